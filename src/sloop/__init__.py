@@ -1,0 +1,3 @@
+"""sloop serves deep-learning models and pipelines inside their deadlines at the least cost."""
+
+__version__ = "0.1.0"
