@@ -1,0 +1,46 @@
+# Every verb a developer needs. Each sets up what it lacks on a machine that has nothing but Python 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help test demo fmt lint types contracts check reproduce fuzz clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sloop needs Python 3.11 or newer\nhelp: make PYTHON=/path/to/python3.11 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+test: $(READY) ## every test, tests of live servers one after another
+	$(BIN)/pytest -n 2 --dist loadgroup $(FLAGS)
+
+demo: $(READY) ## three minutes: a real model under a bursty trace, live and simulated, one HTML report
+	$(BIN)/sloop demo $(FLAGS)
+
+fmt: $(READY) ## format the code and mend what can be mended
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lint: $(READY) ## style, without changing a file
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY) ## mypy, strict, tests included
+	$(BIN)/mypy
+
+contracts: $(READY) ## the house: which floor may import which
+	$(BIN)/lint-imports
+
+check: lint types contracts test ## everything that continuous integration runs
+
+reproduce: $(READY) ## the published experiments, beside what we measure
+	$(BIN)/sloop reproduce all $(FLAGS)
+
+fuzz: $(READY) ## a minute of random worlds under all checkers
+	$(BIN)/python -m sloop.sim.fuzz $(FLAGS)
+
+clean: ## forget the environment and every cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

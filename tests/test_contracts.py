@@ -1,0 +1,73 @@
+"""The architecture as a test: the contracts of pyproject.toml hold, and each one bites when it is broken."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PURE = ("core", "policies", "solvers")
+LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(cache_dir=None))"
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter's verdict on the package below `root`, which need not be the installed one."""
+    return subprocess.run(
+        [sys.executable, "-c", LINT],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root / "src"), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_imports_go_downwards_only() -> None:
+    verdict = lint_imports(ROOT)
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "contract"),
+    [
+        ("core/views.py", "import time", "Law 1"),
+        ("vocabulary.py", "from random import Random", "Law 1"),
+        ("units.py", "import sloop.sim", "The house"),
+        ("report/__init__.py", "import sloop.sim.truth", "Law 2"),
+    ],
+)
+def test_a_broken_contract_is_noticed(tmp_path: Path, file: str, line: str, contract: str) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / "src" / "sloop" / file
+    planted.write_text(f"{planted.read_text()}\n{line}\n")
+    verdict = lint_imports(tmp_path)
+    assert verdict.returncode != 0
+    broken = [row for row in verdict.stdout.splitlines() if row.endswith("BROKEN")]
+    assert any(contract in row for row in broken), verdict.stdout
+
+
+def impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """What import-linter cannot see: chance inside numpy, builtin I/O, coroutines, order by identity."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "random":
+            yield node.lineno, "numpy's chance"
+        elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            yield node.lineno, "async"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"open", "input", "id"}:
+            yield node.lineno, f"{node.func.id}()"
+
+
+def test_pure_rooms_use_no_hidden_chance_io_or_async() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what} — take it as a value from the caller (law 1)"
+        for room in PURE
+        for path in sorted((ROOT / "src" / "sloop" / room).rglob("*.py"))
+        for line, what in impurities(ast.parse(path.read_text()))
+    ]
+    assert not found, "\n".join(found)
