@@ -1,0 +1,63 @@
+"""Tensors on their way through the server: raw bytes with a type and a shape, never JSON, never a pickle.
+
+What the gateway hands to the driver, the driver to a worker, and a worker back. Types carry the names of the Open
+Inference Protocol v2 ("Tensor Data Types"); elements lie in C order, little-endian, without padding. A BYTES element
+is its length as 4 little-endian bytes followed by that many bytes (the protocol's binary tensor data extension).
+This module knows nothing of HTTP, processes or models.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+NUMPY_TYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
+    "BOOL": np.dtype("bool"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+"""The protocol's fixed-size types that NumPy knows. BF16 (2 bytes) and BYTES (as long as it is) have no NumPy type."""
+
+ITEM_BYTES: Final[Mapping[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()} | {"BF16": 2}
+"""Bytes per element of every fixed-size type."""
+
+DATATYPES: Final = frozenset(ITEM_BYTES) | {"BYTES"}
+"""Every type of the protocol."""
+
+
+class Tensor(Struct, frozen=True, gc=False):
+    """`data` holds the elements in C order; `shape[0]` is the number of rows, the batch dimension."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+
+class Port(Struct, frozen=True):
+    """One input or output of a model: its name, type, and shape with -1 for a dimension that may vary.
+
+    The first dimension counts rows.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Signature(Struct, frozen=True):
+    """What an application takes (inputs of its first stages) and gives (outputs of its last)."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    rows_max: int = 1
+    """The most rows one request may carry."""
