@@ -99,6 +99,8 @@ class StagePlan(Struct, frozen=True):
     stage: str
     groups: tuple[Group, ...]
     batch_max: int
+    in_place: bool = True
+    """Whether a replica that only differs in cores is resized; if not, it is replaced by a new one."""
 
 
 class Plan(Struct, frozen=True):

@@ -1,0 +1,115 @@
+"""The core: it is told what happened and when, and answers what to do. Everything in sloop revolves around `handle`.
+
+It has no clock, thread, socket, file or chance (law 1): a driver, live or simulated, calls `handle(now_ns, event)` with
+non-decreasing times and carries out the actions; `wake_ns` says when to call with `WOKE` if nothing happens before.
+The same events give the same actions, always: that is what replay checks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sloop.actions import Action
+from sloop.app.application import Application
+from sloop.core.control import BUCKET_NS_MAX, ControlPath
+from sloop.core.dispatch import DataPath
+from sloop.core.seams import Policies
+from sloop.core.state import Stage, State
+from sloop.core.views import Belief
+from sloop.events import (
+    BatchFailed,
+    Cancelled,
+    Draining,
+    Event,
+    Finished,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+    Woke,
+)
+from sloop.vocabulary import Node, Plan, Request
+
+Beliefs = Mapping[tuple[str, str], Belief]
+"""What is believed of each (stage, variant)."""
+
+
+class Core:
+    """The decisions of one application on one cluster."""
+
+    __slots__ = ("_control", "_data", "_stages", "_steps", "state", "wake_ns")
+
+    def __init__(self, application: Application, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
+        bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
+        stages = [
+            Stage(
+                name=stage.name,
+                after=stage.after,
+                beliefs={variant.name: beliefs[stage.name, variant.name] for variant in stage.variants},
+                order=policies.order,
+                bucket_ns=bucket_ns,
+            )
+            for stage in application.stages
+        ]
+        for stage in stages:
+            stage.successors = tuple(other for other in stages if stage.name in other.after)
+        self.state = State(stages, application.slo_ns, nodes)
+        self._stages = tuple(stages)
+        self._data = DataPath(self.state, policies)
+        self._control = ControlPath(self.state, policies, self._data)
+        self._steps: dict[type, Callable[..., None]] = {
+            Request: self._data.arrive,
+            Finished: self._data.finish,
+            BatchFailed: self._data.fail,
+            Cancelled: self._data.cancel,
+            ReplicaReady: self._control.ready,
+            ReplicaLost: self._control.lost,
+            ReplicaStopped: self._control.stopped,
+            Resized: self._control.resized,
+        }
+        self.wake_ns = 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force."""
+        return self._control.plan
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return all(not s.queue.visits and not s.monitor.running.value for s in self._stages)
+
+    def handle(self, now_ns: int, event: Event) -> list[Action]:
+        """Take in what happened at `now_ns`; returns the orders that follow, to be carried out in this order."""
+        out: list[Action] = []
+        if now_ns >= self.wake_ns:
+            self._wake(now_ns, out)
+        step = self._steps.get(type(event))
+        if step is not None:
+            step(now_ns, event, out)
+            if type(event) is Request:
+                self._poke(now_ns, out)
+        elif type(event) is Draining:
+            self.state.draining = True
+        else:
+            assert type(event) in (Woke, ReplicaProgressed), f"unknown event {event!r}"
+        wake_ns = self._control.wake_ns
+        for stage in self._stages:
+            wake_ns = min(wake_ns, stage.wait_until_ns, stage.expire_ns)
+        self.wake_ns = wake_ns
+        return out
+
+    def _wake(self, now_ns: int, out: list[Action]) -> None:
+        """Do all that was to be done by now."""
+        if now_ns >= self._control.wake_ns:
+            self._control.beat(now_ns, out)
+        for stage in self._stages:
+            if now_ns >= stage.expire_ns:
+                self._data.sweep(now_ns, stage, out)
+            if now_ns >= stage.wait_until_ns:
+                self._data.dispatch(now_ns, stage, out)
+
+    def _poke(self, now_ns: int, out: list[Action]) -> None:
+        for stage in self._stages:
+            if not stage.replicas and stage.queue.visits:
+                self._control.poke(now_ns, out)
+                return

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sloop.core.views import ClusterView, NodeView, StageView
+from sloop.units import FOREVER_NS
 from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit
 
 
@@ -23,12 +24,13 @@ class Order(Protocol):
 class Take(Struct, frozen=True, gc=False):
     """A batch policy's answer: pass over (and drop) the first `skip` visits, start the next `count`.
 
-    `count=0` starts nothing; the core asks again at `wait_until_ns`, at the next arrival, or when a replica is free.
+    `count=0` starts nothing; the core asks again at `wait_until_ns` (later than now), at the next arrival, or when a
+    replica becomes free.
     """
 
     count: int
     skip: int = 0
-    wait_until_ns: int = 0
+    wait_until_ns: int = FOREVER_NS
 
 
 class Batch(Protocol):

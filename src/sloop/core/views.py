@@ -56,7 +56,7 @@ class Bucket(Struct, gc=False):
     """Integral over time of the cores of replicas that run a batch."""
     ready_core_ns: int = 0
     """Integral over time of the cores of replicas that are ready, busy or not."""
-    slack_ns: list[int] = []  # noqa: RUF012  # msgspec copies the empty list for each instance
+    slack_ns: list[int] = []  # msgspec copies the empty list for each instance
     """For each arrival, what remained of its budget: deadline - arrival."""
 
 

@@ -1,0 +1,223 @@
+"""The control path: a heartbeat closes the books, asks the scaling policy for a plan, and works towards it (law 3).
+
+Between heartbeats it reacts to what happens to replicas. It never stops what serves before a replacement is ready, with
+one exception that it says aloud: where the replacement has no room because the old replica holds it.
+"""
+
+from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
+from sloop.core.diff import Difference, diff
+from sloop.core.dispatch import DataPath
+from sloop.core.ledger import MICRO, Holding, millicores
+from sloop.core.seams import Policies
+from sloop.core.state import Replica, Stage, State
+from sloop.core.views import ClusterView
+from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.units import NS_PER_S, ms, s
+from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
+
+BUCKET_NS_MAX = NS_PER_S
+"""Monitoring is per second, or per planning period where that is shorter."""
+
+RESTART_NS_MAX = s(30)
+"""Lost replicas are replaced at once, then after 1, 2, 4, … seconds, at most this."""
+
+POKE_NS_MIN = ms(100)
+"""A stage without replicas asks for a plan when a request arrives, at most this often."""
+
+
+class ControlPath:
+    """Owns the plan in force. `wake_ns` is the next heartbeat."""
+
+    __slots__ = ("_data", "_dirty", "_next_plan_ns", "_poked_ns", "_policies", "_state", "plan", "wake_ns")
+
+    def __init__(self, state: State, policies: Policies, data: DataPath) -> None:
+        self._state = state
+        self._policies = policies
+        self._data = data
+        self._dirty = False
+        self._next_plan_ns = 0
+        self._poked_ns = -POKE_NS_MIN
+        self.plan: Plan | None = None
+        self.wake_ns = 0
+
+    def beat(self, now_ns: int, out: list[Action]) -> None:
+        """The heartbeat: close buckets, give up stuck batches, plan if it is time, work towards the plan."""
+        for stage in self._state.stages.values():
+            stage.monitor.roll(now_ns)
+            stage.refresh()
+        self._give_up_stuck(now_ns, out)
+        if now_ns >= self._next_plan_ns:
+            period_ns = self._policies.scale.period_ns
+            self._next_plan_ns = (now_ns // period_ns + 1) * period_ns
+            self._ask(now_ns, out)
+        if self._dirty:
+            self._reconcile(now_ns, out)
+        bucket_ns = min(stage.monitor.bucket_ns for stage in self._state.stages.values())
+        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, self._next_plan_ns)
+
+    def poke(self, now_ns: int, out: list[Action]) -> None:
+        """A request waits at a stage that has no replica: do not let it wait for the next planning period."""
+        if now_ns - self._poked_ns < POKE_NS_MIN:
+            return
+        self._poked_ns = now_ns
+        self._ask(now_ns, out)
+        if self._dirty:
+            self._reconcile(now_ns, out)
+
+    def ready(self, now_ns: int, event: ReplicaReady, out: list[Action]) -> None:
+        """A started replica can serve."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.life is not Life.STARTING:
+            return
+        self._state.set_life(now_ns, replica, Life.READY)
+        replica.stage.add_idle(replica)
+        self._reconcile(now_ns, out)
+        self._data.dispatch(now_ns, replica.stage, out)
+
+    def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
+        """A replica died: queue its batch again, replace it."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None:
+            return
+        stage = replica.stage
+        backoff_ns = 0 if not stage.losses else min(RESTART_NS_MAX, s(1) << min(stage.losses - 1, 5))
+        stage.losses += 1
+        stage.restart_ns = now_ns + backoff_ns
+        why = f"{event.error}; a replacement starts {'at once' if not backoff_ns else f'in {backoff_ns // NS_PER_S} s'}"
+        out.append(Decided("lost", why, stage=stage.name, replica=replica.id))
+        self._data.give_up(now_ns, replica, event.error, out)
+        self._state.forget(now_ns, replica)
+        self._reconcile(now_ns, out)
+        self._data.dispatch(now_ns, stage, out)
+
+    def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
+        """A replica has given its resources back, as it was told to."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None:
+            return
+        self._data.give_up(now_ns, replica, "it was stopped", out)
+        self._state.forget(now_ns, replica)
+        self._reconcile(now_ns, out)
+
+    def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
+        """A resize took effect, perhaps with other cores than asked for."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None:
+            return
+        self._state.set_cores(now_ns, replica, event.cores)
+        self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
+        self._reconcile(now_ns, out)
+        self._data.dispatch(now_ns, replica.stage, out)
+
+    def _ask(self, now_ns: int, out: list[Action]) -> None:
+        """Show the scaling policy the cluster and adopt what it answers."""
+        state = self._state
+        stages = tuple(stage.view(now_ns, state.slo_ns) for stage in state.stages.values())
+        demand = {stage.name: self._policies.forecast.demand_rps(now_ns, stage) for stage in stages}
+        view = ClusterView(stages=stages, nodes=state.ledger.views(), plan=self.plan, demand_rps=demand)
+        plan = self._policies.scale.plan(now_ns, view)
+        if plan is None:
+            return
+        before, self.plan = self.plan, plan
+        if plan.same_target(before):
+            return
+        out.append(Decided("plan", plan.why, plan=plan))
+        for target in plan.stages:
+            stage = state.stages[target.stage]
+            stage.limit = target.batch_max
+            stage.refresh()
+        self._dirty = True
+
+    def _reconcile(self, now_ns: int, out: list[Action]) -> None:
+        """Order whatever separates the cluster from the plan; stay dirty where something could not be done yet."""
+        self._dirty = False
+        if self.plan is None:
+            return
+        differences = [(target, self._difference(target)) for target in self.plan.stages]
+        for target, difference in differences:
+            self._stop(now_ns, self._state.stages[target.stage], difference.stop, "the plan has no use for it", out)
+        for target, difference in differences:
+            stage = self._state.stages[target.stage]
+            for id, cores in difference.resize:
+                self._resize(stage, self._state.replicas[id], cores, out)
+            self._start(now_ns, stage, difference, out)
+            self._data.dispatch(now_ns, stage, out)
+
+    def _difference(self, target: StagePlan) -> Difference:
+        replicas = self._state.stages[target.stage].replicas.values()
+        return diff([replica.view() for replica in replicas if replica.life is not Life.DRAINING], target)
+
+    def _resize(self, stage: Stage, replica: Replica, cores: float, out: list[Action]) -> None:
+        if replica.target_cores == cores:
+            return
+        if cores > replica.target_cores and not self._state.ledger.resize(replica.id, cores):
+            node = replica.spec.node
+            why = f"replica {replica.id} has {replica.target_cores:g} cores, not {cores:g}: {node} has no more free"
+            self._be_short(stage, why, out)
+            return
+        replica.target_cores = cores
+        out.append(ResizeReplica(replica.id, cores))
+
+    def _start(self, now_ns: int, stage: Stage, difference: Difference, out: list[Action]) -> None:
+        if difference.start and now_ns < stage.restart_ns:
+            self._dirty = True
+            return
+        hold = list(difference.hold)
+        for spec in difference.start:
+            if self._place(now_ns, stage, spec, out):
+                continue
+            if hold:
+                why = "its replacement has no room beside it"
+                self._stop(now_ns, stage, (hold.pop(0),), why, out)
+                self._dirty = True
+            elif not any(replica.life is Life.DRAINING for replica in stage.replicas.values()):
+                self._be_short(
+                    stage, f"no node has room for a replica of {spec.variant} with {spec.cores:g} cores", out
+                )
+            break
+
+    def _place(self, now_ns: int, stage: Stage, spec: ReplicaSpec, out: list[Action]) -> bool:
+        """Start one replica if a node has room."""
+        state = self._state
+        memory_bytes = stage.beliefs[spec.variant].memory_bytes
+        nodes = [view for view in state.ledger.views() if spec.node in (None, view.node.name)]
+        name = self._policies.place.choose(now_ns, spec, memory_bytes, nodes)
+        if name is None:
+            return False
+        id = ReplicaId(state.next_replica)
+        micro_share = round(spec.share * MICRO)
+        if not state.ledger.reserve(id, Holding(name, millicores(spec.cores), memory_bytes, spec.device, micro_share)):
+            return False
+        state.next_replica += 1
+        stage.short = ""
+        placed = ReplicaSpec(spec.stage, spec.variant, spec.cores, name, spec.device, spec.share)
+        state.replicas[id] = stage.replicas[id] = Replica(id, placed, stage, now_ns)
+        out.append(StartReplica(id, placed))
+        return True
+
+    def _stop(self, now_ns: int, stage: Stage, ids: tuple[ReplicaId, ...], why: str, out: list[Action]) -> None:
+        """Stop replicas, letting those that run a batch finish it."""
+        for id in ids:
+            replica = stage.replicas[id]
+            if replica.life is Life.READY and replica.batch is None:
+                stage.remove_idle(replica)
+            self._state.set_life(now_ns, replica, Life.DRAINING)
+            if replica.batch is None:
+                out.append(StopReplica(id, why))
+            else:
+                out.append(Decided("drain", why, stage=stage.name, replica=id))
+
+    def _give_up_stuck(self, now_ns: int, out: list[Action]) -> None:
+        stuck = [r for r in self._state.replicas.values() if r.batch is not None and now_ns >= r.batch.stuck_ns]
+        for replica in stuck:
+            assert replica.batch is not None
+            seconds = (now_ns - replica.batch.started_ns) / NS_PER_S
+            out.append(StopReplica(replica.id, f"its batch has run for {seconds:.1f} s"))
+            self.lost(now_ns, ReplicaLost(replica.id, f"a batch ran for {seconds:.1f} s"), out)
+
+    def _be_short(self, stage: Stage, why: str, out: list[Action]) -> None:
+        """Something the plan wants cannot be had now: say so once, try again at the next heartbeat."""
+        self._dirty = True
+        if stage.short != why:
+            stage.short = why
+            out.append(Decided("short", why, stage=stage.name))

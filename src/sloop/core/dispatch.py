@@ -1,0 +1,249 @@
+"""The data path: a request's way from arrival through queues and batches to its end. It must stay lean.
+
+All decisions are the policies'; this file keeps the promises no policy may break: a replica runs one batch, a batch
+goes to a ready replica, a request ends exactly once, the requests of a lost batch are tried again or answered.
+"""
+
+from sloop.actions import Action, End, StartBatch, StopReplica
+from sloop.core.ledger import millicores
+from sloop.core.seams import Policies
+from sloop.core.state import Flight, Replica, Running, Stage, State
+from sloop.events import BatchFailed, Cancelled, Finished
+from sloop.units import FOREVER_NS, ms, s, to_ms
+from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
+
+ATTEMPTS_MAX = 2
+"""A request whose batch was lost twice fails: it may be what kills the replicas."""
+
+STUCK_FACTOR = 20
+STUCK_NS_MIN = s(10)
+"""A batch that takes 20 times its believed duration, and at least this long, is held to be lost."""
+
+SWEEP_NS_MIN = ms(10)
+SWEEP_NS_PER_VISIT = 10_000
+"""Queues are searched for passed deadlines at most this often, and long ones less, to bound what it costs."""
+
+CROWDED = "the batch it would force is too small for those behind it"
+
+
+class DataPath:
+    """Moves requests. `out` is always the list of actions being collected."""
+
+    __slots__ = ("_admit", "_batch", "_drop", "_route", "_state")
+
+    def __init__(self, state: State, policies: Policies) -> None:
+        self._state = state
+        self._admit = policies.admit
+        self._batch = policies.batch
+        self._route = policies.route
+        self._drop = policies.drop
+
+    def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
+        """A request knocks: refuse it, or queue it at the first stages."""
+        state = self._state
+        if state.draining:
+            out.append(End(request.id, Outcome.REJECTED, "the server is shutting down", s(1)))
+            return
+        for stage in state.sources:
+            queued = len(stage.queue.visits)
+            retry_ns = self._admit.retry_after_ns(now_ns, request, queued, queued * stage.visit_ns)
+            if retry_ns:
+                why = f"{queued} requests wait at {stage.name}, about {to_ms(queued * stage.visit_ns):.0f} ms of work"
+                out.append(End(request.id, Outcome.REJECTED, why, retry_ns))
+                return
+        if state.flights is not None:
+            assert request.id not in state.flights, f"request {request.id} arrived twice"
+            state.flights[request.id] = flight = Flight(request)
+            flight.open = len(state.sources)
+        for stage in state.sources:
+            self._enqueue(now_ns, stage, Visit(request, stage.name, now_ns, request.deadline_ns), out)
+
+    def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
+        """A batch is done: answer or pass on its requests, and give the replica more."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.batch is None or replica.batch.id != event.batch:
+            return
+        batch = self._release(now_ns, replica)
+        stage = replica.stage
+        replica.belief.observe(len(batch.visits), batch.cores, event.service_ns)
+        if stage.losses:
+            stage.losses = 0
+        if self._state.flights is None:
+            out.extend([_answer(now_ns, visit.request) for visit in batch.visits])
+        else:
+            for visit in batch.visits:
+                self._pass_on(now_ns, stage, visit, out)
+        self._reuse(now_ns, replica, out)
+
+    def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
+        """The model raised: its requests fail, the replica goes on."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.batch is None or replica.batch.id != event.batch:
+            return
+        for visit in self._release(now_ns, replica).visits:
+            self._end(visit.request.id, Outcome.FAILED, event.error, out)
+        self._reuse(now_ns, replica, out)
+
+    def give_up(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
+        """A replica is gone with its batch: queue the requests again, or fail those that have tried enough."""
+        if replica.batch is None:
+            return
+        stage = replica.stage
+        for visit in self._release(now_ns, replica).visits:
+            visit.attempts += 1
+            if visit.attempts >= ATTEMPTS_MAX:
+                why = f"the replica it ran on was lost {visit.attempts} times, last by: {error}"
+                self._end(visit.request.id, Outcome.FAILED, why, out)
+            elif self._is_open(visit.request.id):
+                stage.queue.push(visit)
+                stage.monitor.waiting.add(now_ns, 1)
+                stage.expire_ns = min(stage.expire_ns, visit.deadline_ns + 1)
+
+    def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
+        """The client went away: forget the request if it waits; a batch that runs is not disturbed."""
+        request = event.request
+        for stage in self._state.stages.values():
+            removed = stage.queue.remove_request(request)
+            stage.monitor.waiting.add(now_ns, -removed)
+            if removed and self._state.flights is None:
+                self._end(request, Outcome.DROPPED, "the client went away", out)
+        if self._state.flights is not None:
+            self._end(request, Outcome.DROPPED, "the client went away", out)
+
+    def dispatch(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
+        """Give waiting visits to idle replicas for as long as there are both and the batch policy says so."""
+        visits, idle = stage.queue.visits, stage.idle
+        stage.wait_until_ns = FOREVER_NS
+        while visits and idle:
+            index = self._route.choose(now_ns, idle, stage.last)
+            replica = idle[index]
+            costs_ns = replica.costs_ns
+            limit = min(stage.limit, len(costs_ns) - 1)
+            self._prune(now_ns, stage, limit, costs_ns[1], out)
+            if not visits:
+                return
+            take = self._batch.decide(now_ns, visits, limit, costs_ns)
+            if take.skip:
+                for visit in stage.queue.take(take.skip):
+                    stage.monitor.waiting.add(now_ns, -1)
+                    self._drop_visit(now_ns, visit, costs_ns[1], CROWDED, out)
+            if not take.count:
+                if not take.skip:
+                    assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                    stage.wait_until_ns = take.wait_until_ns
+                    return
+                continue
+            assert take.count <= limit, f"batch of {take.count} where {limit} is the limit at {stage.name}"
+            del idle[index]
+            self._start(now_ns, stage, replica, stage.queue.take(take.count), out)
+
+    def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
+        """Drop what no replica could serve in time, without waiting for one to become free."""
+        visits, index = stage.queue.visits, 0
+        earliest_ns = FOREVER_NS
+        while index < len(visits):
+            visit = visits[index]
+            if self._drop.is_hopeless(now_ns, visit, 0):
+                stage.queue.remove_at(index)
+                stage.monitor.waiting.add(now_ns, -1)
+                self._drop_visit(now_ns, visit, 0, "no replica was free", out)
+                continue
+            if now_ns < visit.deadline_ns + 1 < earliest_ns:
+                earliest_ns = visit.deadline_ns + 1
+            index += 1
+        if earliest_ns < FOREVER_NS:
+            earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(visits))
+        stage.expire_ns = earliest_ns
+
+    def _enqueue(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
+        monitor = stage.monitor
+        monitor.now.arrivals += 1
+        monitor.now.slack_ns.append(visit.deadline_ns - now_ns)
+        monitor.waiting.add(now_ns, 1)
+        stage.queue.push(visit)
+        if stage.idle:
+            self.dispatch(now_ns, stage, out)
+        if visit.deadline_ns < stage.expire_ns and stage.queue.visits:
+            stage.expire_ns = max(visit.deadline_ns, now_ns) + 1
+
+    def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> None:
+        """Drop the hopeless among those that the next batch would be made of."""
+        visits, index, is_hopeless = stage.queue.visits, 0, self._drop.is_hopeless
+        while index < limit and index < len(visits):
+            if is_hopeless(now_ns, visits[index], cost_ns) or not self._is_open(visits[index].request.id):
+                visit = stage.queue.remove_at(index)
+                stage.monitor.waiting.add(now_ns, -1)
+                self._drop_visit(now_ns, visit, cost_ns, "", out)
+            else:
+                index += 1
+
+    def _start(self, now_ns: int, stage: Stage, replica: Replica, visits: list[Visit], out: list[Action]) -> None:
+        state, monitor, count = self._state, stage.monitor, len(visits)
+        batch = BatchId(state.next_batch)
+        state.next_batch += 1
+        stuck_ns = now_ns + max(STUCK_NS_MIN, STUCK_FACTOR * replica.costs_ns[count])
+        replica.batch = Running(batch, visits, now_ns, stuck_ns, replica.cores)
+        replica.batches += 1
+        stage.last = replica.id
+        monitor.waiting.add(now_ns, -count)
+        monitor.running.add(now_ns, count)
+        monitor.busy_millicores.add(now_ns, millicores(replica.cores))
+        out.append(StartBatch(batch, replica.id, stage.name, tuple([visit.request.id for visit in visits])))
+
+    def _release(self, now_ns: int, replica: Replica) -> Running:
+        """Take the batch off a replica."""
+        batch = replica.batch
+        assert batch is not None, f"replica {replica.id} runs no batch"
+        replica.batch = None
+        monitor = replica.stage.monitor
+        monitor.running.add(now_ns, -len(batch.visits))
+        monitor.busy_millicores.add(now_ns, -millicores(batch.cores))
+        return batch
+
+    def _reuse(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
+        """A replica has finished a batch: stop it if it drains, else give it the next."""
+        if replica.life is Life.DRAINING:
+            out.append(StopReplica(replica.id, "drained"))
+            return
+        replica.stage.add_idle(replica)
+        self.dispatch(now_ns, replica.stage, out)
+
+    def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
+        """A visit of a graph is over: enter the stages whose predecessors are all done, or answer."""
+        flights = self._state.flights
+        assert flights is not None
+        flight = flights.get(visit.request.id)
+        if flight is None:
+            return
+        flight.done.add(stage.name)
+        flight.open -= 1
+        entered = [after for after in stage.successors if flight.done.issuperset(after.after)]
+        flight.open += len(entered)
+        if not flight.open:
+            del flights[visit.request.id]
+            out.append(_answer(now_ns, visit.request))
+        for following in entered:
+            onward = Visit(visit.request, following.name, now_ns, visit.deadline_ns)
+            self._enqueue(now_ns, following, onward, out)
+
+    def _drop_visit(self, now_ns: int, visit: Visit, cost_ns: int, why: str, out: list[Action]) -> None:
+        slack_ms = to_ms(visit.deadline_ns - now_ns)
+        detail = f"slack {slack_ms:.1f} ms at {visit.stage}, where a batch of one takes {to_ms(cost_ns):.1f} ms"
+        self._end(visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out)
+
+    def _is_open(self, request: RequestId) -> bool:
+        """Whether the request has not ended. In an application of one stage whatever waits is open."""
+        return self._state.flights is None or request in self._state.flights
+
+    def _end(self, request: RequestId, outcome: Outcome, why: str, out: list[Action]) -> None:
+        """End a request other than by serving it; a request of a graph may have ended on another branch."""
+        flights = self._state.flights
+        if flights is not None and flights.pop(request, None) is None:
+            return
+        out.append(End(request, outcome, why))
+
+
+def _answer(now_ns: int, request: Request) -> End:
+    if now_ns <= request.deadline_ns:
+        return End(request.id, Outcome.SERVED)
+    return End(request.id, Outcome.LATE, f"finished {to_ms(now_ns - request.deadline_ns):.1f} ms after its deadline")

@@ -1,0 +1,101 @@
+"""The resource ledger: what each node has, who holds how much of it, what is free.
+
+Cores are counted in thousandths and shares in millionths, as integers, so that taking and giving back never drifts.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from sloop.core.views import NodeView
+from sloop.vocabulary import Node, ReplicaId
+
+MILLI = 1_000
+MICRO = 1_000_000
+
+
+def millicores(cores: float) -> int:
+    """Cores as integer thousandths."""
+    return round(cores * MILLI)
+
+
+class Holding(Struct):
+    """What one replica holds on its node."""
+
+    node: str
+    millicores: int
+    memory_bytes: int
+    device: str
+    micro_share: int
+
+
+class _Free(Struct):
+    millicores: int
+    memory_bytes: int
+    micro_share: dict[str, int]
+
+
+class Ledger:
+    """Reservations by replica. A reservation that does not fit is refused, never granted in part."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.holdings: dict[ReplicaId, Holding] = {}
+        self._free = {
+            node.name: _Free(millicores(node.cores), node.memory_bytes, dict.fromkeys(node.devices, MICRO))
+            for node in self.nodes.values()
+        }
+
+    def has_room(self, holding: Holding) -> bool:
+        """Whether the node could hold this as well as what it holds already."""
+        free = self._free[holding.node]
+        return (
+            holding.millicores <= free.millicores
+            and holding.memory_bytes <= free.memory_bytes
+            and (not holding.device or holding.micro_share <= free.micro_share.get(holding.device, 0))
+        )
+
+    def reserve(self, replica: ReplicaId, holding: Holding) -> bool:
+        """Take room for a new replica; False, and nothing taken, where the node has not enough."""
+        assert replica not in self.holdings, f"replica {replica} reserved twice"
+        if not self.has_room(holding):
+            return False
+        self.holdings[replica] = holding
+        self._take(holding, 1)
+        return True
+
+    def release(self, replica: ReplicaId) -> None:
+        """Give back all a replica holds; nothing to do for one that holds nothing."""
+        holding = self.holdings.pop(replica, None)
+        if holding is not None:
+            self._take(holding, -1)
+
+    def resize(self, replica: ReplicaId, cores: float) -> bool:
+        """Change a replica's cores; False, and nothing changed, where the node has not enough."""
+        holding = self.holdings[replica]
+        extra = millicores(cores) - holding.millicores
+        free = self._free[holding.node]
+        if extra > free.millicores:
+            return False
+        holding.millicores += extra
+        free.millicores -= extra
+        return True
+
+    def views(self) -> tuple[NodeView, ...]:
+        """Every node with what is free on it, in the order the nodes were declared."""
+        return tuple(
+            NodeView(
+                node=node,
+                free_cores=self._free[name].millicores / MILLI,
+                free_memory_bytes=self._free[name].memory_bytes,
+                free_share={device: share / MICRO for device, share in self._free[name].micro_share.items()},
+            )
+            for name, node in self.nodes.items()
+        )
+
+    def _take(self, holding: Holding, sign: int) -> None:
+        free = self._free[holding.node]
+        free.millicores -= sign * holding.millicores
+        free.memory_bytes -= sign * holding.memory_bytes
+        if holding.device:
+            free.micro_share[holding.device] -= sign * holding.micro_share

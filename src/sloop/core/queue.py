@@ -1,0 +1,51 @@
+"""The queue of one stage: visits in the order a policy gives, kept sorted so that any of them can be looked at.
+
+Two parallel lists, bisected on insertion: deadlines and arrivals come nearly in order, so an insertion lands near the
+end and moves few pointers; policies read `visits` as the plain list it is.
+"""
+
+from bisect import bisect_right
+
+from sloop.core.seams import Order
+from sloop.vocabulary import RequestId, Visit
+
+
+class Queue:
+    """Waiting visits, first to serve first. Equal keys keep the order in which they came."""
+
+    __slots__ = ("_keys", "_order", "visits")
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._keys: list[int] = []
+        self.visits: list[Visit] = []
+
+    def push(self, visit: Visit) -> None:
+        key = self._order.key(visit)
+        keys = self._keys
+        if not keys or key >= keys[-1]:
+            keys.append(key)
+            self.visits.append(visit)
+            return
+        at = bisect_right(keys, key)
+        keys.insert(at, key)
+        self.visits.insert(at, visit)
+
+    def take(self, count: int) -> list[Visit]:
+        """Remove and return the first `count` visits."""
+        taken = self.visits[:count]
+        del self.visits[:count]
+        del self._keys[:count]
+        return taken
+
+    def remove_at(self, index: int) -> Visit:
+        """Remove and return the visit at `index`."""
+        del self._keys[index]
+        return self.visits.pop(index)
+
+    def remove_request(self, request: RequestId) -> int:
+        """Remove every visit of a request; returns how many there were."""
+        found = [i for i, visit in enumerate(self.visits) if visit.request.id == request]
+        for index in reversed(found):
+            self.remove_at(index)
+        return len(found)

@@ -1,0 +1,236 @@
+"""All that changes while sloop runs: replicas, queues, requests under way. Only the data and control paths change it.
+
+It does not know who drives it: nothing here can tell a live server from a simulated one.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from sloop.core.ledger import Ledger, millicores
+from sloop.core.monitor import Monitor
+from sloop.core.queue import Queue
+from sloop.core.seams import Order
+from sloop.core.views import Belief, ReplicaView, StageView
+from sloop.units import FOREVER_NS
+from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+
+
+class Running:
+    """A batch in service."""
+
+    __slots__ = ("cores", "id", "started_ns", "stuck_ns", "visits")
+
+    def __init__(self, id: BatchId, visits: list[Visit], started_ns: int, stuck_ns: int, cores: float) -> None:
+        self.id = id
+        self.visits = visits
+        self.started_ns = started_ns
+        self.stuck_ns = stuck_ns
+        """When the replica is given up if the batch has not finished."""
+        self.cores = cores
+
+
+class Replica:
+    """A replica from the order to start it until it has stopped or is lost."""
+
+    __slots__ = (
+        "batch",
+        "batches",
+        "belief",
+        "cores",
+        "costs_ns",
+        "id",
+        "life",
+        "since_ns",
+        "spec",
+        "stage",
+        "target_cores",
+    )
+
+    def __init__(self, id: ReplicaId, spec: ReplicaSpec, stage: "Stage", now_ns: int) -> None:
+        self.id = id
+        self.spec = spec
+        self.stage = stage
+        self.belief = stage.beliefs[spec.variant]
+        self.cores = spec.cores
+        """Cores in effect."""
+        self.target_cores = spec.cores
+        """Cores last asked for; differs from `cores` while a resize is under way."""
+        self.costs_ns: Sequence[int] = self.belief.costs_ns(spec.cores)
+        self.life = Life.STARTING
+        self.since_ns = now_ns
+        self.batch: Running | None = None
+        self.batches = 0
+
+    def view(self) -> ReplicaView:
+        """As policies see it, with the cores it was last asked to have."""
+        spec = self.spec
+        if spec.cores != self.target_cores:
+            spec = ReplicaSpec(spec.stage, spec.variant, self.target_cores, spec.node, spec.device, spec.share)
+        running = len(self.batch.visits) if self.batch else 0
+        return ReplicaView(id=self.id, spec=spec, life=self.life, since_ns=self.since_ns, running=running)
+
+
+class Stage:
+    """One stage: its queue, its replicas, what it measures, and when it wants to be looked at again."""
+
+    __slots__ = (
+        "after",
+        "beliefs",
+        "expire_ns",
+        "idle",
+        "last",
+        "limit",
+        "losses",
+        "monitor",
+        "name",
+        "queue",
+        "ready",
+        "replicas",
+        "restart_ns",
+        "short",
+        "successors",
+        "visit_ns",
+        "wait_until_ns",
+    )
+
+    def __init__(
+        self, name: str, after: tuple[str, ...], beliefs: Mapping[str, Belief], order: Order, bucket_ns: int
+    ) -> None:
+        self.name = name
+        self.after = after
+        self.beliefs = beliefs
+        self.successors: tuple[Stage, ...] = ()
+        self.queue = Queue(order)
+        self.monitor = Monitor(bucket_ns)
+        self.replicas: dict[ReplicaId, Replica] = {}
+        self.idle: list[Replica] = []
+        """Ready replicas without a batch, sorted by id."""
+        self.ready = 0
+        self.last = ReplicaId(-1)
+        """The replica the router chose last."""
+        self.limit = 1
+        """The largest batch the plan allows."""
+        self.visit_ns = 0
+        """Believed time by which each waiting visit lengthens the queue, for admission."""
+        self.wait_until_ns = FOREVER_NS
+        """When the batch policy wants to be asked again."""
+        self.expire_ns = FOREVER_NS
+        """The first deadline that passes in the queue."""
+        self.losses = 0
+        """Replicas lost since the last batch that finished; spaces out restarts."""
+        self.restart_ns = 0
+        self.short = ""
+        """What the plan wants and cannot have, as last said."""
+
+    def refresh(self) -> None:
+        """Take over what beliefs have learnt. Called when replicas change and at every heartbeat."""
+        per_ns = 0.0
+        for replica in self.replicas.values():
+            replica.costs_ns = costs = replica.belief.costs_ns(replica.cores)
+            if replica.life is Life.READY:
+                batch = min(self.limit, len(costs) - 1)
+                per_ns += batch / costs[batch]
+        self.visit_ns = round(1 / per_ns) if per_ns else max(b.load_ns for b in self.beliefs.values())
+
+    def add_idle(self, replica: Replica) -> None:
+        """A ready replica has no batch any more."""
+        idle = self.idle
+        if not idle or replica.id > idle[-1].id:
+            idle.append(replica)
+        else:
+            idle.insert(bisect_left(idle, replica.id, key=_by_id), replica)
+
+    def remove_idle(self, replica: Replica) -> None:
+        """A ready replica without a batch is to get none."""
+        at = bisect_left(self.idle, replica.id, key=_by_id)
+        assert self.idle[at] is replica, f"replica {replica.id} is not idle"
+        del self.idle[at]
+
+    def view(self, now_ns: int, slo_ns: int) -> StageView:
+        """As policies see it. Draining replicas are gone for them."""
+        return StageView(
+            name=self.name,
+            slo_ns=slo_ns,
+            after=self.after,
+            variants=self.beliefs,
+            replicas=tuple(r.view() for r in self.replicas.values() if r.life is not Life.DRAINING),
+            queue=tuple(self.queue.visits),
+            running=self.monitor.running.value,
+            buckets=tuple(self.monitor.buckets),
+            bucket_ns=self.monitor.bucket_ns,
+        )
+
+
+def _by_id(replica: Replica) -> ReplicaId:
+    return replica.id
+
+
+class Flight:
+    """A request on its way through a graph of several stages."""
+
+    __slots__ = ("done", "open", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.open = 0
+        """Visits that wait or run."""
+        self.done: set[str] = set()
+        """Stages it has passed."""
+
+
+class State:
+    """The whole of it."""
+
+    __slots__ = (
+        "draining",
+        "flights",
+        "ledger",
+        "next_batch",
+        "next_replica",
+        "replicas",
+        "slo_ns",
+        "sources",
+        "stages",
+    )
+
+    def __init__(self, stages: Sequence[Stage], slo_ns: int, nodes: Sequence[Node]) -> None:
+        self.stages = {stage.name: stage for stage in stages}
+        self.sources = tuple(stage for stage in stages if not stage.after)
+        self.slo_ns = slo_ns
+        self.replicas: dict[ReplicaId, Replica] = {}
+        self.ledger = Ledger(nodes)
+        self.flights: dict[RequestId, Flight] | None = {} if len(stages) > 1 else None
+        """None for an application of one stage, whose requests are where their only visit is."""
+        self.next_batch = 0
+        self.next_replica = 0
+        self.draining = False
+
+    def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
+        """Move a replica on in its life, keeping the stage's counts right."""
+        stage, was = replica.stage, replica.life
+        replica.life = life
+        replica.since_ns = now_ns
+        if Life.READY in (was, life) and was is not life:
+            sign = 1 if life is Life.READY else -1
+            stage.ready += sign
+            stage.monitor.ready_millicores.add(now_ns, sign * millicores(replica.cores))
+        stage.refresh()
+
+    def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
+        """A resize took effect."""
+        if replica.life is Life.READY:
+            replica.stage.monitor.ready_millicores.add(now_ns, millicores(cores) - millicores(replica.cores))
+        replica.cores = cores
+        replica.stage.refresh()
+
+    def forget(self, now_ns: int, replica: Replica) -> None:
+        """A replica is gone: give back all it holds."""
+        if replica.life is Life.READY:
+            if replica.batch is None:
+                replica.stage.remove_idle(replica)
+            replica.stage.ready -= 1
+            replica.stage.monitor.ready_millicores.add(now_ns, -millicores(replica.cores))
+        self.ledger.release(replica.id)
+        del self.replicas[replica.id]
+        del replica.stage.replicas[replica.id]
+        replica.stage.refresh()
