@@ -1,0 +1,46 @@
+"""Policies: every decision the core leaves open, one per file, in a folder named for its verb.
+
+This is the registry and nothing else; `sloop.policies.build` makes policies from what a user wrote.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sloop.policies.admit.bounded import Bounded
+from sloop.policies.admit.open import Open
+from sloop.policies.admit.predictive import Predictive as AdmitPredictive
+from sloop.policies.batch.deadline import Deadline
+from sloop.policies.batch.slack import Slack
+from sloop.policies.batch.timeout import Timeout
+from sloop.policies.batch.work_conserving import WorkConserving
+from sloop.policies.drop.age import Age
+from sloop.policies.drop.never import Never
+from sloop.policies.drop.predictive import Predictive as DropPredictive
+from sloop.policies.forecast.ewma import Ewma
+from sloop.policies.forecast.last import Last
+from sloop.policies.forecast.moving_max import MovingMax
+from sloop.policies.order.edf import Edf
+from sloop.policies.order.fifo import Fifo
+from sloop.policies.place.best_fit import BestFit
+from sloop.policies.place.spread import Spread
+from sloop.policies.route.first_idle import FirstIdle
+from sloop.policies.route.least_loaded import LeastLoaded
+from sloop.policies.route.round_robin import RoundRobin
+from sloop.policies.route.smooth_weighted import SmoothWeighted
+from sloop.policies.scale.static import Static
+
+POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
+    "order": {"edf": Edf, "fifo": Fifo},
+    "batch": {"work_conserving": WorkConserving, "timeout": Timeout, "slack": Slack, "deadline": Deadline},
+    "route": {
+        "first_idle": FirstIdle,
+        "round_robin": RoundRobin,
+        "smooth_weighted": SmoothWeighted,
+        "least_loaded": LeastLoaded,
+    },
+    "drop": {"never": Never, "age": Age, "predictive": DropPredictive},
+    "admit": {"open": Open, "bounded": Bounded, "predictive": AdmitPredictive},
+    "place": {"best_fit": BestFit, "spread": Spread},
+    "forecast": {"last": Last, "ewma": Ewma, "moving_max": MovingMax},
+    "scale": {"static": Static},
+}

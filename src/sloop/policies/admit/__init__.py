@@ -1,0 +1,1 @@
+"""Which requests may enter. One policy per file; they never import each other."""

@@ -1,0 +1,26 @@
+"""Refuse at the door what the queue ahead of it would make late.
+
+A client that hears "no" at once can go elsewhere; one whose request is dropped in the queue has lost its whole budget.
+Fails when the believed drain time is wrong, and is too strict for urgent requests under EDF, which overtake the queue.
+"""
+
+from dataclasses import dataclass
+
+from sloop.policies.bounds import at_least
+from sloop.vocabulary import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Predictive:
+    """Refuses when `now + drain + reserve > deadline`; `reserve_ns` is for the request's own service and transport."""
+
+    reserve_ns: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("reserve_ns", self.reserve_ns, 0)
+
+    def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
+        """The excess: after it, the queue would have shrunk enough for a request with the same budget."""
+        if queued == 0:
+            return 0
+        return max(0, now_ns + drain_ns + self.reserve_ns - request.deadline_ns)

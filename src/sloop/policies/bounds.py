@@ -1,0 +1,41 @@
+"""Range checks for policy parameters: what a user set too high or too low, said with key, value and range.
+
+Knows parameters only, no policy. Fields in `_ns` are reported in `_ms`, the unit a user writes them in.
+"""
+
+import math
+from collections.abc import Collection
+
+from sloop.errors import InputError
+from sloop.units import to_ms
+
+
+def at_least(key: str, value: float, least: float) -> None:
+    """Raise `InputError` unless `value` ≥ `least` and finite."""
+    _require(key, value, math.isfinite(value) and value >= least, f"at least {_shown(key, least)}")
+
+
+def above(key: str, value: float, bound: float) -> None:
+    """Raise `InputError` unless `value` > `bound` and finite."""
+    _require(key, value, math.isfinite(value) and value > bound, f"above {_shown(key, bound)}")
+
+
+def within(key: str, value: float, low: float, high: float) -> None:
+    """Raise `InputError` unless `low` < `value` ≤ `high`."""
+    _require(key, value, low < value <= high, f"above {_shown(key, low)} and at most {_shown(key, high)}")
+
+
+def one_of(key: str, value: str, choices: Collection[str]) -> None:
+    """Raise `InputError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InputError(f"{key} = {value!r} is not known", help=f"use one of {', '.join(choices)}")
+
+
+def _require(key: str, value: float, holds: bool, rule: str) -> None:
+    if not holds:
+        name = key[:-3] + "_ms" if key.endswith("_ns") else key
+        raise InputError(f"{name} = {_shown(key, value)} is out of range", help=f"{name} must be {rule}")
+
+
+def _shown(key: str, value: float) -> str:
+    return f"{to_ms(int(value)) if key.endswith('_ns') and math.isfinite(value) else value:g}"

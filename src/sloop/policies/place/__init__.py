@@ -1,0 +1,1 @@
+"""Which node a new replica goes to. One policy per file; they never import each other."""

@@ -1,0 +1,20 @@
+"""Systems: published compositions of policies and the baselines they are compared with. One short file each."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sloop.policies.build import known
+from sloop.systems.static import STATIC
+from sloop.systems.system import System
+
+SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (STATIC,)}
+
+
+def build_system(name: str, parameters: Mapping[str, Any] | None = None, *, where: str = "") -> System:
+    """The system `name` with what a user wrote beside it, e.g. `build_system("sponge", {"margin": 0.9})`.
+
+    Each call gives policies with a memory of their own. Raises `InputError`, prefixed by `where`, for an unknown
+    system, parameter or policy (naming the nearest) and for values of the wrong type or out of range.
+    """
+    system: System = known(SYSTEMS, name, what="system", where=where)
+    return system.fresh(parameters, where=where)
