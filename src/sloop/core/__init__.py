@@ -48,7 +48,7 @@ class Core:
                 order=policies.order,
                 bucket_ns=bucket_ns,
             )
-            for stage in application.stages
+            for stage in application.order
         ]
         for stage in stages:
             stage.successors = tuple(other for other in stages if stage.name in other.after)

@@ -75,9 +75,12 @@ class ControlPath:
         self._data.dispatch(now_ns, replica.stage, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
-        """A replica died: queue its batch again, replace it."""
+        """A replica died: queue its batch again, replace it. One that was leaving anyway is not missed."""
         replica = self._state.replicas.get(event.replica)
         if replica is None:
+            return
+        if replica.life is Life.DRAINING:
+            self.stopped(now_ns, ReplicaStopped(replica.id), out)
             return
         stage = replica.stage
         backoff_ns = 0 if not stage.losses else min(RESTART_NS_MAX, s(1) << min(stage.losses - 1, 5))
@@ -85,8 +88,8 @@ class ControlPath:
         stage.restart_ns = now_ns + backoff_ns
         why = f"{event.error}; a replacement starts {'at once' if not backoff_ns else f'in {backoff_ns // NS_PER_S} s'}"
         out.append(Decided("lost", why, stage=stage.name, replica=replica.id))
-        self._data.give_up(now_ns, replica, event.error, out)
         self._state.forget(now_ns, replica)
+        self._data.give_up(now_ns, replica, event.error, out)
         self._reconcile(now_ns, out)
         self._data.dispatch(now_ns, stage, out)
 
@@ -95,8 +98,8 @@ class ControlPath:
         replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
-        self._data.give_up(now_ns, replica, "it was stopped", out)
         self._state.forget(now_ns, replica)
+        self._data.give_up(now_ns, replica, "it was stopped", out)
         self._reconcile(now_ns, out)
 
     def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
@@ -105,7 +108,9 @@ class ControlPath:
         if replica is None:
             return
         self._state.set_cores(now_ns, replica, event.cores)
-        self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
+        replica.resizing = max(0, replica.resizing - 1)
+        if not replica.resizing:
+            self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
         self._reconcile(now_ns, out)
         self._data.dispatch(now_ns, replica.stage, out)
 
@@ -150,12 +155,13 @@ class ControlPath:
     def _resize(self, stage: Stage, replica: Replica, cores: float, out: list[Action]) -> None:
         if replica.target_cores == cores:
             return
-        if cores > replica.target_cores and not self._state.ledger.resize(replica.id, cores):
+        if not self._state.ledger.grow(replica.id, cores):
             node = replica.spec.node
             why = f"replica {replica.id} has {replica.target_cores:g} cores, not {cores:g}: {node} has no more free"
             self._be_short(stage, why, out)
             return
         replica.target_cores = cores
+        replica.resizing += 1
         out.append(ResizeReplica(replica.id, cores))
 
     def _start(self, now_ns: int, stage: Stage, difference: Difference, out: list[Action]) -> None:

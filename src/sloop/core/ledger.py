@@ -81,6 +81,10 @@ class Ledger:
         free.millicores -= extra
         return True
 
+    def grow(self, replica: ReplicaId, cores: float) -> bool:
+        """Hold at least `cores` for a replica; False, and nothing changed, where the node has not enough."""
+        return millicores(cores) <= self.holdings[replica].millicores or self.resize(replica, cores)
+
     def views(self) -> tuple[NodeView, ...]:
         """Every node with what is free on it, in the order the nodes were declared."""
         return tuple(

@@ -40,6 +40,7 @@ class Replica:
         "costs_ns",
         "id",
         "life",
+        "resizing",
         "since_ns",
         "spec",
         "stage",
@@ -55,6 +56,8 @@ class Replica:
         """Cores in effect."""
         self.target_cores = spec.cores
         """Cores last asked for; differs from `cores` while a resize is under way."""
+        self.resizing = 0
+        """Resizes ordered and not yet in effect. Until there is none, the most that was asked for stays reserved."""
         self.costs_ns: Sequence[int] = self.belief.costs_ns(spec.cores)
         self.life = Life.STARTING
         self.since_ns = now_ns

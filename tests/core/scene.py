@@ -1,0 +1,116 @@
+"""A small scene for core tests: a belief with round numbers, a system of plain policies, and a core to talk to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sloop.actions import Action, StartReplica
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.core import Core
+from sloop.core.seams import Batch, Drop, Order, Policies
+from sloop.core.views import ClusterView
+from sloop.events import WOKE, ReplicaReady
+from sloop.policies.admit.bounded import Bounded
+from sloop.policies.batch.work_conserving import WorkConserving
+from sloop.policies.drop.predictive import Predictive
+from sloop.policies.forecast.last import Last
+from sloop.policies.order.edf import Edf
+from sloop.policies.place.best_fit import BestFit
+from sloop.policies.route.first_idle import FirstIdle
+from sloop.units import ms, s
+from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+
+
+@dataclass
+class Belief:
+    """A batch of n on c cores takes (10 + n)/c ms."""
+
+    batch_max: int = 8
+    cores_max: float = 16.0
+    load_ns: int = s(5)
+    memory_bytes: int = 100
+    accuracy: float | None = None
+    observed: list[tuple[int, float, int]] = field(default_factory=list)
+
+    def latency_ms(self, batch: int, cores: float) -> float:
+        return (10 + batch) / cores
+
+    def costs_ns(self, cores: float) -> Sequence[int]:
+        return (0, *(ms(self.latency_ms(n, cores)) for n in range(1, self.batch_max + 1)))
+
+    def observe(self, batch: int, cores: float, service_ns: int) -> None:
+        self.observed.append((batch, cores, service_ns))
+
+
+@dataclass
+class Script:
+    """A scaling policy that answers what the test has put in `target`."""
+
+    target: Plan | None = None
+    period_ns: int = s(1)
+    seen: list[ClusterView] = field(default_factory=list)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        self.seen.append(view)
+        return self.target
+
+
+def plan_of(
+    count: int = 1, cores: float = 1.0, batch_max: int = 4, *, variant: str = "a", in_place: bool = True
+) -> Plan:
+    """A plan for the stage `only`."""
+    group = Group(ReplicaSpec("only", variant, cores), count)
+    return Plan((StagePlan("only", (group,), batch_max, in_place),), why="the test says so")
+
+
+def request(id: int, *, at_ms: float = 0, slo_ms: float = 1000, elapsed_ms: float = 0) -> Request:
+    sent = ms(at_ms - elapsed_ms)
+    return Request(RequestId(id), sent, ms(at_ms), sent + ms(slo_ms))
+
+
+APPLICATION = Application(
+    name="scene", slo_ms=1000, stages=(Stage("only", (Variant("a"), Variant("b"))),), system=SystemChoice("static")
+)
+NODE = Node("n0", "local", cores=4, memory_bytes=1000)
+
+
+class Scene:
+    """A core and what it answered. `act` returns the new actions and remembers all."""
+
+    def __init__(
+        self,
+        target: Plan | None = None,
+        *,
+        application: Application = APPLICATION,
+        nodes: Sequence[Node] = (NODE,),
+        order: Order | None = None,
+        batch: Batch | None = None,
+        drop: Drop | None = None,
+        queue_max: int = 100,
+    ) -> None:
+        self.script = Script(target)
+        self.beliefs = {(s.name, v.name): Belief() for s in application.stages for v in s.variants}
+        policies = Policies(
+            order=order or Edf(),
+            batch=batch or WorkConserving(),
+            route=FirstIdle(),
+            drop=drop or Predictive(),
+            admit=Bounded(queue_max=queue_max),
+            place=BestFit(),
+            forecast=Last(),
+            scale=self.script,
+        )
+        self.core = Core(application, self.beliefs, policies, nodes)
+        self.actions: list[Action] = []
+
+    def act(self, at_ms: float, *events: object) -> list[Action]:
+        new: list[Action] = []
+        for event in events:
+            new += self.core.handle(ms(at_ms), event)  # type: ignore[arg-type]
+        self.actions += new
+        return new
+
+    def warm_up(self) -> None:
+        """The first heartbeat, and every replica it starts is ready at once."""
+        started = [a.replica for a in self.act(0, WOKE) if isinstance(a, StartReplica)]
+        for id in started:
+            self.act(0, ReplicaReady(ReplicaId(id)))

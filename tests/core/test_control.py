@@ -1,0 +1,148 @@
+from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.events import WOKE, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.units import ms, s
+from sloop.vocabulary import BatchId, Node, ReplicaId, RequestId
+from tests.core.scene import Scene, plan_of, request
+
+R0, R1 = ReplicaId(0), ReplicaId(1)
+
+
+def orders(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Decided)]
+
+
+def notes(actions: list[Action]) -> list[str]:
+    return [action.kind for action in actions if isinstance(action, Decided)]
+
+
+def warm(count: int = 1, cores: float = 1.0) -> Scene:
+    scene = Scene(plan_of(count, cores))
+    scene.warm_up()
+    return scene
+
+
+def test_the_first_heartbeat_brings_the_plan_and_its_replicas_on_a_node() -> None:
+    scene = Scene(plan_of(2, cores=1.5))
+    decided, first, second = scene.act(0, WOKE)
+    assert isinstance(decided, Decided)
+    assert (decided.kind, decided.why) == ("plan", "the test says so")
+    assert isinstance(first, StartReplica)
+    assert isinstance(second, StartReplica)
+    assert (first.spec.node, second.spec.node) == ("n0", "n0")
+    assert scene.core.wake_ns == s(1)
+
+
+def test_a_plan_that_asks_for_the_same_is_not_news() -> None:
+    scene = warm()
+    assert scene.act(1000, WOKE) == []
+
+
+def test_cores_are_resized_in_place_and_believed_only_when_in_effect() -> None:
+    scene = warm()
+    scene.script.target = plan_of(1, cores=2)
+    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 2)]
+    scene.act(1010, request(1, at_ms=1010))
+    scene.act(1021, Finished(BatchId(0), R0, ms(11)))
+    before = list(scene.beliefs["only", "a"].observed)
+    scene.act(1050, Resized(R0, 2), request(2, at_ms=1050))
+    scene.act(1060, Finished(BatchId(1), R0, ms(6)))
+    assert [*before, (1, 2, ms(6))] == [(1, 1.0, ms(11)), (1, 2, ms(6))] == scene.beliefs["only", "a"].observed
+    assert scene.act(2000, WOKE) == []
+
+
+def test_cores_given_up_are_free_only_once_the_resize_is_in_effect() -> None:
+    scene = warm(cores=3.0)
+    scene.script.target = plan_of(1, cores=1)
+    scene.act(1000, WOKE)
+    assert scene.core.state.ledger.views()[0].free_cores == 1
+    scene.act(1050, Resized(R0, 1))
+    assert scene.core.state.ledger.views()[0].free_cores == 3
+
+
+def test_a_resize_without_room_is_said_once_and_tried_again() -> None:
+    scene = Scene(plan_of(1, cores=3), nodes=[Node("n0", "local", 2, 1000)])
+    assert notes(scene.act(0, WOKE)) == ["plan", "short"]
+    assert scene.act(1000, WOKE) == []
+    scene.script.target = plan_of(1, cores=2)
+    assert [type(a) for a in orders(scene.act(2000, WOKE))] == [StartReplica]
+
+
+def test_scaling_in_lets_a_busy_replica_finish() -> None:
+    scene = warm(2)
+    scene.act(10, request(1, at_ms=10), request(2, at_ms=10))
+    scene.script.target = plan_of(1)
+    assert notes(scene.act(1000, WOKE)) == ["plan", "drain"]
+    assert orders(scene.act(1001, Finished(BatchId(1), R1, ms(11))))[-1] == StopReplica(R1, "drained")
+    scene.act(1002, ReplicaStopped(R1))
+    assert scene.core.state.ledger.views()[0].free_cores == 3
+    assert scene.act(1003, request(3, at_ms=1003)) == []
+
+
+def test_a_replica_that_dies_while_it_leaves_is_not_missed() -> None:
+    scene = warm(2)
+    scene.act(10, request(1, slo_ms=5000), request(2, slo_ms=5000))
+    scene.script.target = plan_of(1)
+    scene.act(1000, WOKE)
+    assert scene.act(1001, ReplicaLost(R1, "killed")) == []
+    scene.act(1002, Finished(BatchId(0), R0, ms(11)))
+    assert scene.actions[-1] == StartBatch(BatchId(2), R0, "only", (RequestId(2),))
+
+
+def test_another_variant_takes_over_without_a_gap() -> None:
+    scene = warm()
+    scene.script.target = plan_of(1, variant="b")
+    assert [type(a) for a in orders(scene.act(1000, WOKE))] == [StartReplica]
+    assert isinstance(scene.act(1500, request(1, at_ms=1500))[0], StartBatch)
+    assert notes(scene.act(1505, ReplicaReady(R1))) == ["drain"]
+    assert orders(scene.act(1511, Finished(BatchId(0), R0, ms(11))))[-1] == StopReplica(R0, "drained")
+
+
+def test_a_replacement_without_room_beside_the_old_one_makes_room_and_says_so() -> None:
+    scene = warm(1, cores=3.0)
+    scene.script.target = plan_of(1, cores=3, variant="b")
+    actions = scene.act(1000, WOKE)
+    assert orders(actions) == [StopReplica(R0, "its replacement has no room beside it")]
+    started = orders(scene.act(1010, ReplicaStopped(R0)))
+    assert isinstance(started[0], StartReplica)
+
+
+def test_lost_replicas_come_back_at_once_then_ever_more_slowly() -> None:
+    scene = warm()
+    assert isinstance(orders(scene.act(100, ReplicaLost(R0, "killed")))[0], StartReplica)
+    assert orders(scene.act(200, ReplicaLost(R1, "killed"))) == []
+    assert orders(scene.act(1000, WOKE)) == []
+    assert isinstance(orders(scene.act(2000, WOKE))[0], StartReplica)
+    scene.act(2001, ReplicaReady(ReplicaId(2)), request(1, at_ms=2001))
+    scene.act(2012, Finished(BatchId(0), ReplicaId(2), ms(11)))
+    assert isinstance(orders(scene.act(2100, ReplicaLost(ReplicaId(2), "killed")))[0], StartReplica)
+
+
+def test_a_request_that_finds_no_replica_does_not_wait_for_the_planning_period() -> None:
+    scene = Scene(plan_of(0))
+    scene.act(0, WOKE)
+    scene.script.target = plan_of(1)
+    actions = scene.act(300, request(1, at_ms=300))
+    assert isinstance(orders(actions)[0], StartReplica)
+    assert scene.script.seen[-1].stages[0].queue[0].request.id == 1
+    assert isinstance(scene.act(400, ReplicaReady(R0))[0], StartBatch)
+
+
+def test_a_policy_that_says_nothing_leaves_the_plan_in_force() -> None:
+    scene = warm()
+    scene.script.target = None
+    assert scene.act(1000, WOKE) == []
+    assert scene.core.plan == plan_of(1)
+
+
+def test_views_show_what_was_measured() -> None:
+    scene = warm()
+    for id in range(10):
+        scene.act(100 * id, request(id, at_ms=100 * id, elapsed_ms=40))
+        scene.act(100 * id + 50, Finished(BatchId(id), R0, ms(50)))
+    scene.act(1000, WOKE)
+    (stage,) = scene.script.seen[-1].stages
+    assert stage.rate_rps() == 10
+    assert stage.utilisation(s(1)) == 0.5
+    assert stage.concurrency(s(1)) == 0.5
+    assert stage.buckets[-1].slack_ns == [ms(960)] * 10
+    assert scene.script.seen[-1].demand_rps == {"only": 10}

@@ -1,0 +1,64 @@
+"""`Core.handle` itself: time, wakes, and that the same events give the same actions."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.actions import Action, End, StartBatch, StartReplica
+from sloop.events import WOKE, Event, Finished, ReplicaLost, ReplicaReady, Woke
+from sloop.units import ms
+from sloop.vocabulary import Outcome
+from tests.core.scene import Scene, plan_of, request
+
+
+def test_a_spurious_wake_does_nothing() -> None:
+    scene = Scene(plan_of())
+    scene.warm_up()
+    before = scene.core.wake_ns
+    assert scene.act(10, WOKE, Woke()) == []
+    assert scene.core.wake_ns == before
+
+
+def test_an_event_after_a_missed_wake_does_the_wake_s_work_first() -> None:
+    scene = Scene(plan_of())
+    scene.warm_up()
+    scene.script.target = plan_of(2)
+    actions = scene.act(1200, request(1, at_ms=1200))
+    assert [type(a) for a in actions if isinstance(a, StartReplica | StartBatch)] == [StartReplica, StartBatch]
+
+
+def play(choices: list[int]) -> tuple[list[tuple[int, Event]], list[Action]]:
+    """A run in which chance decides what happens next: an arrival, a finished or lost batch, a start, time going on."""
+    scene, events, now_ms, id = Scene(plan_of(2)), [], 0, 0
+    running: list[StartBatch] = []
+    starting: list[StartReplica] = []
+    for choice in [0, *choices, *([1, 3, 0] * (len(choices) + 4))]:
+        event: Event = WOKE
+        if choice in (4, 5):
+            event, id = request(id, at_ms=now_ms, slo_ms=50 + 100 * choice), id + 1
+        elif choice == 1 and running:
+            batch = running.pop(0)
+            event = Finished(batch.batch, batch.replica, ms(5))
+        elif choice == 2 and running:
+            event = ReplicaLost(running.pop().replica, "chance")
+        elif choice == 3 and starting:
+            event = ReplicaReady(starting.pop(0).replica)
+        else:
+            now_ms += 37
+        events.append((ms(now_ms), event))
+        new = scene.act(now_ms, event)
+        running += [a for a in new if isinstance(a, StartBatch)]
+        starting += [a for a in new if isinstance(a, StartReplica)]
+    ends = [a for a in scene.actions if isinstance(a, End)]
+    assert sorted(end.request for end in ends) == list(range(id)), "every request ends exactly once"
+    assert all(end.outcome is not Outcome.REJECTED for end in ends)
+    assert scene.core.is_idle
+    return events, scene.actions
+
+
+@given(st.lists(st.integers(0, 5), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_every_request_ends_once_and_the_same_events_give_the_same_actions(choices: list[int]) -> None:
+    events, actions = play(choices)
+    again = Scene(plan_of(2))
+    replayed = [action for now_ns, event in events for action in again.core.handle(now_ns, event)]
+    assert replayed == actions

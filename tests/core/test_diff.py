@@ -1,0 +1,66 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.core.diff import diff
+from sloop.core.views import ReplicaView
+from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, StagePlan
+
+
+def replica(id: int, life: Life = Life.READY, cores: float = 1, variant: str = "a", node: str = "n0") -> ReplicaView:
+    return ReplicaView(ReplicaId(id), ReplicaSpec("s", variant, cores, node), life, 0, 0)
+
+
+def plan(
+    count: int, cores: float = 1, variant: str = "a", *, node: str | None = None, in_place: bool = True
+) -> StagePlan:
+    return StagePlan("s", (Group(ReplicaSpec("s", variant, cores, node), count),), 1, in_place)
+
+
+def test_nothing_changes_when_nothing_needs_to() -> None:
+    change = diff([replica(0), replica(1)], plan(2))
+    assert (change.resize, change.start, change.stop, change.hold) == ((), (), (), ())
+
+
+def test_a_replica_that_only_differs_in_cores_is_resized() -> None:
+    assert diff([replica(0)], plan(1, cores=3)).resize == ((ReplicaId(0), 3),)
+
+
+def test_where_resizing_is_not_allowed_the_old_one_is_held_until_the_new_one_is_ready() -> None:
+    change = diff([replica(0)], plan(1, cores=3, in_place=False))
+    assert (change.resize, len(change.start), change.stop, change.hold) == ((), 1, (), (ReplicaId(0),))
+    ready = diff([replica(0), replica(1, cores=3)], plan(1, cores=3, in_place=False))
+    assert (ready.start, ready.stop, ready.hold) == ((), (ReplicaId(0),), ())
+
+
+def test_another_variant_replaces_only_when_ready() -> None:
+    starting = diff([replica(0), replica(1, Life.STARTING, variant="b")], plan(1, variant="b"))
+    assert (starting.start, starting.stop, starting.hold) == ((), (), (ReplicaId(0),))
+
+
+def test_starting_replicas_go_first_and_the_newest_of_them_first() -> None:
+    replicas = [replica(0), replica(1, Life.STARTING), replica(2, Life.STARTING), replica(3)]
+    assert diff(replicas, plan(2)).stop == (ReplicaId(2), ReplicaId(1))
+    assert diff(replicas, plan(1)).stop == (ReplicaId(2), ReplicaId(1), ReplicaId(3))
+
+
+def test_a_named_node_is_part_of_the_target() -> None:
+    change = diff([replica(0, node="n0"), replica(1, node="n1")], plan(1, node="n1"))
+    assert change.stop == (ReplicaId(0),)
+
+
+lives = st.sampled_from([Life.READY, Life.STARTING])
+replicas = st.lists(st.tuples(lives, st.sampled_from([1.0, 2.0]), st.sampled_from("ab")), max_size=8)
+
+
+@given(replicas, st.integers(0, 6), st.sampled_from([1.0, 2.0]), st.booleans())
+def test_ready_capacity_never_falls_below_the_target_or_what_there_was(
+    given_replicas: list[tuple[Life, float, str]], count: int, cores: float, in_place: bool
+) -> None:
+    now = [replica(id, life, c, variant) for id, (life, c, variant) in enumerate(given_replicas)]
+    change = diff(now, plan(count, cores, in_place=in_place))
+    ready = {r.id for r in now if r.life is Life.READY}
+    assert len(ready - set(change.stop)) >= min(count, len(ready))
+    touched = [*change.stop, *change.hold, *(id for id, _ in change.resize)]
+    assert len(touched) == len(set(touched))
+    kept = len(now) - len(change.stop) - len(change.hold)
+    assert kept + len(change.start) == count

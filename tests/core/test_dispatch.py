@@ -1,0 +1,185 @@
+from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
+from sloop.policies.batch.timeout import Timeout
+from sloop.policies.drop.never import Never
+from sloop.units import FOREVER_NS, ms
+from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, StagePlan
+from tests.core.scene import Scene, plan_of, request
+
+R0, B0 = ReplicaId(0), BatchId(0)
+
+
+def warm(count: int = 1, **options: object) -> Scene:
+    scene = Scene(plan_of(count), **options)  # type: ignore[arg-type]
+    scene.warm_up()
+    return scene
+
+
+def outcomes(scene: Scene) -> dict[int, Outcome]:
+    ends = [action for action in scene.actions if isinstance(action, End)]
+    assert len({end.request for end in ends}) == len(ends), "a request ended twice"
+    return {end.request: end.outcome for end in ends}
+
+
+def test_a_request_goes_straight_to_an_idle_replica_and_is_served() -> None:
+    scene = warm()
+    assert scene.act(5, request(1, at_ms=5)) == [StartBatch(B0, R0, "only", (RequestId(1),))]
+    assert scene.act(16, Finished(B0, R0, ms(11))) == [End(RequestId(1), Outcome.SERVED)]
+    assert scene.beliefs["only", "a"].observed == [(1, 1.0, ms(11))]
+
+
+def test_what_waits_becomes_one_batch_in_order_of_deadlines() -> None:
+    scene = warm()
+    scene.act(5, request(1, at_ms=5), request(2, at_ms=5, slo_ms=900), request(3, at_ms=5, slo_ms=300))
+    assert scene.act(16, Finished(B0, R0, ms(11)))[-1] == StartBatch(
+        BatchId(1), R0, "only", (RequestId(3), RequestId(2))
+    )
+
+
+def test_late_is_answered_and_says_by_how_much() -> None:
+    scene = warm()
+    scene.act(0, request(1, slo_ms=50))
+    assert scene.act(61.5, Finished(B0, R0, ms(60))) == [
+        End(RequestId(1), Outcome.LATE, "finished 11.5 ms after its deadline")
+    ]
+
+
+def test_the_hopeless_are_dropped_when_a_batch_is_formed() -> None:
+    scene = warm()
+    scene.act(0, request(1), request(2, slo_ms=25))
+    dropped, *_ = [a for a in scene.act(20, Finished(B0, R0, ms(20))) if isinstance(a, End) and a.request == 2]
+    assert dropped.outcome is Outcome.DROPPED
+    assert "slack 5.0 ms" in dropped.why
+    assert "11.0 ms" in dropped.why
+
+
+def test_a_passed_deadline_is_answered_although_no_replica_becomes_free() -> None:
+    scene = warm()
+    scene.act(0, request(1), request(2, slo_ms=25))
+    assert ms(25) < scene.core.wake_ns <= ms(26)
+    scene.act(26, WOKE)
+    assert outcomes(scene) == {2: Outcome.DROPPED}
+
+
+def test_a_waiting_batch_is_started_by_the_clock() -> None:
+    scene = warm(batch=Timeout(size=4, wait_ns=ms(10)))
+    assert scene.act(3, request(1, at_ms=3)) == []
+    assert scene.core.wake_ns == ms(13)
+    assert scene.act(13, WOKE) == [StartBatch(B0, R0, "only", (RequestId(1),))]
+
+
+def test_a_full_queue_rejects_with_the_time_it_needs() -> None:
+    scene = warm(queue_max=2)
+    scene.act(0, *(request(id) for id in range(4)))
+    end = scene.actions[-1]
+    assert isinstance(end, End)
+    assert (end.request, end.outcome) == (3, Outcome.REJECTED)
+    assert end.retry_after_ns == 2 * round(ms(14) / 4)
+
+
+def test_a_lost_batch_is_tried_again_once_and_then_fails() -> None:
+    scene = warm()
+    scene.act(0, request(1))
+    lost = scene.act(5, ReplicaLost(R0, "killed"))
+    assert any(isinstance(a, StartReplica) for a in lost)
+    scene.act(9, ReplicaReady(ReplicaId(1)))
+    assert scene.actions[-1] == StartBatch(BatchId(1), ReplicaId(1), "only", (RequestId(1),))
+    scene.act(10, ReplicaLost(ReplicaId(1), "killed"))
+    assert outcomes(scene) == {1: Outcome.FAILED}
+
+
+def test_news_of_a_batch_that_is_not_waited_for_changes_nothing() -> None:
+    scene = warm()
+    scene.act(0, request(1))
+    scene.act(11, Finished(B0, R0, ms(11)))
+    assert (
+        scene.act(12, Finished(B0, R0, ms(11)), Finished(BatchId(9), ReplicaId(7), 1), BatchFailed(B0, R0, "x")) == []
+    )
+
+
+def test_a_model_that_raises_fails_its_requests_and_the_replica_goes_on() -> None:
+    scene = warm()
+    scene.act(0, request(1), request(2))
+    assert scene.act(5, BatchFailed(B0, R0, "bad input")) == [
+        End(RequestId(1), Outcome.FAILED, "bad input"),
+        StartBatch(BatchId(1), R0, "only", (RequestId(2),)),
+    ]
+
+
+def test_a_client_that_left_is_forgotten_unless_its_batch_runs() -> None:
+    scene = warm()
+    scene.act(0, request(1), request(2))
+    scene.act(1, Cancelled(RequestId(2)), Cancelled(RequestId(1)))
+    scene.act(11, Finished(B0, R0, ms(11)))
+    assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.DROPPED}
+
+
+def test_draining_refuses_the_new_and_finishes_the_old() -> None:
+    scene = warm()
+    scene.act(0, request(1), request(2), Draining(), request(3))
+    scene.act(11, Finished(B0, R0, ms(11)))
+    scene.act(22, Finished(BatchId(1), R0, ms(11)))
+    assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.REJECTED}
+    assert scene.core.is_idle
+
+
+def test_a_batch_that_never_ends_costs_its_replica() -> None:
+    scene = warm(drop=Never())
+    scene.act(0, request(1))
+    actions = scene.act(10_000, WOKE)
+    assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0]
+    assert [a.kind for a in actions if isinstance(a, Decided)] == ["lost"]
+    scene.act(10_001, ReplicaReady(ReplicaId(1)))
+    assert scene.actions[-1] == StartBatch(BatchId(1), ReplicaId(1), "only", (RequestId(1),))
+
+
+def test_with_nothing_waiting_only_the_heartbeat_is_due() -> None:
+    scene = warm()
+    scene.act(0, request(1))
+    scene.act(11, Finished(B0, R0, ms(11)))
+    assert scene.core.wake_ns == ms(1000) < FOREVER_NS
+
+
+DIAMOND = Application(
+    name="diamond",
+    slo_ms=1000,
+    system=SystemChoice("static"),
+    stages=(
+        Stage("first", (Variant("a"),)),
+        Stage("left", (Variant("a"),), after=("first",)),
+        Stage("right", (Variant("a"),), after=("first",)),
+        Stage("join", (Variant("a"),), after=("left", "right")),
+    ),
+)
+
+
+def diamond() -> Scene:
+    names = [stage.name for stage in DIAMOND.stages]
+    plan = Plan(tuple(StagePlan(n, (Group(ReplicaSpec(n, "a", 1.0), 1),), 4) for n in names), why="one each")
+    scene = Scene(plan, application=DIAMOND)
+    scene.warm_up()
+    return scene
+
+
+def test_a_graph_is_walked_stage_by_stage_and_joined() -> None:
+    scene = diamond()
+    order = []
+    scene.act(0, request(1))
+    for at in range(11, 60, 11):
+        for batch in [a for a in scene.actions if isinstance(a, StartBatch) and a.stage not in order]:
+            order.append(batch.stage)
+            scene.act(at, Finished(batch.batch, batch.replica, ms(11)))
+    assert order == ["first", "left", "right", "join"]
+    assert outcomes(scene) == {1: Outcome.SERVED}
+
+
+def test_a_request_of_a_graph_that_fails_on_one_branch_ends_once() -> None:
+    scene = diamond()
+    scene.act(0, request(1))
+    scene.act(11, Finished(B0, R0, ms(11)))
+    left, right = [a for a in scene.actions if isinstance(a, StartBatch)][1:]
+    scene.act(20, BatchFailed(left.batch, left.replica, "boom"))
+    scene.act(22, Finished(right.batch, right.replica, ms(11)))
+    assert outcomes(scene) == {1: Outcome.FAILED}
+    assert scene.core.is_idle
