@@ -1,1 +1,4 @@
-"""The server's outside: the Open Inference Protocol v2 over HTTP and gRPC, metrics, state. No decision is taken here."""
+"""The server's outside: the Open Inference Protocol v2 over HTTP and gRPC, metrics, state.
+
+No decision about a request is taken here: what comes in is checked and handed to a `Submitter`, what ends is answered.
+"""

@@ -1,0 +1,202 @@
+"""What both protocols check before a request goes in: names, types, shapes, sizes, rows.
+
+Every refusal names the field, shows the value and says what would be right. Tensor bytes are looked at, never copied
+and never interpreted beyond their length (and, for BYTES, their length prefixes).
+Source: Open Inference Protocol v2, "Tensor Data", and Triton's binary tensor data extension for BYTES.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from sloop.serve.gateway.refusal import bad, shown
+from sloop.serve.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature, Tensor
+
+ARRAY_CODES: Final = {
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP32": "f",
+    "FP64": "d",
+}
+"""`array` turns a flat list into bytes three times as fast as NumPy for small ones, and refuses what does not fit."""
+LENGTH_BYTES: Final = 4
+
+
+class Intake:
+    """The inputs one application takes, ready to be checked against."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.ports = {port.name: port for port in signature.inputs}
+        self.outputs = frozenset(port.name for port in signature.outputs)
+
+    def port(self, name: str, field: str) -> Port:
+        """The input called `name`; `field` is where the request names it."""
+        port = self.ports.get(name)
+        if port is None:
+            raise bad(field, f"there is no input {shown(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
+        return port
+
+    def shape(self, port: Port, datatype: str, shape: Sequence[int], field: str) -> tuple[int, ...]:
+        """`shape` if it and `datatype` fit the port."""
+        if datatype != port.datatype:
+            raise bad(
+                f"{field}.datatype", f"{shown(datatype)} for input {port.name!r}", f"this input takes {port.datatype}"
+            )
+        wanted = port.shape
+        fits = len(shape) == len(wanted)
+        if fits:
+            for have, want in zip(shape, wanted, strict=True):
+                if have != want and (want != -1 or have < 1):
+                    fits = False
+                    break
+        if not fits:
+            raise bad(
+                f"{field}.shape",
+                f"{shown(list(shape))} for input {port.name!r}",
+                f"this input's shape is {list(wanted)}, where -1 stands for any number from 1 up",
+            )
+        return tuple(shape)
+
+    def whole(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
+        """`tensors` if no input is missing and all carry the same number of rows, no more than one request may."""
+        if len(tensors) != len(self.ports):
+            missing = [name for name in self.ports if name not in tensors]
+            raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
+        rows = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors.values()}
+        if len(rows) > 1:
+            raise bad(field, f"the inputs have {sorted(rows)} rows (first dimension)", "send as many rows in each")
+        count = next(iter(rows), 1)
+        if count > self.signature.rows_max:
+            raise bad(
+                field,
+                f"{count} rows (first dimension) are more than the {self.signature.rows_max} one request may carry",
+                "split them over several requests; sloop batches them together again",
+            )
+        return tensors
+
+    def output(self, name: str, field: str) -> str:
+        """`name` if it is an output."""
+        if name not in self.outputs:
+            known = ", ".join(repr(port.name) for port in self.signature.outputs)
+            raise bad(field, f"there is no output {shown(name)}", f"the outputs are {known}")
+        return name
+
+
+def check_raw(datatype: str, shape: tuple[int, ...], data: memoryview | bytes, field: str) -> None:
+    """Whether raw bytes are as long as type and shape say."""
+    count = prod(shape)
+    if datatype == "BYTES":
+        check_strings(memoryview(data), count, field)
+    elif len(data) != count * ITEM_BYTES[datatype]:
+        raise bad(
+            field,
+            f"{len(data)} bytes are not the {count * ITEM_BYTES[datatype]} of {datatype} {list(shape)}",
+            "send every element in row-major order, little-endian, without padding",
+        )
+
+
+def check_strings(data: memoryview, count: int, field: str) -> None:
+    """Whether `data` is `count` strings, each with its length before it."""
+    at, found = 0, 0
+    while at + LENGTH_BYTES <= len(data) and found <= count:
+        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
+        found += 1
+    if at != len(data) or found != count:
+        raise bad(
+            field,
+            f"{len(data)} bytes are not {count} BYTES elements",
+            "send each element as its length (4 bytes, little-endian) and its bytes",
+        )
+
+
+def pack(datatype: str, shape: tuple[int, ...], data: Sequence[object], field: str) -> bytes:
+    """The elements of a JSON or protobuf list, flat or nested as `shape`, as raw bytes."""
+    code = ARRAY_CODES.get(datatype)
+    if code is not None:
+        try:
+            packed = array(code, data)  # type: ignore[arg-type]  # its own check of the elements is the point
+        except TypeError:  # nested, or wrong elements
+            raw = pack_nested(datatype, data, field)
+        except OverflowError as error:
+            raise bad(field, f"an element is out of {datatype}'s range ({error})", "send a wider type") from None
+        else:
+            raw = packed.tobytes()
+    elif datatype == "BYTES":
+        raw = pack_strings(data, field)
+    else:
+        raw = pack_nested(datatype, data, field)
+    if datatype != "BYTES" and len(raw) != prod(shape) * ITEM_BYTES[datatype]:
+        raise bad(
+            field,
+            f"{len(raw) // ITEM_BYTES[datatype]} elements are not the {prod(shape)} of shape {list(shape)}",
+            "send every element once, in row-major order",
+        )
+    return raw
+
+
+def pack_nested(datatype: str, data: Sequence[object], field: str) -> bytes:
+    """As `pack`, by way of NumPy: nested lists, and the types `array` does not have."""
+    dtype = NUMPY_TYPES.get(datatype)
+    if dtype is None:
+        raise bad(field, f"{datatype} cannot be written as a list", "send it as a binary tensor")
+    kinds = {"b": "b", "f": "iuf"}.get(dtype.kind, "iu")
+    try:
+        found = np.array(data if len(data) else np.zeros(0, dtype))
+    except (ValueError, OverflowError):  # ragged, or an integer beyond 64 bits
+        found = np.array(None)
+    if found.dtype.kind not in kinds:
+        raise bad(
+            field,
+            f"not every element is a {datatype} value, or the lists inside differ in length",
+            "send a flat list, or lists nested as the shape",
+        )
+    if dtype.kind in "iu" and found.size:
+        limits = np.iinfo(dtype)
+        if int(found.min()) < int(limits.min) or int(found.max()) > int(limits.max):
+            raise bad(field, f"an element is out of {datatype}'s range", "send a wider type")
+    with np.errstate(over="ignore"):  # beyond float16 is infinity, as in C
+        return found.astype(dtype).tobytes()
+
+
+def pack_strings(data: Sequence[object], field: str) -> bytes:
+    """Strings and byte strings, flat or nested, with their lengths before them."""
+    parts: list[bytes] = []
+    for element in data:
+        if isinstance(element, list):
+            parts.append(pack_strings(element, field))
+        elif isinstance(element, str | bytes):
+            raw = element.encode() if isinstance(element, str) else element
+            parts.append(len(raw).to_bytes(LENGTH_BYTES, "little") + raw)
+        else:
+            raise bad(field, f"{shown(element)} is not a string", "BYTES elements are strings")
+    return b"".join(parts)
+
+
+def unpack(tensor: Tensor) -> list[object]:
+    """A tensor's elements as a flat list for JSON; strings must be UTF-8, or `UnicodeDecodeError` is raised."""
+    code = ARRAY_CODES.get(tensor.datatype)
+    if code is not None:
+        elements: array[float] = array(code)
+        elements.frombytes(tensor.data)
+        return list(elements)
+    if tensor.datatype == "BYTES":
+        strings, data, at = [], memoryview(tensor.data), 0
+        while at < len(data):
+            end = at + LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
+            strings.append(str(data[at + LENGTH_BYTES : end], "utf-8"))
+            at = end
+        return list(strings)
+    if tensor.datatype == "BF16":  # the upper half of a float32
+        halves = np.frombuffer(tensor.data, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)
+        return list(halves.view(np.float32).tolist())
+    return list(np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]).tolist())
