@@ -98,7 +98,17 @@ class Value:
 
     def number(self, *, above: float = -inf, least: float = -inf, most: float = inf) -> float:
         """A finite number with `above` < number, `least` ≤ number ≤ `most`."""
-        wanted = "a number" + _range(above, least, most)
+        return self._number("a number", above, least, most)
+
+    def integer(self, *, least: float = -inf, most: float = 2**62) -> int:
+        """A whole number in `[least, most]`; 1e9 is one."""
+        number = self._number("a whole number", -inf, least, most)
+        if number != int(number):
+            self.wrong("a whole number" + _range(-inf, least, most))
+        return self.content if isinstance(self.content, int) else int(number)
+
+    def _number(self, noun: str, above: float, least: float, most: float) -> float:
+        wanted = noun + _range(above, least, most)
         content = self.content
         if isinstance(content, bool) or not isinstance(content, int | float):
             self.wrong(wanted)
@@ -109,13 +119,6 @@ class Value:
         if not isfinite(number) or number <= above or not least <= number <= most:
             self.wrong(wanted)
         return number
-
-    def integer(self, *, least: float = -inf, most: float = 2**62) -> int:
-        """A whole number in `[least, most]`; 1e9 is one."""
-        number = self.number(least=least, most=most)
-        if number != int(number):
-            self.wrong("a whole number" + _range(-inf, least, most))
-        return int(self.content) if isinstance(self.content, int) else int(number)
 
     def plain(self) -> Plain:
         """The value without its places."""
@@ -207,7 +210,7 @@ def _under(path: str, key: object) -> str:
 
 def _range(above: float, least: float, most: float) -> str:
     lower = f" above {above:g}" if above > -inf else f" of at least {least:g}" if least > -inf else ""
-    upper = f" at most {most:g}" if most < 1e15 else ""
+    upper = f" at most {most:g}" if most < 1e9 else ""
     return lower + (" and" if lower and upper else "") + upper
 
 
