@@ -3,7 +3,6 @@ import json
 import click
 import pytest
 from click.testing import CliRunner, Result
-from rich.table import Table
 
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import table
@@ -16,8 +15,7 @@ def weigh(weight: int) -> Answer:
     """Weigh something."""
     if weight == 0:
         raise InputError("weight is 0", where="app.yaml:3 weight", help="use 1 or more")
-    shown: list[Table] = [table(["weight"], [[weight]])]
-    return Answer({"weight": weight}, shown, exit_code=1 if weight > 9 else 0)
+    return Answer({"weight": weight}, [table(["weight"], [[weight]])], exit_code=1 if weight > 9 else 0)
 
 
 def run(*arguments: str) -> Result:

@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "trace": ("sloop.cli.trace", "Describe, convert or plot a trace of arrivals."),
     "demo": ("sloop.cli.demo", "Three minutes: a real model under a bursty trace, live and simulated."),
 }
-"""Each command's module, whose `command` is the command, and its line in `sloop --help`."""
+"""Each command's module, in which the command has its own name, and its line in `sloop --help`."""
 
 
 class Commands(click.Group):
@@ -37,7 +37,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command), command
         return command
 

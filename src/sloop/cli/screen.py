@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,16 +20,16 @@ class Advance(Protocol):
     def __call__(self, done: float, now: str = "") -> None: ...
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
-    """A plain table: words to the left, figures to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Group:
+    """A plain table, its title on a line of its own: words to the left, figures to the right."""
     cells = [list(row) for row in rows]
-    made = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         figures = all(isinstance(row[index], int | float | None) for row in cells)
         made.add_column(column, justify="right" if figures and cells else "left", overflow="fold")
     for row in cells:
         made.add_row(*(Text(figure(cell)) for cell in row))
-    return made
+    return Group(Text(title, style="bold"), made) if title else Group(made)
 
 
 def figure(value: object) -> str:

@@ -1,0 +1,34 @@
+"""`sloop plan`: what an application needs at a rate."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import RenderableType
+
+from sloop.app.load import load_application
+from sloop.cli.command import Answer, command
+from sloop.cli.screen import figure, table
+from sloop.systems.planning import Need, beliefs_of, chosen, need
+
+
+@command("plan", example="sloop plan app.yaml --rate 50\nsloop plan app.yaml --rate 50 --system static --json")
+@click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--rate", "rate_rps", type=click.FloatRange(min=0), required=True, help="Requests per second, steady.")
+@click.option("--system", "name", metavar="NAME", help="Ask this system rather than the one APP names.")
+def plan(app: Path, rate_rps: float, name: str | None) -> Answer:
+    """Say what the application in APP needs at a steady rate, what it costs, and what it is believed to give."""
+    application = load_application(app)
+    answer = need(application, chosen(application, name), beliefs_of(application), application.cluster, rate_rps)
+    return Answer(answer, shown(answer))
+
+
+def shown(answer: Need) -> Sequence[RenderableType]:
+    """A plan as people read it."""
+    columns = ["stage", "variant", "replicas", "batch", "cores each", "predicted ms"]
+    rows = [(s.stage, s.variant, s.replicas, s.batch, s.cores, s.predicted_ms) for s in answer.stages]
+    total = (
+        f"{figure(answer.cores)} cores, {figure(answer.usd_per_h)} USD/h, predicted {figure(answer.predicted_ms)} ms"
+    )
+    verdict = "feasible" if answer.feasible else "not feasible"
+    return [table(columns, rows, title=f"{answer.system}: {verdict}"), f"{total}\n{answer.why}"]

@@ -1,0 +1,246 @@
+"""What a system would have of a cluster at a steady rate: the answer of `plan` and `check`.
+
+Promises to ask the very policies that would run, with the views they would be shown once the rate has been steady for
+ten minutes; nothing is started, read or written. The answer is a fixed point: a plan that, were its replicas ready, the
+system would ask for again. Policies that react to utilisation need a few rounds to get there.
+
+Predictions are for work-conserving batches: they grow to the smallest size whose throughput meets the rate, and a
+request waits for its batch to fill, (b - 1)/rate per replica (FA2; Biscale, chapter P4), at most for the batch before.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from sloop.app.application import Application
+from sloop.core.ledger import Holding, Ledger, millicores
+from sloop.core.monitor import BUCKETS_KEPT
+from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.errors import InputError
+from sloop.profile.estimate import Estimate
+from sloop.systems import build_system
+from sloop.systems.system import System
+from sloop.units import NS_PER_S
+from sloop.vocabulary import Life, Node, Plan, ReplicaId, ReplicaSpec, StagePlan
+
+Beliefs = Mapping[tuple[str, str], Belief]
+
+ROUNDS_MAX: Final = 40
+"""Utilisation-driven policies settle within a few rounds; one that still moves after this many never will."""
+SLACKS_MAX: Final = 10_000
+"""Slacks listed for one second; they are all the same, so more say nothing new."""
+
+
+class StageNeed(Struct, frozen=True):
+    """What one stage gets of one kind of replica; `cores` are each replica's."""
+
+    stage: str
+    variant: str
+    replicas: int
+    batch: int
+    cores: float
+    predicted_ms: float
+
+
+class Need(Struct, frozen=True):
+    """The cluster a system wants at a steady rate, and what that is believed to give."""
+
+    system: str
+    feasible: bool
+    stages: tuple[StageNeed, ...]
+    cores: float
+    usd_per_h: float
+    predicted_ms: float
+    solve_ms: float
+    why: str
+
+
+def chosen(application: Application, name: str | None = None) -> System:
+    """The system the application names, or the one called `name` with its published parameters."""
+    choice = application.system
+    if name is None or name == choice.name:
+        return build_system(choice.name, choice.parameters, where=application.locate(choice.path))
+    return build_system(name)
+
+
+def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
+    """An estimate for every variant, fresh. InputError for a variant without a profile."""
+    found: dict[tuple[str, str], Estimate] = {}
+    for index, stage in enumerate(application.stages):
+        for variant in stage.variants:
+            if variant.profile is None:
+                raise InputError(
+                    f"nothing is known of the speed of {variant.name!r}",
+                    where=application.locate(f"stages[{index}]"),
+                    help=f"measure it with `sloop profile {variant.model}`",
+                )
+            found[stage.name, variant.name] = Estimate(variant.profile, accuracy=variant.accuracy)
+    return found
+
+
+def need(application: Application, system: System, beliefs: Beliefs, nodes: Sequence[Node], rate_rps: float) -> Need:
+    """What `system` wants for `application` on `nodes` at `rate_rps` requests per second."""
+    started_ns = time.perf_counter_ns()
+    plan = steady_plan(application, system, beliefs, nodes, rate_rps)
+    solve_ms = (time.perf_counter_ns() - started_ns) / 1e6
+    stages = tuple(row for target in plan.stages for row in _stage_needs(target, beliefs, rate_rps))
+    placed, short = _placed(plan, system, beliefs, nodes)
+    predicted_ms = _longest_ms(application, stages)
+    reasons = [plan.why, *short]
+    if math.isinf(predicted_ms):
+        reasons.append(f"the plan cannot keep up with {rate_rps:g} requests/s")
+    elif predicted_ms > application.slo_ms:
+        reasons.append(f"the predicted {predicted_ms:.4g} ms exceed the deadline of {application.slo_ms:g} ms")
+    return Need(
+        system=system.name,
+        feasible=plan.feasible and not plan.saturated and len(reasons) == 1,
+        stages=stages,
+        cores=sum(row.replicas * row.cores for row in stages),
+        usd_per_h=sum(node.usd_per_h for node in nodes if node.name in placed),
+        predicted_ms=predicted_ms,
+        solve_ms=solve_ms,
+        why="; ".join(reasons),
+    )
+
+
+def steady_plan(
+    application: Application, system: System, beliefs: Beliefs, nodes: Sequence[Node], rate_rps: float
+) -> Plan:
+    """The plan the system keeps at a steady rate; an infeasible, empty one where it has none."""
+    plan = Plan(stages=(), why=f"{system.name} has no plan", feasible=False)
+    period_ns = system.policies.scale.period_ns
+    now_ns = BUCKETS_KEPT * NS_PER_S
+    for _ in range(ROUNDS_MAX):
+        view = _view(now_ns, application, system, beliefs, nodes, plan, rate_rps)
+        answer = system.policies.scale.plan(now_ns, view)
+        if answer is None or answer.same_target(plan):
+            return answer or plan
+        plan = answer
+        now_ns += period_ns
+    return plan
+
+
+def _view(
+    now_ns: int,
+    application: Application,
+    system: System,
+    beliefs: Beliefs,
+    nodes: Sequence[Node],
+    plan: Plan,
+    rate_rps: float,
+) -> ClusterView:
+    targets = {target.stage: target for target in plan.stages}
+    stages = tuple(
+        _stage_view(now_ns, application, stage.name, beliefs, targets.get(stage.name), rate_rps)
+        for stage in application.order
+    )
+    demand = {stage.name: system.policies.forecast.demand_rps(now_ns, stage) for stage in stages}
+    views = tuple(NodeView(n, n.cores, n.memory_bytes, dict.fromkeys(n.devices, 1.0)) for n in nodes)
+    return ClusterView(stages=stages, nodes=views, plan=plan if plan.stages else None, demand_rps=demand)
+
+
+def _stage_view(
+    now_ns: int, application: Application, name: str, beliefs: Beliefs, target: StagePlan | None, rate_rps: float
+) -> StageView:
+    """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes."""
+    stage = application.by_name[name]
+    variants = {variant.name: beliefs[name, variant.name] for variant in stage.variants}
+    specs = [group.spec for group in target.groups for _ in range(group.count)] if target else []
+    replicas = tuple(
+        ReplicaView(ReplicaId(index), spec, Life.READY, since_ns=0, running=0) for index, spec in enumerate(specs)
+    )
+    ready_cores = sum(spec.cores for spec in specs)
+    busy_cores = min(ready_cores, rate_rps * _core_s_per_request(specs, target, variants))
+    arrivals = round(rate_rps)
+    slack_ns = [application.slo_ns] * min(arrivals, SLACKS_MAX)
+    buckets = [
+        Bucket(
+            start_ns=start_ns,
+            arrivals=arrivals,
+            busy_core_ns=round(busy_cores * NS_PER_S),
+            ready_core_ns=round(ready_cores * NS_PER_S),
+            running_ns=round(busy_cores * NS_PER_S),
+            slack_ns=slack_ns,
+        )
+        for start_ns in range(now_ns - BUCKETS_KEPT * NS_PER_S, now_ns, NS_PER_S)
+    ]
+    return StageView(
+        name=name,
+        slo_ns=application.slo_ns,
+        after=stage.after,
+        variants=variants,
+        replicas=replicas,
+        queue=(),
+        running=0,
+        buckets=buckets,
+        bucket_ns=NS_PER_S,
+    )
+
+
+def _core_s_per_request(
+    specs: Sequence[ReplicaSpec], target: StagePlan | None, variants: Mapping[str, Belief]
+) -> float:
+    """Core-seconds one request costs when the plan's replicas share the demand evenly and batches are full."""
+    if not specs or target is None:
+        return 0.0
+    costs = [
+        spec.cores * variants[spec.variant].latency_ms(batch, spec.cores) / 1e3 / batch
+        for spec in specs
+        if (batch := min(target.batch_max, variants[spec.variant].batch_max))
+    ]
+    return sum(costs) / len(costs)
+
+
+def _stage_needs(target: StagePlan, beliefs: Beliefs, rate_rps: float) -> list[StageNeed]:
+    """One row per group; the rate is shared evenly among the stage's replicas."""
+    replicas = sum(group.count for group in target.groups)
+    rows = []
+    for group in target.groups:
+        spec, belief = group.spec, beliefs[target.stage, group.spec.variant]
+        largest = min(target.batch_max, belief.batch_max)
+        predicted_ms = _predicted_ms(belief, spec.cores, largest, rate_rps / max(1, replicas))
+        rows.append(StageNeed(target.stage, spec.variant, group.count, largest, spec.cores, predicted_ms))
+    return rows
+
+
+def _predicted_ms(belief: Belief, cores: float, largest: int, rate_rps: float) -> float:
+    """Queueing and service of one request at a replica; infinite where no batch up to `largest` keeps up."""
+    for batch in range(1, largest + 1):
+        latency_ms = belief.latency_ms(batch, cores)
+        if batch * 1e3 >= rate_rps * latency_ms:
+            fill_ms = (batch - 1) * 1e3 / rate_rps if rate_rps > 0 else 0.0
+            return latency_ms + min(fill_ms, latency_ms)
+    return math.inf
+
+
+def _longest_ms(application: Application, rows: Sequence[StageNeed]) -> float:
+    """The longest path through the graph, each stage taking what its slowest replica takes."""
+    done_ms: dict[str, float] = {}
+    for stage in application.order:
+        own_ms = max((row.predicted_ms for row in rows if row.stage == stage.name and row.replicas), default=0.0)
+        done_ms[stage.name] = own_ms + max((done_ms[before] for before in stage.after), default=0.0)
+    return max(done_ms.values(), default=0.0)
+
+
+def _placed(plan: Plan, system: System, beliefs: Beliefs, nodes: Sequence[Node]) -> tuple[set[str], list[str]]:
+    """Names of the nodes the plan occupies, and what has no room."""
+    ledger, used, short, next_id = Ledger(nodes), set[str](), list[str](), 0
+    for target in plan.stages:
+        for group in target.groups:
+            spec, memory_bytes = group.spec, beliefs[target.stage, group.spec.variant].memory_bytes
+            for placed in range(group.count):
+                name = spec.node or system.policies.place.choose(0, spec, memory_bytes, ledger.views())
+                share = round(spec.share * 1_000_000)
+                holding = Holding(name or "", millicores(spec.cores), memory_bytes, spec.device, share)
+                if name is None or not ledger.reserve(ReplicaId(next_id), holding):
+                    short.append(
+                        f"no node has room for {group.count - placed} of {group.count} replicas of {target.stage}"
+                        f"/{spec.variant} with {spec.cores:g} cores"
+                    )
+                    break
+                used.add(name)
+                next_id += 1
+    return used, short
