@@ -6,9 +6,8 @@ Durations are `_ns` fields inside and are written `_ms` or `_s`. Knows dataclass
 import difflib
 import math
 import typing
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -107,8 +106,6 @@ def _converted(value: object, kind: type[V], key: str, where: str) -> V:
     return converted
 
 
-@cache
-def _types(kind: Hashable) -> dict[str, Any]:
-    assert isinstance(kind, type), kind
+def _types(kind: type[object]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}  # type: ignore[arg-type]  # every policy is a dataclass

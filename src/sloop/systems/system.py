@@ -43,14 +43,15 @@ class System:
         `InputError`, prefixed by `where`, for an unknown key, policy or value.
         """
         overrides = overrides or {}
-        own = {key: value for key, value in overrides.items() if key not in VERBS}
-        for key in own:
-            if key not in self.parameters and not _is_duration(key, self.parameters):
-                message = f"system {self.name} has no parameter {key!r}"
-                raise InputError(message, where=where, help=suggestion(key, (*self.parameters, *VERBS)))
         slots: dict[str, Any] = {
             verb: _chosen(verb, getattr(self.policies, verb), overrides.get(verb), where) for verb in VERBS
         }
+        own = {key: value for key, value in overrides.items() if key not in VERBS}
+        parameters = keys_of(type(slots["scale"]))
+        for key in own:
+            if key not in parameters and not _is_duration(key, parameters):
+                message = f"system {self.name} has no parameter {key!r}"
+                raise InputError(message, where=where, help=suggestion(key, (*parameters, *VERBS)))
         slots["scale"] = adjust(slots["scale"], own, where=where)
         return replace(self, policies=Policies(**slots))
 

@@ -1,7 +1,8 @@
 """Earliest deadline first: the visit with the least remaining budget comes first.
 
 Sponge (EuroMLSys 2024): absolute deadlines order a queue as remaining budgets do, at every instant, without
-re-sorting. Fails under overload, where it spends the replica on the most hopeless visits unless a drop policy removes them.
+re-sorting. Fails under overload, where it spends the replica on the most hopeless visits unless a drop policy removes
+them.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,70 @@
+"""Values policies are shown, written as short literals: visits, idle replicas, nodes."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from msgspec import Struct
+
+from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.profile.estimate import Estimate
+from sloop.profile.forms import Amdahl
+from sloop.profile.profile import Profile
+from sloop.profile.published import YOLOV5S_S
+from sloop.units import ms, s
+from sloop.vocabulary import Life, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+
+
+class Idle(Struct, frozen=True):
+    """An idle replica as a router sees it."""
+
+    id: ReplicaId
+    cores: float = 1.0
+    batches: int = 0
+
+
+def make_visit(number: int = 0, *, deadline_ms: float = 1000, arrived_ms: float = 0, sent_ms: float = 0) -> Visit:
+    request = Request(RequestId(number), ms(sent_ms), ms(arrived_ms), ms(deadline_ms))
+    return Visit(request, "stage", request.arrived_ns, request.deadline_ns)
+
+
+def make_idle(*ids: int, cores: float = 1.0) -> list[Idle]:
+    return [Idle(ReplicaId(number), cores) for number in ids]
+
+
+def make_node(
+    name: str = "a",
+    *,
+    free_cores: float = 4.0,
+    cores: float = 8.0,
+    memory_bytes: int = 1 << 30,
+    share: Mapping[str, float] | None = None,
+) -> NodeView:
+    share = share or {}
+    node = Node(name, "local", cores, memory_bytes, tuple(share))
+    return NodeView(node, free_cores, memory_bytes, share)
+
+
+def make_arrivals(*counts: int, bucket_ns: int = s(1)) -> StageView:
+    """A stage that has seen `counts` arrivals in its last buckets, oldest first, and nothing else."""
+    buckets = [Bucket(index * bucket_ns, arrivals=count) for index, count in enumerate(counts)]
+    return StageView("stage", s(1), (), {}, (), (), 0, buckets, bucket_ns)
+
+
+@pytest.fixture(name="visit")
+def visit_fixture() -> Callable[..., Visit]:
+    return make_visit
+
+
+@pytest.fixture(name="idle")
+def idle_fixture() -> Callable[..., list[Idle]]:
+    return make_idle
+
+
+@pytest.fixture(name="node")
+def node_fixture() -> Callable[..., NodeView]:
+    return make_node
+
+
+@pytest.fixture(name="arrivals")
+def arrivals_fixture() -> Callable[..., StageView]:
+    return make_arrivals
