@@ -5,12 +5,12 @@ from sloop.core.monitor import SLACK_BUCKETS_KEPT, Monitor
 
 
 @given(st.lists(st.tuples(st.integers(0, 35), st.integers(-3, 3)), max_size=40))
-def test_buckets_hold_the_integral_of_a_level(changes: list[tuple[int, int]]) -> None:
+def test_buckets_hold_the_integral_of_a_count(changes: list[tuple[int, int]]) -> None:
     monitor = Monitor(bucket_ns=10)
     at: dict[int, int] = {}
     for now_ns, amount in sorted(changes):
         monitor.roll(now_ns)
-        monitor.waiting.add(now_ns, amount)
+        monitor.queue(now_ns, amount)
         at[now_ns] = at.get(now_ns, 0) + amount
     monitor.roll(40)
     level, expected = 0, [0, 0, 0, 0]
@@ -22,7 +22,7 @@ def test_buckets_hold_the_integral_of_a_level(changes: list[tuple[int, int]]) ->
 
 def test_a_late_roll_closes_each_bucket_by_itself() -> None:
     monitor = Monitor(bucket_ns=10)
-    monitor.ready_millicores.add(5, 2000)
+    monitor.ready(5, 2000)
     monitor.roll(31)
     assert [(b.start_ns, b.ready_core_ns) for b in monitor.buckets] == [(0, 10), (10, 20), (20, 20)]
 
@@ -30,7 +30,7 @@ def test_a_late_roll_closes_each_bucket_by_itself() -> None:
 def test_old_buckets_forget_each_request_s_slack() -> None:
     monitor = Monitor(bucket_ns=1)
     for now_ns in range(SLACK_BUCKETS_KEPT + 5):
-        monitor.now.slack_ns.append(now_ns)
+        monitor.arrive(now_ns, now_ns)
         monitor.roll(now_ns + 1)
     kept = [bucket.slack_ns for bucket in monitor.buckets if bucket.slack_ns]
     assert len(kept) == SLACK_BUCKETS_KEPT

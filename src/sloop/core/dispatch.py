@@ -5,7 +5,6 @@ goes to a ready replica, a request ends exactly once, the requests of a lost bat
 """
 
 from sloop.actions import Action, End, StartBatch, StopReplica
-from sloop.core.ledger import millicores
 from sloop.core.seams import Policies
 from sloop.core.state import Flight, Replica, Running, Stage, State
 from sloop.events import BatchFailed, Cancelled, Finished
@@ -96,7 +95,7 @@ class DataPath:
                 self._end(visit.request.id, Outcome.FAILED, why, out)
             elif self._is_open(visit.request.id):
                 stage.queue.push(visit)
-                stage.monitor.waiting.add(now_ns, 1)
+                stage.monitor.queue(now_ns, 1)
                 stage.expire_ns = min(stage.expire_ns, visit.deadline_ns + 1)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
@@ -104,7 +103,7 @@ class DataPath:
         request = event.request
         for stage in self._state.stages.values():
             removed = stage.queue.remove_request(request)
-            stage.monitor.waiting.add(now_ns, -removed)
+            stage.monitor.queue(now_ns, -removed)
             if removed and self._state.flights is None:
                 self._end(request, Outcome.DROPPED, "the client went away", out)
         if self._state.flights is not None:
@@ -125,7 +124,7 @@ class DataPath:
             take = self._batch.decide(now_ns, visits, limit, costs_ns)
             if take.skip:
                 for visit in stage.queue.take(take.skip):
-                    stage.monitor.waiting.add(now_ns, -1)
+                    stage.monitor.queue(now_ns, -1)
                     self._drop_visit(now_ns, visit, costs_ns[1], CROWDED, out)
             if not take.count:
                 if not take.skip:
@@ -145,7 +144,7 @@ class DataPath:
             visit = visits[index]
             if self._drop.is_hopeless(now_ns, visit, 0):
                 stage.queue.remove_at(index)
-                stage.monitor.waiting.add(now_ns, -1)
+                stage.monitor.queue(now_ns, -1)
                 self._drop_visit(now_ns, visit, 0, "no replica was free", out)
                 continue
             if now_ns < visit.deadline_ns + 1 < earliest_ns:
@@ -156,10 +155,7 @@ class DataPath:
         stage.expire_ns = earliest_ns
 
     def _enqueue(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
-        monitor = stage.monitor
-        monitor.now.arrivals += 1
-        monitor.now.slack_ns.append(visit.deadline_ns - now_ns)
-        monitor.waiting.add(now_ns, 1)
+        stage.monitor.arrive(now_ns, visit.deadline_ns - now_ns)
         stage.queue.push(visit)
         if stage.idle:
             self.dispatch(now_ns, stage, out)
@@ -172,22 +168,20 @@ class DataPath:
         while index < limit and index < len(visits):
             if is_hopeless(now_ns, visits[index], cost_ns) or not self._is_open(visits[index].request.id):
                 visit = stage.queue.remove_at(index)
-                stage.monitor.waiting.add(now_ns, -1)
+                stage.monitor.queue(now_ns, -1)
                 self._drop_visit(now_ns, visit, cost_ns, "", out)
             else:
                 index += 1
 
     def _start(self, now_ns: int, stage: Stage, replica: Replica, visits: list[Visit], out: list[Action]) -> None:
-        state, monitor, count = self._state, stage.monitor, len(visits)
+        state, count = self._state, len(visits)
         batch = BatchId(state.next_batch)
         state.next_batch += 1
         stuck_ns = now_ns + max(STUCK_NS_MIN, STUCK_FACTOR * replica.costs_ns[count])
-        replica.batch = Running(batch, visits, now_ns, stuck_ns, replica.cores)
+        replica.batch = Running(batch, visits, now_ns, stuck_ns, replica.cores, replica.millicores)
         replica.batches += 1
         stage.last = replica.id
-        monitor.waiting.add(now_ns, -count)
-        monitor.running.add(now_ns, count)
-        monitor.busy_millicores.add(now_ns, millicores(replica.cores))
+        stage.monitor.start(now_ns, count, replica.millicores)
         out.append(StartBatch(batch, replica.id, stage.name, tuple([visit.request.id for visit in visits])))
 
     def _release(self, now_ns: int, replica: Replica) -> Running:
@@ -195,9 +189,7 @@ class DataPath:
         batch = replica.batch
         assert batch is not None, f"replica {replica.id} runs no batch"
         replica.batch = None
-        monitor = replica.stage.monitor
-        monitor.running.add(now_ns, -len(batch.visits))
-        monitor.busy_millicores.add(now_ns, -millicores(batch.cores))
+        replica.stage.monitor.finish(now_ns, len(batch.visits), batch.millicores)
         return batch
 
     def _reuse(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
@@ -205,8 +197,10 @@ class DataPath:
         if replica.life is Life.DRAINING:
             out.append(StopReplica(replica.id, "drained"))
             return
-        replica.stage.add_idle(replica)
-        self.dispatch(now_ns, replica.stage, out)
+        stage = replica.stage
+        stage.add_idle(replica)
+        if stage.queue.visits:
+            self.dispatch(now_ns, stage, out)
 
     def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
         """A visit of a graph is over: enter the stages whose predecessors are all done, or answer."""

@@ -16,48 +16,73 @@ SLACK_BUCKETS_KEPT = 10
 """Only the newest buckets keep every request's slack; a second at 10,000 rps is 80 kB."""
 
 
-class Level:
-    """A count and the integral of it over time."""
-
-    __slots__ = ("_sum", "value")
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._sum = 0
-
-    def add(self, now_ns: int, amount: int) -> None:
-        """Change the count by `amount` at `now_ns`."""
-        self.value += amount
-        self._sum -= amount * now_ns
-
-    def integral(self, now_ns: int) -> int:
-        """∫ count dt from 0 to `now_ns`, which must not lie before the last change."""
-        return self._sum + self.value * now_ns
-
-
 class Monitor:
-    """One stage's levels and buckets. `roll` closes buckets; the core calls it before events beyond their end."""
+    """One stage's counts and buckets. `roll` closes buckets; the core calls it before events beyond their end."""
 
-    __slots__ = ("_closed", "bucket_ns", "buckets", "busy_millicores", "now", "ready_millicores", "running", "waiting")
+    __slots__ = (
+        "_busy_sum",
+        "_closed",
+        "_ready_sum",
+        "_running_sum",
+        "_waiting_sum",
+        "bucket_ns",
+        "buckets",
+        "busy_millicores",
+        "now",
+        "ready_millicores",
+        "running",
+        "waiting",
+    )
 
     def __init__(self, bucket_ns: int) -> None:
         self.bucket_ns = bucket_ns
-        self.waiting = Level()
-        self.running = Level()
-        self.busy_millicores = Level()
-        self.ready_millicores = Level()
+        self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
+        self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
         self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT)
         self.now = Bucket(start_ns=0)
         self._closed = (0, 0, 0, 0)
+
+    def arrive(self, now_ns: int, slack_ns: int) -> None:
+        """A visit enters the queue with so much of its budget left."""
+        self.now.arrivals += 1
+        self.now.slack_ns.append(slack_ns)
+        self.waiting += 1
+        self._waiting_sum -= now_ns
+
+    def queue(self, now_ns: int, count: int) -> None:
+        """`count` visits return to the queue, or leave it unserved where negative."""
+        self.waiting += count
+        self._waiting_sum -= count * now_ns
+
+    def start(self, now_ns: int, count: int, millicores: int) -> None:
+        """`count` visits leave the queue as a batch on a replica of so many cores."""
+        self.waiting -= count
+        self._waiting_sum += count * now_ns
+        self.running += count
+        self._running_sum -= count * now_ns
+        self.busy_millicores += millicores
+        self._busy_sum -= millicores * now_ns
+
+    def finish(self, now_ns: int, count: int, millicores: int) -> None:
+        """A batch is over, well or not."""
+        self.running -= count
+        self._running_sum += count * now_ns
+        self.busy_millicores -= millicores
+        self._busy_sum += millicores * now_ns
+
+    def ready(self, now_ns: int, millicores: int) -> None:
+        """So many cores become ready, or cease to be where negative."""
+        self.ready_millicores += millicores
+        self._ready_sum -= millicores * now_ns
 
     def roll(self, now_ns: int) -> None:
         """Close every bucket that ends at or before `now_ns`."""
         while (end_ns := self.now.start_ns + self.bucket_ns) <= now_ns:
             totals = (
-                self.waiting.integral(end_ns),
-                self.running.integral(end_ns),
-                self.busy_millicores.integral(end_ns),
-                self.ready_millicores.integral(end_ns),
+                self._waiting_sum + self.waiting * end_ns,
+                self._running_sum + self.running * end_ns,
+                self._busy_sum + self.busy_millicores * end_ns,
+                self._ready_sum + self.ready_millicores * end_ns,
             )
             bucket, before = self.now, self._closed
             bucket.waiting_ns = totals[0] - before[0]

@@ -18,15 +18,18 @@ from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Reques
 class Running:
     """A batch in service."""
 
-    __slots__ = ("cores", "id", "started_ns", "stuck_ns", "visits")
+    __slots__ = ("cores", "id", "millicores", "started_ns", "stuck_ns", "visits")
 
-    def __init__(self, id: BatchId, visits: list[Visit], started_ns: int, stuck_ns: int, cores: float) -> None:
+    def __init__(
+        self, id: BatchId, visits: list[Visit], started_ns: int, stuck_ns: int, cores: float, millicores: int
+    ) -> None:
         self.id = id
         self.visits = visits
         self.started_ns = started_ns
         self.stuck_ns = stuck_ns
         """When the replica is given up if the batch has not finished."""
         self.cores = cores
+        self.millicores = millicores
 
 
 class Replica:
@@ -40,6 +43,7 @@ class Replica:
         "costs_ns",
         "id",
         "life",
+        "millicores",
         "resizing",
         "since_ns",
         "spec",
@@ -54,6 +58,7 @@ class Replica:
         self.belief = stage.beliefs[spec.variant]
         self.cores = spec.cores
         """Cores in effect."""
+        self.millicores = millicores(spec.cores)
         self.target_cores = spec.cores
         """Cores last asked for; differs from `cores` while a resize is under way."""
         self.resizing = 0
@@ -158,7 +163,7 @@ class Stage:
             variants=self.beliefs,
             replicas=tuple(r.view() for r in self.replicas.values() if r.life is not Life.DRAINING),
             queue=tuple(self.queue.visits),
-            running=self.monitor.running.value,
+            running=self.monitor.running,
             buckets=tuple(self.monitor.buckets),
             bucket_ns=self.monitor.bucket_ns,
         )
@@ -216,14 +221,15 @@ class State:
         if Life.READY in (was, life) and was is not life:
             sign = 1 if life is Life.READY else -1
             stage.ready += sign
-            stage.monitor.ready_millicores.add(now_ns, sign * millicores(replica.cores))
+            stage.monitor.ready(now_ns, sign * replica.millicores)
         stage.refresh()
 
     def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
         """A resize took effect."""
         if replica.life is Life.READY:
-            replica.stage.monitor.ready_millicores.add(now_ns, millicores(cores) - millicores(replica.cores))
+            replica.stage.monitor.ready(now_ns, millicores(cores) - replica.millicores)
         replica.cores = cores
+        replica.millicores = millicores(cores)
         replica.stage.refresh()
 
     def forget(self, now_ns: int, replica: Replica) -> None:
@@ -232,7 +238,7 @@ class State:
             if replica.batch is None:
                 replica.stage.remove_idle(replica)
             replica.stage.ready -= 1
-            replica.stage.monitor.ready_millicores.add(now_ns, -millicores(replica.cores))
+            replica.stage.monitor.ready(now_ns, -replica.millicores)
         self.ledger.release(replica.id)
         del self.replicas[replica.id]
         del replica.stage.replicas[replica.id]
