@@ -113,13 +113,19 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
 
 
 def pack_table(passes: Sequence[Sequence[tuple[str, Shape]]]) -> bytes:
-    """Describe forward passes, each a datatype and a shape per tensor; every pass has equally many tensors."""
+    """Describe forward passes, each a datatype and a shape per tensor; every pass has equally many tensors.
+
+    Raises `ProtocolError` for more than a table holds.
+    """
     parts = [_COUNTS.pack(len(passes), len(passes[0]) if passes else 0)]
     for tensors in passes:
         for datatype, shape in tensors:
             parts.append(_TENSOR.pack(CODE_OF[datatype], len(shape)))
             parts.append(_DIMS[len(shape)].pack(*shape))
-    return b"".join(parts)
+    table = b"".join(parts)
+    if len(table) > TABLE_BYTES_MAX:
+        raise ProtocolError(f"the shapes of {len(passes)} passes take {len(table)} B, more than {TABLE_BYTES_MAX}")
+    return table
 
 
 def unpack_table(table: bytes, payload_bytes: int) -> list[list[Piece]]:
