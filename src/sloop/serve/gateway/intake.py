@@ -8,7 +8,7 @@ Source: Open Inference Protocol v2, "Tensor Data", and Triton's binary tensor da
 from array import array
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
@@ -124,7 +124,7 @@ def pack(datatype: str, shape: tuple[int, ...], data: Sequence[object], field: s
     code = ARRAY_CODES.get(datatype)
     if code is not None:
         try:
-            packed = array(code, data)  # type: ignore[arg-type]  # its own check of the elements is the point
+            packed: array[float] = array(code, cast(list[float], data))  # which checks every element itself
         except TypeError:  # nested, or wrong elements
             raw = pack_nested(datatype, data, field)
         except OverflowError as error:
@@ -161,7 +161,7 @@ def pack_nested(datatype: str, data: Sequence[object], field: str) -> bytes:
             "send a flat list, or lists nested as the shape",
         )
     if dtype.kind in "iu" and found.size:
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(dtype.name)
         if int(found.min()) < int(limits.min) or int(found.max()) > int(limits.max):
             raise bad(field, f"an element is out of {datatype}'s range", "send a wider type")
     with np.errstate(over="ignore"):  # beyond float16 is infinity, as in C

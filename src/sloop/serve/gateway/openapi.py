@@ -1,0 +1,177 @@
+"""The REST surface described in OpenAPI 3.1, for this very application: its inputs, outputs, types and shapes.
+
+Tests fuzz the server from it, so what it promises is what the server does.
+Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
+"""
+
+from typing import Final
+
+from sloop.serve.gateway import service as offer
+from sloop.serve.gateway.budget import MS_MAX
+from sloop.serve.gateway.service import Service
+from sloop.serve.tensor import Port
+
+Schema = dict[str, object]
+
+ERROR: Final[Schema] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "description": "What is wrong, its value, and the fix."}},
+}
+PARAMETERS: Final[Schema] = {"type": "object", "description": "Free; x-slo-ms and x-elapsed-ms as in the headers."}
+TENSOR_PARAMETERS: Final[Schema] = {"type": "object"}
+REASONS: Final = {
+    400: "The request is wrong; the error names the field.",
+    401: "The API key is missing or wrong.",
+    404: "No such path, model or version.",
+    405: "The path does not know this method.",
+    413: "The body is larger than this server takes.",
+    415: "The body is compressed.",
+    500: "The model failed on this request.",
+    503: "Rejected by admission, or not ready; see Retry-After.",
+    504: "Dropped: its deadline could not be met.",
+}
+
+
+def describe(service: Service) -> Schema:
+    """The whole description."""
+    name = service.model
+    model = f"/v2/models/{name}"
+    answers: Schema = {"type": "object"}
+    paths: Schema = {
+        "/v2": get("Server metadata", obj(name="string", version="string", extensions="array")),
+        "/v2/health/live": get("Whether the server runs", obj(live="boolean"), needs_key=False),
+        "/v2/health/ready": get("Whether it would infer", obj(ready="boolean"), 503, needs_key=False),
+        "/metrics": get("Prometheus metrics", {"type": "string"}, media="text/plain"),
+        "/openapi.json": get("This description", answers),
+        "/v2/sloop/openapi": get("This description", answers),
+        "/v2/sloop/state": get("Stages, replicas and plan as they are now", answers),
+        "/v2/sloop/decisions": get("The last decisions with their reasons", answers, 400, parameters=[limit()]),
+    }
+    for base in (model, f"{model}/versions/{offer.MODEL_VERSION}"):
+        paths[base] = get("Model metadata", obj(name="string", platform="string", inputs="array", outputs="array"))
+        paths[f"{base}/ready"] = get("Whether the model would infer", obj(name="string", ready="boolean"), 503)
+        paths[f"{base}/infer"] = infer(service)
+    description: Schema = {
+        "openapi": "3.1.0",
+        "info": {"title": f"{name}, served by sloop", "version": offer.SERVER_VERSION},
+        "paths": paths,
+    }
+    if service.api_key:
+        description["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        description["security"] = [{"key": []}]
+    return description
+
+
+def get(
+    summary: str,
+    schema: Schema,
+    *statuses: int,
+    parameters: list[Schema] | None = None,
+    media: str = "application/json",
+    needs_key: bool = True,
+) -> Schema:
+    """A path that is only read."""
+    operation: Schema = {
+        "summary": summary,
+        "responses": {"200": {"description": "OK", "content": {media: {"schema": schema}}}}
+        | errors(*statuses, *([401] if needs_key else []), 405),
+    }
+    if parameters:
+        operation["parameters"] = parameters
+    return {"get": operation}
+
+
+def infer(service: Service) -> Schema:
+    """The path that runs the model."""
+    intake = service.intake
+    output: Schema = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"enum": [port.name for port in intake.signature.outputs]},
+            "parameters": TENSOR_PARAMETERS,
+        },
+    }
+    request: Schema = {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": PARAMETERS,
+            "inputs": {"type": "array", "items": {"anyOf": [tensor(port) for port in intake.signature.inputs]}},
+            "outputs": {"type": "array", "items": output},
+        },
+    }
+    answer: Schema = {
+        "type": "object",
+        "required": ["model_name", "outputs"],
+        "properties": {
+            "model_name": {"const": service.model},
+            "model_version": {"type": "string"},
+            "id": {"type": "string"},
+            "outputs": {"type": "array", "items": {"type": "object", "required": ["name", "datatype", "shape"]}},
+        },
+    }
+    binary: Schema = {"description": "The same JSON with binary tensors behind it; see the headers."}
+    met: Schema = {"x-slo-met": {"required": True, "schema": {"enum": ["true", "false"]}}}
+    contents: Schema = {"application/json": {"schema": answer}, "application/octet-stream": {"schema": binary}}
+    outputs: Schema = {"200": {"description": "The outputs", "headers": met, "content": contents}}
+    return {
+        "post": {
+            "summary": "Infer",
+            "parameters": [
+                header("x-slo-ms", "End-to-end budget in milliseconds.", "number", 0.001, MS_MAX),
+                header("x-elapsed-ms", "Milliseconds of it spent on the way here.", "number", 0, MS_MAX),
+                header("Inference-Header-Content-Length", "Bytes of JSON before binary tensors.", "integer", 0, None),
+            ],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
+            "responses": outputs | errors(400, 401, 405, 413, 415, 500, 503, 504),
+        }
+    }
+
+
+def tensor(port: Port) -> Schema:
+    """`$request_input` for one input."""
+    dims: list[Schema] = [{"const": dim} if dim != -1 else {"type": "integer", "minimum": 1} for dim in port.shape]
+    shape: Schema = {"type": "array", "minItems": len(dims), "maxItems": len(dims)}
+    if dims:
+        shape["prefixItems"] = dims
+    return {
+        "type": "object",
+        "required": ["name", "shape", "datatype"],
+        "properties": {
+            "name": {"const": port.name},
+            "datatype": {"const": port.datatype},
+            "shape": shape,
+            "data": {"type": "array", "description": "As many elements as the shape says, flat or nested."},
+            "parameters": TENSOR_PARAMETERS,
+        },
+    }
+
+
+def header(name: str, description: str, kind: str, minimum: float, maximum: float | None) -> Schema:
+    """An optional header with a number."""
+    schema: Schema = {"type": kind, "minimum": minimum}
+    if maximum is not None:
+        schema["maximum"] = maximum
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
+
+
+def limit() -> Schema:
+    """How many decisions to show."""
+    schema: Schema = {"type": "integer", "minimum": 1, "maximum": 10_000}
+    return {"name": "limit", "in": "query", "required": False, "schema": schema}
+
+
+def errors(*statuses: int) -> Schema:
+    """The responses that carry `{"error": …}`."""
+    return {
+        str(status): {"description": REASONS[status], "content": {"application/json": {"schema": ERROR}}}
+        for status in sorted(set(statuses))
+    }
+
+
+def obj(**kinds: str) -> Schema:
+    """An object with these fields, all required."""
+    return {"type": "object", "required": list(kinds), "properties": {key: {"type": k} for key, k in kinds.items()}}

@@ -1,0 +1,208 @@
+"""The Open Inference Protocol v2 over REST: routes, headers and status codes around a `Service`.
+
+Promises an answer to every exchange, whatever was sent, and `{"error": …}` in every one that is not a success.
+Source: Open Inference Protocol v2, "HTTP/REST"; the status codes and headers are the contract of `docs/`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from sloop.serve.gateway import service as offer
+from sloop.serve.gateway.budget import ELAPSED, SLO, budget_ns
+from sloop.serve.gateway.http1 import Exchange
+from sloop.serve.gateway.openapi import describe
+from sloop.serve.gateway.payload import HEADER_LENGTH, Wanted, read, write
+from sloop.serve.gateway.refusal import Refusal, bad, of_ended, shown
+from sloop.serve.gateway.service import Service
+from sloop.serve.submission import Ended
+from sloop.serve.tensor import Port
+from sloop.vocabulary import Outcome
+
+SLO_HEADER: Final = SLO.encode()
+ELAPSED_HEADER: Final = ELAPSED.encode()
+MET: Final = b"x-slo-met: true\r\n"
+NOT_MET: Final = b"x-slo-met: false\r\n"
+EXPOSITION: Final = b"text/plain; version=0.0.4; charset=utf-8"
+OCTETS: Final = b"application/octet-stream"
+DECISIONS: Final = 100
+DECISIONS_MAX: Final = 10_000
+
+_log = logging.getLogger(__name__)
+
+Answer = Callable[[Exchange], None]
+
+
+class Rest:
+    """Answers exchanges; `answer` is what a listener calls."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._openapi = msgspec.json.encode(describe(service))
+        self._routes = self._route()
+
+    def answer(self, exchange: Exchange) -> None:
+        """Take a complete request and see to its answer. Raises nothing."""
+        try:
+            url = exchange.url
+            verbs = self._routes.get(url.decode("latin-1")) or self._routes.get(exchange.path)
+            if verbs is None:
+                raise self._unknown_path(exchange.path)
+            answer = verbs.get(exchange.method)
+            if answer is None:
+                allowed = ", ".join(verbs)
+                refusal = Refusal(405, f"{exchange.path}: {exchange.method} is not possible here", f"use {allowed}")
+                exchange.reply_error(405, refusal.what, refusal.fix, headers=f"allow: {allowed}\r\n".encode())
+                return
+            if self.service.api_key and not exchange.path.startswith("/v2/health/"):
+                self._admit(exchange)
+            answer(exchange)
+        except Refusal as refusal:
+            refuse(exchange, refusal)
+        except Exception:
+            _log.exception("a request to %s broke the gateway", exchange.path)
+            exchange.reply_error(500, "failed: an error inside the gateway", "see the server's log, and report it")
+
+    def _route(self) -> Mapping[str, Mapping[str, Answer]]:
+        model = f"/v2/models/{self.service.model}"
+        gets: dict[str, Answer] = {
+            "/v2": self._server,
+            "/v2/": self._server,
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+            "/metrics": self._metrics,
+            "/openapi.json": self._description,
+            "/v2/sloop/openapi": self._description,
+            "/v2/sloop/state": self._state,
+            "/v2/sloop/decisions": self._decisions,
+        }
+        posts: dict[str, Answer] = {}
+        for path in (model, f"{model}/versions/{offer.MODEL_VERSION}"):
+            gets[path] = self._model
+            gets[f"{path}/ready"] = self._model_ready
+            posts[f"{path}/infer"] = self._infer
+        return {path: {"GET": answer, "HEAD": answer} for path, answer in gets.items()} | {
+            path: {"POST": answer} for path, answer in posts.items()
+        }
+
+    def _unknown_path(self, path: str) -> Refusal:
+        parts = path.split("/")
+        if path.startswith("/v2/models/") and len(parts) > 3:
+            try:
+                self.service.known(parts[3], parts[5] if len(parts) > 5 and parts[4] == "versions" else "")
+            except Refusal as refusal:
+                return refusal
+        return Refusal(404, f"there is nothing at {shown(path)}", "the paths are in /openapi.json")
+
+    def _admit(self, exchange: Exchange) -> None:
+        authorization, key = exchange.headers.get(b"authorization"), exchange.headers.get(b"x-api-key")
+        self.service.admit(
+            None if authorization is None else authorization.decode("latin-1"),
+            None if key is None else key.decode("latin-1"),
+        )
+
+    def _infer(self, exchange: Exchange) -> None:
+        headers = exchange.headers
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            encoding = headers[b"content-encoding"].decode("latin-1")
+            raise Refusal(415, f"content-encoding: {shown(encoding)} is not understood", "send the body as it is")
+        wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.intake)
+        exchange.body = b""
+        slo_ns, elapsed_ns = budget_ns(
+            headers.get(SLO_HEADER, wanted.parameters.get(SLO)),
+            headers.get(ELAPSED_HEADER, wanted.parameters.get(ELAPSED)),
+        )
+        submitter = self.service.submitter
+        on_end = partial(self._end, exchange, wanted)
+        request = submitter.submit(wanted.tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, on_end=on_end)
+        if exchange.is_open:
+            exchange.on_gone = partial(submitter.cancel, request)
+
+    def _end(self, exchange: Exchange, wanted: Wanted, ended: Ended) -> None:
+        if not exchange.is_open:
+            return
+        if ended.outcome is not Outcome.SERVED and ended.outcome is not Outcome.LATE:
+            refuse(exchange, of_ended(ended))
+            return
+        try:
+            body, json_bytes = write(self.service.model, offer.MODEL_VERSION, wanted, ended.outputs)
+        except Refusal as refusal:
+            refuse(exchange, refusal)
+            return
+        headers = MET if ended.outcome is Outcome.SERVED else NOT_MET
+        if json_bytes is None:
+            exchange.reply(200, body, headers=headers)
+        else:
+            headers += b"inference-header-content-length: %d\r\n" % json_bytes
+            exchange.reply(200, body, content_type=OCTETS, headers=headers)
+
+    def _server(self, exchange: Exchange) -> None:
+        say(exchange, {"name": offer.SERVER, "version": offer.SERVER_VERSION, "extensions": offer.EXTENSIONS})
+
+    def _live(self, exchange: Exchange) -> None:
+        say(exchange, {"live": True})
+
+    def _ready(self, exchange: Exchange) -> None:
+        self._say_ready(exchange, {})
+
+    def _model_ready(self, exchange: Exchange) -> None:
+        self._say_ready(exchange, {"name": self.service.model})
+
+    def _say_ready(self, exchange: Exchange, names: Mapping[str, object]) -> None:
+        why = self.service.unready()
+        if why:
+            body = {**names, "ready": False, "error": f"not ready: {why}; help: ask again in a moment"}
+            exchange.reply(503, msgspec.json.encode(body), headers=b"retry-after: 1\r\n")
+        else:
+            say(exchange, {**names, "ready": True})
+
+    def _model(self, exchange: Exchange) -> None:
+        signature = self.service.intake.signature
+        body = {
+            "name": self.service.model,
+            "versions": [offer.MODEL_VERSION],
+            "platform": offer.PLATFORM,
+            "inputs": list(map(of_port, signature.inputs)),
+            "outputs": list(map(of_port, signature.outputs)),
+        }
+        say(exchange, body)
+
+    def _metrics(self, exchange: Exchange) -> None:
+        exchange.reply(200, self.service.metrics(), content_type=EXPOSITION)
+
+    def _description(self, exchange: Exchange) -> None:
+        exchange.reply(200, self._openapi)
+
+    def _state(self, exchange: Exchange) -> None:
+        exchange.reply(200, self.service.state())
+
+    def _decisions(self, exchange: Exchange) -> None:
+        text = parse_qs(exchange.query_string, keep_blank_values=True).get("limit", [str(DECISIONS)])[-1]
+        if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= DECISIONS_MAX):
+            raise bad("limit", f"{shown(text)} is not a number of decisions", f"ask for 1 to {DECISIONS_MAX}")
+        exchange.reply(200, self.service.decisions(int(text)))
+
+
+def say(exchange: Exchange, body: Mapping[str, object]) -> None:
+    """Answer 200 with a JSON object."""
+    exchange.reply(200, msgspec.json.encode(body))
+
+
+def refuse(exchange: Exchange, refusal: Refusal) -> None:
+    """Answer with an error, and the headers its status asks for."""
+    headers = b""
+    if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = b"retry-after: %d\r\n" % max(1, refusal.retry_after_s)
+    elif refusal.status == HTTPStatus.UNAUTHORIZED:
+        headers = b"www-authenticate: Bearer\r\n"
+    exchange.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
+
+
+def of_port(port: Port) -> dict[str, object]:
+    """`$metadata_tensor`."""
+    return {"name": port.name, "datatype": port.datatype, "shape": port.shape}
