@@ -1,11 +1,10 @@
 from math import inf
-from pathlib import Path
 
 import pytest
 
 from sloop.app.load import load_application
-from sloop.errors import InputError
-from sloop.systems.planning import Need, beliefs_of, chosen, need
+from sloop.systems.planning import Need, need
+from sloop.systems.setup import set_up
 
 AMDAHL = {"form": "amdahl", "gamma": 10, "epsilon": 0, "delta": 0, "eta": 0}  # 10 ms per request and core
 PROFILE = {"latency_ms": AMDAHL, "max_batch": 4, "max_cores": 4, "memory_bytes": 1000}
@@ -22,7 +21,7 @@ def planned(rate_rps: float, slo_ms: float = 100, **system: object) -> Need:
             "cluster": NODES,
         }
     )
-    return need(application, chosen(application), beliefs_of(application), application.cluster, rate_rps)
+    return need(set_up(application), rate_rps)
 
 
 def test_counts_cores_money_and_the_longest_path() -> None:
@@ -61,25 +60,5 @@ def test_batches_grow_to_what_the_rate_needs() -> None:
             "cluster": NODES,
         }
     )
-    found = need(application, chosen(application), beliefs_of(application), application.cluster, 200.0)
+    found = need(set_up(application), 200.0)
     assert found.stages[0].predicted_ms == pytest.approx(12 + 10)  # three per batch; two more arrive in 10 ms
-
-
-def test_a_variant_without_profile_says_how_to_get_one(tmp_path: Path) -> None:
-    model = tmp_path / "net.onnx"
-    model.write_bytes(b"")
-    application = load_application({"name": "x", "slo_ms": 9, "stages": [{"name": "a", "model": str(model)}]})
-    with pytest.raises(InputError, match="sloop profile"):
-        beliefs_of(application)
-
-
-def test_another_system_is_asked_with_its_own_parameters() -> None:
-    application = load_application(
-        {
-            "name": "x",
-            "slo_ms": 9,
-            "stages": [{"name": "a", "profile": PROFILE}],
-            "system": {"name": "sponge", "margin": 1},
-        }
-    )
-    assert chosen(application, "static").name == "static"

@@ -8,7 +8,8 @@ from sloop.app.load import load_application
 from sloop.cli.command import Answer, command
 from sloop.cli.plan import shown
 from sloop.cli.screen import table
-from sloop.systems.planning import beliefs_of, chosen, need
+from sloop.systems.planning import need
+from sloop.systems.setup import set_up
 
 
 @command("check", example="sloop check app.yaml && sloop serve app.yaml")
@@ -17,7 +18,7 @@ from sloop.systems.planning import beliefs_of, chosen, need
 def check(app: Path, rate_rps: float) -> Answer:
     """Validate the application in APP and print its plan, touching nothing. Fails where the plan is not feasible."""
     application = load_application(app)
-    planned = need(application, chosen(application), beliefs_of(application), application.cluster, rate_rps)
+    planned = need(set_up(application), rate_rps)
     stages = [
         {
             "stage": stage.name,

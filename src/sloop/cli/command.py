@@ -58,12 +58,12 @@ class Command(click.Command):
             ctx.exit(answer.exit_code)
 
 
-def command(name: str, *, example: str) -> Callable[[Callable[..., Answer]], Command]:
-    """Make a function the command `name`; its docstring is the help, followed by `example`."""
+def command(name: str, *, example: str, more: str = "") -> Callable[[Callable[..., Answer]], Command]:
+    """Make a function the command `name`; its docstring is the help, followed by what there is `more` and `example`."""
 
     def made(function: Callable[..., Answer]) -> Command:
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
-        epilog = f"\b\nExample:\n{lines}"
+        epilog = f"{more}\n\n\b\nExample:\n{lines}".lstrip("\n")
         return click.command(name, cls=Command, epilog=epilog)(function)
 
     return made

@@ -6,10 +6,12 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
+from sloop.app.application import SystemChoice
 from sloop.app.load import load_application
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import figure, table
-from sloop.systems.planning import Need, beliefs_of, chosen, need
+from sloop.systems.planning import Need, need
+from sloop.systems.setup import set_up
 
 
 @command("plan", example="sloop plan app.yaml --rate 50\nsloop plan app.yaml --rate 50 --system static --json")
@@ -19,7 +21,8 @@ from sloop.systems.planning import Need, beliefs_of, chosen, need
 def plan(app: Path, rate_rps: float, name: str | None) -> Answer:
     """Say what the application in APP needs at a steady rate, what it costs, and what it is believed to give."""
     application = load_application(app)
-    answer = need(application, chosen(application, name), beliefs_of(application), application.cluster, rate_rps)
+    choice = SystemChoice(name) if name and name != application.system.name else None
+    answer = need(set_up(application, choice), rate_rps)
     return Answer(answer, shown(answer))
 
 

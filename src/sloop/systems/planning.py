@@ -19,14 +19,9 @@ from sloop.app.application import Application
 from sloop.core.ledger import Holding, Ledger, millicores
 from sloop.core.monitor import BUCKETS_KEPT
 from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
-from sloop.errors import InputError
-from sloop.profile.estimate import Estimate
-from sloop.systems import build_system
-from sloop.systems.system import System
+from sloop.systems.setup import Setup
 from sloop.units import NS_PER_S
-from sloop.vocabulary import Life, Node, Plan, ReplicaId, ReplicaSpec, StagePlan
-
-Beliefs = Mapping[tuple[str, str], Belief]
+from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
 
 ROUNDS_MAX: Final = 40
 """Utilisation-driven policies settle within a few rounds; one that still moves after this many never will."""
@@ -58,96 +53,63 @@ class Need(Struct, frozen=True):
     why: str
 
 
-def chosen(application: Application, name: str | None = None) -> System:
-    """The system the application names, or the one called `name` with its published parameters."""
-    choice = application.system
-    if name is None or name == choice.name:
-        return build_system(choice.name, choice.parameters, where=application.locate(choice.path))
-    return build_system(name)
-
-
-def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
-    """An estimate for every variant, fresh. InputError for a variant without a profile."""
-    found: dict[tuple[str, str], Estimate] = {}
-    for index, stage in enumerate(application.stages):
-        for variant in stage.variants:
-            if variant.profile is None:
-                raise InputError(
-                    f"nothing is known of the speed of {variant.name!r}",
-                    where=application.locate(f"stages[{index}]"),
-                    help=f"measure it with `sloop profile {variant.model}`",
-                )
-            found[stage.name, variant.name] = Estimate(variant.profile, accuracy=variant.accuracy)
-    return found
-
-
-def need(application: Application, system: System, beliefs: Beliefs, nodes: Sequence[Node], rate_rps: float) -> Need:
-    """What `system` wants for `application` on `nodes` at `rate_rps` requests per second."""
+def need(setup: Setup, rate_rps: float) -> Need:
+    """What the setup's system wants at `rate_rps` requests per second, believed to hold for ever."""
     started_ns = time.perf_counter_ns()
-    plan = steady_plan(application, system, beliefs, nodes, rate_rps)
+    plan = steady_plan(setup, rate_rps)
     solve_ms = (time.perf_counter_ns() - started_ns) / 1e6
-    stages = tuple(row for target in plan.stages for row in _stage_needs(target, beliefs, rate_rps))
-    placed, short = _placed(plan, system, beliefs, nodes)
-    predicted_ms = _longest_ms(application, stages)
+    stages = tuple(row for target in plan.stages for row in _stage_needs(target, setup.beliefs, rate_rps))
+    placed, short = _placed(plan, setup)
+    predicted_ms = _longest_ms(setup.application, stages)
     reasons = [plan.why, *short]
     if math.isinf(predicted_ms):
         reasons.append(f"the plan cannot keep up with {rate_rps:g} requests/s")
-    elif predicted_ms > application.slo_ms:
-        reasons.append(f"the predicted {predicted_ms:.4g} ms exceed the deadline of {application.slo_ms:g} ms")
+    elif predicted_ms > setup.application.slo_ms:
+        reasons.append(f"the predicted {predicted_ms:.4g} ms exceed the deadline of {setup.application.slo_ms:g} ms")
     return Need(
-        system=system.name,
+        system=setup.system.name,
         feasible=plan.feasible and not plan.saturated and len(reasons) == 1,
         stages=stages,
         cores=sum(row.replicas * row.cores for row in stages),
-        usd_per_h=sum(node.usd_per_h for node in nodes if node.name in placed),
+        usd_per_h=sum(node.usd_per_h for node in setup.application.cluster if node.name in placed),
         predicted_ms=predicted_ms,
         solve_ms=solve_ms,
         why="; ".join(reasons),
     )
 
 
-def steady_plan(
-    application: Application, system: System, beliefs: Beliefs, nodes: Sequence[Node], rate_rps: float
-) -> Plan:
+def steady_plan(setup: Setup, rate_rps: float) -> Plan:
     """The plan the system keeps at a steady rate; an infeasible, empty one where it has none."""
-    plan = Plan(stages=(), why=f"{system.name} has no plan", feasible=False)
-    period_ns = system.policies.scale.period_ns
+    scale = setup.system.policies.scale
+    plan = Plan(stages=(), why=f"{setup.system.name} has no plan", feasible=False)
     now_ns = BUCKETS_KEPT * NS_PER_S
     for _ in range(ROUNDS_MAX):
-        view = _view(now_ns, application, system, beliefs, nodes, plan, rate_rps)
-        answer = system.policies.scale.plan(now_ns, view)
+        answer = scale.plan(now_ns, _view(now_ns, setup, plan, rate_rps))
         if answer is None or answer.same_target(plan):
             return answer or plan
         plan = answer
-        now_ns += period_ns
+        now_ns += scale.period_ns
     return plan
 
 
-def _view(
-    now_ns: int,
-    application: Application,
-    system: System,
-    beliefs: Beliefs,
-    nodes: Sequence[Node],
-    plan: Plan,
-    rate_rps: float,
-) -> ClusterView:
+def _view(now_ns: int, setup: Setup, plan: Plan, rate_rps: float) -> ClusterView:
     targets = {target.stage: target for target in plan.stages}
     stages = tuple(
-        _stage_view(now_ns, application, stage.name, beliefs, targets.get(stage.name), rate_rps)
-        for stage in application.order
+        _stage_view(now_ns, setup, stage.name, targets.get(stage.name), rate_rps) for stage in setup.application.order
     )
-    demand = {stage.name: system.policies.forecast.demand_rps(now_ns, stage) for stage in stages}
-    views = tuple(NodeView(n, n.cores, n.memory_bytes, dict.fromkeys(n.devices, 1.0)) for n in nodes)
-    return ClusterView(stages=stages, nodes=views, plan=plan if plan.stages else None, demand_rps=demand)
+    forecast = setup.system.policies.forecast
+    demand = {stage.name: forecast.demand_rps(now_ns, stage) for stage in stages}
+    nodes = tuple(
+        NodeView(node, node.cores, node.memory_bytes, dict.fromkeys(node.devices, 1.0))
+        for node in setup.application.cluster
+    )
+    return ClusterView(stages=stages, nodes=nodes, plan=plan if plan.stages else None, demand_rps=demand)
 
 
-def _stage_view(
-    now_ns: int, application: Application, name: str, beliefs: Beliefs, target: StagePlan | None, rate_rps: float
-) -> StageView:
+def _stage_view(now_ns: int, setup: Setup, name: str, target: StagePlan | None, rate_rps: float) -> StageView:
     """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes."""
-    stage = application.by_name[name]
-    variants = {variant.name: beliefs[name, variant.name] for variant in stage.variants}
+    stage = setup.application.by_name[name]
+    variants = {variant.name: setup.beliefs[name, variant.name] for variant in stage.variants}
     specs = [group.spec for group in target.groups for _ in range(group.count)] if target else []
     replicas = tuple(
         ReplicaView(ReplicaId(index), spec, Life.READY, since_ns=0, running=0) for index, spec in enumerate(specs)
@@ -155,7 +117,7 @@ def _stage_view(
     ready_cores = sum(spec.cores for spec in specs)
     busy_cores = min(ready_cores, rate_rps * _core_s_per_request(specs, target, variants))
     arrivals = round(rate_rps)
-    slack_ns = [application.slo_ns] * min(arrivals, SLACKS_MAX)
+    slack_ns = [setup.application.slo_ns] * min(arrivals, SLACKS_MAX)
     buckets = [
         Bucket(
             start_ns=start_ns,
@@ -169,7 +131,7 @@ def _stage_view(
     ]
     return StageView(
         name=name,
-        slo_ns=application.slo_ns,
+        slo_ns=setup.application.slo_ns,
         after=stage.after,
         variants=variants,
         replicas=replicas,
@@ -194,7 +156,7 @@ def _core_s_per_request(
     return sum(costs) / len(costs)
 
 
-def _stage_needs(target: StagePlan, beliefs: Beliefs, rate_rps: float) -> list[StageNeed]:
+def _stage_needs(target: StagePlan, beliefs: Mapping[tuple[str, str], Belief], rate_rps: float) -> list[StageNeed]:
     """One row per group; the rate is shared evenly among the stage's replicas."""
     replicas = sum(group.count for group in target.groups)
     rows = []
@@ -225,14 +187,15 @@ def _longest_ms(application: Application, rows: Sequence[StageNeed]) -> float:
     return max(done_ms.values(), default=0.0)
 
 
-def _placed(plan: Plan, system: System, beliefs: Beliefs, nodes: Sequence[Node]) -> tuple[set[str], list[str]]:
+def _placed(plan: Plan, setup: Setup) -> tuple[set[str], list[str]]:
     """Names of the nodes the plan occupies, and what has no room."""
-    ledger, used, short, next_id = Ledger(nodes), set[str](), list[str](), 0
+    place = setup.system.policies.place
+    ledger, used, short, next_id = Ledger(setup.application.cluster), set[str](), list[str](), 0
     for target in plan.stages:
         for group in target.groups:
-            spec, memory_bytes = group.spec, beliefs[target.stage, group.spec.variant].memory_bytes
+            spec, memory_bytes = group.spec, setup.beliefs[target.stage, group.spec.variant].memory_bytes
             for placed in range(group.count):
-                name = spec.node or system.policies.place.choose(0, spec, memory_bytes, ledger.views())
+                name = spec.node or place.choose(0, spec, memory_bytes, ledger.views())
                 share = round(spec.share * 1_000_000)
                 holding = Holding(name or "", millicores(spec.cores), memory_bytes, spec.device, share)
                 if name is None or not ledger.reserve(ReplicaId(next_id), holding):
