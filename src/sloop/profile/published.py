@@ -26,7 +26,7 @@ RESNET_T = Profile(
     max_cores=16,
     hardware="Intel Xeon Gold 6240R",
     origin="fitted",
-    source="Sponge (EuroMLSys 2024), Table 1; non-negative fit of relative errors to its six P99 latencies",
+    source="Sponge (EuroMLSys 2024), Table 1; least-squares fit to its six P99 latencies",
     software="PyTorch on Kubernetes",
     date="2024-04-22",
     measured=Region(batch_min=1, batch_max=8, cores_min=1, cores_max=8),

@@ -1,0 +1,167 @@
+"""Fits: the golden numbers of the Sponge specification (§3.2, §3.3, §7.3-5), and parameters found again."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.profile import RESNET18_HUMAN, RESNET_T, Amdahl, Fit, Quadratic, Sample, Table
+from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, isotonic, points_p50, points_p99
+from sloop.profile.published import RESNET_T_CELLS
+
+assert isinstance(RESNET18_HUMAN.latency_ms, Table)
+GRID = [Point(batch, cores, ms) for batch, row in RESNET18_HUMAN.latency_ms.table.items() for cores, ms in row.items()]
+
+
+def _parameters(fit: Fit) -> tuple[float, float, float, float]:
+    assert isinstance(fit.params, Amdahl)
+    return fit.params.gamma, fit.params.delta, fit.params.epsilon, fit.params.eta
+
+
+def test_resnet_t() -> None:
+    fit = fit_amdahl([Point(*cell) for cell in RESNET_T_CELLS], relative=False)
+    assert _parameters(fit) == pytest.approx((35.917, 0.903, 5.540, 15.120), abs=5e-4)
+    assert fit.mape == pytest.approx(0.03, abs=0.005)
+    assert fit.max_error == pytest.approx(0.05, abs=0.005)
+    assert isinstance(RESNET_T.latency_ms, Amdahl)
+
+
+def test_resnet18_absolute() -> None:
+    fit = fit_amdahl(GRID, relative=False)
+    assert _parameters(fit) == pytest.approx((18.287, 4.468, 45.743, 1.514), abs=5e-4)
+    assert fit.r2 == pytest.approx(0.969, abs=5e-4)
+    assert fit.mape == pytest.approx(0.126, abs=5e-4)
+    assert fit.max_error == pytest.approx(0.52, abs=5e-3)
+
+
+def test_resnet18_whole_ms() -> None:
+    whole = [point._replace(latency_ms=int(point.latency_ms)) for point in GRID]
+    fit = fit_amdahl(whole, relative=False)
+    assert _parameters(fit) == pytest.approx((18.269, 4.483, 45.715, 1.104), abs=5e-4)
+    cut = {(1, 1): 45.0, (1, 16): 12.0}  # their unrounded values lie just under the printed ones
+    exact = [point._replace(latency_ms=cut.get((point.batch, int(point.cores)), point.latency_ms)) for point in whole]
+    assert _parameters(fit_amdahl(exact, relative=False)) == pytest.approx((18.290, 4.488, 45.469, 1.046), abs=5e-4)
+
+
+def test_resnet18_relative() -> None:
+    fit = fit_amdahl(GRID)
+    assert _parameters(fit) == pytest.approx((23.200, 3.758, 14.963, 5.416), abs=5e-4)
+    assert fit.mape == pytest.approx(0.0775, abs=5e-5)
+    assert fit.max_error == pytest.approx(0.183, abs=5e-4)
+    assert fit.r2 == pytest.approx(0.955, abs=5e-4)
+
+
+def test_resnet18_restricted() -> None:
+    fit = fit_amdahl([point for point in GRID if point.batch <= 8 and point.cores <= 16], relative=False)
+    assert _parameters(fit) == pytest.approx((32.25, 2.66, 3.15, 6.12), abs=6e-3)
+    assert fit.r2 == pytest.approx(0.998, abs=5e-4)
+    assert fit.mape == pytest.approx(0.046, abs=5e-4)
+
+
+def test_algorithm_2_with_either_fit_gives_five_cores_batch_ten() -> None:
+    for name in ("amdahl", "amdahl_whole_ms"):
+        latency = RESNET18_HUMAN.with_fit(name).latency_ms
+        feasible = [
+            (cores, batch)
+            for cores, batch in product(range(1, 17), range(1, 17))
+            if -(-100 // batch) * latency.latency_ms(batch, cores) + 50 < 1000
+        ]
+        assert feasible[0] == (5, 10)
+        assert int(latency.latency_ms(10, 5)) == 91
+
+
+POSITIVE = st.floats(0.1, 50)
+
+
+@given(POSITIVE, POSITIVE, POSITIVE, POSITIVE, st.booleans(), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_finds_the_parameters_of_exact_points(
+    gamma: float, epsilon: float, delta: float, eta: float, relative: bool, robust: bool
+) -> None:
+    truth = Amdahl(gamma, epsilon, delta, eta)
+    points = [Point(b, c, truth.latency_ms(b, c)) for b in (1, 2, 4, 8) for c in (0.5, 1, 2, 4)]
+    fit = fit_amdahl(points, relative=relative, robust=robust)
+    assert fit.max_error < 1e-6
+    assert _parameters(fit) == pytest.approx((gamma, delta, epsilon, eta), rel=1e-3, abs=1e-4)
+
+
+@given(st.lists(st.integers(0, 24), max_size=4, unique=True), st.sampled_from([0.3, 3.0, 20.0]))
+@settings(max_examples=50, deadline=None)
+def test_robust_fits_leave_outliers_out(broken: list[int], factor: float) -> None:
+    truth = Amdahl(20, 5, 2, 4)
+    points = [Point(b, c, truth.latency_ms(b, c)) for b in (1, 2, 4, 8, 16) for c in (0.5, 1, 2, 4, 8)]
+    for index in broken:
+        points[index] = points[index]._replace(latency_ms=points[index].latency_ms * factor)
+    assert _parameters(fit_amdahl(points, robust=True)) == pytest.approx((20, 2, 5, 4), rel=1e-3)
+
+
+def test_quadratic() -> None:
+    truth = Quadratic(0.25, 12, 30)
+    points = [Point(batch, 1, truth.latency_ms(batch, 1)) for batch in (1, 2, 4, 8)]
+    for relative in (True, False):
+        fit = fit_quadratic(points, relative=relative).params
+        assert isinstance(fit, Quadratic)
+        assert (fit.alpha, fit.beta, fit.gamma) == pytest.approx((0.25, 12, 30))
+
+
+@pytest.mark.parametrize(
+    ("fit", "points", "what"),
+    [
+        (fit_quadratic, [Point(1, 1, 1), Point(2, 1, 2)], "3 batch sizes"),
+        (fit_quadratic, [Point(1, 1, 1), Point(2, 2, 2)], "one core count"),
+        (fit_amdahl, [Point(1, 1, 1)] * 9, "4 points"),
+        (fit_amdahl, [Point(b, 1, b) for b in range(1, 9)], "2 core counts"),
+        (fit_amdahl, [Point(b, c, 0) for b in (1, 2) for c in (1, 2)], "positive"),
+        (fit_table, [], "one point"),
+    ],
+)
+def test_refuses_points_that_say_too_little(fit: object, points: list[Point], what: str) -> None:
+    assert callable(fit)
+    with pytest.raises(ValueError, match=what):
+        fit(points)
+
+
+def test_table_mends_the_one_cell_that_rises_with_cores() -> None:
+    fit = fit_table(GRID)
+    assert isinstance(fit.params, Table)
+    mended = fit.params.table
+    assert mended[1][8] == pytest.approx((12.4 * 13.0) ** 0.5)
+    assert mended[1][16] == pytest.approx((12.4 * 13.0) ** 0.5)
+    assert mended[16][4] == pytest.approx(169.0)
+    assert fit.max_error < 0.025
+
+
+@given(st.lists(st.floats(1, 100), min_size=12, max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_tables_are_monotone_and_leave_monotone_ones_alone(latencies: list[float]) -> None:
+    cells = [(batch, cores) for batch in (1, 3, 9) for cores in (0.5, 1.0, 2.0, 3.0)]
+    fit = fit_table([Point(*cell, ms) for cell, ms in zip(cells, latencies, strict=True)])
+    assert isinstance(fit.params, Table)
+    table = fit.params.table
+    for (b1, c1), (b2, c2) in product(cells, cells):
+        if b1 <= b2 and c1 >= c2:
+            assert table[b1][c1] <= table[b2][c2]
+    again = fit_table([Point(batch, cores, table[batch][cores]) for batch, cores in cells])
+    assert again.max_error < 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 5)), min_size=1, max_size=7))
+@settings(max_examples=50, deadline=None)
+def test_isotonic_is_the_min_max_formula(given_values: list[tuple[float, int]]) -> None:
+    values = [value for value, _ in given_values]
+    weights = [weight for _, weight in given_values]
+
+    def mean(low: int, high: int) -> float:
+        return float(np.average(values[low : high + 1], weights=weights[low : high + 1]))
+
+    size = len(values)
+    expected = [max(min(mean(i, j) for j in range(k, size)) for i in range(k + 1)) for k in range(size)]
+    assert isotonic(values, weights) == pytest.approx(expected)
+
+
+def test_points_of_samples() -> None:
+    samples = [Sample(batch=2, cores=1.5, p50_ms=5, p99_ms=7, n=9)]
+    assert points_p50(samples) == [Point(2, 1.5, 5)]
+    assert points_p99(samples) == [Point(2, 1.5, 7)]
