@@ -13,6 +13,7 @@ import pytest
 from sloop.serve.gateway.intake import Intake
 from sloop.serve.gateway.listener import Listener
 from sloop.serve.gateway.rest import Rest
+from sloop.serve.gateway.rpc import Rpc
 from sloop.serve.gateway.service import Service
 from sloop.serve.submission import Ended
 from sloop.serve.tensor import Port, Signature, Tensor
@@ -128,9 +129,13 @@ def loop_thread() -> Iterator[LoopThread]:
 def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     """One gateway per test module; `gateway` hands it out with a clean driver."""
     gateway = Gateway(FakeDriver())
-    listener = Listener(Rest(make_service(gateway)).answer, body_bytes_max=100_000, connections_max=64)
+    service = make_service(gateway)
+    listener = Listener(Rest(service).answer, body_bytes_max=100_000, connections_max=64)
     gateway.port = loop_thread.call(listener.start(gateway.host, 0))
+    rpc = Rpc(service, body_bytes_max=100_000)
+    gateway.grpc_port = loop_thread.call(rpc.start(gateway.host, 0))
     yield gateway
+    loop_thread.call(rpc.close(1.0))
     loop_thread.call(listener.close(1.0))
 
 

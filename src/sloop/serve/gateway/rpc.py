@@ -1,0 +1,271 @@
+"""The Open Inference Protocol v2 over gRPC, in the server's own event loop, around the same `Service` as REST.
+
+Promises that every refusal is a status with the text REST would give, and that a call given up by its client is
+cancelled inside. The client's gRPC deadline bounds the request's budget. Knows nothing of HTTP/1.1.
+Source: Open Inference Protocol v2, "gRPC"; gRPC's status codes.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any, Final
+
+import grpc
+
+from sloop.errors import MachineError
+from sloop.serve.gateway import service as offer
+from sloop.serve.gateway.budget import ELAPSED, SLO, budget_ns
+from sloop.serve.gateway.intake import check_raw, pack
+from sloop.serve.gateway.listener import refused_port
+from sloop.serve.gateway.messages import METHODS, SERVICE, message_class
+from sloop.serve.gateway.refusal import Refusal, bad, of_ended
+from sloop.serve.gateway.service import Service
+from sloop.serve.submission import Ended
+from sloop.serve.tensor import Port, Tensor
+from sloop.units import NS_PER_S
+from sloop.vocabulary import Outcome, RequestId
+
+CODES: Final = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""HTTP status to gRPC's. A message over the size limit is refused by gRPC itself: RESOURCE_EXHAUSTED."""
+CONTENTS: Final = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Which list holds a type's elements; FP16 and BF16 go as raw bytes only."""
+HEADROOM_BYTES: Final = 64 * 1024
+"""Names, shapes and parameters beside the tensors."""
+KEYLESS: Final = frozenset({"ServerLive", "ServerReady"})
+
+_log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Rpc:
+    """A gRPC server for one service."""
+
+    def __init__(self, service: Service, *, body_bytes_max: int) -> None:
+        self.service = service
+        self._limit_bytes = body_bytes_max + HEADROOM_BYTES
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; the port in use, which is a free one where 0 was asked for. Raises `MachineError`."""
+        limits = [
+            ("grpc.max_receive_message_length", self._limit_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # or two servers would share one port without a word
+        ]
+        server = grpc.aio.server(options=limits)
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(
+                partial(self._guard, method, getattr(self, f"_{method}")),
+                request_deserializer=message_class(f"{method}Request").FromString,
+                response_serializer=message_class(f"{method}Response").SerializeToString,
+            )
+            for method in METHODS
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise refused(host, port) from error
+        if bound == 0:
+            raise refused(host, port)
+        await server.start()
+        self._server = server
+        return bound
+
+    async def close(self, within_s: float) -> None:
+        """Accept nothing more, give calls under way `within_s` to end, then break them off."""
+        if self._server is not None:
+            await self._server.stop(within_s)
+
+    async def _guard(
+        self, method: str, answer: Callable[[Any, Context], Awaitable[object]], request: object, context: Context
+    ) -> object:
+        """Run one method; put refusals and surprises into gRPC's form."""
+        refusal: Refusal
+        try:
+            if self.service.api_key and method not in KEYLESS:
+                metadata = metadata_of(context)
+                self.service.admit(metadata.get("authorization"), metadata.get("x-api-key"))
+            return await answer(request, context)
+        except Refusal as found:
+            refusal = found
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            _log.exception("a call of %s broke the gateway", method)
+            refusal = Refusal(500, "failed: an error inside the gateway", "see the server's log, and report it")
+        trailing = (("retry-after", str(max(1, refusal.retry_after_s))),) if refusal.status == 503 else ()
+        await context.abort(CODES.get(refusal.status, grpc.StatusCode.INTERNAL), str(refusal), trailing)
+
+    async def _ServerLive(self, _request: object, _context: Context) -> object:
+        return message_class("ServerLiveResponse")(live=True)
+
+    async def _ServerReady(self, _request: object, _context: Context) -> object:
+        return message_class("ServerReadyResponse")(ready=not self.service.unready())
+
+    async def _ModelReady(self, request: Any, _context: Context) -> object:  # noqa: ANN401
+        self.service.known(request.name, request.version)
+        return message_class("ModelReadyResponse")(ready=not self.service.unready())
+
+    async def _ServerMetadata(self, _request: object, _context: Context) -> object:
+        return message_class("ServerMetadataResponse")(
+            name=offer.SERVER, version=offer.SERVER_VERSION, extensions=offer.EXTENSIONS
+        )
+
+    async def _ModelMetadata(self, request: Any, _context: Context) -> object:  # noqa: ANN401
+        self.service.known(request.name, request.version)
+        signature = self.service.intake.signature
+        return message_class("ModelMetadataResponse")(
+            name=self.service.model,
+            versions=[offer.MODEL_VERSION],
+            platform=offer.PLATFORM,
+            inputs=list(map(of_port, signature.inputs)),
+            outputs=list(map(of_port, signature.outputs)),
+        )
+
+    async def _ModelInfer(self, request: Any, context: Context) -> object:  # noqa: ANN401
+        self.service.known(request.model_name, request.model_version)
+        intake = self.service.intake
+        tensors = intake.whole(self._inputs(request))
+        names = [intake.output(out.name, f"outputs[{i}].name") for i, out in enumerate(request.outputs)]
+        slo_ns, elapsed_ns = self._budget_ns(request, context)
+        ended = await self._submitted(tensors, slo_ns, elapsed_ns)
+        if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
+            raise of_ended(ended)
+        met = "true" if ended.outcome is Outcome.SERVED else "false"
+        context.set_trailing_metadata((("x-slo-met", met),))
+        return self._answer(request.id, names or [port.name for port in intake.signature.outputs], ended.outputs)
+
+    async def _submitted(self, tensors: Mapping[str, Tensor], slo_ns: int | None, elapsed_ns: int) -> Ended:
+        """Hand in a request and wait for its end; take it back if the client does not wait."""
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+        def on_end(ended: Ended) -> None:
+            if not future.done():
+                future.set_result(ended)
+
+        submitter = self.service.submitter
+        request: RequestId = submitter.submit(tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, on_end=on_end)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            submitter.cancel(request)
+            raise
+
+    def _budget_ns(self, request: Any, context: Context) -> tuple[int | None, int]:  # noqa: ANN401
+        metadata = metadata_of(context)
+        parameters = {key: parameter(request.parameters[key]) for key in (SLO, ELAPSED) if key in request.parameters}
+        slo_ns, elapsed_ns = budget_ns(
+            metadata.get(SLO, parameters.get(SLO)), metadata.get(ELAPSED, parameters.get(ELAPSED))
+        )
+        remaining_s = context.time_remaining()
+        if remaining_s is not None:
+            # An answer after the client's own deadline reaches nobody: the tighter of the two holds.
+            until_ns = elapsed_ns + max(1, round(min(remaining_s, 1e6) * NS_PER_S))
+            asked_ns = self.service.slo_ns if slo_ns is None else slo_ns
+            slo_ns = until_ns if until_ns < asked_ns else slo_ns
+        return slo_ns, elapsed_ns
+
+    def _inputs(self, request: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        intake = self.service.intake
+        raws = request.raw_input_contents
+        if raws and len(raws) != len(request.inputs):
+            fix = "send one for each input, in the same order"
+            raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
+        tensors: dict[str, Tensor] = {}
+        for index, given in enumerate(request.inputs):
+            field = f"inputs[{index}]"
+            port = intake.port(given.name, f"{field}.name")
+            if given.name in tensors:
+                raise bad(f"{field}.name", f"input {given.name!r} is there twice", "send every input once")
+            shape = intake.shape(port, given.datatype, given.shape, field)
+            if raws:
+                if given.HasField("contents"):
+                    raise bad(f"{field}.contents", "there is raw_input_contents as well", "send one of the two")
+                data = raws[index]
+                check_raw(port.datatype, shape, data, f"raw_input_contents[{index}]")
+            else:
+                data = typed(port, shape, given.contents, f"{field}.contents")
+            tensors[given.name] = Tensor(port.datatype, shape, data)
+        return tensors
+
+    def _answer(self, identifier: str, names: list[str], outputs: Mapping[str, Tensor]) -> object:
+        answer = message_class("ModelInferResponse")(
+            model_name=self.service.model, model_version=offer.MODEL_VERSION, id=identifier
+        )
+        for name in names:
+            tensor = outputs[name]
+            answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+            answer.raw_output_contents.append(bytes(tensor.data))
+        return answer
+
+
+def typed(port: Port, shape: tuple[int, ...], contents: Any, field: str) -> bytes:  # noqa: ANN401
+    """The elements of a typed list as raw bytes."""
+    name = CONTENTS.get(port.datatype)
+    if name is None:
+        raise bad(field, f"{port.datatype} has no typed contents", "send raw_input_contents")
+    for other, elements in contents.ListFields():
+        if other.name != name:
+            raise bad(f"{field}.{other.name}", f"{len(elements)} elements for {port.datatype}", f"use {name}")
+    elements = getattr(contents, name)
+    if len(elements) != prod(shape):
+        raise bad(
+            f"{field}.{name}",
+            f"{len(elements)} elements are not the {prod(shape)} of shape {list(shape)}",
+            "send every element once, in row-major order, or all inputs as raw_input_contents",
+        )
+    return pack(port.datatype, shape, list(elements), f"{field}.{name}")
+
+
+def parameter(value: Any) -> object:  # noqa: ANN401
+    """What a parameter holds."""
+    chosen = value.WhichOneof("parameter_choice")
+    return None if chosen is None else getattr(value, chosen)
+
+
+def metadata_of(context: Context) -> dict[str, str]:
+    """The call's metadata with text values; the last of a repeated key."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def of_port(port: Port) -> object:
+    """`TensorMetadata`."""
+    return message_class("ModelMetadataResponse.TensorMetadata")(
+        name=port.name, datatype=port.datatype, shape=port.shape
+    )
+
+
+def refused(host: str, port: int) -> MachineError:
+    """gRPC does not say why a port was refused: find out by trying it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return refused_port(host, port, error)
+    return MachineError(f"gRPC cannot listen on {host}:{port}", help="choose another port with grpc_port")
