@@ -21,6 +21,9 @@ BUFFERS_MAX: Final = 1024
 SOCKET_BYTES: Final = 4 << 20
 """Asked for as send buffer; what the kernel grants decides in how many pieces a large batch goes."""
 
+CLOSED: Final = "its socket closed"
+"""Why a link ends where the peer just went."""
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -121,11 +124,13 @@ class Link:
             count = self._sock.recv_into(target)
         except (BlockingIOError, InterruptedError):
             return
+        except ConnectionResetError:
+            count = 0
         except OSError as error:
             self._end(str(error))
             return
         if not count:
-            self._end("its socket closed")
+            self._end(CLOSED)
             return
         try:
             if in_body:

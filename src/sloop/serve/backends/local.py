@@ -26,7 +26,7 @@ from sloop.serve.backends import Listener, Servable
 from sloop.serve.frames import Frame, Kind, ProtocolError
 from sloop.serve.passes import Joined, cut, is_batchable, join
 from sloop.serve.tensor import Tensor
-from sloop.serve.transport import Link, socket_pair
+from sloop.serve.transport import CLOSED, Link, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
@@ -212,7 +212,7 @@ class LocalBackend:
         """Reap the process. One whose socket has just ended may be about to exit by itself, with a telling status."""
         process = replica.process
         if process is not None and process.poll() is None:
-            exits_by_itself = replica.error == "its socket closed" and looks < 5
+            exits_by_itself = replica.error == CLOSED and looks < 5
             if not exits_by_itself:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -323,7 +323,7 @@ def _text(frame: Frame) -> str:
 
 def _explain(error: str, process: subprocess.Popen[bytes] | None) -> str:
     """Why a replica is gone, with how its process ended where nothing better is known."""
-    if process is None or error != "its socket closed":
+    if process is None or error != CLOSED:
         return error
     code = process.returncode
     return f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process exited with {code}"

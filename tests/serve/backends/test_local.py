@@ -1,0 +1,256 @@
+"""Real worker processes: what they answer, how they die, and that nothing is left behind."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+import uvloop
+
+from sloop.events import (
+    BatchFailed,
+    Event,
+    Finished,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.serve.actuator import CpuActuator, detect
+from sloop.serve.actuator.affinity import Affinity
+from sloop.serve.backends import Servable
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.runtimes.onnx import read_signature
+from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+
+pytestmark = pytest.mark.live
+BYTES = Signature((Port("x", "UINT8", (-1, -1)),), (Port("x", "UINT8", (-1, -1)),))
+A = ReplicaId(1)
+
+
+def spec(variant: str = "echo", cores: float = 1, device: str = "") -> ReplicaSpec:
+    return ReplicaSpec("stage", variant, cores, "here", device)
+
+
+def rows(*contents: bytes) -> list[list[Tensor]]:
+    return [[Tensor("UINT8", (1, len(content)), content)] for content in contents]
+
+
+class Ear:
+    """Hears everything, and lets a test wait for the next event of a kind."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.outputs: dict[BatchId, Sequence[Sequence[Tensor]]] = {}
+        self._came = asyncio.Event()
+
+    def happened(self, event: Event) -> None:
+        self.events.append(event)
+        self._came.set()
+
+    def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+        assert event.batch not in self.outputs
+        self.outputs[event.batch] = outputs
+        self.happened(event)
+
+    async def hear(self, *kinds: type, count: int = 1) -> Event:
+        """The `count`th event of one of these kinds."""
+        while len(found := [event for event in self.events if isinstance(event, kinds)]) < count:
+            self._came.clear()
+            await asyncio.wait_for(self._came.wait(), 20)
+        return found[count - 1]
+
+
+Scene = Callable[[LocalBackend, Ear], Awaitable[None]]
+
+
+def play(scene: Scene, models: dict[str, Servable] | None = None, actuator: CpuActuator | None = None) -> None:
+    async def main() -> None:
+        servables = models or {"echo": Servable("fake:sleep:0:0", BYTES)}
+        backend = LocalBackend(
+            {("stage", name): servable for name, servable in servables.items()},
+            actuator or Affinity(sorted(os.sched_getaffinity(0))),
+            start_s_max=20,
+        )
+        ear = Ear()
+        backend.attach(ear)
+        try:
+            await scene(backend, ear)
+        finally:
+            pids = {str(pid) for n in range(1, 9) if (pid := backend.pid(ReplicaId(n)))}
+            await backend.close()
+            assert not pids & set(os.listdir("/proc"))
+
+    uvloop.run(main())
+
+
+def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("mlp"))
+        await ear.hear(ReplicaReady)
+        xs = [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 2)]
+        backend.run(BatchId(5), A, [[Tensor("FP32", x.shape, x.tobytes())] for x in xs])
+        await ear.hear(Finished)
+        session = ort.InferenceSession(mlp, providers=["CPUExecutionProvider"])
+        for x, [y] in zip(xs, ear.outputs[BatchId(5)], strict=True):
+            assert (y.datatype, y.shape) == ("FP32", (len(x), 3))
+            got = np.frombuffer(y.data, np.float32).reshape(y.shape)
+            np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5)
+        backend.stop(A)
+        await ear.hear(ReplicaStopped)
+        assert [event.step if isinstance(event, ReplicaProgressed) else type(event) for event in ear.events] == [
+            *("spawning", "loading", "warming"),
+            *(ReplicaReady, Finished, ReplicaStopped),
+        ]
+
+    play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))})
+
+
+def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("one"))
+        await ear.hear(ReplicaReady)
+        row = Tensor("FP32", (1, 4), bytes(16))
+        backend.run(BatchId(1), A, [[row], [row], [row]])
+        await ear.hear(Finished)
+        assert [[y.shape for y in ys] for ys in ear.outputs[BatchId(1)]] == [[(1, 3)]] * 3
+
+    play(scene, {"one": Servable(str(mlp_of_one), read_signature(mlp_of_one))})
+
+
+def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec())
+        await ear.hear(ReplicaReady)
+        contents = [bytes([n]) * (2 << 20) for n in range(4)] + [b"small", b"tiny!"]
+        for batch in range(1, 4):
+            backend.run(BatchId(batch), A, rows(*contents))
+            await ear.hear(Finished, count=batch)
+            assert [bytes(tensors[0].data) for tensors in ear.outputs[BatchId(batch)]] == contents
+
+    play(scene)
+
+
+def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("slow"))
+        await ear.hear(ReplicaReady)
+        pid = backend.pid(A)
+        assert pid is not None
+        backend.run(BatchId(1), A, rows(b"x"))
+        os.kill(pid, signal.SIGKILL)
+        assert await ear.hear(ReplicaLost) == ReplicaLost(A, "its process was killed by SIGKILL")
+        backend.run(BatchId(2), A, rows(b"x"))
+        backend.resize(A, 2)
+        backend.stop(A)
+        assert not ear.outputs
+        assert ear.events[-1] == ReplicaStopped(A)
+        assert backend.pid(A) is None
+
+    play(scene, {"slow": Servable("fake:sleep:5000:0", BYTES)})
+
+
+def test_a_failing_model_fails_batches_and_lives_on() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("bad"))
+        await ear.hear(ReplicaReady)
+        for batch in (1, 2):
+            backend.run(BatchId(batch), A, rows(b"x"))
+            assert await ear.hear(BatchFailed, count=batch) == BatchFailed(
+                BatchId(batch), A, "ValueError: this model fails on purpose"
+            )
+
+    play(scene, {"bad": Servable("fake:sleep:0:0:fail", BYTES)})
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "says"),
+    [
+        ("missing.onnx", "", "missing.onnx"),
+        ("fake:nonsense", "", "is no fake model"),
+        ("fake:sleep:0:0", "gpu0", "device 'gpu0' is asked for"),
+    ],
+)
+def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str, says: str) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("m", device=device))
+        lost = await ear.hear(ReplicaLost)
+        assert isinstance(lost, ReplicaLost)
+        assert says in lost.error
+
+    play(scene, {"m": Servable(model, BYTES)})
+
+
+def test_an_answer_with_other_outputs_than_the_signature_loses_the_replica() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("m"))
+        await ear.hear(ReplicaReady)
+        backend.run(BatchId(1), A, rows(b"x"))
+        lost = await ear.hear(ReplicaLost)
+        assert isinstance(lost, ReplicaLost)
+        assert "has not 0 outputs" in lost.error
+
+    play(scene, {"m": Servable("fake:sleep:0:0", Signature(BYTES.inputs, ()))})
+
+
+def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("slow"))
+        backend.stop(A)
+        await ear.hear(ReplicaStopped)
+        other = ReplicaId(2)
+        backend.start(other, spec("slow"))
+        await ear.hear(ReplicaReady)
+        backend.run(BatchId(1), other, rows(b"x"))
+        backend.stop(other)
+        await ear.hear(ReplicaStopped, count=2)
+        assert not [event for event in ear.events if isinstance(event, ReplicaLost)]
+
+    play(scene, {"slow": Servable("fake:sleep:60000:0", BYTES)})
+
+
+def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec(cores=64))
+        assert await ear.hear(Resized) == Resized(A, 1)
+        await ear.hear(ReplicaReady)
+        backend.resize(A, 0.5)
+        assert await ear.hear(Resized, count=2) == Resized(A, 0.5)
+        backend.resize(A, 8)
+        assert await ear.hear(Resized, count=3) == Resized(A, 1)
+
+    play(scene, actuator=Affinity(sorted(os.sched_getaffinity(0))[:1]))
+
+
+def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Path) -> None:
+    """Acceptance check 11 of the Sponge specification, but for the times, which benchmarks measure."""
+    resizes = 1000
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        chance = np.random.default_rng(11)
+        backend.start(A, spec("mlp"))
+        await ear.hear(ReplicaReady)
+        pid, batch = backend.pid(A), 0
+        row = Tensor("FP32", (1, 4), np.ones(4, np.float32).tobytes())
+        for done in range(resizes):
+            if len(ear.outputs) == batch:
+                batch += 1
+                backend.run(BatchId(batch), A, [[row]] * int(chance.integers(1, 9)))
+            backend.resize(A, float(chance.choice([0.25, 0.5, 1, 1.5, 2])))
+            if done % 4 == 0:  # sometimes the next resize meets one that is under way
+                await ear.hear(Resized, count=done + 1)
+        await ear.hear(Resized, count=resizes)
+        await ear.hear(Finished, count=batch)
+        assert backend.pid(A) == pid
+        assert sorted(ear.outputs) == list(range(1, batch + 1))
+        assert len({bytes(ys[0].data) for outputs in ear.outputs.values() for ys in outputs}) == 1
+        assert sum(isinstance(event, Resized) for event in ear.events) == resizes
+        assert not [event for event in ear.events if isinstance(event, ReplicaLost | BatchFailed)]
+
+    play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, detect().actuator)
