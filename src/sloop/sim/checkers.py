@@ -1,0 +1,219 @@
+"""Checkers: what must hold in every run whatever the policies, told from the event log alone.
+
+A fold over the log that keeps its own books of requests, queues and replicas and compares every order of the core with
+them. Safety at every record (a request ends once; a replica runs one batch; no room is given out twice …), liveness at
+the end (`finish`: whatever came has ended). Works on live logs too, for it knows no simulator.
+Must not know the core, beliefs or truth: an invariant that needs them is none of the outside.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn
+
+from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.application import Application
+from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.log import EVENTS, Record
+from sloop.sim.books import Books, OpenRequest, Rooms, TrackedReplica
+from sloop.units import to_ms
+from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request
+
+ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+
+
+class Violation(AssertionError):
+    """An invariant is broken. The message ends with how to see it again."""
+
+
+class Checkers:
+    """Takes the log record by record; raises Violation at the first that breaks an invariant.
+
+    `edf` asks for deadline order as well, for systems whose queues are ordered by deadlines. `origin` is the command
+    that plays the run again.
+    """
+
+    def __init__(self, application: Application, nodes: Iterable[Node], *, edf: bool = False, origin: str = "") -> None:
+        variants = {(stage.name, variant.name): variant for stage in application.stages for variant in stage.variants}
+        profiles = {key: variant.profile for key, variant in variants.items() if variant.profile is not None}
+        self._batch_max = {key: profile.max_batch for key, profile in profiles.items()}
+        self._rooms = Rooms(nodes, {key: profile.memory_bytes for key, profile in profiles.items()})
+        self._books = Books(application)
+        self._edf = edf
+        self._origin = origin
+        self._now_ns = -(2**63)
+        self._record: Record | None = None
+        self._event: Record | None = None
+        self._limits: dict[str, int] = {}
+        """Per stage the largest batch the plan allows."""
+        self._last_batch = BatchId(-1)
+        self._last_replica = ReplicaId(-1)
+        self._through: list[OpenRequest] = []
+        """Requests that passed their last stage in this step, and must be answered in it."""
+        self._latest: list[tuple[str, int]] = []
+        """Stage and latest deadline of the batches started in this step."""
+        self._checks: dict[type, Callable[[Any], None]] = {
+            Request: self._arrived,
+            Finished: self._finished,
+            BatchFailed: self._batch_failed,
+            ReplicaReady: self._ready,
+            ReplicaLost: self._gone,
+            ReplicaStopped: self._gone,
+            Resized: self._resized,
+            StartBatch: self._start_batch,
+            End: self._end,
+            StartReplica: self._start_replica,
+            StopReplica: self._stop_replica,
+            ResizeReplica: self._resize_replica,
+            Decided: self._decided,
+        }
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Check one record."""
+        self._record = record
+        if now_ns < self._now_ns:
+            self._fail(f"time goes back from {self._now_ns} ns")
+        if isinstance(record, EVENTS):
+            self._end_step()
+            self._event = record
+        elif now_ns != self._now_ns:
+            self._fail(f"an action at another instant than its event's, {self._now_ns} ns")
+        self._now_ns = now_ns
+        check = self._checks.get(type(record))
+        if check is not None:
+            check(record)
+
+    def finish(self) -> None:
+        """The run is over: every request that came must have ended. Faults had stopped, so nothing was in the way."""
+        self._end_step()
+        books = self._books
+        if books.requests:
+            entry = next(iter(books.requests.values()))
+            where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {entry.running}"
+            self._fail(f"{len(books.requests)} requests never ended; request {entry.request.id} {where}")
+
+    def _end_step(self) -> None:
+        """An event and all its actions are known: what holds between steps is checked here."""
+        books = self._books
+        for entry in self._through:
+            if entry.request.id in books.requests:
+                self._fail(f"request {entry.request.id} has passed every stage and is not answered")
+        for stage, latest_ns in self._latest:
+            earliest_ns = books.waiting[stage].earliest_ns(stage, books.requests, books.step)
+            if earliest_ns is not None and earliest_ns < latest_ns:
+                gap_ms = to_ms(latest_ns - earliest_ns)
+                self._fail(f"a batch at {stage} overtook a request whose deadline is {gap_ms:g} ms earlier")
+        if self._through or self._latest:
+            self._through, self._latest = [], []
+        books.step += 1
+
+    def _fail(self, what: str) -> NoReturn:
+        again = f"\nreproduce with: {self._origin}" if self._origin else ""
+        raise Violation(f"at {to_ms(self._now_ns):.6f} ms: {what}\nrecord: {self._record}\nevent: {self._event}{again}")
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            self._fail(what)
+
+    def _arrived(self, request: Request) -> None:
+        self._require(request.id not in self._books.requests, "a request arrived twice")
+        self._require(request.sent_ns <= request.arrived_ns <= self._now_ns, "a request arrived before it was sent")
+        self._books.arrive(request)
+
+    def _finished(self, event: Finished) -> None:
+        replica = self._books.replicas.get(event.replica)
+        if replica is not None and replica.batch == event.batch:
+            self._through = self._books.pass_on(replica)
+
+    def _batch_failed(self, event: BatchFailed) -> None:
+        replica = self._books.replicas.get(event.replica)
+        if replica is not None and replica.batch == event.batch:
+            self._books.put_back(replica)
+
+    def _ready(self, event: ReplicaReady) -> None:
+        replica = self._books.replicas.get(event.replica)
+        if replica is not None:
+            replica.ready = True
+
+    def _gone(self, event: ReplicaLost | ReplicaStopped) -> None:
+        self._books.forget(event.replica)
+
+    def _resized(self, event: Resized) -> None:
+        replica = self._books.replicas.get(event.replica)
+        if replica is not None:
+            replica.cores = event.cores
+            replica.resizing -= 1
+            if not replica.resizing:
+                replica.wanted_cores = event.cores
+            self._check_room(replica.spec.node)
+
+    def _start_batch(self, order: StartBatch) -> None:
+        replica = self._known(order.replica)
+        key = (replica.spec.stage, replica.spec.variant)
+        size = len(order.requests)
+        self._require(order.batch > self._last_batch, f"batch {order.batch} after batch {self._last_batch}")
+        self._require(replica.ready and not replica.draining, "a batch for a replica that is not ready or drains")
+        self._require(replica.batch is None, f"the replica still runs batch {replica.batch}")
+        self._require(replica.spec.stage == order.stage, f"the replica serves stage {replica.spec.stage}")
+        self._require(size > 0, "an empty batch")
+        self._require(size <= self._batch_max.get(key, size), f"{key} takes batches up to {self._batch_max.get(key)}")
+        limit = self._limits.get(order.stage, 0)
+        self._require(size <= limit, f"the plan allows batches up to {limit}")
+        latest_ns = 0
+        for id in order.requests:
+            entry = self._books.requests.get(id)
+            if entry is None or order.stage not in entry.waiting:
+                self._fail(f"request {id} does not wait at {order.stage}")
+            del entry.waiting[order.stage]
+            entry.running[order.stage] = order.batch
+            latest_ns = max(latest_ns, entry.request.deadline_ns)
+        replica.batch, replica.requests = order.batch, order.requests
+        self._last_batch = order.batch
+        if self._edf:
+            self._latest.append((order.stage, latest_ns))
+
+    def _end(self, end: End) -> None:
+        entry = self._books.requests.pop(end.request, None)
+        if entry is None:
+            self._fail("the end of a request that is not open: it never came, or ended before")
+        through = entry.done >= self._books.sinks
+        self._require(through is (end.outcome in ANSWERED), f"{end.outcome} after stages {sorted(entry.done)}")
+        in_time = self._now_ns <= entry.request.deadline_ns
+        self._require(end.outcome is not Outcome.SERVED or in_time, "served, after its deadline")
+        self._require(end.outcome is not Outcome.LATE or not in_time, "late, before its deadline")
+        at_door = self._event is entry.request
+        self._require(end.outcome is not Outcome.REJECTED or at_door, "rejected, but not at the door")
+
+    def _start_replica(self, order: StartReplica) -> None:
+        self._require(order.replica > self._last_replica, f"replica {order.replica} after {self._last_replica}")
+        self._last_replica = order.replica
+        self._books.start(order.replica, order.spec)
+        self._check_room(order.spec.node)
+
+    def _stop_replica(self, order: StopReplica) -> None:
+        replica = self._known(order.replica)
+        self._require(not replica.stopping, "the replica is told to stop twice")
+        replica.stopping = replica.draining = True
+        if replica.batch is not None:  # given up as stuck: nobody waits for it to give its room back
+            self._books.forget(order.replica)
+
+    def _resize_replica(self, order: ResizeReplica) -> None:
+        replica = self._known(order.replica)
+        self._require(order.cores > 0, "a replica without cores")
+        replica.wanted_cores = max(order.cores, replica.wanted_cores) if replica.resizing else order.cores
+        replica.resizing += 1
+        self._check_room(replica.spec.node)
+
+    def _decided(self, note: Decided) -> None:
+        if note.plan is not None:
+            self._limits.update({target.stage: target.batch_max for target in note.plan.stages})
+        if note.kind == "drain" and note.replica is not None:
+            self._known(note.replica).draining = True
+
+    def _known(self, id: ReplicaId) -> TrackedReplica:
+        replica = self._books.replicas.get(id)
+        if replica is None:
+            self._fail(f"replica {id} does not exist (any more)")
+        return replica
+
+    def _check_room(self, node: str | None) -> None:
+        complaint = self._rooms.complaint(node, self._books.by_node.get(node, {}).values())
+        self._require(not complaint, complaint)

@@ -1,0 +1,133 @@
+"""A world: everything a simulated run is determined by. The same world gives the same log, byte for byte (law 6).
+
+Promises to keep the two halves apart: what the core is given (application, beliefs, system, nodes) and what is true
+(service times, links, faults). A world is a value; each run makes its own core, cluster and streams from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from sloop.app.application import Application, SystemChoice
+from sloop.app.scenario import Scenario, Truth
+from sloop.arrivals import Link, Trace, link_from, read_link, trace_from
+from sloop.sim.cluster import Cluster, Truths
+from sloop.sim.outside import Stream, outside
+from sloop.sim.truth.cold_start import ColdStart
+from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
+from sloop.sim.truth.network import Network
+from sloop.sim.truth.noise import Shape
+from sloop.sim.truth.resize import Resize
+from sloop.sim.truth.service import Service, Variant
+from sloop.systems.setup import Setup, set_up
+from sloop.units import ms, s
+
+AS_DECLARED = Truth()
+"""The truth of a scenario that says nothing of it."""
+
+BYTES_PER_KB = 1024
+"""As in the payload knob of the Sponge specification (§4.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One run, not yet played."""
+
+    seed: int
+    application: Application
+    """Its profiles are what is believed, its cluster are the nodes, its system is what decides."""
+    trace: Trace
+    """When clients begin to send."""
+    duration_ns: int
+    """How long the control loop runs at least; requests still open then are waited for."""
+    truth: Truth = AS_DECLARED
+    link: Link | None = None
+    """The clients' link; None for none, whatever `truth.network` names."""
+    slos_ns: tuple[int, ...] = ()
+    """Drawn per request; empty for the application's own."""
+    errors: Mapping[Variant, float] = field(default_factory=dict)
+    """True over believed durations, for variants where this differs from `truth.profile_error`."""
+    shape: Shape = "normal"
+    faults: Faults = NO_FAULTS
+    origin: str = ""
+    """The command that plays this world again."""
+
+    @classmethod
+    def from_scenario(cls, scenario: Scenario, choice: SystemChoice | None = None) -> Self:
+        """The world a scenario declares, for one of its systems, the first if not said.
+
+        InputError where a trace or a link cannot be read.
+        """
+        choice = choice or scenario.systems[0]
+        application, truth = replace(scenario.application, system=choice), scenario.truth
+        folder = Path(application.file).parent
+        where = application.locate("trace")
+        trace = trace_from(
+            scenario.trace, seed=scenario.seed, duration_s=scenario.duration_s, folder=folder, where=where
+        )
+        return cls(
+            seed=scenario.seed,
+            application=application,
+            trace=trace,
+            duration_ns=scenario.duration_ns,
+            truth=truth,
+            link=_link(scenario, folder),
+            faults=Faults(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
+            origin=f"sloop simulate {application.file} --system {choice.name} --seed {scenario.seed}",
+        )
+
+    def setup(self) -> Setup:
+        """What the core is made of, fresh; it knows nothing of what is true. InputError as `set_up`."""
+        return set_up(self.application)
+
+    def cluster(self) -> Cluster:
+        """A fresh cluster, its streams at their beginning."""
+        truth = self.truth
+        profiles = {
+            (stage.name, variant.name): variant.profile
+            for stage in self.application.stages
+            for variant in stage.variants
+            if variant.profile is not None
+        }
+        errors = dict.fromkeys(profiles, truth.profile_error) | dict(self.errors)
+        service = Service(
+            self.seed,
+            profiles,
+            shape=self.shape,
+            cv=truth.service.cv,
+            ratio=truth.service.ratio,
+            errors=errors,
+        )
+        start = truth.cold_start
+        truths = Truths(
+            service=service,
+            cold_start=ColdStart(self.seed, start_ns=s(start.start_s), jitter=start.jitter, warm=start.warm),
+            resize=Resize(self.seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
+            failure=Failure(self.seed, self.faults),
+        )
+        return Cluster(truths, [node.name for node in self.application.cluster])
+
+    def outside(self) -> Stream:
+        """A fresh stream of what comes from outside."""
+        declared = self.truth.network
+        network = Network(
+            self.seed,
+            slos_ns=self.slos_ns or (self.application.slo_ns,),
+            payloads_bytes=[round(kb * BYTES_PER_KB) for kb in declared.payload_kb] if declared else (0,),
+            link=self.link,
+            semantics=declared.semantics if declared else "delay",
+        )
+        # Its own generator of faults: how the cluster's are interleaved with these must not matter.
+        failure = Failure(self.seed, self.faults)
+        return outside(network.deliver(self.trace.times_ns()), failure, self.duration_ns)
+
+
+def _link(scenario: Scenario, folder: Path) -> Link | None:
+    network = scenario.truth.network
+    if network is None:
+        return None
+    if isinstance(network.link, str):
+        return read_link(network.link)
+    where = scenario.application.locate("truth.network.link")
+    return link_from(network.link, seed=scenario.seed, folder=folder, where=where)
