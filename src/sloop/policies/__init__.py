@@ -27,6 +27,8 @@ from sloop.policies.route.first_idle import FirstIdle
 from sloop.policies.route.least_loaded import LeastLoaded
 from sloop.policies.route.round_robin import RoundRobin
 from sloop.policies.route.smooth_weighted import SmoothWeighted
+from sloop.policies.scale.fa2_single import Fa2Single
+from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
 
 POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
@@ -42,5 +44,5 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "admit": {"open": Open, "bounded": Bounded, "predictive": AdmitPredictive},
     "place": {"best_fit": BestFit, "spread": Spread},
     "forecast": {"last": Last, "ewma": Ewma, "moving_max": MovingMax},
-    "scale": {"static": Static},
+    "scale": {"static": Static, "sponge": Sponge, "fa2_single": Fa2Single},
 }

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sloop.policies.build import known
+from sloop.systems.fa2_single import FA2_SINGLE
+from sloop.systems.sponge import SPONGE
 from sloop.systems.static import STATIC
 from sloop.systems.system import System
 
-SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (STATIC,)}
+SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (SPONGE, FA2_SINGLE, STATIC)}
 
 
 def build_system(name: str, parameters: Mapping[str, Any] | None = None, *, where: str = "") -> System:

@@ -12,8 +12,9 @@ from msgspec import Struct
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies.bounds import above, at_least
+from sloop.solvers import targets
 from sloop.units import s
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
+from sloop.vocabulary import Plan, StagePlan
 
 
 class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,18 +54,13 @@ class Static:
 
     def _stage(self, stage: StageView) -> StagePlan:
         own = self.stages.get(stage.name, StaticStage())
-        variant = own.variant or self.variant or next(iter(stage.variants))
-        if variant not in stage.variants:
-            known = ", ".join(stage.variants)
-            raise InputError(
-                f"system static: stage {stage.name} has no variant {variant!r}", help=f"use one of {known}"
-            )
-        largest = stage.variants[variant].batch_max
-        cores = self.cores if own.cores is None else own.cores
-        replicas = self.replicas if own.replicas is None else own.replicas
-        batch_max = min(own.batch_max or self.batch_max or largest, largest)
-        group = Group(ReplicaSpec(stage=stage.name, variant=variant, cores=cores), replicas)
-        return StagePlan(stage=stage.name, groups=(group,), batch_max=batch_max)
+        return targets.equal_replicas(
+            stage,
+            targets.variant_of(stage, own.variant or self.variant),
+            count=self.replicas if own.replicas is None else own.replicas,
+            cores=self.cores if own.cores is None else own.cores,
+            batch_max=own.batch_max or self.batch_max,
+        )
 
 
 def _check(replicas: int, cores: float, batch_max: int) -> None:

@@ -1,0 +1,194 @@
+"""Sponge: one replica whose cores follow the budgets that the network leaves, resized in place every second.
+
+Razavi et al., Sponge (EuroMLSys 2024; dissertation P2), Algorithm 2 with the safety margin of the public artefact. What
+the paper leaves open is a parameter: what to plan for (`planning_set`, `lookback`), how budgets and arrivals are
+thought of (`budget`, `criterion`), what to do where nothing holds (`infeasible`), how fast to shrink (`hysteresis`).
+Fails when one replica with all cores is too slow, and says so in `Plan.saturated`; it knows the network a second late.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.core.views import Belief, ClusterView, StageView
+from sloop.errors import InputError
+from sloop.policies.bounds import above, at_least, within
+from sloop.solvers import targets, vertical
+from sloop.solvers.vertical import Grid, Setting
+from sloop.units import NS_PER_S, s, to_ms, to_s
+from sloop.vocabulary import Plan
+
+CORES_MAX = 16
+"""More cores gain nothing in the paper's figures."""
+
+CRUDE_BATCH = 10
+"""The batch of the `crude` fallback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one decision plans for. `budgets_ms` has an entry for each of `count` requests, tightest first."""
+
+    count: int
+    rate_rps: float
+    way_max_ms: float
+    """cl_max: the most any of them used up before it arrived."""
+    budgets_ms: NDArray[np.float64]
+    slo_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sponge:
+    """`planning_set`: a second's arrivals or the queue, whichever is more (`rate`), or the queue alone (`queue`).
+
+    `criterion`: all of them arrive at once (`burst`, Algorithm 2) or evenly spread (`steady`). `budget`, for `burst`:
+    everybody has the tightest budget (`clmax`), or each batch its own (`per_batch`, better where clients differ).
+    `margin`: part of the SLO to plan with. `cores`: what to choose from; if empty, whole cores up to 16, the node, and
+    what the profile gains from. `infeasible`: serve as many as possible on all cores (`dry_run`), all cores and batches
+    of 10 (`crude`), or change nothing (`keep`). `hysteresis` k: the largest of the last k decisions holds. `lookback`:
+    seconds whose communication latencies count.
+    """
+
+    planning_set: Literal["rate", "queue"] = "rate"
+    criterion: Literal["burst", "steady"] = "burst"
+    budget: Literal["clmax", "per_batch"] = "clmax"
+    margin: float = 0.9
+    cores: tuple[float, ...] = ()
+    batch_max: int = 16
+    infeasible: Literal["dry_run", "crude", "keep"] = "dry_run"
+    hysteresis: int = 1
+    lookback: int = 1
+    variant: str = ""
+    period_ns: int = s(1)
+    _recent: deque[Setting] = field(init=False, default_factory=deque, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        within("margin", self.margin, 0, 1)
+        for cores in self.cores:
+            above("cores", cores, 0)
+        at_least("batch_max", self.batch_max, 1)
+        at_least("hysteresis", self.hysteresis, 1)
+        at_least("lookback", self.lookback, 1)
+        above("period_ns", self.period_ns, 0)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """One replica with the cheapest setting that holds. `InputError` for an application of several stages."""
+        stage = targets.one_stage(view, "sponge")
+        variant = targets.variant_of(stage, self.variant)
+        grid = self._grid(view, stage.variants[variant])
+        demand = self._demand(now_ns, stage, view.demand_rps[stage.name])
+        found = vertical.cheapest(grid, self._holds(grid, demand))
+        if found is not None:
+            setting, why = found, self._reason(demand, found)
+        else:
+            setting, why = self._fallback(grid, demand, _current(view.plan, grid))
+        kept = self._damped(setting)
+        if kept != setting:
+            why += f"; kept at {kept.cores:g} cores, batch {kept.batch}, until {self.hysteresis} decisions agree"
+        limit_rps = vertical.max_rate_rps(grid)
+        saturated = demand.rate_rps > limit_rps
+        if saturated:
+            why += f"; saturated: {demand.rate_rps:.4g} requests/s, {grid.cores[-1]:g} cores serve {limit_rps:.4g}"
+        target = targets.equal_replicas(stage, variant, count=1, cores=kept.cores, batch_max=kept.batch)
+        return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ())
+
+    def _grid(self, view: ClusterView, belief: Belief) -> Grid:
+        most = targets.node_cores_max(view)
+        whole = max(1, math.floor(min(most, math.ceil(belief.cores_max), CORES_MAX)))
+        cores = sorted({c for c in self.cores or range(1, whole + 1) if c <= most})
+        if not cores:
+            if self.cores:
+                raise InputError(
+                    f"system sponge: no core count of {self.cores} fits", help=f"a node has {most:g} cores"
+                )
+            cores = [most]
+        return vertical.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
+
+    def _demand(self, now_ns: int, stage: StageView, rate_rps: float) -> Demand:
+        """R of the paper, with λ and cl_max."""
+        observed_ns: list[int] = []
+        count = len(stage.queue)
+        if self.planning_set == "rate":
+            count = max(count, vertical.requests_in(rate_rps, to_s(self.period_ns)))
+            for bucket in stage.window(self.lookback * NS_PER_S):
+                observed_ns += bucket.slack_ns
+        left_ns = observed_ns + [visit.deadline_ns - now_ns for visit in stage.queue]
+        on_arrival_ns = observed_ns + [visit.deadline_ns - visit.arrived_ns for visit in stage.queue]
+        way_max_ns = max(0, stage.slo_ns - min(on_arrival_ns, default=stage.slo_ns))
+        return Demand(
+            count, rate_rps, to_ms(way_max_ns), _budgets_ms(left_ns, count, stage.slo_ns), to_ms(stage.slo_ns)
+        )
+
+    def _holds(self, grid: Grid, demand: Demand) -> vertical.Mask:
+        keeps_up = vertical.keeps_up(grid, demand.rate_rps)
+        if self.criterion == "steady":
+            slo_ms = self.margin * demand.slo_ms
+            return keeps_up & vertical.holds_steady(grid, demand.rate_rps, demand.way_max_ms, slo_ms)
+        if self.budget == "per_batch":
+            reserve_ms = (1.0 - self.margin) * demand.slo_ms
+            return keeps_up & vertical.holds_per_batch(grid, demand.budgets_ms - reserve_ms)
+        return keeps_up & vertical.holds_burst(grid, demand.count, demand.way_max_ms, self.margin * demand.slo_ms)
+
+    def _fallback(self, grid: Grid, demand: Demand, current: Setting | None) -> tuple[Setting, str]:
+        """Where no setting holds. The paper is silent; `keep` is what its artefact does."""
+        seen = f"{_seen(demand, self.period_ns)}: no setting holds"
+        if self.infeasible == "keep":
+            setting = current or vertical.setting(grid, 0, 1)
+            return setting, f"{seen}; kept {setting.cores:g} cores, batch {setting.batch}"
+        setting, served = vertical.best_effort(grid, demand.budgets_ms, demand.rate_rps)
+        if self.infeasible == "crude":
+            setting = vertical.setting(grid, -1, min(CRUDE_BATCH, grid.latency_ms.shape[1]))
+            return setting, f"{seen}; all {setting.cores:g} cores, batch {setting.batch}"
+        fate = f"{served} of {demand.count} in time"
+        return setting, f"{seen} → all {setting.cores:g} cores, batch {setting.batch}: {fate}"
+
+    def _damped(self, setting: Setting) -> Setting:
+        """The largest of the last k decisions, the newest among equals: up at once, down after k."""
+        self._recent.append(setting)
+        while len(self._recent) > self.hysteresis:
+            self._recent.popleft()
+        return max(reversed(self._recent), key=lambda recent: recent.cores)
+
+    def _reason(self, demand: Demand, setting: Setting) -> str:
+        seen, chosen = _seen(demand, self.period_ns), f"{setting.cores:g} cores, batch {setting.batch}"
+        if demand.count == 0:
+            return f"{seen} → {chosen}"
+        limit = f"{self.margin:g} × {demand.slo_ms:.0f} ms"
+        way = f"{demand.way_max_ms:.0f} ms on the way"
+        if self.criterion == "steady":
+            fill_ms = 1000.0 * (setting.batch - 1) / demand.rate_rps if setting.batch > 1 else 0.0
+            return f"{seen} → {chosen}: {setting.latency_ms:.4g} ms + {fill_ms:.0f} ms to fill + {way} ≤ {limit}"
+        rounds = -(-demand.count // setting.batch)
+        if self.budget == "per_batch":
+            return f"{seen} → {chosen}: {rounds} × {setting.latency_ms:.4g} ms, each batch within its own budget"
+        return f"{seen} → {chosen}: {rounds} × {setting.latency_ms:.4g} ms + {way} < {limit}"
+
+
+def _budgets_ms(left_ns: Sequence[int], count: int, slo_ns: int) -> NDArray[np.float64]:
+    """The `count` tightest of the known budgets, sorted; the tightest stands in for those not known."""
+    known = np.sort(np.array(left_ns, dtype=np.float64))[:count] / 1e6
+    tightest_ms = known[0] if len(known) else to_ms(slo_ns)
+    return np.concatenate([np.full(count - len(known), tightest_ms), known])
+
+
+def _current(plan: Plan | None, grid: Grid) -> Setting | None:
+    """The setting in force, if it is one of the grid's."""
+    if plan is None or not plan.stages:
+        return None
+    target = plan.stages[0]
+    cores = target.groups[0].spec.cores
+    if cores not in grid.cores or target.batch_max > grid.latency_ms.shape[1]:
+        return None
+    return vertical.setting(grid, grid.cores.index(cores), target.batch_max)
+
+
+def _seen(demand: Demand, period_ns: int) -> str:
+    if demand.count == 0:
+        return "no requests"
+    tightest_ms = demand.slo_ms - demand.way_max_ms
+    return f"{demand.count} requests in {to_s(period_ns):g} s, tightest budget {tightest_ms:.0f} ms"

@@ -1,0 +1,38 @@
+"""Plans for stages made of equal replicas, and the limits of what can be asked for: shared by the scaling policies."""
+
+from sloop.core.views import ClusterView, StageView
+from sloop.errors import InputError
+from sloop.vocabulary import Group, ReplicaSpec, StagePlan
+
+
+def variant_of(stage: StageView, wanted: str) -> str:
+    """The variant called `wanted`, or the first declared for "". `InputError` where the stage has no such variant."""
+    variant = wanted or next(iter(stage.variants))
+    if variant not in stage.variants:
+        known = ", ".join(stage.variants)
+        raise InputError(f"stage {stage.name} has no variant {variant!r}", help=f"use one of {known}")
+    return variant
+
+
+def equal_replicas(
+    stage: StageView, variant: str, *, count: int, cores: float, batch_max: int, in_place: bool = True
+) -> StagePlan:
+    """`count` replicas of `variant`, `cores` each; `batch_max` 0 or beyond the profile becomes the largest profiled."""
+    largest = stage.variants[variant].batch_max
+    group = Group(ReplicaSpec(stage=stage.name, variant=variant, cores=cores), count)
+    return StagePlan(stage.name, (group,), min(batch_max or largest, largest), in_place)
+
+
+def node_cores_max(view: ClusterView) -> float:
+    """Cores of the largest node: what one replica can ever have. Infinite where no node is known."""
+    return max((node.node.cores for node in view.nodes), default=float("inf"))
+
+
+def one_stage(view: ClusterView, system: str) -> StageView:
+    """The only stage of the application. `InputError` for a pipeline, which `system` cannot serve."""
+    if len(view.stages) != 1:
+        raise InputError(
+            f"system {system} serves one model, and the application has {len(view.stages)} stages",
+            help="choose a system for pipelines, or serve each stage as an application of its own",
+        )
+    return view.stages[0]

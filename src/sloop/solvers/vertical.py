@@ -1,0 +1,146 @@
+"""One replica, how many cores and which batch: the fewest cores, then the smallest batch, that serve a set in time.
+
+Promises the answer of Sponge's Algorithm 2 (dissertation P2; EuroMLSys 2024) in closed form, over the whole grid of
+cores and batches at once, and what the paper leaves open: a throughput check, budgets batch by batch, a steady-state
+criterion, a best effort where nothing holds. Pure arithmetic in the paper's units, ms and requests per second.
+
+Notation as in the paper: l(b, c) latency of a batch, h(b, c) = 1000 b / l(b, c) throughput, cl what a request used up
+on its way here. A margin m plans for m × SLO, that is with every budget shortened by (1 - m) × SLO.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask: TypeAlias = NDArray[np.bool_]
+"""Shape (cores, batches): whether a setting holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """l(b, c) for every core count that may be given, ascending, and every batch from 1."""
+
+    cores: tuple[float, ...]
+    latency_ms: NDArray[np.float64]
+    """Shape (cores, batches); `latency_ms[i, b - 1]` is a batch of b on `cores[i]`, not cut to whole ms."""
+
+    def __post_init__(self) -> None:
+        assert self.latency_ms.shape[0] == len(self.cores), (self.latency_ms.shape, self.cores)
+        assert all(low < high for low, high in zip(self.cores, self.cores[1:], strict=False)), self.cores
+
+    @property
+    def batches(self) -> NDArray[np.int64]:
+        """1, 2, …, the largest batch."""
+        return np.arange(1, self.latency_ms.shape[1] + 1)
+
+    @property
+    def throughput_rps(self) -> NDArray[np.float64]:
+        """h(b, c) in requests per second, shaped like `latency_ms`."""
+        return 1000.0 * self.batches / self.latency_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A choice of the grid."""
+
+    cores: float
+    batch: int
+    latency_ms: float
+
+
+def grid_of(costs_ns: Sequence[Sequence[int]], cores: Sequence[float], batch_max: int) -> Grid:
+    """From a belief's costs, one row `[0, cost of 1, …]` per core count, cut at `batch_max`."""
+    return Grid(tuple(cores), np.array([row[1 : batch_max + 1] for row in costs_ns], dtype=np.float64) / 1e6)
+
+
+def holds_burst(grid: Grid, count: int, way_max_ms: float, slo_ms: float) -> Mask:
+    """Algorithm 2: `count` requests are present at once, and the last batch must be done before SLO - cl_max.
+
+    ⌈N/b⌉ · l(b, c) + cl_max < SLO; equality counts as a miss, as printed. Holds everywhere for N = 0, as printed.
+    """
+    if count == 0:
+        return np.ones(grid.latency_ms.shape, dtype=np.bool_)
+    rounds = -(-count // grid.batches)
+    return np.asarray(rounds * grid.latency_ms + way_max_ms < slo_ms)
+
+
+def holds_per_batch(grid: Grid, budgets_ms: NDArray[np.float64]) -> Mask:
+    """All present at once, in deadline order; each batch must be done before the budget of its own tightest request.
+
+    `budgets_ms` is sorted, tightest first: k · l(b, c) < budget of request (k - 1) b, for every batch k.
+    """
+    holds = np.ones(grid.latency_ms.shape, dtype=np.bool_)
+    for column, batch in enumerate(grid.batches):
+        tightest_ms = budgets_ms[::batch]
+        done_ms = np.outer(grid.latency_ms[:, column], np.arange(1, len(tightest_ms) + 1))
+        holds[:, column] = (done_ms < tightest_ms).all(axis=1)
+    return holds
+
+
+def holds_steady(grid: Grid, rate_rps: float, way_max_ms: float, slo_ms: float) -> Mask:
+    """Smooth arrivals: the first of a batch waits for the rest, l + 1000 (b - 1)/λ + cl_max ≤ SLO."""
+    others = grid.batches - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fill_ms = np.where(others == 0, 0.0, 1000.0 * others / rate_rps)
+    return np.asarray(grid.latency_ms + fill_ms + way_max_ms <= slo_ms)
+
+
+def keeps_up(grid: Grid, rate_rps: float) -> Mask:
+    """h(b, c) ≥ λ: the constraint of the integer program that Algorithm 2 does not test."""
+    return np.asarray(grid.throughput_rps >= rate_rps)
+
+
+def cheapest(grid: Grid, holds: Mask) -> Setting | None:
+    """Fewest cores, then smallest batch: the optimum of min c + δ b for δ < 1/b_max. None where nothing holds."""
+    first = int(holds.argmax())
+    row, column = divmod(first, holds.shape[1])
+    return setting(grid, row, column + 1) if holds[row, column] else None
+
+
+def setting(grid: Grid, row: int, batch: int) -> Setting:
+    """The setting in row `row` (negative from the end) with `batch`."""
+    return Setting(grid.cores[row], batch, float(grid.latency_ms[row, batch - 1]))
+
+
+def best_effort(grid: Grid, budgets_ms: NDArray[np.float64], rate_rps: float) -> tuple[Setting, int]:
+    """All cores, and the batch with which most requests are in time in a dry run in deadline order; and how many.
+
+    Ties go to the batch that keeps up with λ, as far as any does, then to the smaller one. `budgets_ms` is sorted.
+    """
+    best, most = (-1, -1.0), 1
+    for batch in range(1, grid.latency_ms.shape[1] + 1):
+        throughput_rps = 1000.0 * batch / float(grid.latency_ms[-1, batch - 1])
+        key = (in_time(grid, budgets_ms, batch), min(throughput_rps, rate_rps))
+        if key > best:
+            best, most = key, batch
+    return setting(grid, -1, most), best[0]
+
+
+def in_time(grid: Grid, budgets_ms: NDArray[np.float64], batch: int) -> int:
+    """Requests that finish within their budgets when all cores work through them in batches of `batch`."""
+    count = len(budgets_ms)
+    full, rest = divmod(count, batch)
+    done_ms = np.repeat(np.arange(1, full + 1) * grid.latency_ms[-1, batch - 1], batch)
+    if rest:
+        last_ms = full * grid.latency_ms[-1, batch - 1] + grid.latency_ms[-1, rest - 1]
+        done_ms = np.concatenate([done_ms, np.full(rest, last_ms)])
+    return int((done_ms <= budgets_ms).sum())
+
+
+def max_rate_rps(grid: Grid) -> float:
+    """max_b h(b, c_max): beyond it one replica is saturated, and only more replicas help."""
+    return float(grid.throughput_rps[-1].max())
+
+
+def min_budget_ms(grid: Grid, count: int) -> float:
+    """min_b ⌈N/b⌉ · l(b, c_max): with less time than this, `count` requests at once cannot all be served."""
+    return float((-(-count // grid.batches) * grid.latency_ms[-1]).min()) if count else 0.0
+
+
+def requests_in(rate_rps: float, seconds: float) -> int:
+    """⌈λ · t⌉, forgiving the last digits of a float."""
+    return math.ceil(rate_rps * seconds - 1e-9)
