@@ -7,7 +7,7 @@ from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
 from sloop.log import FileLog, Header, MemoryLog, Record, read_log
-from sloop.systems.recording import header_of, rebuild, replay
+from sloop.systems.recording import header_of, rebuild, replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
@@ -66,7 +66,7 @@ def test_a_header_through_a_file_gives_the_same_application(tmp_path: Path) -> N
 
 
 def test_a_replay_of_an_honest_recording_finds_no_difference() -> None:
-    played = replay(recorded(), setup().core())
+    played = replay_log(recorded(), setup().core())
     assert played.difference is None
     assert played.events == 6
     assert played.actions == sum(
@@ -80,7 +80,7 @@ def test_a_changed_action_is_found_where_it_is() -> None:
     now_ns, start = records[place]
     assert isinstance(start, StartReplica)
     records[place] = (now_ns, StartReplica(ReplicaId(9), start.spec))
-    difference = replay(records, setup().core()).difference
+    difference = replay_log(records, setup().core()).difference
     assert difference is not None
     assert difference.record == place + 1
     assert difference.recorded["replica"] == 9
@@ -92,12 +92,12 @@ def test_a_changed_action_is_found_where_it_is() -> None:
 def test_a_missing_action_is_found_unless_the_log_was_cut_there(dropped: int) -> None:
     records = recorded()
     del records[dropped]
-    assert (replay(records, setup().core()).difference is None) == (dropped == -1)
+    assert (replay_log(records, setup().core()).difference is None) == (dropped == -1)
 
 
 def test_another_system_answers_differently() -> None:
     other = set_up(load_application(DECLARED | {"system": {"name": "static", "cores": 1}}))
-    assert replay(recorded(), other.core()).difference is not None
+    assert replay_log(recorded(), other.core()).difference is not None
 
 
 def test_a_header_that_describes_nothing_is_refused() -> None:

@@ -70,7 +70,7 @@ class Replayed(Struct, frozen=True):
     difference: Difference | None
 
 
-def replay(records: Iterable[tuple[int, Record]], core: Core) -> Replayed:
+def replay_log(records: Iterable[tuple[int, Record]], core: Core) -> Replayed:
     """Feed the recorded events to a fresh core and compare its answers with the recorded actions, up to the first
     difference. What follows an event in a log is the answer to it; a log that was cut may lack the end of the last one.
     """

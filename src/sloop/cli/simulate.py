@@ -1,0 +1,49 @@
+"""`sloop simulate`: a scenario under one system or several."""
+
+from pathlib import Path
+
+import click
+from rich.console import RenderableType
+
+from sloop.app.load import load_scenario
+from sloop.cli.command import Answer, command
+from sloop.cli.screen import progress, table
+from sloop.report.rows import RunRow
+from sloop.report.simulated import choices, play_all
+
+EXAMPLE = """
+sloop simulate burst.yaml --seed 7
+sloop simulate burst.yaml --system static,sponge --log run.jsonl --json
+"""
+
+
+@command("simulate", example=EXAMPLE)
+@click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--system", "names", metavar="A,B", help="These systems rather than those SCENARIO names.")
+@click.option("--seed", type=click.IntRange(min=0), help="Another world than the scenario's own.")
+@click.option("--log", type=click.Path(path_type=Path), help="Write the event log here, for explain and replay.")
+def simulate(scenario: Path, names: str | None, seed: int | None, log: Path | None) -> Answer:
+    """Run the scenario in SCENARIO in the simulator: same requests and same truth for each system."""
+    world = load_scenario(scenario)
+    chosen = choices(world, [name.strip() for name in names.split(",")] if names else [])
+    rows: list[RunRow] = []
+    with progress("simulating", total=len(chosen)) as advance:
+        for counted in play_all(world, chosen, seed, log):
+            rows.append(counted.row)
+            advance(len(rows), counted.row.system)
+    return Answer({"runs": rows}, shown(rows))
+
+
+def shown(rows: list[RunRow]) -> list[RenderableType]:
+    """Runs side by side."""
+    columns = ["system", "requests", "attainment", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms"]
+    cells = [
+        (r.system, r.requests, r.attainment, r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms) for r in rows
+    ]
+    costs = [(r.system, r.goodput_rps, r.core_seconds, r.usd, r.cold_starts, r.wall_s) for r in rows]
+    parts: list[RenderableType] = [
+        table(columns, cells),
+        table(["system", "goodput rps", "core-seconds", "USD", "cold starts", "wall s"], costs),
+    ]
+    assumed = sorted({line for row in rows for line in row.assumed})
+    return [*parts, *(f"leans on {line}" for line in assumed)]

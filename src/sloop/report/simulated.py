@@ -1,0 +1,61 @@
+"""A scenario played and counted: from a file's world to one row per system. Logs on request, nothing kept otherwise."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from sloop.app.application import SystemChoice
+from sloop.app.scenario import Scenario
+from sloop.log import FileLog, Sink
+from sloop.report.assumptions import Assumptions
+from sloop.report.metrics import Metrics
+from sloop.report.rows import RunRow
+from sloop.sim.run import simulate
+from sloop.sim.world import World
+from sloop.systems.recording import header_of
+from sloop.systems.setup import set_up
+
+
+class Counted(Struct, frozen=True):
+    """One run: its row, and the fold it was read from for whoever wants seconds or quantiles."""
+
+    row: RunRow
+    metrics: Metrics
+
+
+def choices(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...]:
+    """The scenario's own choices of these systems, published parameters for those it does not name; all for none."""
+    declared = {choice.name: choice for choice in scenario.systems}
+    return tuple(declared.get(name, SystemChoice(name)) for name in names) or scenario.systems
+
+
+def play(scenario: Scenario, choice: SystemChoice, *, log: Path | None = None) -> Counted:
+    """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file."""
+    world = World.from_scenario(scenario, choice)
+    setup = set_up(scenario.application, choice)
+    metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0)
+    assumptions = Assumptions(setup.application)
+    started_ns = time.perf_counter_ns()
+    with ExitStack() as files:
+        sinks: list[Sink] = [metrics, assumptions]
+        if log is not None:
+            sinks.append(files.enter_context(FileLog(log, header_of(setup, origin="sim", seed=scenario.seed))))
+        simulate(world, sinks)
+    wall_s = (time.perf_counter_ns() - started_ns) / 1e9
+    row = metrics.row(system=choice.name, seed=scenario.seed, wall_s=wall_s, assumed=assumptions.lines())
+    return Counted(row, metrics)
+
+
+def play_all(
+    scenario: Scenario, chosen: Sequence[SystemChoice], seed: int | None, log: Path | None
+) -> Iterator[Counted]:
+    """One run after another; with several, each log's name carries its system and place."""
+    if seed is not None:
+        scenario = structs.replace(scenario, seed=seed)
+    for index, choice in enumerate(chosen):
+        several = len(chosen) > 1
+        path = log.with_name(f"{log.stem}-{index}-{choice.name}{log.suffix}") if log and several else log
+        yield play(scenario, choice, log=path)

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+from sloop.app.application import SystemChoice
+from sloop.app.load import load_scenario
+from sloop.log import read_log
+from sloop.report.metrics import Metrics, fold
+from sloop.report.simulated import choices, play, play_all
+
+SCENARIO = {
+    "name": "x",
+    "slo_ms": 500,
+    "stages": [{"name": "a", "profile": "ResNet-T"}],
+    "systems": [{"name": "static", "cores": 8}, {"name": "static", "cores": 4}],
+    "cluster": {"nodes": [{"hardware": "c5.4xlarge"}]},
+    "trace": {"kind": "poisson", "rate": 30},
+    "duration_s": 4,
+}
+
+
+def test_a_run_is_counted_as_its_log_says(tmp_path: Path) -> None:
+    scenario = load_scenario(SCENARIO)
+    counted = play(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
+    again = fold(read_log(tmp_path / "run.jsonl"), Metrics(nodes=scenario.application.cluster, start_ns=0))
+    assert counted.row.requests == again.requests > 60
+    assert counted.row.p99_ms == again.latency_ms([0.99])[0]
+    assert counted.row.core_seconds == again.core_seconds
+
+
+def test_the_header_says_under_which_system_and_seed(tmp_path: Path) -> None:
+    scenario = load_scenario(SCENARIO)
+    list(play_all(scenario, scenario.systems, 9, tmp_path / "run.jsonl"))
+    header = read_log(tmp_path / "run-1-static.jsonl").header
+    assert (header.origin, header.seed, header.system, header.parameters) == ("sim", 9, "static", {"cores": 4})
+
+
+def test_a_named_system_keeps_the_scenarios_parameters_where_it_has_some() -> None:
+    scenario = load_scenario(SCENARIO)
+    assert choices(scenario, []) == scenario.systems
+    assert choices(scenario, ["static"])[0].parameters == {"cores": 4}
+    assert choices(scenario, ["sponge"]) == (SystemChoice("sponge"),)
