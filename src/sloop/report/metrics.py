@@ -1,0 +1,378 @@
+"""The numbers of a run, folded from its events and actions as they happen or from a log afterwards.
+
+Promises one implementation for live and simulated runs, memory bounded by the requests in flight, one 8-byte latency
+per answered request and a dozen numbers per second, and a cost per record small enough for the simulator's inner loop.
+Knows no truth of a simulator: beliefs are what the policies believed, outcomes what the log says (law 2).
+
+A request counts in the second in which it arrived, whenever it ends, so that a second's shares add up to its arrivals.
+Latency is end to end, from `sent_ns` to the answer, over answered requests (served and late); a quantile is the
+smallest latency that at least that share of them do not exceed. Waiting is from arrival, or from the finish of the
+stage before, to the start of the batch; where stages run in parallel, a request waits once.
+"""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+
+from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
+from sloop.core.views import Belief
+from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped, Resized
+from sloop.log import Record
+from sloop.report.holdings import MICROCORES, Holdings
+from sloop.report.rows import RunRow, Second, ServiceError
+from sloop.units import NS_PER_MS, NS_PER_S
+from sloop.vocabulary import BatchId, Node, Outcome, Request, RequestId
+
+_COLUMNS: Final = ("arrivals", "served", "late", "dropped", "rejected", "failed", "queue", "worst_ns")
+
+
+class _Tally(Struct):
+    """Sums behind a `ServiceError`, and the accuracy they came with."""
+
+    batches: int = 0
+    requests: int = 0
+    believed_ns: int = 0
+    actual_ns: int = 0
+    error: float = 0.0
+
+
+class Metrics:
+    """A fold of events and actions into numbers: a `Sink`.
+
+    `nodes` give prices; `beliefs` by (stage, variant) give the estimates to compare with outcomes, and accuracies.
+    `start_ns` is when the run begins, by default the instant of its first record. With `whole_nodes`, every node that
+    holds a replica is paid in full.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: Iterable[Node] = (),
+        beliefs: Mapping[tuple[str, str], Belief] | None = None,
+        start_ns: int | None = None,
+        whole_nodes: bool = False,
+    ) -> None:
+        self.latencies_ns: array[int] = array("q")
+        self.batch_sizes: Counter[int] = Counter()
+        self.cold_starts = 0
+        self.start_ns = start_ns
+        self.last_ns = start_ns or 0
+        self._holdings = Holdings(nodes, whole_nodes=whole_nodes)
+        self._beliefs = dict(beliefs or {})
+        self._open: dict[RequestId, Request] = {}
+        self._waiting: dict[RequestId, int] = {}
+        self._batches: dict[BatchId, StartBatch] = {}
+        self._believed_ns: dict[BatchId, int] = {}
+        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._waits = 0
+        self._wait_sum_ns = 0
+        self._wait_max_ns = 0
+        self._columns = {name: array("q") for name in _COLUMNS}
+        self._cores: array[float] = array("d")
+        (
+            self._arrivals,
+            self._served,
+            self._late,
+            self._dropped,
+            self._rejected,
+            self._failed,
+            self._queue,
+            self._worst,
+        ) = (self._columns[name] for name in _COLUMNS)
+        self._second_end_ns = -(2**63)
+        self._origin_ns = start_ns or 0
+        self._holdings.charged_ns = self._origin_ns
+        self._second_mark = 0
+        folds: dict[type, Callable[[int, Any], None]] = {
+            Request: self._arrive,
+            End: self._end,
+            StartBatch: self._start_batch,
+            Finished: self._finish_batch,
+            BatchFailed: self._fail_batch,
+            StartReplica: self._start_replica,
+            ResizeReplica: self._order_resize,
+            Resized: self._resize,
+            ReplicaStopped: self._stop_replica,
+            ReplicaLost: self._stop_replica,
+        }
+        self._fold_of = folds.get
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Take one record; instants never decrease."""
+        if now_ns >= self._second_end_ns:
+            self._begin_seconds(now_ns)
+        self.last_ns = now_ns
+        fold = self._fold_of(type(record))
+        if fold is not None:
+            fold(now_ns, record)
+
+    # Requests
+
+    def _arrive(self, now_ns: int, request: Request) -> None:
+        self._open[request.id] = request
+        self._waiting[request.id] = now_ns
+        self._arrivals[self._row(request)] += 1
+
+    def _end(self, now_ns: int, end: End) -> None:
+        request = self._open.pop(end.request, None)
+        if request is None:
+            return
+        self._waiting.pop(end.request, None)
+        row = self._row(request)
+        outcome = end.outcome
+        if outcome is Outcome.SERVED:
+            self._served[row] += 1
+        elif outcome is Outcome.LATE:
+            self._late[row] += 1
+        else:
+            self._columns[outcome.value][row] += 1
+            return
+        latency_ns = now_ns - request.sent_ns
+        self.latencies_ns.append(latency_ns)
+        if latency_ns > self._worst[row]:  # noqa: PLR1730  # three times as quick as max()
+            self._worst[row] = latency_ns
+
+    def _row(self, request: Request) -> int:
+        row = (request.arrived_ns - self._origin_ns) // NS_PER_S
+        last = len(self._cores) - 1
+        return last if row > last else max(row, 0)
+
+    # Batches
+
+    def _start_batch(self, now_ns: int, batch: StartBatch) -> None:
+        take = self._waiting.pop
+        for request in batch.requests:
+            since_ns = take(request, None)
+            if since_ns is not None:
+                wait_ns = now_ns - since_ns
+                self._waits += 1
+                self._wait_sum_ns += wait_ns
+                self._wait_max_ns = max(self._wait_max_ns, wait_ns)
+        self.batch_sizes[len(batch.requests)] += 1
+        self._batches[batch.batch] = batch
+        if self._beliefs:
+            self._believe(batch)
+
+    def _believe(self, batch: StartBatch) -> None:
+        held = self._holdings.get(batch.replica)
+        belief = self._beliefs.get((batch.stage, held.spec.variant)) if held else None
+        if held and belief is not None and len(batch.requests) <= belief.batch_max:
+            costs_ns = belief.costs_ns(held.cores)
+            self._believed_ns[batch.batch] = costs_ns[len(batch.requests)]
+
+    def _finish_batch(self, now_ns: int, finished: Finished) -> None:
+        batch = self._batches.pop(finished.batch, None)
+        if batch is None:
+            return
+        self._wait_again(now_ns, batch)
+        if self._beliefs:
+            self._compare(batch, finished.service_ns)
+
+    def _fail_batch(self, now_ns: int, failed: BatchFailed) -> None:
+        batch = self._batches.pop(failed.batch, None)
+        self._believed_ns.pop(failed.batch, None)
+        if batch is not None:
+            self._wait_again(now_ns, batch)
+
+    def _wait_again(self, now_ns: int, batch: StartBatch) -> None:
+        for request in batch.requests:
+            if request in self._open:
+                self._waiting[request] = now_ns
+
+    def _compare(self, batch: StartBatch, service_ns: int) -> None:
+        held = self._holdings.get(batch.replica)
+        if held is None:
+            return
+        tally = self._tallies.setdefault((batch.stage, held.spec.variant), _Tally())
+        tally.requests += len(batch.requests)
+        believed_ns = self._believed_ns.pop(batch.batch, 0)
+        if believed_ns:
+            tally.batches += 1
+            tally.believed_ns += believed_ns
+            tally.actual_ns += service_ns
+            tally.error += abs(service_ns - believed_ns) / believed_ns
+
+    # Replicas
+
+    def _start_replica(self, now_ns: int, start: StartReplica) -> None:
+        self.cold_starts += 1
+        self._holdings.hold(now_ns, start.replica, start.spec, start.spec.cores)
+
+    def _order_resize(self, now_ns: int, resize: ResizeReplica) -> None:
+        held = self._holdings.get(resize.replica)
+        if held is not None and resize.cores > held.cores:
+            self._holdings.hold(now_ns, resize.replica, held.spec, resize.cores)
+
+    def _resize(self, now_ns: int, resized: Resized) -> None:
+        held = self._holdings.get(resized.replica)
+        if held is not None:
+            self._holdings.hold(now_ns, resized.replica, held.spec, resized.cores)
+
+    def _stop_replica(self, now_ns: int, stopped: ReplicaStopped | ReplicaLost) -> None:
+        self._holdings.release(now_ns, stopped.replica)
+        for batch in [batch for batch in self._batches.values() if batch.replica == stopped.replica]:
+            del self._batches[batch.batch]
+            self._believed_ns.pop(batch.batch, None)
+            self._wait_again(now_ns, batch)
+
+    # Seconds
+
+    def _begin_seconds(self, now_ns: int) -> None:
+        """Close the seconds that `now_ns` has left behind and open the one it is in."""
+        if not self._cores:
+            if self.start_ns is None:
+                self.start_ns = self._origin_ns = self._holdings.charged_ns = now_ns
+            self._second_end_ns = self._origin_ns
+            self._open_second()
+        while now_ns >= self._second_end_ns:
+            self._holdings.charge(self._second_end_ns)
+            self._cores[-1] = self._cores_since_mark(NS_PER_S)
+            self._queue[-1] = len(self._waiting)
+            self._second_mark = self._holdings.microcore_ns
+            self._open_second()
+
+    def _cores_since_mark(self, passed_ns: int) -> float:
+        return (self._holdings.microcore_ns - self._second_mark) / MICROCORES / passed_ns
+
+    def _open_second(self) -> None:
+        self._second_end_ns += NS_PER_S
+        for column in self._columns.values():
+            column.append(0)
+        self._cores.append(0.0)
+
+    # Answers
+
+    @property
+    def duration_s(self) -> float:
+        """From the start to the last record."""
+        return (self.last_ns - self._origin_ns) / NS_PER_S
+
+    @property
+    def requests(self) -> int:
+        """Requests that arrived."""
+        return sum(self._arrivals)
+
+    @property
+    def core_seconds(self) -> float:
+        """Allocated cores over time, up to the last record."""
+        self._holdings.charge(self.last_ns)
+        return self._holdings.core_s
+
+    @property
+    def usd(self) -> float:
+        """What the replicas' shares of their nodes cost, up to the last record."""
+        self._holdings.charge(self.last_ns)
+        return self._holdings.usd
+
+    @property
+    def cores_mean(self) -> float:
+        """Allocated cores, mean over the run."""
+        return self.core_seconds / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def wait_mean_ms(self) -> float:
+        """Mean time in a queue, per visit to one."""
+        return self._wait_sum_ns / self._waits / NS_PER_MS if self._waits else 0.0
+
+    @property
+    def wait_max_ms(self) -> float:
+        """Longest time in a queue."""
+        return self._wait_max_ns / NS_PER_MS
+
+    @property
+    def batch_mean(self) -> float:
+        """Mean requests per batch."""
+        batches = self.batch_sizes.total()
+        return sum(size * count for size, count in self.batch_sizes.items()) / batches if batches else 0.0
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean accuracy of the variants that computed, multiplied over the stages; None where one is unknown."""
+        by_stage: dict[str, list[tuple[float, int]]] = {}
+        for (stage, variant), tally in self._tallies.items():
+            accuracy = self._beliefs[stage, variant].accuracy if (stage, variant) in self._beliefs else None
+            if accuracy is None:
+                return None
+            by_stage.setdefault(stage, []).append((accuracy, tally.requests))
+        means = [math.fsum(a * n for a, n in seen) / sum(n for _, n in seen) for seen in by_stage.values()]
+        return math.prod(means) if means else None
+
+    def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
+        """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
+        count = len(self.latencies_ns)
+        if not count:
+            return []
+        ranks = [max(0, math.ceil(round(quantile * count, 6)) - 1) for quantile in quantiles]
+        values = np.partition(np.frombuffer(self.latencies_ns, dtype=np.int64), sorted(set(ranks)))
+        return [int(values[rank]) / NS_PER_MS for rank in ranks]
+
+    def service_errors(self) -> list[ServiceError]:
+        """Estimate against outcome per variant, where beliefs were given."""
+        return [
+            ServiceError(
+                stage=stage,
+                variant=variant,
+                batches=tally.batches,
+                believed_ms=tally.believed_ns / tally.batches / NS_PER_MS,
+                actual_ms=tally.actual_ns / tally.batches / NS_PER_MS,
+                mape=tally.error / tally.batches,
+            )
+            for (stage, variant), tally in sorted(self._tallies.items())
+            if tally.batches
+        ]
+
+    def seconds(self) -> list[Second]:
+        """The run second by second; the last one may be incomplete."""
+        if not self._cores:
+            return []
+        self._holdings.charge(self.last_ns)
+        cores = list(self._cores)
+        part_ns = self.last_ns - (self._second_end_ns - NS_PER_S)
+        cores[-1] = self._cores_since_mark(part_ns) if part_ns else self._holdings.cores
+        queue = [*self._queue[:-1], len(self._waiting)]
+        ends = zip(self._served, self._late, self._dropped, self._rejected, self._failed, strict=True)
+        return [
+            Second(start_s, arrivals, *end, core, waiting, worst_ns / NS_PER_MS)
+            for start_s, (arrivals, end, core, waiting, worst_ns) in enumerate(
+                zip(self._arrivals, ends, cores, queue, self._worst, strict=True)
+            )
+        ]
+
+    def row(self, *, system: str, seed: int | None, wall_s: float = 0.0, assumed: Iterable[str] = ()) -> RunRow:
+        """The run in one row, as of the last record. A request without an end yet counts as not served."""
+        requests, served = self.requests, sum(self._served)
+        answered = len(self.latencies_ns)
+        p50_ms, p99_ms = self.latency_ms((0.5, 0.99)) if answered else (None, None)
+        return RunRow(
+            system=system,
+            seed=seed,
+            requests=requests,
+            served=served,
+            late=sum(self._late),
+            dropped=sum(self._dropped),
+            rejected=sum(self._rejected),
+            failed=sum(self._failed),
+            attainment=served / requests if requests else 1.0,
+            goodput_rps=served / self.duration_s if self.duration_s else 0.0,
+            mean_ms=sum(self.latencies_ns) / answered / NS_PER_MS if answered else None,
+            p50_ms=p50_ms,
+            p99_ms=p99_ms,
+            core_seconds=self.core_seconds,
+            usd=self.usd,
+            accuracy=self.accuracy,
+            cold_starts=self.cold_starts,
+            wall_s=wall_s,
+            assumed=tuple(assumed),
+        )
+
+
+def fold(records: Iterable[tuple[int, Record]], metrics: Metrics) -> Metrics:
+    """`metrics` after all of `records`; for a log that is read back."""
+    for now_ns, record in records:
+        metrics.append(now_ns, record)
+    return metrics
