@@ -28,8 +28,10 @@ class Counted(Struct, frozen=True):
 
 def choices(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...]:
     """The scenario's own choices of these systems, published parameters for those it does not name; all for none."""
-    declared = {choice.name: choice for choice in scenario.systems}
-    return tuple(declared.get(name, SystemChoice(name)) for name in names) or scenario.systems
+    found: list[SystemChoice] = []
+    for name in names:
+        found += [choice for choice in scenario.systems if choice.name == name] or [SystemChoice(name)]
+    return tuple(found) or scenario.systems
 
 
 def play(scenario: Scenario, choice: SystemChoice, *, log: Path | None = None) -> Counted:
