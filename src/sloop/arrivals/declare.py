@@ -76,15 +76,15 @@ def _made(spec: Mapping[str, object], shape: Shape, *, seed: int, duration_s: fl
     if kind is None:
         raise InputError(f"unknown kind of trace {name!r}", where=f"{where}.kind", help=nearest(str(name), KINDS))
     own_keys = [field.name for field in fields(kind)]
-    common_keys = [field.name for field in fields(_Generated)]
+    length_keys = [field.name for field in fields(_Generated)]
     shape_keys = [field.name for field in fields(Shape)]
-    refuse_unknown(spec, ["kind", *own_keys, *common_keys, *shape_keys], where=where)
+    refuse_unknown(spec, ["kind", *own_keys, *length_keys, *shape_keys], where=where)
     process = kind_of(name, {key: spec[key] for key in own_keys if key in spec}, where=where)
-    common = build(_Generated, {key: spec[key] for key in common_keys if key in spec}, where=where)
-    length_s = common.duration_s
+    length = build(_Generated, {key: spec[key] for key in length_keys if key in spec}, where=where)
+    length_s = length.duration_s
     if length_s is None:
         if duration_s is None:
             raise InputError("no duration", where=where, help="say `duration_s:`, in the trace or for the whole run")
         length_s = duration_s * shape.compress / shape.repeat
     Limits(high=DURATION_S_MAX, above=True).check(length_s, f"{where}.duration_s")
-    return scale(generated(process, seed=seed, duration_ns=max(1, s(length_s))), common.scale, seed=seed)
+    return scale(generated(process, seed=seed, duration_ns=max(1, s(length_s))), length.scale, seed=seed)

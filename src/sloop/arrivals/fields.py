@@ -65,7 +65,7 @@ def build(kind: type[T], values: Mapping[str, object], *, where: str) -> T:
         if name in values:
             limits = spec.metadata.get("limits", ANY)
             made[name] = _converted(values[name], hints[name], limits, f"{where}.{name}")
-        elif spec.default is MISSING:
+        elif spec.default is MISSING and spec.default_factory is MISSING:
             raise InputError(f"the key {name!r} is missing", where=where, help=f"keys here: {', '.join(known)}")
     return kind(**made)
 

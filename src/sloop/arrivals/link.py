@@ -162,7 +162,7 @@ def read_link(source: LinkFile | Path | str) -> Link:
     recorded = source if isinstance(source, LinkFile) else LinkFile(Path(source))
     text = read_text(recorded.file, member=recorded.member)
     first = text.text.partition("\n")[0]
-    is_csv = recorded.format is LinkFormat.CSV or (recorded.format is LinkFormat.AUTO and "," in first)
+    is_csv = recorded.format == LinkFormat.CSV or (recorded.format == LinkFormat.AUTO and "," in first)
     rates = array("d", _csv_rates(text, recorded) if is_csv else _ghent_rates(text))
     chosen = rates[recorded.start_s : recorded.start_s + recorded.rows_max]
     if not chosen:

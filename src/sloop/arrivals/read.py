@@ -83,7 +83,7 @@ class TraceFile:
 def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:
     """Read a recorded trace; `seed` places arrivals that the file only counts."""
     recorded = source if isinstance(source, TraceFile) else TraceFile(Path(source))
-    if recorded.format == Format.MAP or (recorded.format is Format.AUTO and matrices.is_maps(recorded.file)):
+    if recorded.format == Format.MAP or (recorded.format == Format.AUTO and matrices.is_maps(recorded.file)):
         return _cut_and_scaled(
             matrices.read_maps(recorded.file, member=recorded.member, dwell_s=recorded.dwell_s, seed=seed),
             recorded,
@@ -101,7 +101,7 @@ def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:
 
 
 def _format_of(recorded: TraceFile, text: Text) -> Format:
-    if recorded.format == Format.AUTO:
+    if recorded.format != Format.AUTO:
         return recorded.format
     start = text.text.lstrip()[:1]
     if start == "{":
