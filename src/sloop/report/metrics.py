@@ -64,7 +64,8 @@ class Metrics:
         self.last_ns = start_ns or 0
         self._holdings = Holdings(nodes, whole_nodes=whole_nodes)
         self._beliefs = dict(beliefs or {})
-        self._open: dict[RequestId, Request] = {}
+        self._open: dict[RequestId, tuple[int, int]] = {}
+        self._returned: list[tuple[int, StartBatch]] = []
         self._waiting: dict[RequestId, int] = {}
         self._batches: dict[BatchId, StartBatch] = {}
         self._believed_ns: dict[BatchId, int] = {}
@@ -72,7 +73,7 @@ class Metrics:
         self._waits = 0
         self._wait_sum_ns = 0
         self._wait_max_ns = 0
-        self._columns = {name: array("q") for name in _COLUMNS}
+        self._columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
         self._cores: array[float] = array("d")
         (
             self._arrivals,
@@ -84,6 +85,7 @@ class Metrics:
             self._queue,
             self._worst,
         ) = (self._columns[name] for name in _COLUMNS)
+        self._second = -1
         self._second_end_ns = -(2**63)
         self._origin_ns = start_ns or 0
         self._holdings.charged_ns = self._origin_ns
@@ -114,16 +116,16 @@ class Metrics:
     # Requests
 
     def _arrive(self, now_ns: int, request: Request) -> None:
-        self._open[request.id] = request
+        self._open[request.id] = (request.sent_ns, self._second)
         self._waiting[request.id] = now_ns
-        self._arrivals[self._row(request)] += 1
+        self._arrivals[self._second] += 1
 
     def _end(self, now_ns: int, end: End) -> None:
-        request = self._open.pop(end.request, None)
-        if request is None:
+        sent = self._open.pop(end.request, None)
+        if sent is None:
             return
         self._waiting.pop(end.request, None)
-        row = self._row(request)
+        sent_ns, row = sent
         outcome = end.outcome
         if outcome is Outcome.SERVED:
             self._served[row] += 1
@@ -132,19 +134,16 @@ class Metrics:
         else:
             self._columns[outcome.value][row] += 1
             return
-        latency_ns = now_ns - request.sent_ns
+        latency_ns = now_ns - sent_ns
         self.latencies_ns.append(latency_ns)
         if latency_ns > self._worst[row]:  # noqa: PLR1730  # three times as quick as max()
             self._worst[row] = latency_ns
 
-    def _row(self, request: Request) -> int:
-        row = (request.arrived_ns - self._origin_ns) // NS_PER_S
-        last = len(self._cores) - 1
-        return last if row > last else max(row, 0)
-
     # Batches
 
     def _start_batch(self, now_ns: int, batch: StartBatch) -> None:
+        if self._returned:
+            self._settle()
         take = self._waiting.pop
         for request in batch.requests:
             since_ns = take(request, None)
@@ -169,7 +168,7 @@ class Metrics:
         batch = self._batches.pop(finished.batch, None)
         if batch is None:
             return
-        self._wait_again(now_ns, batch)
+        self._returned.append((now_ns, batch))
         if self._beliefs:
             self._compare(batch, finished.service_ns)
 
@@ -177,12 +176,15 @@ class Metrics:
         batch = self._batches.pop(failed.batch, None)
         self._believed_ns.pop(failed.batch, None)
         if batch is not None:
-            self._wait_again(now_ns, batch)
+            self._returned.append((now_ns, batch))
 
-    def _wait_again(self, now_ns: int, batch: StartBatch) -> None:
-        for request in batch.requests:
-            if request in self._open:
-                self._waiting[request] = now_ns
+    def _settle(self) -> None:
+        """Requests of finished batches that have not ended wait again; most end at once, so this is left till asked."""
+        for now_ns, batch in self._returned:
+            for request in batch.requests:
+                if request in self._open:
+                    self._waiting[request] = now_ns
+        self._returned.clear()
 
     def _compare(self, batch: StartBatch, service_ns: int) -> None:
         held = self._holdings.get(batch.replica)
@@ -218,7 +220,7 @@ class Metrics:
         for batch in [batch for batch in self._batches.values() if batch.replica == stopped.replica]:
             del self._batches[batch.batch]
             self._believed_ns.pop(batch.batch, None)
-            self._wait_again(now_ns, batch)
+            self._returned.append((now_ns, batch))
 
     # Seconds
 
@@ -232,6 +234,7 @@ class Metrics:
         while now_ns >= self._second_end_ns:
             self._holdings.charge(self._second_end_ns)
             self._cores[-1] = self._cores_since_mark(NS_PER_S)
+            self._settle()
             self._queue[-1] = len(self._waiting)
             self._second_mark = self._holdings.microcore_ns
             self._open_second()
@@ -240,6 +243,7 @@ class Metrics:
         return (self._holdings.microcore_ns - self._second_mark) / MICROCORES / passed_ns
 
     def _open_second(self) -> None:
+        self._second += 1
         self._second_end_ns += NS_PER_S
         for column in self._columns.values():
             column.append(0)
@@ -334,6 +338,7 @@ class Metrics:
         cores = list(self._cores)
         part_ns = self.last_ns - (self._second_end_ns - NS_PER_S)
         cores[-1] = self._cores_since_mark(part_ns) if part_ns else self._holdings.cores
+        self._settle()
         queue = [*self._queue[:-1], len(self._waiting)]
         ends = zip(self._served, self._late, self._dropped, self._rejected, self._failed, strict=True)
         return [
