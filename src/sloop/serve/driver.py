@@ -1,0 +1,275 @@
+"""The live driver: real time and real workers under the core that also runs in the simulator (law 1).
+
+Promises that every request handed in is answered once, that events reach the core one at a time and in order even
+where an order causes the next event at once, that time begins at 0 and never goes back, and that everything the core
+is told and answers is appended to the log. Holds tensors from arrival to answer, by reference. Takes no decision.
+Everything happens in one event loop's thread; no coroutine, future or lock is made per request.
+"""
+
+import asyncio
+import logging
+import time
+from asyncio import AbstractEventLoop, TimerHandle
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Final, Protocol
+
+from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.errors import SloopError
+from sloop.events import (
+    WOKE,
+    BatchFailed,
+    Cancelled,
+    Draining,
+    Event,
+    Finished,
+    ReplicaLost,
+    ReplicaStopped,
+)
+from sloop.log import Sink
+from sloop.serve.backends import Backend
+from sloop.serve.submission import Ended
+from sloop.serve.tensor import Tensor
+from sloop.serve.wiring import APPLICATION, Wiring
+from sloop.units import FOREVER_NS, NS_PER_MS
+from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
+
+_log: Final = logging.getLogger("sloop.driver")
+ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+
+
+class Brain(Protocol):
+    """What the driver needs of `sloop.core.Core`."""
+
+    @property
+    def wake_ns(self) -> int: ...
+
+    def handle(self, now_ns: int, event: Event) -> Sequence[Action]: ...
+
+
+class _Open:
+    """A request that has not ended: where its answer goes, and its tensors by the stage they came from."""
+
+    __slots__ = ("on_end", "tensors")
+
+    def __init__(self, on_end: Callable[[Ended], None] | None, tensors: dict[str, Sequence[Tensor]]) -> None:
+        self.on_end = on_end
+        self.tensors = tensors
+
+
+class Driver:
+    """Between gateway, core and backend. Make it inside the running event loop, then `start` it.
+
+    `clock` gives nanoseconds that never decrease; the instant of making the driver is 0 for the core and the log.
+    """
+
+    def __init__(
+        self,
+        core: Brain,
+        backend: Backend,
+        wiring: Wiring,
+        *,
+        slo_ns: int,
+        log: Sink | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        loop: AbstractEventLoop | None = None,
+    ) -> None:
+        self._core, self._backend, self._wiring, self._slo_ns = core, backend, wiring, slo_ns
+        self._append = log.append if log is not None else None
+        self._clock, self._zero_ns = clock, clock()
+        self._loop = loop or asyncio.get_running_loop()
+        self._names = [port.name for port in wiring.signature.inputs]
+        self._inbox: deque[Event] = deque()
+        self._is_busy = False
+        self._open: dict[RequestId, _Open] = {}
+        self._running: dict[ReplicaId, StartBatch] = {}
+        self._last_id = 0
+        self._timer: TimerHandle | None = None
+        self._timer_ns = FOREVER_NS
+        self._emptied = asyncio.Event()
+        self._over = ""
+        self.crash: Exception | None = None
+        """Set when the core failed: a bug. Every request is then answered as failed."""
+        backend.attach(self)
+
+    @property
+    def now_ns(self) -> int:
+        """Nanoseconds since the driver was made."""
+        return self._clock() - self._zero_ns
+
+    @property
+    def open_requests(self) -> int:
+        """Requests handed in and not yet answered."""
+        return len(self._open)
+
+    def start(self) -> None:
+        """Let the core make its first plan and start replicas."""
+        self.happened(WOKE)
+
+    def submit(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        slo_ns: int | None = None,
+        elapsed_ns: int = 0,
+        on_end: Callable[[Ended], None],
+    ) -> RequestId:
+        """See `sloop.serve.submission.Submitter`."""
+        self._last_id += 1
+        request = RequestId(self._last_id)
+        if self._over:
+            on_end(Ended(Outcome.FAILED, why=self._over))
+            return request
+        now_ns = self.now_ns
+        sent_ns = now_ns - elapsed_ns
+        self._open[request] = _Open(on_end, {APPLICATION: [tensors[name] for name in self._names]})
+        self.happened(Request(request, sent_ns, now_ns, sent_ns + (slo_ns or self._slo_ns)))
+        return request
+
+    def cancel(self, request: RequestId) -> None:
+        """See `sloop.serve.submission.Submitter`."""
+        found = self._open.get(request)
+        if found is not None and found.on_end is not None:
+            found.on_end = None
+            self.happened(Cancelled(request))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what comes, finish what is here, then stop all replicas; what is not done in time fails."""
+        self.happened(Draining())
+        if self._open:
+            self._emptied.clear()
+            try:
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
+            except TimeoutError:
+                self._end_all(f"the server stopped and gave it {timeout_s:g} s more")
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop all replicas now; requests still open fail."""
+        self._end_all("the server has stopped")
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._backend.close()
+
+    # What the backend reports (it knows us as its listener)
+
+    def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+        """A batch is done: keep its outputs for the next stages or the answer."""
+        running = self._running.get(event.replica)
+        if running is not None and running.batch == event.batch:
+            for request, tensors in zip(running.requests, outputs, strict=True):
+                found = self._open.get(request)
+                if found is not None:
+                    found.tensors[running.stage] = tensors
+        self.happened(event)
+
+    def happened(self, event: Event) -> None:
+        """Tell the core, and carry out what it answers; called from within itself it only takes note."""
+        if self._over:
+            return
+        self._inbox.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._inbox and not self._over:
+                self._step(self._inbox.popleft())
+        except Exception as error:  # a bug in the core: no request may be left without an answer
+            _log.exception("the core failed; no further request is served")
+            self.crash = error
+            self._end_all(f"the server's core has failed: {error!r}")
+        finally:
+            self._is_busy = False
+        self._arm()
+
+    def _step(self, event: Event) -> None:
+        if isinstance(event, Finished | BatchFailed | ReplicaLost | ReplicaStopped):
+            self._running.pop(event.replica, None)
+        now_ns = self._clock() - self._zero_ns
+        append = self._append
+        if append is not None:
+            self._record(now_ns, event)
+        for action in self._core.handle(now_ns, event):
+            if append is not None:
+                self._record(now_ns, action)
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, End):
+            self._end(action)
+        elif isinstance(action, StartBatch):
+            self._run(action)
+        elif isinstance(action, StartReplica):
+            self._backend.start(action.replica, action.spec)
+        elif isinstance(action, StopReplica):
+            self._backend.stop(action.replica)
+        elif isinstance(action, ResizeReplica):
+            self._backend.resize(action.replica, action.cores)
+
+    def _run(self, action: StartBatch) -> None:
+        wires = self._wiring.inputs[action.stage]
+        self._running[action.replica] = action
+        held = [self._open[request].tensors for request in action.requests]
+        requests = [[tensors[wire.stage][wire.position] for wire in wires] for tensors in held]
+        self._backend.run(action.batch, action.replica, requests)
+
+    def _end(self, end: End) -> None:
+        found = self._open[end.request]
+        outputs = {}
+        if found.on_end is not None and end.outcome in ANSWERED:
+            ports = self._wiring.signature.outputs
+            for port, source in zip(ports, self._wiring.outputs, strict=True):
+                outputs[port.name] = found.tensors[source.stage][source.position]
+        del self._open[end.request]
+        if found.on_end is not None:
+            self._answer(found.on_end, Ended(end.outcome, outputs, end.why, end.retry_after_ns))
+        if not self._open:
+            self._emptied.set()
+
+    def _answer(self, on_end: Callable[[Ended], None], ended: Ended) -> None:
+        try:
+            on_end(ended)
+        except Exception:  # the gateway's bug must not become the core's
+            _log.exception("an answer could not be given")
+
+    def _end_all(self, why: str) -> None:
+        """Answer whatever is open and whatever comes; the core is told nothing more."""
+        self._over = self._over or why
+        self._inbox.clear()
+        left, self._open = self._open, {}
+        for found in left.values():
+            if found.on_end is not None:
+                self._answer(found.on_end, Ended(Outcome.FAILED, why=why))
+        self._emptied.set()
+
+    def _record(self, now_ns: int, record: Event | Action) -> None:
+        append = self._append
+        if append is None:
+            return
+        try:
+            append(now_ns, record)
+        except SloopError as error:
+            self._append = None
+            _log.error("serving goes on without a log: %s", error)
+
+    # Waking the core
+
+    def _arm(self) -> None:
+        """Have one timer at or before `core.wake_ns`. A later wish is left to the earlier timer, which then asks."""
+        wake_ns = self._core.wake_ns
+        if wake_ns >= self._timer_ns or self._over:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = wake_ns
+        # Event loops keep timers in milliseconds: rounding up is late by less than one, rounding down would spin.
+        delay_ms = max(0, ceil((wake_ns - self.now_ns) / NS_PER_MS))
+        self._timer = self._loop.call_later(delay_ms / 1e3, self._wake)
+
+    def _wake(self) -> None:
+        self._timer, self._timer_ns = None, FOREVER_NS
+        if self.now_ns >= self._core.wake_ns:
+            self.happened(WOKE)
+        else:
+            self._arm()

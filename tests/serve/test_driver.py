@@ -1,0 +1,278 @@
+"""The driver between a scripted core and a backend that only takes notes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.errors import MachineError
+from sloop.events import (
+    WOKE,
+    Cancelled,
+    Draining,
+    Event,
+    Finished,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    Woke,
+)
+from sloop.log import MemoryLog, Record
+from sloop.serve.backends import Listener
+from sloop.serve.driver import Driver
+from sloop.serve.submission import Ended
+from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.serve.wiring import wire
+from sloop.units import FOREVER_NS, ms, s
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+
+PORT = Port("x", "UINT8", (-1, -1))
+MODEL = Signature((PORT,), (Port("y", "UINT8", (-1, -1)),))
+ONE = wire({"a": ()}, {("a", "v"): MODEL})
+TWO = wire({"a": (), "b": ("a",)}, {("a", "v"): MODEL, ("b", "v"): MODEL})
+R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", 1.0, "here")
+
+
+def tensor(content: bytes) -> Tensor:
+    return Tensor("UINT8", (1, len(content)), content)
+
+
+class Notes:
+    """A backend that writes down its orders; a start reports progress at once, from within the call."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[object, ...]] = []
+        self.listener: Listener | None = None
+
+    def attach(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+        self.orders.append(("start", replica, spec))
+        assert self.listener is not None
+        self.listener.happened(ReplicaProgressed(replica, "spawning"))
+
+    def stop(self, replica: ReplicaId) -> None:
+        self.orders.append(("stop", replica))
+
+    def resize(self, replica: ReplicaId, cores: float) -> None:
+        self.orders.append(("resize", replica, cores))
+
+    def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
+        self.orders.append(("run", batch, replica, [[bytes(t.data) for t in tensors] for tensors in requests]))
+
+    async def close(self) -> None:
+        self.orders.append(("close",))
+
+
+class Script:
+    """A core that answers events by a function, writes them down, and checks that no call happens inside another."""
+
+    def __init__(self, answer: Callable[[Event], list[Action]], wake_ns: int = FOREVER_NS) -> None:
+        self._answer = answer
+        self.wake_ns = wake_ns
+        self.events: list[Event] = []
+        self._is_inside = False
+
+    def handle(self, now_ns: int, event: Event) -> Sequence[Action]:
+        assert not self._is_inside
+        self._is_inside = True
+        self.events.append(event)
+        try:
+            yielded = self._answer(event)
+        finally:
+            self._is_inside = False
+        return yielded
+
+
+def play(
+    scene: Callable[[Driver, Notes, Script], Awaitable[None]],
+    answer: Callable[[Event], list[Action]] = lambda _: [],
+    *,
+    wiring: object = ONE,
+    log: MemoryLog | None = None,
+    wake_ns: int = FOREVER_NS,
+) -> None:
+    async def main() -> None:
+        core, backend = Script(answer, wake_ns), Notes()
+        driver = Driver(core, backend, wiring, slo_ns=ms(200), log=log)  # type: ignore[arg-type]
+        await scene(driver, backend, core)
+
+    asyncio.run(main())
+
+
+def finish_at_once(event: Event) -> list[Action]:
+    """Runs each request alone, on a replica of its own, and serves it."""
+    if isinstance(event, Request):
+        return [StartBatch(BatchId(event.id), ReplicaId(event.id), "a", (event.id,))]
+    if isinstance(event, Finished):
+        return [End(RequestId(event.batch), Outcome.SERVED)]
+    return []
+
+
+def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
+    log = MemoryLog()
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), on_end=ended.append)
+        assert backend.orders == [("run", 1, R, [[b"in"]])]
+        driver.finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])
+        assert ended == [Ended(Outcome.SERVED, {"y": tensor(b"out")})]
+        assert driver.open_requests == 0
+        [request, _] = core.events
+        assert isinstance(request, Request)
+        assert request.slo_ns == ms(200)
+        assert request.elapsed_ns == ms(5)
+        kinds: list[type[Record]] = [Request, StartBatch, Finished, End]
+        assert [type(record) for _, record in log] == kinds
+        assert log.records[0][0] >= request.arrived_ns
+
+    play(scene, finish_at_once, log=log)
+
+
+def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
+    def answer(event: Event) -> list[Action]:
+        match event:
+            case Request():
+                return [StartBatch(BatchId(1), R, "a", (event.id,))]
+            case Finished(batch=1):
+                return [StartBatch(BatchId(2), R, "b", (RequestId(1),))]
+            case Finished(batch=2):
+                return [End(RequestId(1), Outcome.LATE, "late")]
+        return []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        driver.submit({"x": tensor(b"1")}, slo_ns=ms(1), on_end=ended.append)
+        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"2")]])
+        assert backend.orders[-1] == ("run", 2, R, [[b"2"]])
+        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"stale")]])
+        driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"3")]])
+        assert ended == [Ended(Outcome.LATE, {"y": tensor(b"3")}, "late")]
+
+    play(scene, answer, wiring=TWO)
+
+
+def test_events_from_within_an_order_wait_their_turn() -> None:
+    def answer(event: Event) -> list[Action]:
+        return [StartReplica(R, SPEC), ResizeReplica(R, 2), StopReplica(R, "done")] if isinstance(event, Woke) else []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        driver.start()
+        assert [order[0] for order in backend.orders] == ["start", "resize", "stop"]
+        assert core.events == [WOKE, ReplicaProgressed(R, "spawning")]
+
+    play(scene, answer)
+
+
+def test_a_rejection_is_answered_before_submit_returns_and_without_outputs() -> None:
+    def answer(event: Event) -> list[Action]:
+        return [End(event.id, Outcome.REJECTED, "full", s(2))] if isinstance(event, Request) else []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        assert ended == [Ended(Outcome.REJECTED, {}, "full", s(2))]
+
+    play(scene, answer)
+
+
+def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        request = driver.submit({"x": tensor(b"in")}, on_end=ended.append)
+        driver.cancel(request)
+        driver.cancel(request)
+        assert core.events[1:] == [Cancelled(request)]
+        driver.finished(Finished(BatchId(request), R, 7), [[tensor(b"out")]])
+        assert not ended
+        assert driver.open_requests == 0
+        driver.cancel(request)
+
+    play(scene, finish_at_once)
+
+
+def test_the_core_is_woken_when_it_wishes_not_before() -> None:
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        woken = asyncio.Event()
+
+        def answer(event: Event) -> list[Action]:
+            if isinstance(event, Woke):
+                assert driver.now_ns >= core.wake_ns
+                core.wake_ns = FOREVER_NS
+                woken.set()
+            return []
+
+        core._answer = answer
+        core.wake_ns = s(100)
+        driver.happened(ReplicaReady(R))
+        core.wake_ns = driver.now_ns + ms(30)
+        driver.happened(ReplicaReady(R))
+        core.wake_ns += ms(10)  # a later wish: the timer that is set fires too early, and asks
+        driver.happened(ReplicaReady(R))
+        await asyncio.wait_for(woken.wait(), 5)
+        assert len(core.events) == 4
+
+    play(scene)
+
+
+def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() -> None:
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        for content in (b"quick", b"stuck"):
+            driver.submit({"x": tensor(content)}, on_end=ended.append)
+        draining = asyncio.ensure_future(driver.drain(0.05))
+        await asyncio.sleep(0)
+        assert isinstance(core.events[-1], Draining)
+        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"out")]])
+        await draining
+        assert [end.outcome for end in ended] == [Outcome.SERVED, Outcome.FAILED]
+        assert "0.05 s more" in ended[1].why
+        assert backend.orders[-1] == ("close",)
+        driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"out")]])
+        driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        assert [end.outcome for end in ended[2:]] == [Outcome.FAILED]
+
+    play(scene, finish_at_once)
+
+
+def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(event: Event) -> list[Action]:
+        assert not isinstance(event, ReplicaLost), "a bug"
+        return []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        for _ in range(2):
+            driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        driver.happened(ReplicaLost(R, "gone"))
+        driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        assert [end.outcome for end in ended] == [Outcome.FAILED] * 3
+        assert "a bug" in ended[2].why
+        assert isinstance(driver.crash, AssertionError)
+        await driver.drain(1)
+
+    play(scene, answer)
+    assert "the core failed" in caplog.text
+
+
+def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(MemoryLog):
+        def append(self, now_ns: int, record: Record) -> None:
+            raise MachineError("the disk is full")
+
+    def raises(ended: Ended) -> None:
+        raise RuntimeError("oops")
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[Ended] = []
+        for on_end in (raises, ended.append):
+            request = driver.submit({"x": tensor(b"in")}, on_end=on_end)
+            driver.finished(Finished(BatchId(request), ReplicaId(request), 7), [[tensor(b"out")]])
+        assert len(ended) == 1
+
+    play(scene, finish_at_once, log=Full())
+    assert "an answer could not be given" in caplog.text
+    assert "the disk is full" in caplog.text
