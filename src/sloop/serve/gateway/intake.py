@@ -7,8 +7,9 @@ Source: Open Inference Protocol v2, "Tensor Data", and Triton's binary tensor da
 
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
-from typing import Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Intake:
         fits = len(shape) == len(wanted)
         if fits:
             for have, want in zip(shape, wanted, strict=True):
-                if have != want and (want != -1 or have < 1):
+                if have < 1 or want not in (have, -1):
                     fits = False
                     break
         if not fits:
@@ -119,66 +120,62 @@ def check_strings(data: memoryview, count: int, field: str) -> None:
         )
 
 
-def pack(datatype: str, shape: tuple[int, ...], data: Sequence[object], field: str) -> bytes:
+def pack(datatype: str, shape: tuple[int, ...], data: list[Any], field: str) -> bytes:
     """The elements of a JSON or protobuf list, flat or nested as `shape`, as raw bytes."""
-    code = ARRAY_CODES.get(datatype)
-    if code is not None:
-        try:
-            packed: array[float] = array(code, cast(list[float], data))  # which checks every element itself
-        except TypeError:  # nested, or wrong elements
-            raw = pack_nested(datatype, data, field)
-        except OverflowError as error:
-            raise bad(field, f"an element is out of {datatype}'s range ({error})", "send a wider type") from None
-        else:
-            raw = packed.tobytes()
-    elif datatype == "BYTES":
-        raw = pack_strings(data, field)
+    if data and isinstance(data[0], list):
+        data = flatten(data, field)
+    if datatype == "BYTES":
+        raw, count = pack_strings(data, field), len(data)
     else:
-        raw = pack_nested(datatype, data, field)
-    if datatype != "BYTES" and len(raw) != prod(shape) * ITEM_BYTES[datatype]:
+        raw = pack_numbers(datatype, data, field)
+        count = len(raw) // ITEM_BYTES[datatype]
+    if count != prod(shape):
         raise bad(
             field,
-            f"{len(raw) // ITEM_BYTES[datatype]} elements are not the {prod(shape)} of shape {list(shape)}",
+            f"{count} elements are not the {prod(shape)} of shape {list(shape)}",
             "send every element once, in row-major order",
         )
     return raw
 
 
-def pack_nested(datatype: str, data: Sequence[object], field: str) -> bytes:
-    """As `pack`, by way of NumPy: nested lists, and the types `array` does not have."""
-    dtype = NUMPY_TYPES.get(datatype)
-    if dtype is None:
-        raise bad(field, f"{datatype} cannot be written as a list", "send it as a binary tensor")
-    kinds = {"b": "b", "f": "iuf"}.get(dtype.kind, "iu")
+def flatten(data: list[Any], field: str) -> list[Any]:
+    """Nested lists as one; lists side by side must be equally long."""
+    while data and isinstance(data[0], list):
+        if any(not isinstance(inner, list) or len(inner) != len(data[0]) for inner in data):
+            raise bad(field, "the lists inside differ in length", "send a flat list, or lists nested as the shape")
+        data = list(chain.from_iterable(data))
+    return data
+
+
+def pack_numbers(datatype: str, data: list[Any], field: str) -> bytes:
+    """A flat list as raw bytes of a fixed-size type."""
+    code = ARRAY_CODES.get(datatype)
     try:
-        found = np.array(data if len(data) else np.zeros(0, dtype))
-    except (ValueError, OverflowError):  # ragged, or an integer beyond 64 bits
-        found = np.array(None)
-    if found.dtype.kind not in kinds:
-        raise bad(
-            field,
-            f"not every element is a {datatype} value, or the lists inside differ in length",
-            "send a flat list, or lists nested as the shape",
-        )
-    if dtype.kind in "iu" and found.size:
-        limits = np.iinfo(dtype.name)
-        if int(found.min()) < int(limits.min) or int(found.max()) > int(limits.max):
-            raise bad(field, f"an element is out of {datatype}'s range", "send a wider type")
-    with np.errstate(over="ignore"):  # beyond float16 is infinity, as in C
-        return found.astype(dtype).tobytes()
+        if code is not None:
+            return array(code, data).tobytes()
+        if datatype == "BOOL":
+            if any(type(element) is not bool for element in data):
+                raise TypeError
+            return bytes(data)
+        if datatype == "FP16":
+            with np.errstate(over="ignore"):  # what is too large is infinity, as for FP32
+                return np.array(array("d", data)).astype("<f2").tobytes()
+    except TypeError:
+        fix = "send a flat list, or lists nested as the shape"
+        raise bad(field, f"not every element is a {datatype} value", fix) from None
+    except OverflowError as error:
+        raise bad(field, f"an element is out of {datatype}'s range ({error})", "send what the type holds") from None
+    raise bad(field, f"{datatype} cannot be written as a list", "send it as a binary tensor")
 
 
-def pack_strings(data: Sequence[object], field: str) -> bytes:
-    """Strings and byte strings, flat or nested, with their lengths before them."""
+def pack_strings(data: list[Any], field: str) -> bytes:
+    """Strings and byte strings with their lengths before them."""
     parts: list[bytes] = []
     for element in data:
-        if isinstance(element, list):
-            parts.append(pack_strings(element, field))
-        elif isinstance(element, str | bytes):
-            raw = element.encode() if isinstance(element, str) else element
-            parts.append(len(raw).to_bytes(LENGTH_BYTES, "little") + raw)
-        else:
+        if not isinstance(element, str | bytes):
             raise bad(field, f"{shown(element)} is not a string", "BYTES elements are strings")
+        raw = element.encode() if isinstance(element, str) else element
+        parts += (len(raw).to_bytes(LENGTH_BYTES, "little"), raw)
     return b"".join(parts)
 
 

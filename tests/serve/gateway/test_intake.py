@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.serve.gateway.intake import Intake, check_raw, pack, unpack
+from sloop.serve.gateway.refusal import Refusal
+from sloop.serve.tensor import NUMPY_TYPES, Port, Signature, Tensor
+
+INTAKE = Intake(
+    Signature((Port("x", "FP32", (-1, 4)), Port("k", "INT64", (-1, 1))), (Port("y", "FP32", (-1, 4)),), rows_max=8)
+)
+X = INTAKE.ports["x"]
+
+
+def tensor(rows: int, name: str = "x") -> Tensor:
+    port = INTAKE.ports[name]
+    shape = (rows, *port.shape[1:])
+    return Tensor(port.datatype, shape, bytes(int(np.prod(shape)) * NUMPY_TYPES[port.datatype].itemsize))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    datatype=st.sampled_from(sorted(NUMPY_TYPES)),
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 3),
+    columns=st.integers(1, 3),
+    nested=st.booleans(),
+)
+def test_a_list_and_its_bytes_are_the_same_tensor(
+    datatype: str, seed: int, rows: int, columns: int, nested: bool
+) -> None:
+    dtype = NUMPY_TYPES[datatype]
+    raw = np.random.default_rng(seed).bytes(rows * columns * dtype.itemsize)
+    array = np.frombuffer(raw, dtype).reshape(rows, columns)
+    if dtype.kind == "b":
+        array = np.frombuffer(raw, "u1").reshape(rows, columns) > 127
+    elif dtype.kind == "f":
+        array = np.nan_to_num(array, posinf=1, neginf=-1)
+    listed = array.tolist() if nested else array.ravel().tolist()
+    packed = pack(datatype, (rows, columns), listed, "data")
+    assert packed == array.tobytes()
+    assert unpack(Tensor(datatype, (rows, columns), packed)) == array.ravel().tolist()
+
+
+def test_strings_travel_with_their_lengths() -> None:
+    packed = pack("BYTES", (2, 1), [["a"], ["ü"]], "data")
+    assert packed == b"\x01\0\0\0a\x02\0\0\0\xc3\xbc"
+    check_raw("BYTES", (2, 1), packed, "data")
+    assert unpack(Tensor("BYTES", (2, 1), packed)) == ["a", "ü"]
+
+
+@pytest.mark.parametrize("data", [b"\x01\0\0\0", b"\x01\0\0\0ab", b"\0\0\0\0", b"\0\0\0\0" * 3, b"\xff\xff\xff\xffab"])
+def test_broken_strings_are_refused(data: bytes) -> None:
+    with pytest.raises(Refusal, match="not 2 BYTES elements"):
+        check_raw("BYTES", (2,), data, "data")
+
+
+def test_bfloat16_is_the_upper_half_of_a_float() -> None:
+    assert unpack(Tensor("BF16", (2,), b"\x80\x3f\x00\xc0")) == [1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("FP32", ["1.0", 2]),
+        ("FP32", [None, 1]),
+        ("FP32", [[1, 2], [3]]),
+        ("FP32", [{}, 1]),
+        ("INT8", [1.5, 2]),
+        ("INT8", [128, 0]),
+        ("INT64", [2**63, 0]),
+        ("UINT8", [-1, 0]),
+        ("UINT8", [[-1, 0]]),
+        ("BOOL", [1, 0]),
+        ("FP16", ["a", "b"]),
+        ("BYTES", [1, "a"]),
+        ("BF16", [1.0, 2.0]),
+        ("INT32", [10**30, 0]),
+        ("BOOL", [10**30, 0]),
+    ],
+)
+def test_elements_of_the_wrong_kind_are_refused(datatype: str, data: list[object]) -> None:
+    with pytest.raises(Refusal, match=r"inputs\[0\]\.data") as caught:
+        pack(datatype, (2,), data, "inputs[0].data")
+    assert caught.value.status == 400
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(("data", "count"), [([], 0), ([1.0], 1), ([1.0, 2.0, 3.0], 3), ([[]], 0)])
+def test_too_few_or_too_many_elements_are_refused(data: list[object], count: int) -> None:
+    with pytest.raises(Refusal, match=rf"^data: {count} elements are not the 2 of shape \[2\]"):
+        pack("FP32", (2,), data, "data")
+
+
+def test_raw_bytes_must_be_as_long_as_the_shape_says() -> None:
+    check_raw("FP16", (2, 2), bytes(8), "data")
+    with pytest.raises(Refusal, match=r"7 bytes are not the 8 of FP16 \[2, 2\]"):
+        check_raw("FP16", (2, 2), bytes(7), "data")
+
+
+@pytest.mark.parametrize("shape", [[4], [1, 5], [1, 4, 1], [0, 4], [-1, 4], [], [1, -4]])
+def test_a_shape_that_does_not_fit_is_refused(shape: list[int]) -> None:
+    with pytest.raises(Refusal, match=r"inputs\[0\]\.shape: .* for input 'x'") as caught:
+        INTAKE.shape(X, "FP32", shape, "inputs[0]")
+    assert "[-1, 4]" in caught.value.fix
+
+
+def test_a_type_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"inputs\[0\]\.datatype: 'BYTES' for input 'x'") as caught:
+        INTAKE.shape(X, "BYTES", [1, 4], "inputs[0]")
+    assert caught.value.fix == "this input takes FP32"
+    assert INTAKE.shape(X, "FP32", [8, 4], "inputs[0]") == (8, 4)
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(Refusal, match="there is no input 'z'") as caught:
+        INTAKE.port("z", "inputs[0].name")
+    assert caught.value.fix == "the inputs are 'x', 'k'"
+    with pytest.raises(Refusal, match="there is no output 'z'"):
+        INTAKE.output("z", "outputs[0].name")
+
+
+def test_every_input_must_be_there_with_as_many_rows_and_no_more_than_allowed() -> None:
+    with pytest.raises(Refusal, match="input 'k' is missing"):
+        INTAKE.whole({"x": tensor(1)})
+    with pytest.raises(Refusal, match=r"\[1, 2\] rows"):
+        INTAKE.whole({"x": tensor(1), "k": tensor(2, "k")})
+    with pytest.raises(Refusal, match=r"9 rows .* more than the 8"):
+        INTAKE.whole({"x": tensor(9), "k": tensor(9, "k")})
+    whole = {"x": tensor(8), "k": tensor(8, "k")}
+    assert INTAKE.whole(whole) is whole

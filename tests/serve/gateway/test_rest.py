@@ -1,0 +1,330 @@
+"""REST over a real socket: what the outside is promised, wrong input by wrong input."""
+
+import asyncio
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloop.serve.gateway.listener import Listener
+from sloop.serve.gateway.rest import Rest
+from sloop.serve.submission import Ended
+from sloop.serve.tensor import Tensor
+from sloop.units import ms, s
+from sloop.vocabulary import Outcome
+from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service, scaled
+
+pytestmark = pytest.mark.live
+
+INFER = "/v2/models/demo/infer"
+X: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2.5, 3, 4]}
+K: dict[str, object] = {"name": "k", "datatype": "INT64", "shape": [1, 1], "data": [2]}
+
+
+class Answered:
+    """A response, read."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        assert self.headers["content-type"] == "application/json"
+        return str(self.json["error"])
+
+
+Ask = Callable[..., Answered]
+
+
+@pytest.fixture
+def ask(gateway: Gateway) -> Iterator[Ask]:
+    connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)
+
+    def ask(method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answered:
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, headers or {})
+        return Answered(connection.getresponse())
+
+    yield ask
+    connection.close()
+
+
+def test_infers_from_json(ask: Ask, gateway: Gateway) -> None:
+    answered = ask("POST", INFER, {"id": "seven", "inputs": [X, K]})
+    assert answered.status == 200
+    assert answered.headers["x-slo-met"] == "true"
+    assert answered.json == {
+        "model_name": "demo",
+        "model_version": "1",
+        "id": "seven",
+        "outputs": [
+            {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [2, 5, 6, 8]},
+            {"name": "n", "datatype": "INT64", "shape": [1, 1], "data": [1]},
+        ],
+    }
+    tensors, slo_ns, elapsed_ns = gateway.driver.seen[0]
+    assert tensors["x"] == Tensor("FP32", (1, 4), np.array([1, 2.5, 3, 4], "<f4").tobytes())
+    assert (slo_ns, elapsed_ns) == (None, 0)
+
+
+def test_infers_from_binary_tensors_and_answers_in_the_form_asked_for(ask: Ask) -> None:
+    x, k = np.arange(8, dtype="<f4").tobytes(), np.array([3, 4], "<i8").tobytes()
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": "x", "datatype": "FP32", "shape": [2, 4], "parameters": {"binary_data_size": len(x)}},
+                {"name": "k", "datatype": "INT64", "shape": [2, 1], "parameters": {"binary_data_size": len(k)}},
+            ],
+            "parameters": {"binary_data_output": True},
+            "outputs": [{"name": "n", "parameters": {"binary_data": False}}, {"name": "y"}],
+        }
+    ).encode()
+    answered = ask("POST", INFER, head + x + k, {"Inference-Header-Content-Length": str(len(head))})
+    assert answered.headers["content-type"] == "application/octet-stream"
+    length = int(answered.headers["inference-header-content-length"])
+    outputs = json.loads(answered.body[:length])["outputs"]
+    assert outputs == [
+        {"name": "n", "datatype": "INT64", "shape": [2, 1], "data": [2, 2]},
+        {"name": "y", "datatype": "FP32", "shape": [2, 4], "parameters": {"binary_data_size": 32}},
+    ]
+    assert np.frombuffer(answered.body[length:], "<f4").tolist() == [0, 3, 6, 9, 16, 20, 24, 28]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/models/demo/infer", "/v2/models/demo/versions/1/infer", "/v2/models/%64emo/infer"]
+)
+def test_knows_its_model_by_name_and_version(ask: Ask, path: str) -> None:
+    assert ask("POST", path, {"inputs": [X, K]}).status == 200
+
+
+def test_hands_the_budget_on_from_headers_before_parameters(ask: Ask, gateway: Gateway) -> None:
+    parameters = {"x-slo-ms": 50, "x-elapsed-ms": 4}
+    ask("POST", INFER, {"inputs": [X, K], "parameters": parameters})
+    ask("POST", INFER, {"inputs": [X, K], "parameters": parameters}, {"x-slo-ms": "70.5", "x-elapsed-ms": "0"})
+    assert [seen[1:] for seen in gateway.driver.seen] == [(ms(50), ms(4)), (ms(70.5), 0)]
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "says"),
+    [
+        (Ended(Outcome.DROPPED, why="slack 3 ms"), 504, "dropped: slack 3 ms; help: allow more time with x-slo-ms"),
+        (Ended(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)), 503, "rejected: 9 wait; help: try again in 3 s"),
+        (Ended(Outcome.FAILED, why="bad weights"), 500, "failed: bad weights"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_says_how_a_request_ended(
+    ask: Ask, gateway: Gateway, ended: Ended, status: int, says: str, at_once: bool
+) -> None:
+    gateway.driver.respond, gateway.driver.at_once = lambda _: ended, at_once
+    answered = ask("POST", INFER, {"inputs": [X, K]})
+    assert (answered.status, answered.headers.get("retry-after")) == (status, "3" if status == 503 else None)
+    assert answered.error.startswith(says)
+    assert "x-slo-met" not in answered.headers
+
+
+def test_a_late_answer_is_an_answer_and_says_so(ask: Ask, gateway: Gateway) -> None:
+    gateway.driver.respond = lambda tensors: Ended(Outcome.LATE, scaled(tensors).outputs, "1 ms late")
+    answered = ask("POST", INFER, {"inputs": [X, K]})
+    assert (answered.status, answered.headers["x-slo-met"]) == (200, "false")
+
+
+def without(tensor: dict[str, object], key: str) -> dict[str, object]:
+    return {name: value for name, value in tensor.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "body: malformed JSON"),
+        (b"{", "body: malformed JSON"),
+        (b"\xff\xfe", "body: malformed JSON"),
+        (b"[" * 100_000, "body: "),
+        ([], "body: Expected `object`, got `array`"),
+        ({}, "body: Object missing required field `inputs`"),
+        ({"inputs": []}, "inputs: input 'x', 'k' is missing"),
+        ({"inputs": [X]}, "inputs: input 'k' is missing"),
+        ({"inputs": [X, X, K]}, "inputs[1].name: input 'x' is there twice"),
+        ({"inputs": [X, {**K, "name": "q"}]}, "inputs[1].name: there is no input 'q'; help: the inputs are 'x', 'k'"),
+        ({"inputs": [X, {**K, "name": 3}]}, "body: Expected `str`, got `int` - at `$.inputs[1].name`"),
+        ({"inputs": [{**X, "datatype": "FP64"}, K]}, "inputs[0].datatype: 'FP64' for input 'x'"),
+        ({"inputs": [{**X, "datatype": "float"}, K]}, "inputs[0].datatype: 'float' for input 'x'"),
+        ({"inputs": [{**X, "shape": [4]}, K]}, "inputs[0].shape: [4] for input 'x'"),
+        ({"inputs": [{**X, "shape": [1, 10**30]}, K]}, "inputs[0].shape: [1, 1000"),
+        ({"inputs": [{**X, "shape": "1,4"}, K]}, "body: Expected `array`, got `str` - at `$.inputs[0].shape`"),
+        ({"inputs": [{**X, "data": [1, 2, 3]}, K]}, "inputs[0].data: 3 elements are not the 4 of shape [1, 4]"),
+        ({"inputs": [{**X, "data": ["a", 2, 3, 4]}, K]}, "inputs[0].data: not every element is a FP32 value"),
+        ({"inputs": [{**X, "data": "AAAA"}, K]}, "body: Expected `array`, got `str` - at `$.inputs[0].data`"),
+        ({"inputs": [without(X, "data"), K]}, "inputs[0].data: missing"),
+        ({"inputs": [X, K], "outputs": [{"name": "z"}]}, "outputs[0].name: there is no output 'z'"),
+        ({"inputs": [X, K], "id": 7}, "body: Expected `str`, got `int` - at `$.id`"),
+        ({"inputs": [X, K], "parameters": {"binary_data_output": 1}}, "parameters.binary_data_output: 1 is neither"),
+        ({"inputs": [X, K], "parameters": {"x-slo-ms": -3}}, "x-slo-ms: -3 is out of range"),
+        (
+            {"inputs": [X, K], "outputs": [{"name": "y", "parameters": {"classification": 3}}]},
+            "outputs[0].parameters.classification: not supported",
+        ),
+        (
+            {"inputs": [{**without(X, "data"), "parameters": {"binary_data_size": 16}}, K]},
+            "inputs[0].parameters.binary_data_size: the header Inference-Header-Content-Length is missing",
+        ),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_the_server_serves_on(ask: Ask, body: object, says: str) -> None:
+    answered = ask("POST", INFER, body)
+    assert answered.status == 400
+    assert answered.error.startswith(says), answered.error
+    assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("size", "sent", "length", "says"),
+    [
+        (16, 15, 0, "inputs[0].parameters.binary_data_size: 16 bytes are announced, 15 follow the JSON"),
+        (15, 15, 0, "inputs[0].parameters.binary_data_size: 15 bytes are not the 16 of FP32 [1, 4]"),
+        (16, 17, 0, "body: 1 bytes follow the last tensor"),
+        (-16, 16, 0, "inputs[0].parameters.binary_data_size: -16 is not a length"),
+        (True, 16, 0, "inputs[0].parameters.binary_data_size: True is not a length"),
+        (16, 16, 10_000, "Inference-Header-Content-Length: "),
+        (16, 16, -40, "body: malformed JSON"),
+    ],
+)
+def test_broken_binary_tensors_are_refused(ask: Ask, size: object, sent: int, length: int, says: str) -> None:
+    inputs = [{**without(X, "data"), "parameters": {"binary_data_size": size}}, K]
+    head = json.dumps({"inputs": inputs}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head) + length)}
+    answered = ask("POST", INFER, head + bytes(sent), headers)
+    assert answered.status == 400
+    assert answered.error.startswith(says), answered.error
+    negative = ask("POST", INFER, head, {"Inference-Header-Content-Length": "-1"})
+    assert negative.error.startswith("Inference-Header-Content-Length: '-1' is not a length")
+
+
+@pytest.mark.parametrize("value", ["-5", "0", "nan", "1e99", "soon"])
+def test_absurd_budgets_are_refused(ask: Ask, value: str) -> None:
+    answered = ask("POST", INFER, {"inputs": [X, K]}, {"x-slo-ms": value})
+    assert (answered.status, answered.error.partition(":")[0]) == (400, "x-slo-ms")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("POST", "/v2/models/dem/infer", 404, "there is no model 'dem' here; help: this server has 'demo'"),
+        ("GET", "/v2/models/other", 404, "there is no model 'other' here"),
+        ("POST", "/v2/models/demo/versions/7/infer", 404, "model 'demo' has no version '7'"),
+        ("GET", "/v2/models/demo/nothing", 404, "there is nothing at '/v2/models/demo/nothing'"),
+        ("GET", "/", 404, "there is nothing at '/'"),
+        ("GET", INFER, 405, f"{INFER}: GET is not possible here; help: use POST"),
+        ("POST", "/v2", 405, "/v2: POST is not possible here; help: use GET, HEAD"),
+        ("GET", "/v2/sloop/decisions?limit=0", 400, "limit: '0' is not a number of decisions"),
+        ("GET", "/v2/sloop/decisions?limit=-1", 400, "limit: '-1'"),
+        ("GET", "/v2/sloop/decisions?limit=", 400, "limit: ''"),
+        ("GET", "/v2/sloop/decisions?limit=%C2%B2", 400, "limit: "),
+    ],
+)
+def test_wrong_paths_methods_and_queries_say_what_would_be_right(
+    ask: Ask, method: str, path: str, status: int, says: str
+) -> None:
+    answered = ask(method, path, b"{}" if method == "POST" else None)
+    assert answered.status == status
+    assert answered.error.startswith(says), answered.error
+
+
+def test_describes_server_and_model(ask: Ask) -> None:
+    assert ask("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
+    model = ask("GET", "/v2/models/demo").json
+    assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
+    assert model["versions"] == ["1"]
+    assert ask("GET", "/openapi.json").body == ask("GET", "/v2/sloop/openapi").body
+    assert ask("GET", "/v2/sloop/decisions?limit=3").json == {"decisions": [], "limit": 3}
+    assert ask("GET", "/v2/sloop/state").json == {"stages": []}
+    assert ask("GET", "/metrics").headers["content-type"].startswith("text/plain")
+    head = ask("HEAD", "/v2")
+    assert (head.status, head.body) == (200, b"")
+    assert int(head.headers["content-length"]) > 0
+
+
+def test_is_live_while_it_is_not_ready(ask: Ask, gateway: Gateway) -> None:
+    assert ask("GET", "/v2/health/ready").json == {"ready": True}
+    gateway.why_unready = "no replica of 'classify' is ready"
+    assert ask("GET", "/v2/health/live").json == {"live": True}
+    for path in ("/v2/health/ready", "/v2/models/demo/ready"):
+        answered = ask("GET", path)
+        assert (answered.status, answered.json["ready"]) == (503, False)
+        assert "no replica of 'classify' is ready" in answered.error
+
+
+def test_a_compressed_body_is_refused(ask: Ask) -> None:
+    assert ask("POST", INFER, b"\x1f\x8b", {"content-encoding": "gzip"}).status == 415
+
+
+def test_a_body_over_the_limit_is_refused_before_and_while_it_arrives(ask: Ask, gateway: Gateway) -> None:
+    answered = ask("POST", INFER, bytes(100_001))
+    assert answered.status == 413
+    assert answered.error.startswith("the body is 100001 bytes, over 100000")
+    connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)
+    connection.request("POST", INFER, iter([bytes(60_000)] * 2), encode_chunked=True)
+    chunked = Answered(connection.getresponse())
+    assert chunked.status == 413
+    connection.close()
+    assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+
+
+def test_an_error_inside_is_a_500_and_the_server_serves_on(ask: Ask, gateway: Gateway) -> None:
+    def respond(_: object) -> Ended:
+        raise RuntimeError("boom")
+
+    gateway.driver.respond = respond
+    assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: an error inside the gateway")
+    gateway.driver.respond = None
+    assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+
+
+def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: LoopThread) -> None:
+    gateway.driver.respond = lambda _: None
+    connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)
+    connection.request("POST", INFER, json.dumps({"inputs": [X, K]}).encode())
+
+    loop_thread.call(asyncio.wait_for(gateway.driver.heard.wait(), 5))
+    connection.close()
+    loop_thread.call(asyncio.wait_for(gateway.driver.gone.wait(), 5))
+    assert gateway.driver.cancelled == [1]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"x-api-key": "wrong"}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "Basic c2VjcmV0"}, 401),
+        ({"x-api-key": "secret"}, 200),
+        ({"authorization": "bearer secret"}, 200),
+    ],
+)
+def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dict[str, str], status: int) -> None:
+    gateway = Gateway(FakeDriver())
+    service = make_service(gateway, api_key="secret")
+    listener = Listener(Rest(service).answer, body_bytes_max=1000, connections_max=8)
+    port = loop_thread.call(listener.start("127.0.0.1", 0))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state"):
+        connection.request("GET", path, headers=headers)
+        answered = Answered(connection.getresponse())
+        assert answered.status == status
+        if status == 401:
+            assert answered.headers["www-authenticate"] == "Bearer"
+            assert "x-api-key: KEY" in answered.error
+    connection.request("GET", "/v2/health/live")
+    assert Answered(connection.getresponse()).status == 200
+    connection.close()
+    loop_thread.call(listener.close(1.0))
