@@ -1,0 +1,212 @@
+"""Measures a model on this machine: batch × cores, load time, memory.
+
+Promises a `Profile` of origin `measured` whose every cell says how many runs it stands on. Each core count has its own
+process, so that loading and memory are clean and threads start inside the cores they are given. How a process is
+confined is the caller's to choose (`limit`); without it, whole cores by CPU affinity.
+"""
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+import onnxruntime as ort  # type: ignore[import-untyped]
+
+from sloop.errors import InputError, MachineError
+from sloop.profile import model as onnx_model
+from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
+from sloop.profile.profile import Fit, Profile, Sample
+from sloop.profile.stopwatch import READY, Assignment, Done, Measured, Message, Refused
+
+BATCHES: Final = (1, 2, 4, 8)
+SECONDS: Final = 1.5
+SILENCE_S: Final = 600.0
+"""A measuring process that says nothing for longer is stopped."""
+
+Limit = Callable[[int, float], AbstractContextManager[object]]
+"""`limit(pid, cores)` confines a process to so many cores for as long as the context is open."""
+Progress = Callable[[int, int, Sample], None]
+"""Called with cells done, cells in all, and the newest."""
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """The CPUs this process may use, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def default_cores() -> tuple[float, ...]:
+    """1, 2, 4, … up to all cores of this machine."""
+    count = len(allowed_cores())
+    return (*(float(1 << power) for power in range(count.bit_length()) if 1 << power < count), float(count))
+
+
+@contextlib.contextmanager
+def by_affinity(pid: int, cores: float) -> Iterator[None]:
+    """Confine a process to whole cores. InputError for fractions; MachineError where the system has no affinity."""
+    if cores != int(cores):
+        raise InputError(
+            f"{cores:g} cores need a CPU quota", help="measure whole cores, or run as a user who may set one"
+        )
+    if not hasattr(os, "sched_setaffinity"):
+        raise MachineError("this system cannot confine a process to cores", help="measure on Linux")
+    os.sched_setaffinity(pid, allowed_cores()[: int(cores)])
+    yield
+
+
+def measure(
+    model_path: Path,
+    *,
+    batches: Sequence[int] = BATCHES,
+    cores: Sequence[float] | None = None,
+    seconds: float = SECONDS,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    limit: Limit = by_affinity,
+    progress: Progress = lambda done, cells, sample: None,
+    percentile: str = "p99",
+) -> Profile:
+    """The profile of an ONNX model on this machine; takes about 1.2 × `seconds` for each batch on each core count.
+
+    `shapes` gives one row's shape for inputs with open dimensions; `percentile` (`p99`, `p50`) is what `latency_ms`
+    will promise. InputError for a model or choice that cannot be measured, MachineError where the machine fails.
+    """
+    batches = _checked_batches(batches)
+    cores = _checked_cores(default_cores() if cores is None else cores)
+    signature = onnx_model.read_signature(model_path)
+    for batch in batches:
+        onnx_model.input_shapes(signature, batch, shapes or {}, where=str(model_path))
+    samples: list[Sample] = []
+    ends: list[Done] = []
+    for count in cores:
+        assignment = Assignment(str(model_path), ceil(count), count, batches, shapes or {}, seconds)
+        for message in _messages(assignment, limit):
+            if isinstance(message, Done):
+                ends.append(message)
+            elif isinstance(message, Measured):
+                samples.append(message.sample)
+                progress(len(samples), len(batches) * len(cores), message.sample)
+            else:
+                raise InputError(message.what, where=str(model_path), help=message.help)
+    return _profile(model_path, samples, ends, percentile)
+
+
+def _checked_batches(batches: Sequence[int]) -> tuple[int, ...]:
+    if not batches or min(batches) < 1:
+        raise InputError(f"batches are {list(batches)}; each must be at least 1", help="for example --batches 1,2,4,8")
+    return tuple(sorted(set(batches)))
+
+
+def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
+    available = len(allowed_cores())
+    if not cores or min(cores) <= 0:
+        raise InputError(f"cores are {list(cores)}; each must be positive", help="for example --cores 1,2")
+    if max(cores) > available:
+        what = f"{max(cores):g} cores are asked for; this process may use {available}"
+        raise InputError(what, help=f"measure up to {available}, or on a larger machine")
+    return tuple(sorted({float(count) for count in cores}))
+
+
+def _messages(assignment: Assignment, limit: Limit) -> Iterator[Message]:
+    """What a measuring process says, from its start to its end. MachineError where it dies or falls silent."""
+    command = [sys.executable, "-m", "sloop.profile.stopwatch"]
+    # Threads of BLAS, which numpy would start, would take the measured cores' time.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
+        try:
+            yield from _talk(process, assignment, limit)
+        finally:
+            process.kill()
+
+
+def _talk(process: "subprocess.Popen[bytes]", assignment: Assignment, limit: Limit) -> Iterator[Message]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    decoder = msgspec.json.Decoder(Message)
+    if _line(process) != READY:
+        raise _died(process, "before it began")
+    with limit(process.pid, assignment.cores):
+        process.stdin.write(msgspec.json.encode(assignment) + b"\n")
+        process.stdin.flush()
+        while line := _line(process):
+            message: Message = decoder.decode(line)
+            yield message
+            if isinstance(message, Done | Refused):
+                return
+    raise _died(process, f"on {assignment.cores:g} cores")
+
+
+def _line(process: "subprocess.Popen[bytes]") -> bytes:
+    """The next line, empty at the end; a process that keeps silent is killed, which ends it."""
+    assert process.stdout is not None
+    watch = threading.Timer(SILENCE_S, process.kill)
+    watch.daemon = True
+    watch.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        watch.cancel()
+
+
+def _died(process: "subprocess.Popen[bytes]", when: str) -> MachineError:
+    assert process.stderr is not None
+    process.kill()
+    said = process.stderr.read().decode(errors="replace").strip().splitlines()
+    code = process.wait()
+    reason = f": {said[-1][:300]}" if said else ""
+    help_text = "it may have run out of memory; measure smaller batches"
+    return MachineError(f"the measuring process ended {when} (exit status {code}){reason}", help=help_text)
+
+
+def _profile(path: Path, samples: list[Sample], ends: list[Done], percentile: str) -> Profile:
+    points = points_p50(samples) if percentile == "p50" else points_p99(samples)
+    fits = fit_all(points)
+    return Profile(
+        latency_ms=fits["table"].params,
+        max_batch=max(sample.batch for sample in samples),
+        max_cores=max(sample.cores for sample in samples),
+        load_s=median(end.load_ms for end in ends) / 1e3,
+        memory_bytes=max(end.memory_bytes for end in ends),
+        hardware=hardware_name(),
+        origin="measured",
+        source=f"sloop profile {path.name}, {percentile}",
+        software=f"ONNX Runtime {ort.__version__}, Python {platform.python_version()}, {platform.system()}",
+        date=datetime.now(UTC).date().isoformat(),
+        model_digest=onnx_model.digest(path),
+        samples=tuple(samples),
+        fits=fits,
+    )
+
+
+def fit_all(points: Sequence[Point]) -> dict[str, Fit]:
+    """Every form these points suffice for: `table`, `amdahl`, and `quadratic` on 1 core (else the fewest measured)."""
+    fits = {"table": fit_table(points)}
+    with contextlib.suppress(ValueError):
+        fits["amdahl"] = fit_amdahl(points)
+    all_cores = sorted({point.cores for point in points})
+    chosen = 1.0 if 1.0 in all_cores else all_cores[0]
+    with contextlib.suppress(ValueError):
+        fits["quadratic"] = fit_quadratic([point for point in points if point.cores == chosen])
+    return fits
+
+
+def hardware_name() -> str:
+    """The processor's name and how many cores of it this process may use."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name}, {len(allowed_cores())} cores"

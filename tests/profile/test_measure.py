@@ -1,0 +1,157 @@
+"""Measuring: a small model for a few milliseconds in a real process, and everything that may go wrong."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sloop.errors import InputError, MachineError
+from sloop.profile import Sample
+from sloop.profile.fit import Point
+from sloop.profile.measure import by_affinity, default_cores, fit_all, measure
+from sloop.profile.stopwatch import Assignment, Done, Measured, measure_all, percentile, time_runs
+from sloop.profile.store import load_profile, save_profile
+
+onnx = pytest.importorskip("onnx")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """y = x · w, with an open batch and an open width that only 16 fits."""
+    ports = [onnx.helper.make_tensor_value_info(name, 1, ["n", width]) for name, width in (("x", "k"), ("y", 8))]
+    weights = onnx.numpy_helper.from_array(np.ones((16, 8), dtype=np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:], [weights])
+    opset = onnx.helper.make_opsetid("", 13)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), str(tmp_path / "m.onnx"))
+    return tmp_path / "m.onnx"
+
+
+@pytest.mark.live
+def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
+    confined: list[float] = []
+    seen: list[tuple[int, int, Sample]] = []
+
+    @contextlib.contextmanager
+    def limit(pid: int, cores: float) -> Iterator[None]:
+        assert pid != os.getpid()
+        confined.append(cores)
+        yield
+
+    profile = measure(
+        model,
+        batches=(4, 1, 2),
+        cores=(0.5, 1),
+        seconds=0.01,
+        shapes={"x": (16,)},
+        limit=limit,
+        progress=lambda done, cells, sample: seen.append((done, cells, sample)),
+    )
+
+    assert confined == [0.5, 1.0]
+    assert [(sample.batch, sample.cores) for sample in profile.samples] == [(b, c) for c in (0.5, 1) for b in (1, 2, 4)]
+    assert [(done, cells) for done, cells, _ in seen] == [(done, 6) for done in range(1, 7)]
+    assert all(0 < sample.p50_ms <= sample.p99_ms and sample.n >= 7 for sample in profile.samples)
+    assert (profile.origin, profile.max_batch, profile.max_cores) == ("measured", 4, 1.0)
+    assert profile.load_s > 0
+    assert set(profile.fits) == {"table", "amdahl", "quadratic"}
+    assert not profile.is_extrapolated(4, 0.5)
+    assert profile.is_extrapolated(8, 0.5)
+    assert "ONNX Runtime" in profile.software
+    assert len(profile.model_digest) == 64
+    save_profile(profile, tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == profile
+
+
+@pytest.mark.live
+def test_confines_to_whole_cores_by_itself(model: Path) -> None:
+    profile = measure(model, batches=(1,), cores=(1,), seconds=0.01, shapes={"x": (16,)}, percentile="p50")
+    assert profile.latency_ms.latency_ms(1, 1) == pytest.approx(profile.samples[0].p50_ms)
+    assert set(profile.fits) == {"table"}
+
+
+@pytest.mark.live
+def test_a_batch_the_model_refuses_is_reported(model: Path) -> None:
+    with pytest.raises(InputError, match="a batch of 1 fails"):
+        measure(model, batches=(1,), cores=(1,), seconds=0.01, shapes={"x": (15,)})
+
+
+@pytest.mark.live
+def test_a_process_that_dies_is_reported(model: Path) -> None:
+    @contextlib.contextmanager
+    def limit(pid: int, cores: float) -> Iterator[None]:
+        os.kill(pid, 9)
+        yield
+
+    with pytest.raises(MachineError, match=r"on 1 cores \(exit status -9\)"):
+        measure(model, batches=(1,), cores=(1,), seconds=0.01, shapes={"x": (16,)}, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("choice", "what"),
+    [
+        ({"batches": ()}, "at least 1"),
+        ({"batches": (0, 1)}, "at least 1"),
+        ({"cores": (0.0,)}, "must be positive"),
+        ({"cores": (CORES + 1.0,)}, f"this process may use {CORES}"),
+        ({"shapes": {}}, "open dimensions"),
+    ],
+)
+def test_refuses_choices_before_it_starts(choice: dict[str, object], what: str, model: Path) -> None:
+    options: dict[str, object] = {"shapes": {"x": (16,)}, **choice}
+    with pytest.raises(InputError, match=what):
+        measure(model, **options)  # type: ignore[arg-type]
+
+
+def test_affinity_does_not_do_fractions() -> None:
+    with pytest.raises(InputError, match=r"0\.5 cores need a CPU quota"), by_affinity(0, 0.5):
+        pass
+
+
+def test_default_cores_double_up_to_all() -> None:
+    cores = default_cores()
+    assert cores[0] == 1.0
+    assert cores[-1] == CORES
+    assert sorted(set(cores)) == list(cores)
+
+
+def test_the_measuring_process_counts_what_it_does(model: Path) -> None:
+    assignment = Assignment(str(model), 1, 1.0, (1, 2), {"x": (16,)}, 0.002)
+    first, second, end = measure_all(assignment)
+    assert isinstance(first, Measured)
+    assert isinstance(second, Measured)
+    assert isinstance(end, Done)
+    assert (first.sample.batch, second.sample.batch) == (1, 2)
+    assert end.load_ms > 0
+
+
+def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
+    class Session:
+        runs = 0
+
+        def run(self, outputs: None, inputs: object) -> None:
+            self.runs += 1
+
+    session = Session()
+    assert len(time_runs(session, {}, 0)) == 7
+    assert session.runs == 8  # one to warm up
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    values = list(range(1, 201))
+    assert (percentile(values, 50), percentile(values, 99), percentile([5], 99)) == (100, 198, 5)
+
+
+def test_fits_only_what_the_points_suffice_for() -> None:
+    row = [Point(batch, 2.0, 3.0 * batch + 1) for batch in (1, 2, 4)]
+    assert set(fit_all(row[:2])) == {"table"}
+    assert set(fit_all(row)) == {"table", "quadratic"}
+    assert set(fit_all([*row, *(point._replace(cores=1.0, latency_ms=9.0 * point.batch) for point in row)])) == {
+        "table",
+        "quadratic",
+        "amdahl",
+    }
