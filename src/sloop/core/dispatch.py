@@ -126,12 +126,11 @@ class DataPath:
                 for visit in stage.queue.take(take.skip):
                     stage.monitor.queue(now_ns, -1)
                     self._drop_visit(now_ns, visit, costs_ns[1], CROWDED, out)
+                continue  # those behind have not been pruned yet
             if not take.count:
-                if not take.skip:
-                    assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                    stage.wait_until_ns = take.wait_until_ns
-                    return
-                continue
+                assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                stage.wait_until_ns = take.wait_until_ns
+                return
             assert take.count <= limit, f"batch of {take.count} where {limit} is the limit at {stage.name}"
             del idle[index]
             self._start(now_ns, stage, replica, stage.queue.take(take.count), out)

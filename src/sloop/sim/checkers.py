@@ -44,6 +44,8 @@ class Checkers:
         self._event: Record | None = None
         self._limits: dict[str, int] = {}
         """Per stage the largest batch the plan allows."""
+        self._short: set[str] = set()
+        """Stages of which the core has said that there is no room for what the plan wants."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
         self._through: list[OpenRequest] = []
@@ -82,13 +84,17 @@ class Checkers:
             check(record)
 
     def finish(self) -> None:
-        """The run is over: every request that came must have ended. Faults had stopped, so nothing was in the way."""
+        """The run is over: every request that came must have ended. Faults had stopped, so nothing was in the way.
+
+        Excused is who waits at a stage without a replica, of which the core has said that no node has room for one.
+        """
         self._end_step()
-        books = self._books
-        if books.requests:
-            entry = next(iter(books.requests.values()))
-            where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {entry.running}"
-            self._fail(f"{len(books.requests)} requests never ended; request {entry.request.id} {where}")
+        staffed = {replica.spec.stage for replica in self._books.replicas.values()}
+        hopeless = self._short - staffed
+        for id, entry in self._books.requests.items():
+            if hopeless.isdisjoint(entry.waiting):
+                where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {entry.running}"
+                self._fail(f"{len(self._books.requests)} requests never ended; request {id} {where}")
 
     def _end_step(self) -> None:
         """An event and all its actions are known: what holds between steps is checked here."""
@@ -157,7 +163,7 @@ class Checkers:
         self._require(size <= self._batch_max.get(key, size), f"{key} takes batches up to {self._batch_max.get(key)}")
         limit = self._limits.get(order.stage, 0)
         self._require(size <= limit, f"the plan allows batches up to {limit}")
-        latest_ns = 0
+        latest_ns = -(2**63)
         for id in order.requests:
             entry = self._books.requests.get(id)
             if entry is None or order.stage not in entry.waiting:
@@ -205,6 +211,8 @@ class Checkers:
     def _decided(self, note: Decided) -> None:
         if note.plan is not None:
             self._limits.update({target.stage: target.batch_max for target in note.plan.stages})
+        if note.kind == "short":
+            self._short.add(note.stage)
         if note.kind == "drain" and note.replica is not None:
             self._known(note.replica).draining = True
 

@@ -1,0 +1,182 @@
+"""A seed is a world: fleet, pipeline, profiles, load, deadlines, truth, wrong beliefs and faults, all drawn from it.
+
+Swarm testing (TigerBeetle's and FoundationDB's): each world is a personality rather than an average. A kind of fault is
+off or on for the whole run (on in one world out of four), beliefs are up to four times wrong, policies are mixed.
+Promises the same world for the same seed and system wherever it runs; what can be drawn is listed here, not looked up
+in the registries, so that a new policy does not change what an old seed means.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeVar
+
+from msgspec import convert
+
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.scenario import ColdStart, NetworkTruth, ServiceTruth, Truth
+from sloop.arrivals import Link, link_from, trace_from
+from sloop.profile import Amdahl, Profile
+from sloop.sim.truth.failure import Faults
+from sloop.sim.world import World
+from sloop.streams import stream
+from sloop.units import ms, s
+from sloop.vocabulary import Node
+
+GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
+    {"a": ()},
+    {"a": ()},
+    {"a": (), "b": ("a",)},
+    {"a": (), "b": ("a",), "c": ("b",)},
+    {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")},
+    {"a": (), "b": (), "c": ("a", "b")},
+)
+"""Stages and what they come after; a single stage twice, being the commonest."""
+
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "order": ("edf", "fifo"),
+    "batch": ("work_conserving", "timeout", "slack", "deadline"),
+    "route": ("first_idle", "round_robin", "smooth_weighted", "least_loaded"),
+    "drop": ("never", "age", "predictive"),
+    "admit": ("open", "bounded", "predictive"),
+    "place": ("best_fit", "spread"),
+}
+"""Policies a world may put in the place of its system's own, each verb in one world out of three."""
+
+FAULTS: Final[dict[str, float]] = {
+    "crash_mtbf_s": 3.0,
+    "node_mtbf_s": 8.0,
+    "failed_start": 0.3,
+    "slow_start": 0.3,
+    "refused_resize": 0.3,
+    "straggler": 0.02,
+    "failed_batch": 0.02,
+    "lost_finished": 0.005,
+    "repeated_finished": 0.05,
+    "late_finished": 0.05,
+    "stray_wake_rps": 5.0,
+    "cancelled": 0.05,
+}
+"""How bad each kind is in the worlds where it is on."""
+
+ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
+"""True over believed durations."""
+
+LINK: Final = {"kind": "lte"}
+
+REQUESTS_MAX: Final = 1_500
+"""Keeps a world below a second, so that a minute sees many."""
+
+Value = TypeVar("Value")
+
+
+def world_from_seed(seed: int, system: str = "static") -> World:
+    """The world of a seed, under a system with its published parameters and some policies swapped for others."""
+    random = stream(seed, "swarm")
+    stages = _stages(random)
+    nodes = tuple(
+        Node(f"node-{number}", "custom", random.choice((8.0, 16.0, 32.0)), 256 << 30)
+        for number in range(random.randint(1, 3))
+    )
+    slowest_ms = sum(
+        stage.variants[0].profile.latency_ms.latency_ms(1, 1.0) for stage in stages if stage.variants[0].profile
+    )
+    slo_ms = round(slowest_ms * random.choice((1.5, 4.0, 10.0, 30.0)), 3)
+    rate_rps = sum(node.cores for node in nodes) * 1000.0 / slowest_ms * random.choice((0.1, 0.3, 0.7, 1.2))
+    duration_s = float(random.randint(3, 12))
+    rate_rps = round(min(rate_rps, REQUESTS_MAX / duration_s), 6)
+    spec = _load(random, rate_rps)
+    truth, link = _truth(random, seed)
+    return World(
+        seed=seed,
+        application=Application(
+            f"world-{seed}", slo_ms, stages, SystemChoice(system, _parameters(random, system)), nodes
+        ),
+        trace=trace_from(spec, seed=seed, duration_s=duration_s, folder=Path()),
+        duration_ns=s(duration_s),
+        truth=truth,
+        link=link,
+        slos_ns=(ms(slo_ms), ms(slo_ms * 0.5), ms(slo_ms * 2.0)) if random.random() < 0.3 else (),
+        errors={(stage.name, variant.name): random.choice(ERRORS) for stage in stages for variant in stage.variants},
+        faults=_faults(random),
+        origin=f"python -m sloop.sim.fuzz --seed {seed} --system {system}",
+    )
+
+
+def _stages(random: Random) -> tuple[Stage, ...]:
+    graph = random.choice(GRAPHS)
+    return tuple(Stage(name, _variants(random), after) for name, after in graph.items())
+
+
+def _alone_ms(stage: Stage) -> float:
+    """What a batch of one is believed to take on one core."""
+    profile = stage.variants[0].profile
+    assert profile is not None
+    return profile.latency_ms.latency_ms(1, 1.0)
+
+
+def _variants(random: Random) -> tuple[Variant, ...]:
+    return (
+        Variant("large", accuracy=80.0, profile=_profile(random)),
+        Variant("small", accuracy=70.0, profile=_profile(random)),
+    )
+
+
+def _profile(random: Random) -> Profile:
+    return Profile(
+        latency_ms=Amdahl(
+            gamma=random.uniform(1.0, 40.0),
+            epsilon=random.uniform(0.0, 10.0),
+            delta=random.uniform(0.0, 5.0),
+            eta=random.uniform(0.1, 10.0),
+        ),
+        max_batch=random.choice((1, 2, 4, 8, 16)),
+        max_cores=random.choice((4.0, 16.0)),
+        load_s=random.choice((0.0, 0.5, 3.0)),
+        memory_bytes=random.choice((0, 1 << 30, 8 << 30)),
+    )
+
+
+def _load(random: Random, rate_rps: float) -> dict[str, Any]:
+    return random.choice(
+        (
+            {"kind": "poisson", "rate": rate_rps},
+            {"kind": "equal", "rate": rate_rps},
+            {"kind": "burst", "rate": rate_rps},
+            {"kind": "gamma", "rate": rate_rps, "cv": 3.0},
+            {"kind": "onoff", "rate": rate_rps * 2, "on_s": 1.0, "off_s": 1.0},
+            {"kind": "square", "rate": rate_rps / 2, "burst_rate": rate_rps * 2, "period_s": 3.0, "burst_s": 1.0},
+        )
+    )
+
+
+def _truth(random: Random, seed: int) -> tuple[Truth, Link | None]:
+    network, link = None, None
+    if random.random() < 0.3:
+        payloads_kb = random.choice(((50.0,), (10.0, 50.0, 200.0)))
+        network = NetworkTruth(LINK, payloads_kb, _one(random, "delay", "attach"))
+        link = link_from(LINK, seed=seed, folder=Path())
+    truth = Truth(
+        service=ServiceTruth(ratio=random.choice((1.0, 1.05, 1.1)), cv=random.choice((0.0, 0.03, 0.3))),
+        resize_ms=random.choice((0.0, 10.0, 50.0, 500.0)),
+        resize=_one(random, "next_batch", "rescale"),
+        cold_start=ColdStart(random.choice((0.0, 0.2, 3.0)), random.choice((0.0, 0.5)), random.random() < 0.5),
+        network=network,
+    )
+    return truth, link
+
+
+def _faults(random: Random) -> Faults:
+    on = {kind: value for kind, value in FAULTS.items() if random.random() < 0.25}
+    return convert(on, Faults)
+
+
+def _parameters(random: Random, system: str) -> dict[str, Any]:
+    swapped: dict[str, Any] = {verb: random.choice(names) for verb, names in CHOICES.items() if random.random() < 1 / 3}
+    if system == "static":
+        swapped |= {"replicas": random.randint(1, 4), "cores": random.choice((0.5, 1.0, 2.0))}
+    return swapped
+
+
+def _one(random: Random, *values: Value) -> Value:
+    return random.choice(values)
