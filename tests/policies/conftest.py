@@ -1,13 +1,12 @@
 """Values policies are shown, written as short literals: visits, idle replicas, nodes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from msgspec import Struct
 
 from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
 from sloop.profile.estimate import Estimate
-from sloop.profile.forms import Amdahl
 from sloop.profile.profile import Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import ms, s
@@ -50,6 +49,36 @@ def make_arrivals(*counts: int, bucket_ns: int = s(1)) -> StageView:
     return StageView("stage", s(1), (), {}, (), (), 0, buckets, bucket_ns)
 
 
+def make_belief(profile: Profile = YOLOV5S_S) -> Belief:
+    return Estimate(profile, correct=False)
+
+
+def make_stage(
+    *buckets: Bucket,
+    belief: Belief | None = None,
+    name: str = "stage",
+    queue: Sequence[Visit] = (),
+    replicas: Sequence[ReplicaView] = (),
+    slo_ms: float = 1000,
+) -> StageView:
+    """A stage with one variant, `v`, that has seen `buckets` of a second each, oldest first."""
+    variants = {"v": belief or make_belief()}
+    return StageView(name, ms(slo_ms), (), variants, tuple(replicas), tuple(queue), 0, buckets, s(1))
+
+
+def make_view(
+    *stages: StageView, cores: float = 64, plan: Plan | None = None, rates: Mapping[str, float] | None = None
+) -> ClusterView:
+    """The cluster: one node, and as demand what came in each stage's last second."""
+    node = NodeView(Node("n", "local", cores, 1 << 30), cores, 1 << 30, {})
+    demand = {stage.name: stage.rate_rps() for stage in stages} | dict(rates or {})
+    return ClusterView(stages, (node,), plan, demand)
+
+
+def make_replica(number: int, life: Life = Life.READY, *, cores: float = 1.0, since_ns: int = 0) -> ReplicaView:
+    return ReplicaView(ReplicaId(number), ReplicaSpec("stage", "v", cores, "n"), life, since_ns, 0)
+
+
 @pytest.fixture(name="visit")
 def visit_fixture() -> Callable[..., Visit]:
     return make_visit
@@ -68,3 +97,23 @@ def node_fixture() -> Callable[..., NodeView]:
 @pytest.fixture(name="arrivals")
 def arrivals_fixture() -> Callable[..., StageView]:
     return make_arrivals
+
+
+@pytest.fixture(name="stage")
+def stage_fixture() -> Callable[..., StageView]:
+    return make_stage
+
+
+@pytest.fixture(name="view")
+def view_fixture() -> Callable[..., ClusterView]:
+    return make_view
+
+
+@pytest.fixture(name="replica")
+def replica_fixture() -> Callable[..., ReplicaView]:
+    return make_replica
+
+
+@pytest.fixture(name="belief")
+def belief_fixture() -> Callable[..., Belief]:
+    return make_belief

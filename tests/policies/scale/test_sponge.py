@@ -1,0 +1,198 @@
+"""Sponge's decisions: what it plans for, how it chooses, what it says, what it does where nothing holds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.core.views import Belief, Bucket, ClusterView, StageView
+from sloop.errors import InputError
+from sloop.policies.scale.sponge import Sponge
+from sloop.profile.published import YOLOV5S_S
+from sloop.units import ms, s
+from sloop.vocabulary import Plan, Visit
+
+Stage = Callable[..., StageView]
+View = Callable[..., ClusterView]
+
+
+def second(*slacks_ms: float, start_s: float = 0) -> Bucket:
+    """A bucket of a second in which a request with each of these budgets arrived."""
+    return Bucket(s(start_s), arrivals=len(slacks_ms), slack_ns=[ms(slack) for slack in slacks_ms])
+
+
+def chosen(plan: Plan | None) -> tuple[float, int]:
+    assert plan is not None
+    (target,) = plan.stages
+    (group,) = target.groups
+    assert group.count == 1
+    return group.spec.cores, target.batch_max
+
+
+def test_starts_from_one_core_and_batches_of_one(stage: Stage, view: View) -> None:
+    plan = Sponge().plan(0, view(stage()))
+    assert chosen(plan) == (1, 1)
+    assert plan is not None
+    assert (plan.why, plan.feasible, plan.saturated) == ("no requests → 1 cores, batch 1", True, ())
+
+
+def test_a_second_of_the_published_run(stage: Stage, view: View) -> None:
+    plan = Sponge(margin=1.0).plan(s(1), view(stage(second(*[900.0] * 20))))
+    assert plan is not None
+    assert chosen(plan) == (8, 4)
+    assert plan.why == (
+        "20 requests in 1 s, tightest budget 900 ms → 8 cores, batch 4: 5 × 178 ms + 100 ms on the way < 1 × 1000 ms"
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(650, 1000), min_size=20, max_size=20))
+def test_what_it_chooses_holds_for_the_tightest(slacks_ms: list[int]) -> None:
+    buckets = (second(*slacks_ms),)
+    (stage,) = [
+        StageView("stage", s(1), (), {"v": _yolo()}, (), (), 0, buckets, s(1)),
+    ]
+    plan = Sponge(margin=0.9).plan(s(1), ClusterView((stage,), (), None, {"stage": 20.0}))
+    assert plan is not None
+    cores, batch = chosen(plan)
+    latency_ms = YOLOV5S_S.latency_ms.latency_ms(batch, cores)
+    holds = -(-20 // batch) * latency_ms + 1000 - min(slacks_ms) < 900 and 1000 * batch / latency_ms >= 20
+    assert holds == plan.feasible
+    if not plan.feasible:
+        assert cores == 16
+
+
+def _yolo() -> Belief:
+    from sloop.profile.estimate import Estimate  # noqa: PLC0415  # fixtures cannot be used with @given
+
+    return Estimate(YOLOV5S_S, correct=False)
+
+
+def test_a_longer_queue_than_a_second_brings_is_planned_for(
+    stage: Stage, view: View, visit: Callable[..., Visit]
+) -> None:
+    queue = [visit(number, deadline_ms=2000, arrived_ms=1000, sent_ms=1000) for number in range(40)]
+    rate_only = Sponge(margin=1.0).plan(s(1), view(stage(second(*[1000.0] * 20))))
+    with_queue = Sponge(margin=1.0).plan(s(1), view(stage(second(*[1000.0] * 20), queue=queue)))
+    assert chosen(with_queue)[0] > chosen(rate_only)[0]
+
+
+def test_planning_for_the_queue_alone_sits_on_the_throughput_floor(stage: Stage, view: View) -> None:
+    plan = Sponge(planning_set="queue").plan(s(1), view(stage(second(*[900.0] * 20))))
+    cores, batch = chosen(plan)
+    assert (cores, batch) == (6, 4)
+    assert 1000 * batch / YOLOV5S_S.latency_ms.latency_ms(batch, cores) >= 20
+
+
+def test_steady_arrivals_need_less_than_a_burst(stage: Stage, view: View) -> None:
+    seen = stage(second(*[900.0] * 20))
+    steady = Sponge(criterion="steady", margin=1.0).plan(s(1), view(seen))
+    assert chosen(steady) == (6, 4)
+    assert steady is not None
+    assert "150 ms to fill + 100 ms on the way ≤ 1 × 1000 ms" in steady.why
+
+
+def test_one_slow_client_costs_less_when_each_batch_has_its_own_budget(stage: Stage, view: View) -> None:
+    seen = view(stage(second(600.0, *[950.0] * 19)))
+    clmax = Sponge(margin=1.0).plan(s(1), seen)
+    per_batch = Sponge(margin=1.0, budget="per_batch").plan(s(1), seen)
+    assert clmax is not None
+    assert not clmax.feasible
+    assert per_batch is not None
+    assert per_batch.feasible
+    assert chosen(per_batch)[0] < 16
+
+
+def test_unknown_budgets_are_taken_for_the_tightest(stage: Stage, view: View) -> None:
+    few = Sponge(margin=1.0, budget="per_batch").plan(s(1), view(stage(second(800.0)), rates={"stage": 20.0}))
+    all_same = Sponge(margin=1.0, budget="per_batch").plan(s(1), view(stage(second(*[800.0] * 20))))
+    assert chosen(few) == chosen(all_same)
+
+
+def test_looks_back_as_far_as_it_is_told(stage: Stage, view: View) -> None:
+    seen = view(stage(second(*[700.0] * 20), second(*[990.0] * 20, start_s=1)))
+    assert chosen(Sponge(lookback=2).plan(s(2), seen))[0] > chosen(Sponge().plan(s(2), seen))[0]
+
+
+FADE = second(*[500.0] * 20)
+
+
+@pytest.mark.parametrize(
+    ("infeasible", "expected", "why"),
+    [
+        ("dry_run", (16, 7), "no setting holds → all 16 cores, batch 7: 14 of 20 in time"),
+        ("crude", (16, 10), "no setting holds; all 16 cores, batch 10"),
+        ("keep", (3, 5), "no setting holds; kept 3 cores, batch 5"),
+    ],
+)
+def test_where_nothing_holds(stage: Stage, view: View, infeasible: Any, expected: tuple[float, int], why: str) -> None:
+    before = Sponge(cores=(3,), batch_max=5, infeasible="crude").plan(0, view(stage(FADE)))
+    plan = Sponge(infeasible=infeasible).plan(s(1), view(stage(FADE), plan=before))
+    assert plan is not None
+    assert chosen(plan) == expected
+    assert not plan.feasible
+    assert plan.why == f"20 requests in 1 s, tightest budget 500 ms: {why}"
+
+
+def test_keeping_starts_from_the_smallest(stage: Stage, view: View) -> None:
+    assert chosen(Sponge(infeasible="keep").plan(s(1), view(stage(FADE)))) == (1, 1)
+
+
+def test_says_when_one_replica_is_not_enough(stage: Stage, view: View) -> None:
+    plan = Sponge().plan(s(1), view(stage(second(*[990.0] * 200))))
+    assert plan is not None
+    assert plan.saturated == ("stage",)
+    assert not plan.feasible
+    assert "saturated: 200 requests/s, 16 cores serve 28.78" in plan.why
+
+
+def test_grows_at_once_and_shrinks_after_k_decisions(stage: Stage, view: View) -> None:
+    policy = Sponge(hysteresis=3)
+    easy, hard = view(stage(second(*[990.0] * 20))), view(stage(second(*[850.0] * 20)))
+    small, large = chosen(Sponge().plan(0, easy)), chosen(Sponge().plan(0, hard))
+    assert small[0] < large[0]
+    answers = [chosen(policy.plan(s(at), seen)) for at, seen in enumerate([easy, hard, easy, easy, easy])]
+    assert answers == [small, large, large, large, small]
+
+
+@pytest.mark.parametrize(
+    ("policy", "node_cores", "choices"),
+    [
+        (Sponge(), 64, range(1, 17)),
+        (Sponge(), 4, range(1, 5)),
+        (Sponge(), 0.5, [0.5]),
+        (Sponge(cores=(0.25, 0.5, 2, 1, 0.75)), 2, [0.25, 0.5, 0.75, 1, 2]),
+        (Sponge(cores=(1, 2, 4, 8)), 4, [1, 2, 4]),
+    ],
+)
+def test_cores_to_choose_from_and_one_look_at_the_belief_for_each(
+    stage: Stage, view: View, belief: Callable[[], Belief], policy: Sponge, node_cores: float, choices: Sequence[float]
+) -> None:
+    asked: list[float] = []
+    believed = belief()
+
+    class Watched:
+        batch_max, cores_max = believed.batch_max, believed.cores_max
+
+        def costs_ns(self, cores: float) -> Sequence[int]:
+            asked.append(cores)
+            return believed.costs_ns(cores)
+
+    policy.plan(s(1), view(stage(second(*[900.0] * 200), belief=Watched()), cores=node_cores))
+    assert asked == list(choices)
+
+
+def test_core_counts_that_no_node_has_are_refused(stage: Stage, view: View) -> None:
+    with pytest.raises(InputError, match=r"no core count of .* fits\nhelp: a node has 2 cores"):
+        Sponge(cores=(4, 8)).plan(0, view(stage(), cores=2))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"margin": 0}, {"margin": 1.1}, {"batch_max": 0}, {"hysteresis": 0}, {"lookback": 0}, {"cores": (1, 0)}],
+)
+def test_refuses_what_cannot_be(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="out of range"):
+        Sponge(**parameters)

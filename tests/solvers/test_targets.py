@@ -1,0 +1,38 @@
+"""Plans of equal replicas and the limits of what can be asked for."""
+
+import pytest
+
+from sloop.core.views import ClusterView, NodeView, StageView
+from sloop.errors import InputError
+from sloop.profile.estimate import Estimate
+from sloop.profile.published import YOLOV5S_S
+from sloop.solvers import targets
+from sloop.units import s
+from sloop.vocabulary import Group, Node, ReplicaSpec, StagePlan
+
+STAGE = StageView("detect", s(1), (), {"small": Estimate(YOLOV5S_S), "large": Estimate(YOLOV5S_S)}, (), (), 0, (), s(1))
+
+
+def test_the_first_variant_unless_another_is_wanted() -> None:
+    assert targets.variant_of(STAGE, "") == "small"
+    assert targets.variant_of(STAGE, "large") == "large"
+    with pytest.raises(InputError, match="stage detect has no variant 'huge'\nhelp: use one of small, large"):
+        targets.variant_of(STAGE, "huge")
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, 16), (4, 4), (99, 16)])
+def test_batches_stay_within_the_profile(asked: int, given: int) -> None:
+    planned = targets.equal_replicas(STAGE, "small", count=3, cores=2, batch_max=asked)
+    assert planned == StagePlan("detect", (Group(ReplicaSpec("detect", "small", 2), 3),), given)
+
+
+def test_the_largest_node_bounds_a_replica() -> None:
+    nodes = tuple(NodeView(Node(name, "local", cores, 1), 0, 0, {}) for name, cores in (("a", 4.0), ("b", 16.0)))
+    assert targets.node_cores_max(ClusterView((STAGE,), nodes, None, {})) == 16
+    assert targets.node_cores_max(ClusterView((STAGE,), (), None, {})) == float("inf")
+
+
+def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:
+    assert targets.one_stage(ClusterView((STAGE,), (), None, {}), "sponge") is STAGE
+    with pytest.raises(InputError, match="system sponge serves one model, and the application has 2 stages"):
+        targets.one_stage(ClusterView((STAGE, STAGE), (), None, {}), "sponge")
