@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError
-from sloop.profile.model import Port, Signature, digest, input_shapes, open_session, read_signature, synthesise
+from sloop.profile.model import Port, Signature, input_shapes, open_session, read_signature, synthesise
 
 onnx = pytest.importorskip("onnx")
 Save = Callable[..., Path]
@@ -96,8 +96,3 @@ def test_synthesises_inputs_that_run(save: Save) -> None:
     session = open_session(path, 1)
     inputs = synthesise(read_signature(path), {"x": (6, 3)})
     assert session.run(None, inputs)[0].shape == (6, 3)
-
-
-def test_digest(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"abc")
-    assert digest(tmp_path / "f").startswith("ba7816bf")

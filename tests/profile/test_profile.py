@@ -1,13 +1,9 @@
-"""Profiles: what they refuse, what they were measured for, their way to a file and back."""
-
-from pathlib import Path
+"""Profiles: what they refuse, what they were measured for, what the published ones say."""
 
 import pytest
 from msgspec import structs
 
-from sloop.errors import InputError, MachineError
 from sloop.profile import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S, Amdahl, Profile, Quadratic, Region, Sample
-from sloop.profile.store import load_profile, path_beside, save_profile
 
 
 @pytest.mark.parametrize(
@@ -58,45 +54,3 @@ def test_published_profiles_say_where_they_come_from() -> None:
 def test_speaks_through_a_fit() -> None:
     assert RESNET18_HUMAN.latency_ms.latency_ms(16, 4) == 169.0
     assert int(RESNET18_HUMAN.with_fit("amdahl_whole_ms").latency_ms.latency_ms(10, 5)) == 91
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_survives_its_file(name: str, tmp_path: Path) -> None:
-    path = path_beside(tmp_path / "net.onnx")
-    save_profile(PUBLISHED[name], path)
-    assert path.name == "net.onnx.profile.json"
-    assert load_profile(path) == PUBLISHED[name]
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize(
-    ("raw", "what"),
-    [
-        (b"", "not a profile"),
-        (b"[1]", "not a profile"),
-        (b"\xff", "not a profile"),
-        (b'{"version": 7}', "version 7"),
-        (b'{"version": 1}', "profile"),
-        (b'{"version": 1, "profile": {"max_batch": 0}}', "not a profile"),
-        (b"[" * 100_000, "not a profile"),
-    ],
-)
-def test_refuses_files_that_are_no_profile(raw: bytes, what: str, tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_bytes(raw)
-    with pytest.raises(InputError, match=what):
-        load_profile(tmp_path / "p.json")
-
-
-def test_says_which_field_of_a_file_is_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    save_profile(RESNET_T, path)
-    path.write_text(path.read_text().replace('"max_batch": 16', '"max_batch": 0'))
-    with pytest.raises(InputError, match=r"max_batch is 0.*\$\.profile"):
-        load_profile(path)
-
-
-def test_refuses_places_it_cannot_write_to_or_read_from(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="cannot write"):
-        save_profile(RESNET_T, tmp_path / "no" / "p.json")
-    with pytest.raises(InputError, match="cannot read"):
-        load_profile(tmp_path / "none.json")

@@ -65,7 +65,7 @@ class Value:
                 self.fail(f"the key {key!r} is missing", f"add '{key}:' here")
         return self.content
 
-    def items(self) -> list["Value"]:
+    def elements(self) -> list["Value"]:
         """The elements of a list."""
         if not isinstance(self.content, list):
             self.wrong("a list")
@@ -73,7 +73,7 @@ class Value:
 
     def some(self) -> list["Value"]:
         """The elements of a list, or the value itself as the only one."""
-        return self.items() if isinstance(self.content, list) else [self]
+        return self.elements() if isinstance(self.content, list) else [self]
 
     def text(self) -> str:
         """Text that is not empty."""

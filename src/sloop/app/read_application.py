@@ -15,7 +15,7 @@ from sloop.app.hardware import CUSTOM, KINDS, LOCAL, Hardware, known, local
 from sloop.app.read_profile import read_profile
 from sloop.errors import InputError
 from sloop.profile.profile import Profile
-from sloop.profile.store import load_profile, path_beside
+from sloop.profile.store import is_of, load_profile, path_beside
 from sloop.vocabulary import Node
 
 APPLICATION_KEYS = ("name", "slo_ms", "stages", "system", "cluster")
@@ -64,7 +64,7 @@ def _system(value: Value) -> SystemChoice:
 
 
 def _stages(value: Value, folder: Path) -> tuple[Stage, ...]:
-    values = value.items()
+    values = value.elements()
     if not 1 <= len(values) <= STAGES_MAX:
         value.fail(f"{len(values)} stages; an application has 1 to {STAGES_MAX}")
     stages = tuple(_stage(each, folder) for each in values)
@@ -101,7 +101,7 @@ def _stage(value: Value, folder: Path) -> Stage:
 
 
 def _variants(value: Value, folder: Path) -> tuple[Variant, ...]:
-    values = value.items()
+    values = value.elements()
     if not values:
         value.wrong("at least one variant")
     for each in values:
@@ -120,12 +120,20 @@ def _variant(value: Value, name: str, folder: Path) -> Variant:
     if "profile" in fields:
         profile = read_profile(fields["profile"], folder)
     elif model is not None and path_beside(model).is_file():
-        try:
-            profile = load_profile(path_beside(model))
-        except InputError as error:
-            fields["model"].fail(f"the profile beside it is unusable: {error.what}", error.help)
+        profile = _profile_beside(model, fields["model"])
     accuracy = fields["accuracy"].number(least=0, most=100) if "accuracy" in fields else None
     return Variant(name, str(model) if model else None, accuracy, profile)
+
+
+def _profile_beside(model: Path, value: Value) -> Profile:
+    try:
+        profile = load_profile(path_beside(model))
+    except InputError as error:
+        value.fail(f"the profile beside it is unusable: {error.what}", error.help)
+    if not is_of(profile, model):
+        again = f"measure it again with `sloop profile {value.content}`, or remove {path_beside(model).name!r}"
+        value.fail("the profile beside it was measured on another version of this model", again)
+    return profile
 
 
 def _model(value: Value, folder: Path) -> Path:
@@ -154,7 +162,7 @@ def _unique(names: Iterable[Value], noun: str) -> None:
 def _cluster(value: Value) -> tuple[Node, ...]:
     groups = value.mapping(("nodes",), required=("nodes",))["nodes"]
     nodes: list[Node] = []
-    for group in groups.items():
+    for group in groups.elements():
         nodes += _nodes(group, taken=len(nodes))
     if not nodes:
         groups.wrong("at least one group of nodes", "for example [{hardware: local, count: 1}]")

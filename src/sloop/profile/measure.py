@@ -23,10 +23,11 @@ import msgspec
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from sloop.errors import InputError, MachineError
-from sloop.profile import model as onnx_model
 from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
+from sloop.profile.model import input_shapes, read_signature
 from sloop.profile.profile import Fit, Profile, Sample
 from sloop.profile.stopwatch import READY, Assignment, Done, Measured, Message, Refused
+from sloop.profile.store import digest
 
 BATCHES: Final = (1, 2, 4, 8)
 SECONDS: Final = 1.5
@@ -83,9 +84,9 @@ def measure(
     """
     batches = _checked_batches(batches)
     cores = _checked_cores(default_cores() if cores is None else cores)
-    signature = onnx_model.read_signature(model_path)
+    signature = read_signature(model_path)
     for batch in batches:
-        onnx_model.input_shapes(signature, batch, shapes or {}, where=str(model_path))
+        input_shapes(signature, batch, shapes or {}, where=str(model_path))
     samples: list[Sample] = []
     ends: list[Done] = []
     for count in cores:
@@ -183,7 +184,7 @@ def _profile(path: Path, samples: list[Sample], ends: list[Done], percentile: st
         source=f"sloop profile {path.name}, {percentile}",
         software=f"ONNX Runtime {ort.__version__}, Python {platform.python_version()}, {platform.system()}",
         date=datetime.now(UTC).date().isoformat(),
-        model_digest=onnx_model.digest(path),
+        model_digest=digest(path),
         samples=tuple(samples),
         fits=fits,
     )

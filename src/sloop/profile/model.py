@@ -4,7 +4,6 @@ Promises that a file that cannot be served raises InputError with the reason in 
 names of the Open Inference Protocol v2; an open dimension is -1. Knows nothing of cores, profiles or servers.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -159,9 +158,3 @@ def synthesise(
         else:
             made[port.name] = generator.integers(0, 2, shape).astype(_NUMPY[port.datatype])
     return made
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,6 +4,7 @@ Promises that what is loaded equals what was saved, and that a file which is no 
 is wrong. Knows nothing of how profiles come about.
 """
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -28,6 +29,17 @@ class _Version(msgspec.Struct, frozen=True):
 def path_beside(model_path: Path) -> Path:
     """Where a model's profile is kept unless told otherwise: beside it."""
     return model_path.with_name(model_path.name + SUFFIX)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_of(profile: Profile, model_path: Path) -> bool:
+    """Whether the profile may be that of this model file: False where it was measured on other contents."""
+    return not profile.model_digest or profile.model_digest == digest(model_path)
 
 
 def save_profile(profile: Profile, path: Path) -> None:
