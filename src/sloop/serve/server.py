@@ -1,0 +1,209 @@
+"""`sloop serve`: core, driver, backend and gateway put together in one process and one event loop, and their life.
+
+Promises that what cannot be had (a port, the state folder, a model) is refused before anything is started, that SIGTERM
+and SIGINT drain within a bound and leave with all workers gone, and that whatever was begun is undone on every way out.
+Takes no decision and answers no request.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from sloop.app.application import Application, SystemChoice
+from sloop.errors import InputError, MachineError
+from sloop.log import Tee
+from sloop.serve.actuator import capacity_cores, detect
+from sloop.serve.backends import Servable
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.driver import Driver
+from sloop.serve.folder import Journal, locked
+from sloop.serve.gateway.insight import Insight
+from sloop.serve.gateway.intake import Intake
+from sloop.serve.gateway.listener import Listener
+from sloop.serve.gateway.metrics import Metrics
+from sloop.serve.gateway.rest import Rest
+from sloop.serve.gateway.rpc import Rpc
+from sloop.serve.gateway.service import Service
+from sloop.serve.runtimes.onnx import read_signature
+from sloop.serve.wiring import wire
+from sloop.systems.recording import header_of
+from sloop.systems.setup import Setup, set_up
+
+FLUSH_S: Final = 1.0
+LEAVE_S: Final = 1.0
+"""After the drain, how long clients have to take their last answers."""
+
+_log: Final = logging.getLogger("sloop.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How an application is served. Port 0 asks for a free one."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    api_key: str = ""
+    body_bytes_max: int = 64 * 2**20
+    connections_max: int = 4096
+    state_folder: Path | None = None
+    """Lock and event log; `.sloop/NAME` here where None."""
+    log_bytes_max: int = 2**30
+    """Where the event log stops; 0 keeps none."""
+    drain_s: float = 30.0
+    """How long a server that is told to stop goes on with what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that runs."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    driver: Driver
+    backend: LocalBackend
+    metrics: Metrics
+    insight: Insight
+    journal: Journal | None
+
+
+def serve(
+    application: Application,
+    settings: Settings = Settings(),
+    *,
+    choice: SystemChoice | None = None,
+    on_start: Callable[[Serving], None] = lambda _: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `on_start` is told once the ports are open.
+
+    Raises `InputError` for an application that cannot be served, `MachineError` for what this machine refuses.
+    """
+    setup = set_up(application, choice)
+    models = servables_of(application)
+
+    async def main() -> None:
+        told_to_stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            _log.warning("stopping; a second signal stops at once")
+            loop.remove_signal_handler(number)
+            told_to_stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        async with serving(setup, models, settings) as server:
+            on_start(server)
+            await told_to_stop.wait()
+
+    uvloop.run(main())
+
+
+@asynccontextmanager
+async def serving(
+    setup: Setup, models: Mapping[tuple[str, str], Servable], settings: Settings
+) -> AsyncIterator[Serving]:
+    """A running server; leaving the context drains it. `models` by (stage, variant)."""
+    application = setup.application
+    if "live" not in setup.system.runs:
+        raise InputError(
+            f"system {setup.system.name!r} runs in the simulator only",
+            where=application.locate(application.system.path),
+            help="`sloop systems` shows which ones run live",
+        )
+    wiring = wire(
+        {stage.name: stage.after for stage in application.order},
+        {key: model.signature for key, model in models.items()},
+        rows_max=min(belief.batch_max for belief in setup.beliefs.values()),
+        where=application.file,
+    )
+    check_cores(setup)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / application.name))
+        core = setup.core()
+        metrics = Metrics(application)
+        insight = Insight(core, application=application.name, system=setup.system.name, clock=lambda: driver.now_ns)
+        journal = open_journal(setup, folder, settings.log_bytes_max)
+        sinks = (metrics, insight) if journal is None else (metrics, insight, journal)
+        backend = LocalBackend(models, detect().actuator, threads_prepared=threads_of(setup))
+        stack.push_async_callback(backend.close)
+        driver = Driver(core, backend, wiring, slo_ns=application.slo_ns, log=Tee(*sinks))
+        service = Service(
+            model=application.name,
+            slo_ns=application.slo_ns,
+            intake=Intake(wiring.signature),
+            submitter=driver,
+            unready=lambda: insight.unready() if driver.crash is None else f"the core has failed: {driver.crash!r}",
+            metrics=metrics.exposition,
+            state=insight.state,
+            decisions=insight.decisions,
+            api_key=settings.api_key,
+        )
+        limits = {"body_bytes_max": settings.body_bytes_max, "connections_max": settings.connections_max}
+        listener = Listener(Rest(service).answer, **limits)
+        http_port = await listener.start(settings.host, settings.http_port)
+        stack.push_async_callback(listener.close, LEAVE_S)
+        rpc = Rpc(service, body_bytes_max=settings.body_bytes_max)
+        grpc_port = await rpc.start(settings.host, settings.grpc_port)
+        stack.push_async_callback(rpc.close, LEAVE_S)
+        if journal is not None:
+            stack.callback(journal.close)
+            flushing = asyncio.create_task(flush_for_ever(journal))
+            stack.callback(flushing.cancel)
+        driver.start()
+        stack.push_async_callback(driver.drain, settings.drain_s)
+        yield Serving(settings.host, http_port, grpc_port, driver, backend, metrics, insight, journal)
+
+
+def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
+    """Every variant's model with its signature, read from its file. Raises `InputError` for one without a model."""
+    found: dict[tuple[str, str], Servable] = {}
+    for index, stage in enumerate(application.stages):
+        for variant in stage.variants:
+            if variant.model is None:
+                raise InputError(
+                    f"variant {variant.name!r} of stage {stage.name!r} has no model",
+                    where=application.locate(f"stages[{index}]"),
+                    help="a variant with only a profile can be planned and simulated; to serve it, add `model: FILE`",
+                )
+            found[stage.name, variant.name] = Servable(variant.model, read_signature(variant.model))
+    return found
+
+
+def check_cores(setup: Setup) -> None:
+    """Refuse a cluster that claims more cores than this machine has: its plans would be wishes."""
+    claimed, there = sum(node.cores for node in setup.application.cluster), capacity_cores()
+    if claimed > there:
+        raise MachineError(
+            f"the application's cluster has {claimed:g} cores, this machine {there:g}",
+            help="serve it with `cluster: {nodes: [{hardware: local, count: 1}]}`; other clusters can be simulated",
+        )
+
+
+def threads_of(setup: Setup) -> int:
+    """Thread counts worth preparing for resizes: those a replica may come to have."""
+    return round(min(capacity_cores(), max(belief.cores_max for belief in setup.beliefs.values())))
+
+
+def open_journal(setup: Setup, folder: Path, bytes_max: int) -> Journal | None:
+    """The event log of this run, if one is wanted."""
+    if not bytes_max:
+        return None
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return Journal(folder, header_of(setup, origin="live", date=date), bytes_max=bytes_max)
+
+
+async def flush_for_ever(journal: Journal) -> None:
+    """Keep what a crash can cost to about a second."""
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        journal.flush()
