@@ -28,8 +28,11 @@ from sloop.policies.route.least_loaded import LeastLoaded
 from sloop.policies.route.round_robin import RoundRobin
 from sloop.policies.route.smooth_weighted import SmoothWeighted
 from sloop.policies.scale.fa2_single import Fa2Single
+from sloop.policies.scale.hpa import Hpa
+from sloop.policies.scale.kpa import Kpa
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
+from sloop.policies.scale.vpa import Vpa
 
 POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "order": {"edf": Edf, "fifo": Fifo},
@@ -44,5 +47,5 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "admit": {"open": Open, "bounded": Bounded, "predictive": AdmitPredictive},
     "place": {"best_fit": BestFit, "spread": Spread},
     "forecast": {"last": Last, "ewma": Ewma, "moving_max": MovingMax},
-    "scale": {"static": Static, "sponge": Sponge, "fa2_single": Fa2Single},
+    "scale": {"static": Static, "sponge": Sponge, "fa2_single": Fa2Single, "hpa": Hpa, "kpa": Kpa, "vpa": Vpa},
 }

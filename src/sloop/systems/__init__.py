@@ -5,11 +5,14 @@ from typing import Any, Final
 
 from sloop.policies.build import known
 from sloop.systems.fa2_single import FA2_SINGLE
+from sloop.systems.hpa import HPA
+from sloop.systems.kpa import KPA
 from sloop.systems.sponge import SPONGE
 from sloop.systems.static import STATIC
 from sloop.systems.system import System
+from sloop.systems.vpa import VPA
 
-SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (SPONGE, FA2_SINGLE, STATIC)}
+SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (SPONGE, FA2_SINGLE, HPA, KPA, VPA, STATIC)}
 
 
 def build_system(name: str, parameters: Mapping[str, Any] | None = None, *, where: str = "") -> System:
