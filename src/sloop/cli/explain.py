@@ -1,0 +1,47 @@
+"""`sloop explain`: why."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from sloop.cli.command import Answer, command
+from sloop.cli.screen import table
+from sloop.log import read_log
+from sloop.report.explain import Step, explain_decision, explain_request, reasons
+from sloop.systems.recording import rebuild
+from sloop.units import s
+
+EXAMPLE = """
+sloop explain run.jsonl
+sloop explain run.jsonl --request 17
+sloop explain run.jsonl --at 12.5
+"""
+
+
+@command("explain", example=EXAMPLE)
+@click.argument("log", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--request", type=int, help="Explain this request's end.")
+@click.option("--at", "at_s", type=float, metavar="SECONDS", help="Explain the decision in force at this instant.")
+def explain(log: Path, request: int | None, at_s: float | None) -> Answer:
+    """Say why a request ended as it did or why a decision was taken; with neither, why requests were missed."""
+    if request is not None and at_s is not None:
+        raise click.UsageError("--request and --at are two questions; ask one")
+    recorded = read_log(log)
+    if request is not None:
+        story = explain_request(recorded, request, rebuild(recorded.header).beliefs)
+        return Answer(story, [Text(f"request {request}: {story.summary}"), *shown(story.steps)])
+    if at_s is not None:
+        decision = explain_decision(recorded, s(at_s), rebuild(recorded.header).beliefs)
+        return Answer(decision, [Text(decision.summary), Text(decision.why), *shown(decision.steps)])
+    found = reasons(recorded)
+    rows = [(r.count, r.outcome, r.why, r.first_request, r.first_s) for r in found]
+    columns = ["requests", "end", "why", "first", "at s"]
+    return Answer({"reasons": found}, [table(columns, rows)] if found else ["every request was served in time"])
+
+
+def shown(steps: Sequence[Step]) -> Sequence[RenderableType]:
+    """What happened, line by line."""
+    return [table(["s", "what", "why"], [(f"{step.at_s:.4f}", step.what, step.why) for step in steps])]

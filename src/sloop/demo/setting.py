@@ -1,0 +1,116 @@
+"""What the demonstration asks of this machine: cores, rates and deadline, derived from the measured profile.
+
+Promises the same shape on any machine: a wave of bursts whose crest half the cores cannot bear and all of them can.
+Pure: from a profile to files' contents. Source: Sponge specification, section 7.2 (a reduced S3: a share of the CPU
+left to the load generator, the cores that follow the link and the rate, static at half of them).
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
+
+from msgspec import Struct
+
+from sloop.profile.profile import Profile
+
+SLO_MS: Final = 1000.0
+"""Sponge's own: one second from the client's first byte."""
+BATCHES: Final = (1, 2, 4)
+LOADER_CORES: Final = 0.25
+"""Left to the load generator, which shares this machine."""
+STEP_CORES: Final = 0.25
+TROUGH, CREST = 0.15, 0.55
+"""Of the throughput on all cores. A second's requests come at once, so the crest keeps all cores busy for most of what
+the link leaves of the deadline; half the cores would need more than a second for a second's requests."""
+PERIOD_S: Final = 20
+BURST_MS: Final = 50.0
+SIGMAS_AT_P99: Final = 2.33
+
+
+class Setting(Struct, frozen=True):
+    """One demonstration: `counts` are requests per second."""
+
+    cores: tuple[float, ...]
+    """What Sponge may choose from."""
+    half_cores: float
+    """What `static` gets."""
+    counts: tuple[int, ...]
+    slo_ms: float
+    payload_kb: float
+    ratio: float
+    """P99 over mean of a batch's duration, as measured."""
+    seed: int
+
+    @property
+    def cores_max(self) -> float:
+        return self.cores[-1]
+
+    @property
+    def duration_s(self) -> int:
+        return len(self.counts)
+
+
+def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
+    """The core counts to measure and to choose from: quarters where the machine gives fractions, else whole cores."""
+    if not fractions:
+        return tuple(float(count) for count in range(1, max(1, math.floor(machine_cores)) + 1))
+    most = max(STEP_CORES, machine_cores - LOADER_CORES)
+    step = STEP_CORES * max(1, math.ceil(most / STEP_CORES / 8))  # eight points tell enough of a large machine
+    return tuple(step * place for place in range(1, math.floor(most / step) + 1))
+
+
+def setting_of(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> Setting:
+    """The demonstration this profile is worth. `cores` are those it was measured on."""
+    cores_max = cores[-1]
+    half = max((count for count in cores if count <= cores_max / 2), default=cores[0])
+    most_rps = throughput_rps(profile, cores_max)
+    ratios = [sample.p99_ms / sample.p50_ms for sample in profile.samples if sample.p50_ms > 0]
+    return Setting(
+        cores=tuple(cores),
+        half_cores=half,
+        counts=wave(TROUGH * most_rps, CREST * most_rps, duration_s),
+        slo_ms=SLO_MS,
+        payload_kb=284.0,
+        ratio=max(1.0, median(ratios)) if ratios else 1.05,
+        seed=seed,
+    )
+
+
+def throughput_rps(profile: Profile, cores: float) -> float:
+    """Requests per second that full batches of the best size give on `cores`."""
+    return max(b * 1e3 / profile.latency_ms.latency_ms(b, cores) for b in range(1, profile.max_batch + 1))
+
+
+def wave(trough_rps: float, crest_rps: float, duration_s: int) -> tuple[int, ...]:
+    """Requests per second that swing between trough and crest, once in `PERIOD_S`, starting at the trough."""
+    return tuple(
+        max(1, round(trough_rps + (crest_rps - trough_rps) * math.sin(math.pi * second / PERIOD_S) ** 2))
+        for second in range(duration_s)
+    )
+
+
+def systems_of(setting: Setting) -> list[dict[str, Any]]:
+    """The systems to compare, as a scenario names them."""
+    return [
+        {"name": "static", "cores": setting.half_cores},
+        {"name": "sponge", "cores": list(setting.cores)},
+    ]
+
+
+def scenario_of(setting: Setting, model: str, counts_file: str) -> dict[str, Any]:
+    """The scenario that both the servers and the simulator are given; `truth` is what was measured, not assumed."""
+    return {
+        "name": "demo",
+        "slo_ms": setting.slo_ms,
+        "stages": [{"name": "classify", "model": model}],
+        "systems": systems_of(setting),
+        "cluster": {"nodes": [{"hardware": "local", "count": 1, "cores": setting.cores_max}]},
+        "trace": {"file": counts_file, "format": "counts", "spread": "burst", "mean_ms": BURST_MS},
+        "duration_s": setting.duration_s,
+        "seed": setting.seed,
+        "truth": {
+            "service": {"ratio": setting.ratio, "cv": (setting.ratio - 1) / SIGMAS_AT_P99},
+            "network": {"link": {"kind": "lte"}, "payload_kb": setting.payload_kb, "semantics": "delay"},
+        },
+    }

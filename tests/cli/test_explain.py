@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sloop.cli import main
+
+
+@pytest.fixture
+def log(app: Path, tmp_path: Path) -> Path:
+    """A run that one core is too slow for."""
+    text = app.read_text().replace("cores: 8", "cores: 1").replace("slo_ms: 1000", "slo_ms: 100")
+    app.write_text(text + "trace: {kind: poisson, rate: 50}\nduration_s: 3\n")
+    path = tmp_path / "run.jsonl"
+    assert CliRunner().invoke(main, ["simulate", str(app), "--log", str(path)]).exit_code == 0
+    return path
+
+
+def explain(log: Path, *arguments: str) -> dict[str, object]:
+    result = CliRunner().invoke(main, ["explain", str(log), *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_without_a_question_the_reasons_are_counted(log: Path) -> None:
+    found = explain(log)["reasons"]
+    assert isinstance(found, list)
+    assert {reason["outcome"] for reason in found} <= {"late", "dropped"}
+    assert sum(reason["count"] for reason in found) > 20
+
+
+def test_a_request_is_told_from_its_sending_to_its_end(log: Path) -> None:
+    story = explain(log, "--request", "3")
+    parts = [story[part] for part in ("way_ms", "queue_ms", "service_ms", "lost_ms")]
+    assert story["total_ms"] == pytest.approx(sum(float(str(part)) for part in parts))
+    shown = CliRunner().invoke(main, ["explain", str(log), "--request", "3"]).stdout
+    assert "sent; an answer is due within 100.0 ms" in shown
+
+
+def test_a_decision_is_told_with_its_grounds(log: Path) -> None:
+    assert "static: the configured replicas" in str(explain(log, "--at", "1.5")["why"])
+    assert "what was known" in CliRunner().invoke(main, ["explain", str(log), "--at", "1.5"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--request", "100000"], 1, "the log has requests"),
+        (["--at", "-1"], 1, "nothing had been decided"),
+        (["--request", "1", "--at", "1"], 2, "two questions"),
+    ],
+)
+def test_what_cannot_be_explained_is_said(log: Path, arguments: list[str], code: int, said: str) -> None:
+    result = CliRunner().invoke(main, ["explain", str(log), *arguments])
+    assert result.exit_code == code
+    assert said in result.stderr
