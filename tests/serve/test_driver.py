@@ -233,7 +233,7 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
         assert backend.orders[-1] == ("close",)
         driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"out")]])
         driver.submit({"x": tensor(b"")}, on_end=ended.append)
-        assert [end.outcome for end in ended[2:]] == [Outcome.FAILED]
+        assert [(end.outcome, end.retry_after_ns) for end in ended[2:]] == [(Outcome.REJECTED, s(1))]
 
     play(scene, finish_at_once)
 

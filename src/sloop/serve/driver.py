@@ -32,7 +32,7 @@ from sloop.serve.backends import Backend
 from sloop.serve.submission import Ended
 from sloop.serve.tensor import Tensor
 from sloop.serve.wiring import APPLICATION, Wiring
-from sloop.units import FOREVER_NS, NS_PER_MS
+from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
 
 _log: Final = logging.getLogger("sloop.driver")
@@ -119,7 +119,8 @@ class Driver:
         self._last_id += 1
         request = RequestId(self._last_id)
         if self._over:
-            on_end(Ended(Outcome.FAILED, why=self._over))
+            refused = Outcome.REJECTED if self.crash is None else Outcome.FAILED
+            on_end(Ended(refused, why=self._over, retry_after_ns=NS_PER_S))
             return request
         now_ns = self.now_ns
         sent_ns = now_ns - elapsed_ns
