@@ -1,0 +1,238 @@
+"""Keep-alive connections to one server, and the choice of one for each request.
+
+Promises to send a request as soon as it is handed over: on an idle connection, else on a new one, up to a bound beyond
+which the request fails as an overflow. Each request is reported exactly once, by `Report`. Knows nothing of schedules.
+"""
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sloop.load.record import Ending
+from sloop.load.wire import Answer, AnswerReader, BrokenAnswer
+from sloop.units import NS_PER_S
+
+IDLE_NS_MAX = 3 * NS_PER_S
+"""Servers close idle connections after 5 s or more; one idle for less is safe to send on."""
+
+CONNECTING_MAX = 64
+"""Connections in the making at once: more would overrun the server's queue of new connections (often 128)."""
+
+
+class Outgoing(Struct, gc=False):
+    """A request on its way."""
+
+    number: int
+    head: bytes
+    body: bytes
+    handed_ns: int
+    sent_ns: int = 0
+
+
+Report = Callable[[Outgoing, int, Ending, Answer | None], None]
+"""Told of each end: the request, the instant by the monotonic clock, how it ended, and the answer if there was one."""
+
+
+class Server(Struct, frozen=True):
+    """Where to connect."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+
+class Connection(asyncio.Protocol):
+    """One connection: at most one request at a time."""
+
+    __slots__ = ("_pool", "_reader", "idle_since_ns", "outgoing", "transport")
+
+    def __init__(self, pool: "Connections") -> None:
+        self._pool = pool
+        self._reader = AnswerReader()
+        self.transport: asyncio.Transport | None = None
+        self.outgoing: Outgoing | None = None
+        self.idle_since_ns = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), transport
+        self.transport = transport
+
+    def send(self, outgoing: Outgoing) -> None:
+        assert self.transport is not None, "sends only once connected"
+        self.outgoing = outgoing
+        outgoing.sent_ns = time.monotonic_ns()
+        if len(outgoing.body) < 65_536:
+            self.transport.write(outgoing.head + outgoing.body)
+        else:
+            self.transport.writelines((outgoing.head, outgoing.body))
+
+    def data_received(self, data: bytes) -> None:
+        if self.outgoing is None:
+            self.fail(Ending.BROKEN)  # Nothing was asked.
+            return
+        try:
+            answer = self._reader.feed(data)
+        except BrokenAnswer:
+            self.fail(Ending.BROKEN)
+            return
+        if answer is not None:
+            self._finish(answer)
+
+    def _finish(self, answer: Answer) -> None:
+        outgoing, self.outgoing = self.outgoing, None
+        assert outgoing is not None, "an answer answers a request"
+        now_ns = time.monotonic_ns()
+        if answer.is_last:
+            self._pool.forget(self)
+            self.abort()
+        else:
+            self.idle_since_ns = now_ns
+            self._pool.release(self)
+        is_broken = answer.status == 200 and b'"outputs"' not in answer.body
+        self._pool.report(outgoing, now_ns, Ending.BROKEN if is_broken else Ending.ANSWERED, answer)
+
+    def fail(self, ending: Ending) -> None:
+        """Give up this connection, and its request if it has one."""
+        outgoing, self.outgoing = self.outgoing, None
+        self._pool.forget(self)
+        self.abort()
+        if outgoing is not None:
+            self._pool.report(outgoing, time.monotonic_ns(), ending, None)
+
+    @property
+    def is_closing(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        answer = self._reader.close() if self.outgoing is not None and exc is None else None
+        if answer is not None:
+            self._finish(answer)
+        else:
+            self.fail(Ending.DISCONNECTED)
+
+
+class Connections:
+    """All connections to a server. `report` is called for every request handed to `send`, exactly once."""
+
+    def __init__(self, server: Server, report: Report, *, connections_max: int, timeout_ns: int) -> None:
+        self.report = report
+        self.opened = 0
+        """Connections ever made."""
+        self._server = server
+        self._max = connections_max
+        self._timeout_ns = timeout_ns
+        self._loop = asyncio.get_running_loop()
+        self._tls = ssl.create_default_context() if server.tls else None
+        self._open: dict[int, Connection] = {}
+        self._idle: list[Connection] = []
+        self._waiting: deque[Outgoing] = deque()
+        """For the next connection to open or fall idle; never longer than what may still be opened."""
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._unanswered: deque[tuple[int, Connection, Outgoing]] = deque()
+        """By the instant of their timeout, which is also the order of sending."""
+
+    async def warm(self, count: int) -> None:
+        """Open this many connections; those that cannot be opened are left to later."""
+        for first in range(0, count, CONNECTING_MAX):
+            await asyncio.gather(*(self._connect() for _ in range(first, min(count, first + CONNECTING_MAX))))
+
+    def send(self, outgoing: Outgoing) -> None:
+        """Send now; fails as an overflow where every connection allowed is busy."""
+        connection = self._take_idle(outgoing.handed_ns)
+        if connection is not None:
+            self._dispatch(connection, outgoing)
+        elif len(self._open) + len(self._waiting) < self._max:
+            self._waiting.append(outgoing)
+            self._connect_more()
+        else:
+            self.report(outgoing, time.monotonic_ns(), Ending.OVERFLOW, None)
+
+    def expire(self, now_ns: int) -> None:
+        """Fail what has waited for longer than the timeout, and forget what has its answer."""
+        while self._unanswered:
+            timeout_ns, connection, outgoing = self._unanswered[0]
+            is_answered = connection.outgoing is not outgoing
+            if not is_answered and timeout_ns > now_ns:
+                break
+            self._unanswered.popleft()
+            if not is_answered:
+                connection.fail(Ending.TIMEOUT)
+        while self._waiting and self._waiting[0].handed_ns + self._timeout_ns <= now_ns:
+            self.report(self._waiting.popleft(), now_ns, Ending.TIMEOUT, None)
+
+    def release(self, connection: Connection) -> None:
+        """A connection has fallen idle."""
+        if self._waiting:
+            self._dispatch(connection, self._waiting.popleft())
+        else:
+            self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._open.pop(id(connection), None)
+        with suppress(ValueError):
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Drop every connection; requests without an answer fail."""
+        for connecting in self._connecting:
+            connecting.cancel()
+        while self._waiting:
+            self.report(self._waiting.popleft(), time.monotonic_ns(), Ending.UNREACHABLE, None)
+        for connection in list(self._open.values()):
+            connection.fail(Ending.TIMEOUT)
+
+    def _dispatch(self, connection: Connection, outgoing: Outgoing) -> None:
+        connection.send(outgoing)
+        self._unanswered.append((outgoing.sent_ns + self._timeout_ns, connection, outgoing))
+
+    def _take_idle(self, now_ns: int) -> Connection | None:
+        """The connection used last, so that those no longer needed grow old and are dropped."""
+        if not self._idle:
+            return None
+        connection = self._idle.pop()
+        if now_ns - connection.idle_since_ns <= IDLE_NS_MAX:
+            return connection
+        for stale in [connection, *self._idle]:
+            self.forget(stale)
+            stale.abort()
+        return None
+
+    def _connect_more(self) -> None:
+        while len(self._connecting) < min(CONNECTING_MAX, len(self._waiting)):
+            connecting = self._loop.create_task(self._connect())
+            self._connecting.add(connecting)
+            connecting.add_done_callback(self._connected)
+
+    def _connected(self, connecting: asyncio.Task[None]) -> None:
+        self._connecting.discard(connecting)
+        if not connecting.cancelled():
+            connecting.result()
+            self._connect_more()
+
+    async def _connect(self) -> None:
+        """Open one connection and put it to use; if that fails, so does the request that has waited longest."""
+        connecting = self._loop.create_connection(
+            lambda: Connection(self), self._server.host, self._server.port, ssl=self._tls
+        )
+        try:
+            _, connection = await asyncio.wait_for(connecting, self._timeout_ns / NS_PER_S)
+        except (TimeoutError, OSError):
+            if self._waiting:
+                self.report(self._waiting.popleft(), time.monotonic_ns(), Ending.UNREACHABLE, None)
+            return
+        self.opened += 1
+        if connection.is_closing:
+            return  # Closed by the server within the moment it took to get here.
+        self._open[id(connection)] = connection
+        connection.idle_since_ns = time.monotonic_ns()
+        self.release(connection)

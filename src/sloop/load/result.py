@@ -1,0 +1,255 @@
+"""What a load run found: counts, attainment, latencies, and how well the generator kept to its own schedule.
+
+Promises that every request is in exactly one of `ok`, `late`, `dropped`, `rejected` and `errors`. Latencies run from
+the instant a request was meant to leave the client, not from when it did (which would hide a slow server behind a
+stalled client), to the last byte of its answer; a link's transfer time is part of them.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.errors import MachineError
+from sloop.load.record import Ending
+from sloop.units import NS_PER_MS, NS_PER_S, to_ms
+from sloop.vocabulary import Outcome
+
+DROPPED_STATUS: Final = 504
+REJECTED_STATUSES: Final = (429, 503)
+OUTCOMES: Final = tuple(Outcome)
+CHUNK: Final = 100_000
+
+
+class SecondRow(msgspec.Struct, frozen=True):
+    """The requests due in one second; latencies of those answered, in ms."""
+
+    second: int
+    sent: int
+    ok: int
+    late: int
+    dropped: int
+    rejected: int
+    errors: int
+    p50_ms: float | None
+    p99_ms: float | None
+    lag_max_ms: float
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in figures; rates are per second of the schedule, latencies of the answers with status 200."""
+
+    sent: int
+    ok: int
+    late: int
+    dropped: int
+    rejected: int
+    errors: int
+    attainment: float | None
+    """`ok / sent`."""
+    goodput_rps: float
+    offered_rps: float
+    answered_rps: float
+    mean_ms: float | None
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    response_p50_ms: float | None
+    """From the actual sending to the answer: the server's time and the wire's, without lag or link."""
+    response_p99_ms: float | None
+    lag_p50_ms: float
+    """How far behind its own schedule the generator sent."""
+    lag_p99_ms: float
+    lag_max_ms: float
+    late_by_server: int
+    """Answers that the server itself marked with `x-slo-met: false`."""
+    error_kinds: dict[str, int]
+    connections: int
+    duration_s: float
+    wall_s: float
+    seconds: list[SecondRow]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, in the order to print them."""
+        shares = ", ".join(f"{kind} {count:,}" for kind, count in self.error_kinds.items())
+        return [
+            ("sent", f"{self.sent:,} in {self.duration_s:,.1f} s ({self.offered_rps:,.1f} rps)"),
+            ("on time", f"{self.ok:,}"),
+            ("late", f"{self.late:,}"),
+            ("dropped", f"{self.dropped:,}"),
+            ("rejected", f"{self.rejected:,}"),
+            ("errors", f"{self.errors:,}" + (f" ({shares})" if shares else "")),
+            ("attainment", "–" if self.attainment is None else f"{self.attainment:.4%}"),
+            ("goodput", f"{self.goodput_rps:,.1f} rps"),
+            ("latency p50 / p99 / max", _spread(self.p50_ms, self.p99_ms, self.max_ms)),
+            ("response p50 / p99", _spread(self.response_p50_ms, self.response_p99_ms)),
+            ("generator's lag p50 / p99 / max", _spread(self.lag_p50_ms, self.lag_p99_ms, self.lag_max_ms)),
+        ]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Records joined with the schedule, one entry for each request, in the order they were due; times in ns."""
+
+    due_ns: NDArray[np.int64]
+    elapsed_ns: NDArray[np.int64]
+    sent_ns: NDArray[np.int64]
+    done_ns: NDArray[np.int64]
+    status: NDArray[np.int16]
+    ending: NDArray[np.int8]
+    slo_met: NDArray[np.int8]
+
+    @property
+    def latency_ns(self) -> NDArray[np.int64]:
+        return self.done_ns - self.due_ns + self.elapsed_ns
+
+    def is_answered(self) -> NDArray[np.bool_]:
+        """Whether a request has an answer with status 200 and outputs."""
+        return np.logical_and(self.ending == Ending.ANSWERED, self.status == 200)
+
+    def outcomes(self, slo_ns: int) -> NDArray[np.int8]:
+        """Each request's outcome as its place in `OUTCOMES`, by the client's clock."""
+        answered = self.ending == Ending.ANSWERED
+        found = np.full(len(self.due_ns), OUTCOMES.index(Outcome.FAILED), dtype=np.int8)
+        found[answered & (self.status == DROPPED_STATUS)] = OUTCOMES.index(Outcome.DROPPED)
+        found[answered & np.isin(self.status, REJECTED_STATUSES)] = OUTCOMES.index(Outcome.REJECTED)
+        found[self.is_answered()] = OUTCOMES.index(Outcome.LATE)
+        found[self.is_answered() & (self.latency_ns <= slo_ns)] = OUTCOMES.index(Outcome.SERVED)
+        return found
+
+
+def join(records: NDArray[Any], schedule: NDArray[np.int64] | None) -> Measured:
+    """Records in the order of the schedule. Without one (closed loop) a request is due when it is sent."""
+    ordered = records[np.argsort(records["number"], kind="stable")]
+    if schedule is None:
+        due, elapsed = ordered["sent_ns"], np.zeros(len(ordered), dtype=np.int64)
+    else:
+        whole = len(ordered) == len(schedule) and bool(np.all(ordered["number"] == np.arange(len(schedule))))
+        if not whole:
+            raise MachineError(
+                f"the sending process recorded {len(ordered)} of {len(schedule)} requests",
+                help="it may have run out of disk or memory: try a shorter trace",
+            )
+        due, elapsed = schedule[:, 0], schedule[:, 1]
+    return Measured(
+        due_ns=due,
+        elapsed_ns=elapsed,
+        **{name: ordered[name] for name in ("sent_ns", "done_ns", "status", "ending", "slo_met")},
+    )
+
+
+def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections: int, wall_s: float) -> LoadResult:
+    """Fold a run into its result."""
+    outcomes = measured.outcomes(slo_ns)
+    counts = np.bincount(outcomes, minlength=len(OUTCOMES))
+    answered = measured.is_answered()
+    latency = measured.latency_ns[answered]
+    response = (measured.done_ns - measured.sent_ns)[answered]
+    lag = np.maximum(measured.sent_ns - measured.due_ns, 0)
+    served, total = int(counts[OUTCOMES.index(Outcome.SERVED)]), len(outcomes)
+    return LoadResult(
+        sent=total,
+        ok=served,
+        late=int(counts[OUTCOMES.index(Outcome.LATE)]),
+        dropped=int(counts[OUTCOMES.index(Outcome.DROPPED)]),
+        rejected=int(counts[OUTCOMES.index(Outcome.REJECTED)]),
+        errors=int(counts[OUTCOMES.index(Outcome.FAILED)]),
+        attainment=served / total if total else None,
+        goodput_rps=served / duration_s,
+        offered_rps=total / duration_s,
+        answered_rps=len(latency) / duration_s,
+        mean_ms=to_ms(round(float(latency.mean()))) if len(latency) else None,
+        p50_ms=_quantile_ms(latency, 0.50),
+        p90_ms=_quantile_ms(latency, 0.90),
+        p99_ms=_quantile_ms(latency, 0.99),
+        max_ms=_quantile_ms(latency, 1.0),
+        response_p50_ms=_quantile_ms(response, 0.50),
+        response_p99_ms=_quantile_ms(response, 0.99),
+        lag_p50_ms=_quantile_ms(lag, 0.50) or 0.0,
+        lag_p99_ms=_quantile_ms(lag, 0.99) or 0.0,
+        lag_max_ms=_quantile_ms(lag, 1.0) or 0.0,
+        late_by_server=int(np.count_nonzero(answered & (measured.slo_met == 0))),
+        error_kinds=_error_kinds(measured, outcomes),
+        connections=connections,
+        duration_s=duration_s,
+        wall_s=wall_s,
+        seconds=list(_seconds(measured, outcomes)),
+    )
+
+
+def _error_kinds(measured: Measured, outcomes: NDArray[np.int8]) -> dict[str, int]:
+    """Failed requests by cause: `http 500`, `timeout`, `disconnected`, …"""
+    failed = outcomes == OUTCOMES.index(Outcome.FAILED)
+    kinds: dict[str, int] = {}
+    for ending in Ending:
+        here = failed & (measured.ending == ending)
+        if ending == Ending.ANSWERED:
+            statuses, counts = np.unique(measured.status[here], return_counts=True)
+            kinds |= {f"http {status}": int(count) for status, count in zip(statuses, counts, strict=True)}
+        elif here.any():
+            kinds[ending.name.lower()] = int(np.count_nonzero(here))
+    return kinds
+
+
+def _seconds(measured: Measured, outcomes: NDArray[np.int8]) -> Iterator[SecondRow]:
+    """One row for each second with requests; `measured` is sorted by the instant due."""
+    second_of = measured.due_ns // NS_PER_S
+    latency, answered = measured.latency_ns, measured.is_answered()
+    lag = np.maximum(measured.sent_ns - measured.due_ns, 0)
+    seconds, starts = np.unique(second_of, return_index=True)
+    for second, first, after in zip(seconds, starts, [*starts[1:], len(second_of)], strict=True):
+        here = slice(int(first), int(after))
+        counts = {outcome: int(np.count_nonzero(outcomes[here] == place)) for place, outcome in enumerate(OUTCOMES)}
+        answered_here = latency[here][answered[here]]
+        yield SecondRow(
+            second=int(second),
+            sent=int(after - first),
+            ok=counts[Outcome.SERVED],
+            late=counts[Outcome.LATE],
+            dropped=counts[Outcome.DROPPED],
+            rejected=counts[Outcome.REJECTED],
+            errors=counts[Outcome.FAILED],
+            p50_ms=_quantile_ms(answered_here, 0.50),
+            p99_ms=_quantile_ms(answered_here, 0.99),
+            lag_max_ms=_quantile_ms(lag[here], 1.0) or 0.0,
+        )
+
+
+def write_jsonl(measured: Measured, path: Path, *, slo_ns: int) -> None:
+    """A line of JSON for each request: when it was due, sent and done (ms), its latency, outcome and status."""
+    outcomes = measured.outcomes(slo_ns)
+    latency = measured.latency_ns
+    encoder = msgspec.json.Encoder()
+    try:
+        with path.open("wb") as file:
+            for first in range(0, len(outcomes), CHUNK):
+                for place in range(first, min(first + CHUNK, len(outcomes))):
+                    line = {
+                        "id": place,
+                        "due_ms": int(measured.due_ns[place]) / NS_PER_MS,
+                        "sent_ms": int(measured.sent_ns[place]) / NS_PER_MS,
+                        "done_ms": int(measured.done_ns[place]) / NS_PER_MS,
+                        "elapsed_ms": int(measured.elapsed_ns[place]) / NS_PER_MS,
+                        "latency_ms": int(latency[place]) / NS_PER_MS,
+                        "outcome": OUTCOMES[outcomes[place]],
+                        "ending": Ending(measured.ending[place]).name.lower(),
+                        "status": int(measured.status[place]),
+                    }
+                    file.write(encoder.encode(line) + b"\n")
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written: {error.strerror}", help="choose another place for it") from None
+
+
+def _quantile_ms(values_ns: NDArray[np.int64], share: float) -> float | None:
+    """The nearest-rank quantile in ms; None of nothing."""
+    if not len(values_ns):
+        return None
+    place = max(0, int(np.ceil(share * len(values_ns))) - 1)
+    return to_ms(int(np.partition(values_ns, place)[place]))
+
+
+def _spread(*values_ms: float | None) -> str:
+    return " / ".join("–" if value is None else f"{value:,.2f}" for value in values_ms) + " ms"

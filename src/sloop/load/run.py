@@ -1,0 +1,183 @@
+"""Runs a load plan: prepares it, starts the sending process, follows it, and folds its records into a result.
+
+Promises that the sender is a process of its own, so that neither Python's lock nor the work of counting delays a
+request, and that it is gone when this returns or raises.
+"""
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.arrivals import Link, Trace
+from sloop.errors import InputError, MachineError
+from sloop.load.metadata import default_port, fetch_metadata, model_path, preferred_encoding
+from sloop.load.orders import RECORDS, Closed, Orders, Told, write_orders
+from sloop.load.payload import Body, encoded, from_array, from_json, made_up
+from sloop.load.plan import REQUESTS_MAX, ClosedLoop, Delivery, Encoding, LoadPlan, split_url
+from sloop.load.record import read_records
+from sloop.load.result import LoadResult, join, summarise, write_jsonl
+from sloop.units import ms, s, to_s
+
+GRACE_S = 30.0
+"""Beyond its schedule and its last timeout, before the sending process is given up as stuck."""
+
+METADATA_TIMEOUT_S = 10.0
+
+ProgressCall = Callable[[Told], None]
+
+
+def run_load(plan: LoadPlan, *, progress: ProgressCall | None = None) -> LoadResult:
+    """Send the load and report. Blocks until the last request has ended; `progress` is called about once a second."""
+    bodies = prepare_bodies(plan)
+    schedule = None
+    if isinstance(plan.arrivals, Trace):
+        carried_bytes = plan.payload_bytes if plan.payload_bytes is not None else len(bodies[0].content)
+        schedule = schedule_of(plan.arrivals, plan.link, carried_bytes, plan.delivery)
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="sloop-load-") as name:
+        folder = Path(name)
+        write_orders(folder, orders_of(plan, bodies), bodies, schedule)
+        last_s = _length_s(plan) if schedule is None else to_s(int(schedule[-1, 0]))
+        told = _send(folder, limit_s=last_s + plan.timeout_s + GRACE_S, progress=progress)
+        measured = join(read_records(folder / RECORDS), schedule)
+    wall_s = time.monotonic() - begun_s
+    slo_ns = ms(plan.slo_ms)
+    if plan.records is not None:
+        write_jsonl(measured, plan.records, slo_ns=slo_ns)
+    return summarise(
+        measured, slo_ns=slo_ns, duration_s=_counted_s(plan), connections=told.connections, wall_s=round(wall_s, 3)
+    )
+
+
+def prepare_bodies(plan: LoadPlan) -> list[Body]:
+    """The request bodies, made after asking the server what the model takes (unless the user gives a whole body)."""
+    if plan.input_file is not None and plan.input_file.suffix.lower() == ".json":
+        return [from_json(plan.input_file)]
+    url = split_url(plan.url)
+    timeout_s = min(plan.timeout_s, METADATA_TIMEOUT_S)
+    metadata = fetch_metadata(url, plan.model, timeout_s=timeout_s)
+    where = f"{plan.url} {plan.model}"
+    encoding = plan.encoding
+    if encoding == Encoding.AUTO:
+        encoding = preferred_encoding(url, timeout_s=timeout_s)
+    if plan.input_file is None:
+        inputs = made_up(metadata, plan.shapes, seed=plan.seed, where=where)
+    elif plan.input_file.suffix.lower() == ".npy":
+        inputs = [from_array(plan.input_file, metadata, where=where)]
+    else:
+        raise InputError(
+            f"{plan.input_file.name} is neither .npy nor .json", where="input_file", help="give one of these"
+        )
+    return [encoded(tensors, encoding, where=where) for tensors in inputs]
+
+
+def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: Delivery) -> NDArray[np.int64]:
+    """Due and elapsed time of each request in ns, as two columns sorted by due.
+
+    Over a link a request sent at t has `elapsed` behind it when the server sees it: with DELAY at t + elapsed, with
+    ATTACH at t, as if it had been sent that much earlier. Either way its deadline is `due - elapsed + slo`.
+    """
+    times: list[NDArray[np.int64]] = []
+    count = 0
+    for block in trace.blocks():
+        times.append(np.array(block, dtype=np.int64))
+        count += len(block)
+        if count > REQUESTS_MAX:
+            raise InputError(f"over {REQUESTS_MAX:,} requests", where=trace.name, help="cut the trace or thin it")
+    if count == 0:
+        raise InputError("the trace has no arrivals", where=trace.name, help="choose another window, or a higher rate")
+    due = np.concatenate(times)
+    elapsed = np.zeros(count, dtype=np.int64)
+    if link is not None:
+        elapsed = np.fromiter((link.transfer_ns(at, payload_bytes) for at in due.tolist()), np.int64, count)
+    if delivery == Delivery.DELAY:
+        due = due + elapsed
+    order = np.argsort(due, kind="stable")
+    return np.stack([due[order], elapsed[order]], axis=1)
+
+
+def orders_of(plan: LoadPlan, bodies: list[Body]) -> Orders:
+    """The plan as the sending process sees it."""
+    url = split_url(plan.url)
+    host = url.hostname or ""
+    orders = Orders(
+        host=host,
+        port=url.port or default_port(url),
+        tls=url.scheme == "https",
+        path=f"{model_path(url, plan.model)}/infer",
+        authority=url.netloc.rpartition("@")[2],
+        slo_ms=plan.slo_ms,
+        json_bytes=tuple(body.json_bytes for body in bodies),
+        connections_max=plan.connections_max,
+        warm_connections=plan.warm_connections,
+        timeout_ns=s(plan.timeout_s),
+        cpus=plan.cpus,
+    )
+    if not isinstance(plan.arrivals, ClosedLoop):
+        return orders
+    loop = plan.arrivals
+    closed = Closed(loop.connections, s(loop.warmup_s), s(loop.duration_s))
+    return msgspec.structs.replace(orders, closed=closed)
+
+
+def _length_s(plan: LoadPlan) -> float:
+    if isinstance(plan.arrivals, ClosedLoop):
+        return plan.arrivals.duration_s
+    return to_s(plan.arrivals.duration_ns)
+
+
+def _counted_s(plan: LoadPlan) -> float:
+    """The time that rates are reckoned over: all of it but the warm-up."""
+    warmup_s = plan.arrivals.warmup_s if isinstance(plan.arrivals, ClosedLoop) else 0.0
+    return _length_s(plan) - warmup_s
+
+
+def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> Told:
+    """Run the sending process to its end; what it said last."""
+    last = Told()
+    with _sender(folder) as (process, output):
+        watchdog = threading.Timer(limit_s, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            for line in output:
+                last = msgspec.json.decode(line, type=Told)
+                if progress is not None:
+                    progress(last)
+            code = process.wait()
+        finally:
+            watchdog.cancel()
+    if last.error:
+        raise MachineError(last.error, help="choose others")
+    if code != 0 or not last.finished:
+        said = (folder / "stderr.txt").read_text(errors="replace").strip().rpartition("\n")[2]
+        raise MachineError(
+            f"the sending process ended with {code}: {said or 'no word'}",
+            help="see whether memory, disk or time ran out",
+        )
+    return last
+
+
+@contextmanager
+def _sender(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """The sending process and its standard output; killed if it outlives the block."""
+    command = [sys.executable, "-m", "sloop.load", str(folder)]
+    with (folder / "stderr.txt").open("wb") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+    assert process.stdout is not None, "asked for as a pipe"
+    try:
+        yield process, process.stdout
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
