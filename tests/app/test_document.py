@@ -145,5 +145,11 @@ def test_nearest_known_word_or_all() -> None:
     assert nearest("xyz", ("slo_ms", "name")) == "known here: slo_ms, name"
 
 
+def test_long_keys_are_refused() -> None:
+    with pytest.raises(InputError, match="a key of more than 200 characters"):
+        parse("a:\n  " + "k" * 201 + ": 1")
+    assert nearest("k" * 10_000, ("k",)) == "known here: k"
+
+
 def test_shows_long_values_shortened() -> None:
     assert len(shown("x" * 1000)) < 70

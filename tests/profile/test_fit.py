@@ -165,3 +165,12 @@ def test_points_of_samples() -> None:
     samples = [Sample(batch=2, cores=1.5, p50_ms=5, p99_ms=7, n=9)]
     assert points_p50(samples) == [Point(2, 1.5, 5)]
     assert points_p99(samples) == [Point(2, 1.5, 7)]
+
+
+def test_a_hiccup_among_few_runs_is_not_a_p99() -> None:
+    few = [Sample(1, 1, 10, 11, 60), Sample(2, 1, 20, 90, 30), Sample(4, 1, 40, 46, 20)]
+    assert [point.latency_ms for point in points_p99(few)] == pytest.approx([11, 22, 44])
+    enough = [Sample(1, 1, 10, 11, 100), Sample(2, 1, 20, 90, 100)]
+    assert points_p99(enough) == [Point(1, 1, 11), Point(2, 1, 90)]
+    published = [Sample(1, 1, 10, 11, 0), Sample(2, 1, 20, 90, 0)]
+    assert points_p99(published) == [Point(1, 1, 11), Point(2, 1, 90)]

@@ -20,6 +20,8 @@ from sloop.errors import InputError
 VALUES_MAX: Final = 200_000
 """Values in one document, aliases counted where they are used."""
 DEPTH_MAX: Final = 40
+KEY_MAX: Final = 200
+"""Characters in a key."""
 
 Key = str | int | float
 Plain = bool | int | float | str | list["Plain"] | dict[Key, "Plain"] | None
@@ -59,7 +61,7 @@ class Value:
             if not isinstance(key, str):
                 value.fail(f"the key {key!r} must be text", "put it in quotes")
             if known and key not in known:
-                value.fail(f"unknown key {key!r}", nearest(key, known))
+                value.fail(f"unknown key {shown(key)}", nearest(key, known))
         for key in required:
             if key not in self.content:
                 self.fail(f"the key {key!r} is missing", f"add '{key}:' here")
@@ -140,7 +142,7 @@ class Value:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """The help for a word that is not known: the nearest one, or all."""
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    close = get_close_matches(word, known, n=1, cutoff=0.6) if len(word) <= KEY_MAX else []
     return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
 
 
@@ -243,6 +245,8 @@ class _Builder:
             line = key_node.start_mark.line + 1
             if key is None or isinstance(key, bool):
                 raise InputError("a key must be text or a number", where=f"{self.file}:{line}: {path}".rstrip(": "))
+            if len(str(key_node.value)) > KEY_MAX:
+                raise InputError(f"a key of more than {KEY_MAX} characters", where=f"{self.file}:{line}: {path}"[:200])
             under = _under(path, key)
             if key in content:
                 first = f"it is first given in line {content[key].line}"

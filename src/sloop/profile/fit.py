@@ -8,7 +8,7 @@ latencies; specification §2.2: relative errors and non-negative parameters, whi
 """
 
 from collections.abc import Callable, Sequence
-from itertools import combinations, islice
+from itertools import accumulate, combinations, islice
 from math import comb, exp, log
 from typing import Final, NamedTuple
 
@@ -26,6 +26,8 @@ OUTLIER: Final = 2.5
 SCALE_MIN: Final = 0.02
 """A relative residual below `OUTLIER` times this is never an outlier: no two measurements agree better."""
 SWEEPS: Final = 300
+"""Of the alternating projections, at most; a grid of 30 cells takes some ten."""
+RUNS_FOR_P99: Final = 100
 
 Vector = NDArray[np.float64]
 Solve = Callable[[Vector, Vector], Vector]
@@ -40,8 +42,33 @@ class Point(NamedTuple):
 
 
 def points_p99(samples: Sequence[Sample]) -> list[Point]:
-    """The P99 of each sample: what plans are made with."""
-    return [Point(sample.batch, sample.cores, sample.p99_ms) for sample in samples]
+    """The P99 of each sample: what plans are made with.
+
+    Fewer than 100 runs have no P99 of their own, only a largest value, which one hiccup decides. Such a cell gets its
+    median times the usual tail (P99 over median) on its cores: the median over cells, each counting by its runs.
+    """
+    tails = {cores: _tail([sample for sample in samples if sample.cores == cores]) for cores in _all_cores(samples)}
+    return [
+        Point(
+            sample.batch,
+            sample.cores,
+            sample.p50_ms * tails[sample.cores] if 0 < sample.n < RUNS_FOR_P99 else sample.p99_ms,
+        )
+        for sample in samples
+    ]
+
+
+def _all_cores(samples: Sequence[Sample]) -> set[float]:
+    return {sample.cores for sample in samples}
+
+
+def _tail(samples: Sequence[Sample]) -> float:
+    """The weighted median of P99 over median; weights are the runs."""
+    tails = sorted((sample.p99_ms / sample.p50_ms, sample.n) for sample in samples)
+    half = sum(runs for _, runs in tails) / 2
+    return next(
+        tail for (tail, _), runs in zip(tails, accumulate(runs for _, runs in tails), strict=True) if runs >= half
+    )
 
 
 def points_p50(samples: Sequence[Sample]) -> list[Point]:
