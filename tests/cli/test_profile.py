@@ -1,30 +1,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
 
 from sloop.cli import main
 from sloop.profile.store import load_profile
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """One matrix multiplication with an open batch."""
-    weights = numpy_helper.from_array(np.ones((4, 4), dtype=np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
-        [weights],
-    )
-    path = tmp_path / "tiny.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
 
 
 def test_json_has_the_promised_keys_and_the_profile_lies_beside_the_model(model: Path) -> None:

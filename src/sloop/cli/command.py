@@ -1,19 +1,22 @@
 """What every command promises: with `--json` one object and nothing else on stdout; errors that say where and the fix.
 
-A command's function returns an `Answer`; this module alone decides how it reaches the terminal. Exit codes: 0 done,
-1 failed, 2 wrong use (click's own).
+A command's function returns an `Answer`, or says it with `say` and runs on; this module alone decides how an answer
+reaches the terminal. Exit codes: 0 done, 1 failed, 2 wrong use (click's own).
 """
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 from rich.console import Console, RenderableType
 
 from sloop.errors import SloopError
+
+JSON: Final = "sloop.cli.json"
+"""Whether `--json` was given, in click's `meta`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,16 @@ class Answer:
     exit_code: int = 0
 
 
+def say(answer: Answer) -> None:
+    """Print an answer in the form that was asked for."""
+    if click.get_current_context().meta[JSON]:
+        click.echo(msgspec.json.encode(answer.value))
+    else:
+        show(answer.shown)
+
+
 class Command(click.Command):
-    """A click command whose function returns an `Answer`."""
+    """A click command whose function returns an `Answer`, or None where it has said it already."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # click's own signature
         super().__init__(*args, **kwargs)
@@ -40,7 +51,7 @@ class Command(click.Command):
         )
 
     def invoke(self, ctx: click.Context) -> None:
-        as_json: bool = ctx.params.pop("as_json")
+        ctx.meta[JSON] = ctx.params.pop("as_json")
         try:
             answer = super().invoke(ctx)
         except SloopError as error:
@@ -49,19 +60,17 @@ class Command(click.Command):
             if error.help:
                 click.echo(f"help: {error.help}", err=True)
             answer = Answer({"error": what, "help": error.help}, (), exit_code=1)
-        assert isinstance(answer, Answer), f"{self.name} returned {answer!r}"
-        if as_json:
-            click.echo(msgspec.json.encode(answer.value))
-        else:
-            show(answer.shown)
-        if answer.exit_code:
-            ctx.exit(answer.exit_code)
+        if answer is not None:
+            assert isinstance(answer, Answer), f"{self.name} returned {answer!r}"
+            say(answer)
+            if answer.exit_code:
+                ctx.exit(answer.exit_code)
 
 
-def command(name: str, *, example: str, more: str = "") -> Callable[[Callable[..., Answer]], Command]:
+def command(name: str, *, example: str, more: str = "") -> Callable[[Callable[..., Answer | None]], Command]:
     """Make a function the command `name`; its docstring is the help, followed by what there is `more` and `example`."""
 
-    def made(function: Callable[..., Answer]) -> Command:
+    def made(function: Callable[..., Answer | None]) -> Command:
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
         epilog = f"{more}\n\n\b\nExample:\n{lines}".lstrip("\n")
         return click.command(name, cls=Command, epilog=epilog)(function)

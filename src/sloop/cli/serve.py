@@ -1,0 +1,65 @@
+"""`sloop serve`: an application behind its two protocols."""
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from sloop.app.application import SystemChoice
+from sloop.app.load import load_application
+from sloop.cli.command import Answer, command, say
+from sloop.serve.server import Serving, Settings
+from sloop.serve.server import serve as serve_until_told
+
+EXAMPLE = """
+sloop serve app.yaml
+sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
+"""
+
+
+@command("serve", example=EXAMPLE)
+@click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 for a free one.")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="0 for a free one.")
+@click.option("--system", metavar="NAME", help="This system rather than the one APP names.")
+@click.option("--api-key", envvar="SLOOP_API_KEY", default="", help="Ask clients for this key [env: SLOOP_API_KEY].")
+@click.option("--state", type=click.Path(file_okay=False, path_type=Path), help="Lock and event log [.sloop/NAME].")
+@click.option(
+    "--drain-s", type=click.FloatRange(min=0), default=30.0, show_default=True, help="To finish, when stopped."
+)
+def serve(
+    app: Path,
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    system: str | None,
+    api_key: str,
+    state: Path | None,
+    drain_s: float,
+) -> None:
+    """Serve the application in APP until SIGTERM or Ctrl-C. With --json, says where as soon as it listens."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    application = load_application(app)
+    settings = Settings(
+        host=host, http_port=http_port, grpc_port=grpc_port, api_key=api_key, state_folder=state, drain_s=drain_s
+    )
+    context = click.get_current_context()
+
+    def on_start(server: Serving) -> None:
+        with context.scope(cleanup=False):
+            say(where(application.name, server))
+
+    serve_until_told(application, settings, choice=SystemChoice(system) if system else None, on_start=on_start)
+
+
+def where(name: str, server: Serving) -> Answer:
+    """Where the server listens and writes."""
+    value = {
+        "application": name,
+        "http": f"http://{server.host}:{server.http_port}",
+        "grpc": f"{server.host}:{server.grpc_port}",
+        "log": str(server.journal.path) if server.journal else None,
+    }
+    return Answer(value, [f"serving {name} at {value['http']} and grpc://{value['grpc']}; event log {value['log']}"])
