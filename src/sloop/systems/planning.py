@@ -11,6 +11,7 @@ request waits for its batch to fill, (b - 1)/rate per replica (FA2; Biscale, cha
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
@@ -88,7 +89,7 @@ def steady_plan(setup: Setup, rate_rps: float) -> Plan:
         if answer is None or answer.same_target(plan):
             return answer or plan
         plan = answer
-        now_ns += scale.period_ns
+        now_ns += BUCKETS_KEPT * NS_PER_S  # so that no window or delay of the policy reaches back to the last round
     return plan
 
 
@@ -115,16 +116,17 @@ def _stage_view(now_ns: int, setup: Setup, name: str, target: StagePlan | None, 
         ReplicaView(ReplicaId(index), spec, Life.READY, since_ns=0, running=0) for index, spec in enumerate(specs)
     )
     ready_cores = sum(spec.cores for spec in specs)
-    busy_cores = min(ready_cores, rate_rps * _core_s_per_request(specs, target, variants))
+    occupation = _occupation(specs, target, variants, rate_rps)
     arrivals = round(rate_rps)
     slack_ns = [setup.application.slo_ns] * min(arrivals, SLACKS_MAX)
     buckets = [
         Bucket(
             start_ns=start_ns,
             arrivals=arrivals,
-            busy_core_ns=round(busy_cores * NS_PER_S),
+            busy_core_ns=round(occupation.busy_cores * NS_PER_S),
             ready_core_ns=round(ready_cores * NS_PER_S),
-            running_ns=round(busy_cores * NS_PER_S),
+            running_ns=round(occupation.running * NS_PER_S),
+            waiting_ns=round(occupation.waiting * NS_PER_S),
             slack_ns=slack_ns,
         )
         for start_ns in range(now_ns - BUCKETS_KEPT * NS_PER_S, now_ns, NS_PER_S)
@@ -142,18 +144,40 @@ def _stage_view(now_ns: int, setup: Setup, name: str, target: StagePlan | None, 
     )
 
 
-def _core_s_per_request(
-    specs: Sequence[ReplicaSpec], target: StagePlan | None, variants: Mapping[str, Belief]
-) -> float:
-    """Core-seconds one request costs when the plan's replicas share the demand evenly and batches are full."""
+@dataclass(frozen=True, slots=True)
+class Occupation:
+    """What a stage's replicas are busy with, on average over time."""
+
+    busy_cores: float = 0.0
+    running: float = 0.0
+    """Requests being executed."""
+    waiting: float = 0.0
+    """Requests that a second brings beyond what the replicas can take: a lower bound of a queue without end."""
+
+
+def _occupation(
+    specs: Sequence[ReplicaSpec], target: StagePlan | None, variants: Mapping[str, Belief], rate_rps: float
+) -> Occupation:
+    """The rate shared evenly by the plan's replicas, each with the smallest batch that keeps up (Little's law)."""
     if not specs or target is None:
-        return 0.0
-    costs = [
-        spec.cores * variants[spec.variant].latency_ms(batch, spec.cores) / 1e3 / batch
-        for spec in specs
-        if (batch := min(target.batch_max, variants[spec.variant].batch_max))
-    ]
-    return sum(costs) / len(costs)
+        return Occupation(waiting=rate_rps)
+    busy_cores = running = waiting = 0.0
+    share_rps = rate_rps / len(specs)
+    for spec in specs:
+        belief = variants[spec.variant]
+        largest = min(target.batch_max, belief.batch_max)
+        batch = _batch(belief, spec.cores, largest, share_rps) or largest
+        latency_s = belief.latency_ms(batch, spec.cores) / 1e3
+        served_rps = min(share_rps, batch / latency_s)
+        busy_cores += spec.cores * served_rps * latency_s / batch
+        running += served_rps * latency_s
+        waiting += share_rps - served_rps
+    return Occupation(busy_cores, running, waiting)
+
+
+def _batch(belief: Belief, cores: float, largest: int, rate_rps: float) -> int | None:
+    """The smallest batch with which a replica keeps up; None where none does."""
+    return next((b for b in range(1, largest + 1) if b * 1e3 >= rate_rps * belief.latency_ms(b, cores)), None)
 
 
 def _stage_needs(target: StagePlan, beliefs: Mapping[tuple[str, str], Belief], rate_rps: float) -> list[StageNeed]:
@@ -170,12 +194,12 @@ def _stage_needs(target: StagePlan, beliefs: Mapping[tuple[str, str], Belief], r
 
 def _predicted_ms(belief: Belief, cores: float, largest: int, rate_rps: float) -> float:
     """Queueing and service of one request at a replica; infinite where no batch up to `largest` keeps up."""
-    for batch in range(1, largest + 1):
-        latency_ms = belief.latency_ms(batch, cores)
-        if batch * 1e3 >= rate_rps * latency_ms:
-            fill_ms = (batch - 1) * 1e3 / rate_rps if rate_rps > 0 else 0.0
-            return latency_ms + min(fill_ms, latency_ms)
-    return math.inf
+    batch = _batch(belief, cores, largest, rate_rps)
+    if batch is None:
+        return math.inf
+    latency_ms = belief.latency_ms(batch, cores)
+    fill_ms = (batch - 1) * 1e3 / rate_rps if rate_rps > 0 else 0.0
+    return latency_ms + min(fill_ms, latency_ms)
 
 
 def _longest_ms(application: Application, rows: Sequence[StageNeed]) -> float:

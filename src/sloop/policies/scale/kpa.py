@@ -44,8 +44,9 @@ class Past:
 class Kpa:
     """Replicas of `cores` each, with `concurrency` requests per replica (0: the batch limit) × `utilisation` as target.
 
-    From `replicas_min` (0: to zero, `zero_delay_ns` after the stable window is empty) to `replicas_max`; `initial` before
-    anything was seen. A panic begins at `panic_threshold` × ready replicas; `up_rate` and `down_rate` bound one step.
+    From `replicas_min` (0: to zero, `zero_delay_ns` after the stable window is empty) to `replicas_max`; `initial`
+    before anything was seen. A panic begins at `panic_threshold` × ready replicas; `up_rate` and `down_rate` bound one
+    step.
     """
 
     concurrency: float = 0.0
