@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from sloop.app.application import Estimates
 from sloop.app.document import from_plain, parse
 from sloop.app.hardware import local
 from sloop.app.read_application import read_application
@@ -33,6 +34,7 @@ def test_reads_what_was_declared(demo: str) -> None:
     assert blur is not None
     assert blur.latency_ms == Table({1: {1: 46.0, 2: 28.9}, 4: {1: 145, 2: 82}})
     assert (app.system.name, app.system.parameters) == ("sponge", {"margin": 0.9})
+    assert app.estimates == Estimates(correct=False, margin=1.1)
     assert [node.name for node in app.cluster] == ["c5.4xlarge-0", "c5.4xlarge-1", "box-0"]
     assert (app.cluster[0].cores, app.cluster[0].usd_per_h) == (16, 0.68)
     assert (app.cluster[2].cores, app.cluster[2].devices) == (12, ("T4-0", "T4-1"))
@@ -109,10 +111,11 @@ def test_a_profile_of_another_version_of_the_model_is_refused(tmp_path: Path) ->
         ("max_batch: 8", "max_batch: 8.5", "app.yaml:10:", "a whole number", ""),
         ("1: 46.0", "x: 46.0", "app.yaml:17:", "the cores 'x' must be a positive number", "rows are batches"),
         ("{1: 46.0, 2: 28.9}", "7", "app.yaml:17:", "a mapping of cores", ""),
-        ("c5.4xlarge", "c5.4xlarg", "app.yaml:23: cluster.nodes[0].hardware", "unknown", "did you mean 'c5.4xlarge'?"),
-        ("cores: 12, ", "", "app.yaml:24: cluster.nodes[1].hardware", "custom hardware needs 'cores'", "cores: 8"),
-        ("count: 2", "count: 0", "app.yaml:23: cluster.nodes[0].count", "at least 1", ""),
-        ("hardware: custom, name: box", "hardware: custom, name: c5.4xlarge", "app.yaml:22: ", "same name", "name"),
+        ("c5.4xlarge", "c5.4xlarg", "app.yaml:24: cluster.nodes[0].hardware", "unknown", "did you mean 'c5.4xlarge'?"),
+        ("cores: 12, ", "", "app.yaml:25: cluster.nodes[1].hardware", "custom hardware needs 'cores'", "cores: 8"),
+        ("margin: 1.1", "margin: 0", "app.yaml:21: estimates.margin", "must be a number above 0 and at most 100", ""),
+        ("count: 2", "count: 0", "app.yaml:24: cluster.nodes[0].count", "at least 1", ""),
+        ("hardware: custom, name: box", "hardware: custom, name: c5.4xlarge", "app.yaml:23: ", "same name", "name"),
         ("slo_ms: 200", "slo_ms: {", "app.yaml:", "not YAML", ""),
         ("slo_ms: 200", "slo_ms: 2\tx: [", "app.yaml:", "not YAML", ""),
         ("slo_ms: 200", "slo_ms: 200\n[1]: 2", "app.yaml:3", "a key must be text", ""),

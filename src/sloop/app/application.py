@@ -50,6 +50,14 @@ class SystemChoice:
     """Its key in the file, for `Application.locate`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """How profiles become beliefs: all batches `margin` times slower, and with `correct`, corrected by finished ones."""
+
+    correct: bool = True
+    margin: float = 1.0
+
+
 @dataclass(frozen=True)
 class Application:
     """Everything `serve`, `plan` and `simulate` share."""
@@ -59,6 +67,7 @@ class Application:
     stages: tuple[Stage, ...]
     system: SystemChoice
     cluster: tuple[Node, ...] = ()
+    estimates: Estimates = Estimates()
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """Line of every dotted key of the file."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from sloop.app.application import Application, Stage, SystemChoice, Variant, find_cycle
+from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant, find_cycle
 from sloop.app.document import Value, nearest
 from sloop.app.hardware import CUSTOM, KINDS, LOCAL, Hardware, known, local
 from sloop.app.read_profile import read_profile
@@ -18,7 +18,7 @@ from sloop.profile.profile import Profile
 from sloop.profile.store import is_of, load_profile, path_beside
 from sloop.vocabulary import Node
 
-APPLICATION_KEYS = ("name", "slo_ms", "stages", "system", "cluster")
+APPLICATION_KEYS = ("name", "slo_ms", "stages", "system", "cluster", "estimates")
 STAGES_MAX, NODES_MAX = 100, 100_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEFAULT_SYSTEM = "sponge"
@@ -34,6 +34,7 @@ def read_application(document: Value, folder: Path, *, extra: tuple[str, ...] = 
         stages=_stages(fields["stages"], folder),
         system=system,
         cluster=_cluster(fields["cluster"]) if "cluster" in fields else (local().node("local-0"),),
+        estimates=_estimates(fields["estimates"]) if "estimates" in fields else Estimates(),
         file=document.file,
         lines=document.lines(),
     )
@@ -157,6 +158,14 @@ def _unique(names: Iterable[Value], noun: str) -> None:
             first = seen[name.content]
             name.fail(f"two {noun}s are called {name.content!r}", f"the first is in line {first.line}; rename one")
         seen[name.content] = name
+
+
+def _estimates(value: Value) -> Estimates:
+    fields = value.mapping(("correct", "margin"))
+    return Estimates(
+        correct=fields["correct"].boolean() if "correct" in fields else True,
+        margin=fields["margin"].number(above=0, most=100) if "margin" in fields else 1.0,
+    )
 
 
 def _cluster(value: Value) -> tuple[Node, ...]:

@@ -47,5 +47,8 @@ def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
                     where=application.locate(f"stages[{index}]"),
                     help=f"measure it with `sloop profile {variant.model}`",
                 )
-            found[stage.name, variant.name] = Estimate(variant.profile, accuracy=variant.accuracy)
+            chosen = application.estimates
+            found[stage.name, variant.name] = Estimate(
+                variant.profile, accuracy=variant.accuracy, margin=chosen.margin, correct=chosen.correct
+            )
     return found
