@@ -1,0 +1,158 @@
+"""In-place resizing under load: how quick, how exact, and whether anything is lost (Sponge specification, check 11).
+
+    python benchmarks/resize.py [MODEL.onnx] [--resizes 1000] [--seed 1]
+
+One worker is kept busy in a closed loop. First its service time at half a core is compared with that at one core, by
+the fastest tenth of each: what else runs on the machine slows the one core more, so compare on a quiet one. Then it is
+resized at random. Prints one JSON object.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from math import prod
+from pathlib import Path
+from random import Random
+
+import onnx
+import uvloop
+
+from sloop.events import Event, Finished, ReplicaReady, Resized
+from sloop.serve.actuator import detect
+from sloop.serve.backends import Servable
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.runtimes.onnx import read_signature
+from sloop.serve.tensor import ITEM_BYTES, Tensor
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+
+REPLICA = ReplicaId(0)
+REQUESTS = 6
+"""Requests per batch while service times are compared: a batch should last a few scheduling periods."""
+CORES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
+
+
+class Load:
+    """One batch after the other, and what comes of it."""
+
+    def __init__(self, backend: LocalBackend, tensors: list[Tensor]) -> None:
+        self._backend, self._tensors = backend, tensors
+        self.requests = REQUESTS
+        self.sent = 0
+        self.finished: list[tuple[BatchId, int]] = []
+        self.resized_ns: list[int] = []
+        self.other: list[Event] = []
+        self._ready = asyncio.Event()
+        self._resized = asyncio.Event()
+
+    def happened(self, event: Event) -> None:
+        match event:
+            case ReplicaReady():
+                self._ready.set()
+                self._send()
+            case Resized():
+                self.resized_ns.append(time.perf_counter_ns())
+                self._resized.set()
+            case _:
+                self.other.append(event)
+
+    def finished_(self, event: Finished) -> None:
+        self.finished.append((event.batch, event.service_ns))
+        self._send()
+
+    def _send(self) -> None:
+        self.sent += 1
+        self._backend.run(BatchId(self.sent), REPLICA, [self._tensors] * self.requests)
+
+    async def ready(self) -> None:
+        await self._ready.wait()
+
+    async def resize(self, cores: float) -> float:
+        """Milliseconds from the order until it is in effect."""
+        self._resized.clear()
+        began_ns = time.perf_counter_ns()
+        self._backend.resize(REPLICA, cores)
+        await self._resized.wait()
+        return (self.resized_ns[-1] - began_ns) / 1e6
+
+    async def service_ms(self, batches: int) -> list[float]:
+        """Service times of the next batches, leaving out the one under way."""
+        first = len(self.finished) + 1
+        while len(self.finished) < first + batches:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        return [service_ns / 1e6 for _, service_ns in self.finished[first : first + batches]]
+
+
+class Ear:
+    """What the backend reports to."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+
+    def happened(self, event: Event) -> None:
+        assert self.load is not None
+        self.load.happened(event)
+
+    def finished(self, event: Finished, outputs: object) -> None:
+        assert self.load is not None
+        self.load.finished_(event)
+
+
+async def measure(model: Path, resizes: int, seed: int) -> dict[str, object]:
+    signature = read_signature(model)
+    found = detect()
+    backend = LocalBackend({("s", "v"): Servable(str(model), signature)}, found.actuator, threads_prepared=2)
+    ear = Ear()
+    backend.attach(ear)
+    shapes = [tuple(max(dim, 1) for dim in port.shape) for port in signature.inputs]
+    tensors = [
+        Tensor(port.datatype, shape, bytes(prod(shape) * ITEM_BYTES[port.datatype]))
+        for port, shape in zip(signature.inputs, shapes, strict=True)
+    ]
+    load = ear.load = Load(backend, tensors)
+    backend.start(REPLICA, ReplicaSpec("s", "v", 1.0))
+    await load.ready()
+    pid = backend.pid(REPLICA)
+    samples: dict[float, list[float]] = {0.5: [], 1.0: []}
+    for _ in range(10):
+        for cores, taken in samples.items():
+            await load.resize(cores)
+            taken.extend(await load.service_ms(3))
+    undisturbed = {cores: statistics.quantiles(taken, n=10)[0] for cores, taken in samples.items()}
+    load.requests = 1
+    chance, effect_ms = Random(seed), []
+    for _ in range(resizes):
+        effect_ms.append(await load.resize(chance.choice(CORES)))
+        await asyncio.sleep(0.01 * chance.random())
+    same = backend.pid(REPLICA) == pid
+    await load.service_ms(1)
+    answered = [batch for batch, _ in load.finished]
+    await backend.close()
+    effect_ms.sort()
+    return {
+        "model": model.name,
+        "actuator": found.why,
+        "service_ms_p10": {cores: round(service_ms, 3) for cores, service_ms in undisturbed.items()},
+        "ratio_half_to_one": round(undisturbed[0.5] / undisturbed[1.0], 3),
+        "resizes": resizes,
+        "same_process": same,
+        "batches": len(answered),
+        "lost_or_repeated": len(answered) - len(set(answered)) + (answered != list(range(1, len(answered) + 1))),
+        "other_events": [repr(event) for event in load.other if "Progressed" not in repr(event)],
+        "effect_ms": {
+            "p50": round(effect_ms[len(effect_ms) // 2], 3),
+            "p99": round(effect_ms[int(len(effect_ms) * 0.99)], 3),
+            "max": round(effect_ms[-1], 3),
+        },
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, default=LIGHT)
+    parser.add_argument("--resizes", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    print(json.dumps(uvloop.run(measure(given.model, given.resizes, given.seed)), indent=2))  # noqa: T201
