@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast
 
 from msgspec import Struct
 
@@ -59,8 +60,7 @@ class Connection(asyncio.Protocol):
         self.idle_since_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), transport
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def send(self, outgoing: Outgoing) -> None:
         assert self.transport is not None, "sends only once connected"

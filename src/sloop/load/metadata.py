@@ -22,6 +22,10 @@ class _ServerMetadata(msgspec.Struct, frozen=True):
     extensions: tuple[str, ...] = ()
 
 
+class _State(msgspec.Struct, frozen=True):
+    application: str
+
+
 def model_path(url: SplitResult, model: str) -> str:
     """`/v2/models/NAME` below the URL's own path."""
     return f"{url.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
@@ -44,6 +48,18 @@ def fetch_metadata(url: SplitResult, model: str, *, timeout_s: float) -> ModelMe
             where=where,
             help="is it an Open Inference Protocol v2 server?",
         ) from None
+
+
+def served_application(url: SplitResult, *, timeout_s: float) -> str:
+    """The name of the one application a sloop server serves; InputError for a server that does not say."""
+    status, body = _get(url, f"{url.path.rstrip('/')}/v2/sloop/state", timeout_s=timeout_s)
+    try:
+        name = msgspec.json.decode(body, type=_State).application if status == 200 else ""
+    except (msgspec.MsgspecError, RecursionError):
+        name = ""
+    if not name:
+        raise InputError("the server does not say what it serves", where=url.geturl(), help="name it with --model")
+    return name
 
 
 def preferred_encoding(url: SplitResult, *, timeout_s: float) -> Encoding:

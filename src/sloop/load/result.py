@@ -108,7 +108,8 @@ class Measured(msgspec.Struct, frozen=True):
 
     def is_answered(self) -> NDArray[np.bool_]:
         """Whether a request has an answer with status 200 and outputs."""
-        return np.logical_and(self.ending == Ending.ANSWERED, self.status == 200)
+        answered: NDArray[np.bool_] = (self.ending == Ending.ANSWERED) & (self.status == 200)
+        return answered
 
     def outcomes(self, slo_ns: int) -> NDArray[np.int8]:
         """Each request's outcome as its place in `OUTCOMES`, by the client's clock."""
