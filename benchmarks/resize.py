@@ -28,8 +28,8 @@ from sloop.serve.tensor import ITEM_BYTES, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 REPLICA = ReplicaId(0)
-REQUESTS = 6
-"""Requests per batch while service times are compared: a batch should last a few scheduling periods."""
+REQUESTS = 24
+"""Requests per batch while service times are compared: many scheduling periods, of which the first may be a half."""
 CORES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
 
@@ -119,7 +119,7 @@ async def measure(model: Path, resizes: int, seed: int) -> dict[str, object]:
     for _ in range(10):
         for cores, taken in samples.items():
             await load.resize(cores)
-            taken.extend(await load.service_ms(3))
+            taken.extend(await load.service_ms(2))
     undisturbed = {cores: statistics.quantiles(taken, n=10)[0] for cores, taken in samples.items()}
     load.requests = 1
     chance, effect_ms = Random(seed), []
