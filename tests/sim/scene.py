@@ -1,0 +1,52 @@
+"""Small worlds for the simulator's tests, made from what a user would write."""
+
+from dataclasses import replace
+from typing import Any
+
+from sloop.app.load import load_scenario
+from sloop.log import MemoryLog, Record
+from sloop.sim import World, simulate
+
+WORK_CONSERVING: dict[str, Any] = {"name": "static", "order": "fifo", "drop": "never", "batch": "work_conserving"}
+
+
+def world(  # one argument for each thing a test may want to be different
+    *,
+    seed: int = 1,
+    latency_ms: dict[str, Any] | None = None,
+    system: dict[str, Any] | None = None,
+    trace: dict[str, Any] | None = None,
+    truth: dict[str, Any] | None = None,
+    slo_ms: float = 200.0,
+    duration_s: float = 5.0,
+    cores: float = 16.0,
+    max_batch: int = 8,
+    **changes: Any,
+) -> World:
+    """One stage of one variant whose batch of n takes 10 + 2n ms, one replica, 40 requests per second."""
+    profile = {
+        "latency_ms": latency_ms or {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
+        "max_batch": max_batch,
+        "max_cores": 16,
+    }
+    scenario = load_scenario(
+        {
+            "name": "scene",
+            "slo_ms": slo_ms,
+            "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
+            "system": system or {"name": "static"},
+            "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": cores, "memory_bytes": 10**9}]},
+            "trace": trace or {"kind": "poisson", "rate": 40},
+            "duration_s": duration_s,
+            "seed": seed,
+            "truth": truth or {},
+        }
+    )
+    return replace(World.from_scenario(scenario), **changes)
+
+
+def records_of(played: World, **options: Any) -> list[tuple[int, Record]]:
+    """The log of one run."""
+    log = MemoryLog()
+    simulate(played, [log], **options)
+    return log.records

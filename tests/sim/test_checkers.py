@@ -1,0 +1,204 @@
+"""The net is proven: every invariant is broken on purpose, and the checkers say so."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.load import load_application
+from sloop.events import Event, Finished, ReplicaReady
+from sloop.log import Record
+from sloop.sim import Checkers, Violation, World, simulate
+from sloop.sim.engine import CoreLike
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
+from tests.sim.scene import records_of, world
+
+Tamper = Callable[[Any], Sequence[Action]]
+"""What becomes of an action."""
+
+
+@dataclass
+class Broken:
+    """A core whose orders are tampered with on their way out."""
+
+    core: CoreLike
+    tamper: Tamper
+
+    @property
+    def wake_ns(self) -> int:
+        return self.core.wake_ns
+
+    def handle(self, now_ns: int, event: Event) -> Sequence[Action]:
+        return [out for action in self.core.handle(now_ns, event) for out in self.tamper(action)]
+
+
+def once(kind: type, change: Tamper, *, after: int = 20) -> Tamper:
+    """Tampers with one order of a kind, some way into the run."""
+    seen = 0
+
+    def tamper(action: Any) -> Sequence[Action]:
+        nonlocal seen
+        seen += isinstance(action, kind)
+        return change(action) if isinstance(action, kind) and seen == after else [action]
+
+    return tamper
+
+
+def feed(checkers: Checkers, records: Sequence[tuple[int, Record]]) -> None:
+    for now_ns, record in records:
+        checkers.append(now_ns, record)
+
+
+def busy() -> World:
+    """Two replicas in overload by turns: some requests are late, the queue is seldom empty."""
+    system = {"name": "static", "replicas": 2, "batch_max": 4, "order": "fifo", "drop": "never"}
+    return world(system=system, trace={"kind": "poisson", "rate": 300}, slo_ms=25)
+
+
+def start(**changes: object) -> Tamper:
+    return once(StartBatch, lambda action: [replace(action, **changes)])
+
+
+def times(order: Action, count: int) -> list[Action]:
+    assert isinstance(order, StartReplica)
+    return [replace(order, replica=ReplicaId(100 * order.replica + number)) for number in range(count)]
+
+
+MUTATIONS: dict[str, tuple[Tamper, str]] = {
+    "an end is said twice": (once(End, lambda end: [end, end]), "not open"),
+    "an end is not said": (once(End, lambda end: []), "is not answered"),
+    "another request is ended": (once(End, lambda end: [replace(end, request=RequestId(10**6))]), "not open"),
+    "late is called served": (
+        lambda action: [replace(action, outcome=Outcome.SERVED) if isinstance(action, End) else action],
+        "served, after its deadline",
+    ),
+    "served is called late": (once(End, lambda end: [replace(end, outcome=Outcome.LATE)], after=1), "late, before"),
+    "an answer is called a rejection": (
+        once(End, lambda end: [replace(end, outcome=Outcome.REJECTED)]),
+        "after stages",
+    ),
+    "a batch is sent twice": (once(StartBatch, lambda order: [order, order]), "batch 19 after batch 19"),
+    "a busy replica is used": (
+        once(StartBatch, lambda order: [order, replace(order, batch=BatchId(10**6))]),
+        "still runs",
+    ),
+    "a batch is empty": (start(requests=()), "an empty batch"),
+    "a batch names another stage": (start(stage="other"), "serves stage only"),
+    "a request is in a batch twice": (
+        once(StartBatch, lambda order: [replace(order, requests=(order.requests[0], order.requests[0]))]),
+        "does not wait",
+    ),
+    "a batch is larger than planned": (start(requests=tuple(RequestId(id) for id in range(5))), "up to 4"),
+    "a batch is larger than the model takes": (start(requests=tuple(RequestId(id) for id in range(9))), "up to 8"),
+    "a replica that does not exist is used": (start(replica=ReplicaId(77)), "does not exist"),
+    "a replica is stopped and used": (
+        once(StartBatch, lambda order: [StopReplica(order.replica, "no reason"), order]),
+        "not ready or drains",
+    ),
+    "a replica is stopped twice": (
+        once(StartBatch, lambda order: [StopReplica(order.replica, "one"), StopReplica(order.replica, "two"), order]),
+        "told to stop twice",
+    ),
+    "cores are given out twice": (
+        once(StartReplica, lambda order: times(order, 20), after=1),
+        "has 16 cores and gives",
+    ),
+    "a replica grows beyond its node": (
+        once(StartBatch, lambda order: [ResizeReplica(order.replica, 40.0), order]),
+        "has 16 cores and gives",
+    ),
+    "a replica is left without cores": (
+        once(StartBatch, lambda order: [ResizeReplica(order.replica, 0.0), order]),
+        "without cores",
+    ),
+    "a replica is on no node": (
+        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, node="moon"))], after=1),
+        "no node 'moon'",
+    ),
+}
+
+
+def test_the_unbroken_core_passes() -> None:
+    simulate(busy())
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_core_is_caught(name: str) -> None:
+    tamper, complaint = MUTATIONS[name]
+    played = busy()
+    with pytest.raises(Violation, match=complaint):
+        simulate(played, core=Broken(played.setup().core(), tamper))
+
+
+def test_a_request_that_is_forgotten_in_the_queue_is_missed_at_the_end() -> None:
+    played = busy()
+    forgetful = once(StartBatch, lambda order: [], after=1)
+    with pytest.raises(Violation, match="never ended; request 0 waits at"):
+        simulate(played, core=Broken(played.setup().core(), forgetful), patience_ns=10**9)
+
+
+def test_a_queue_out_of_deadline_order_is_caught_where_deadlines_are_promised() -> None:
+    played = world(
+        system={"name": "static", "order": "fifo", "batch_max": 1},
+        trace={"kind": "poisson", "rate": 300},
+        slos_ns=(10**8, 10**9),
+    )
+    checkers = Checkers(played.application, played.application.cluster, edf=True, origin="make it again")
+    with pytest.raises(Violation, match="overtook a request whose deadline is") as caught:
+        feed(checkers, records_of(played))
+    assert str(caught.value).endswith("reproduce with: make it again")
+
+
+PROFILE = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1}, "max_batch": 2, "max_cores": 1}
+APPLICATION = load_application(
+    {
+        "name": "chain",
+        "slo_ms": 100,
+        "stages": [
+            {"name": "first", "profile": PROFILE},
+            {"name": "second", "after": ["first"], "profile": PROFILE},
+        ],
+        "system": "static",
+        "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": 4, "memory_bytes": 1}]},
+    }
+)
+
+
+def check(records: Sequence[tuple[int, Record]]) -> None:
+    feed(Checkers(APPLICATION, APPLICATION.cluster), records)
+
+
+def test_time_must_not_go_back() -> None:
+    with pytest.raises(Violation, match="time goes back from 5 ns"):
+        check([(5, ReplicaReady(ReplicaId(0))), (4, ReplicaReady(ReplicaId(0)))])
+
+
+def test_actions_belong_to_the_instant_of_their_event() -> None:
+    with pytest.raises(Violation, match="another instant"):
+        check([(5, ReplicaReady(ReplicaId(0))), (6, End(RequestId(0), Outcome.SERVED))])
+
+
+def test_a_request_arrives_once_and_not_before_it_was_sent() -> None:
+    request = Request(RequestId(0), 1, 2, 100)
+    with pytest.raises(Violation, match="arrived twice"):
+        check([(2, request), (3, request)])
+    with pytest.raises(Violation, match="before it was sent"):
+        check([(2, Request(RequestId(0), 3, 2, 100))])
+
+
+def test_an_answer_needs_every_stage() -> None:
+    with pytest.raises(Violation, match=r"served after stages \[\]"):
+        check([(2, Request(RequestId(0), 1, 2, 100)), (2, End(RequestId(0), Outcome.SERVED))])
+
+
+def test_only_newcomers_are_rejected() -> None:
+    request = Request(RequestId(0), 1, 2, 100)
+    with pytest.raises(Violation, match="not at the door"):
+        check([(2, request), (3, ReplicaReady(ReplicaId(0))), (3, End(RequestId(0), Outcome.REJECTED))])
+
+
+def test_news_of_batches_nobody_runs_is_passed_over() -> None:
+    check([(1, Finished(BatchId(3), ReplicaId(9), 10))])

@@ -1,0 +1,195 @@
+from heapq import heappop
+
+from sloop.actions import Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.events import (
+    BatchFailed,
+    Event,
+    Finished,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.profile import Amdahl, Profile
+from sloop.sim.cluster import Cluster, Truths
+from sloop.sim.truth.cold_start import ColdStart
+from sloop.sim.truth.failure import Failure, Faults
+from sloop.sim.truth.resize import InFlight, Resize
+from sloop.sim.truth.service import Service
+from sloop.units import FOREVER_NS, ms, s
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId
+
+PROFILE = Profile(latency_ms=Amdahl(gamma=10.0, epsilon=0.0, delta=0.0, eta=0.0), max_batch=4, max_cores=8)
+"""A batch of b on c cores takes 10 b / c ms."""
+R0 = ReplicaId(0)
+
+
+def cluster_of(
+    faults: Faults | None = None, *, start_ms: float = 0.0, resize_ms: float = 0.0, in_flight: InFlight = "next_batch"
+) -> Cluster:
+    truths = Truths(
+        Service(1, {("only", "a"): PROFILE}, cv=0.0),
+        ColdStart(1, start_ns=ms(start_ms), warm=False),
+        Resize(1, delay_ns=ms(resize_ms), in_flight=in_flight),
+        Failure(1, faults or Faults()),
+    )
+    return Cluster(truths, ["n0"])
+
+
+def spec(cores: float = 1.0) -> ReplicaSpec:
+    return ReplicaSpec("only", "a", cores, "n0")
+
+
+def batch(id: int, size: int = 1) -> StartBatch:
+    return StartBatch(BatchId(id), R0, "only", tuple(RequestId(number) for number in range(size)))
+
+
+def play_until(cluster: Cluster, until_ns: int) -> list[tuple[int, Event]]:
+    """Everything the core would be told up to and at an instant."""
+    told: list[tuple[int, Event]] = []
+    while cluster.pending[0][0] <= until_ns:
+        now_ns, sequence, happening = heappop(cluster.pending)
+        event = cluster.happen(now_ns, sequence, happening)
+        if event is not None:
+            told.append((now_ns, event))
+    return told
+
+
+def started(cluster: Cluster, cores: float = 1.0) -> Cluster:
+    cluster.obey(0, StartReplica(R0, spec(cores)))
+    play_until(cluster, ms(0))
+    return cluster
+
+
+def test_a_start_progresses_and_is_ready_after_its_cold_start() -> None:
+    cluster = cluster_of(start_ms=300)
+    cluster.obey(ms(5), StartReplica(R0, spec()))
+    assert play_until(cluster, s(1)) == [(ms(5), ReplicaProgressed(R0, "loading")), (ms(305), ReplicaReady(R0))]
+
+
+def test_a_batch_takes_what_the_profile_says_for_its_size_and_cores() -> None:
+    cluster = started(cluster_of(), cores=2.0)
+    cluster.start_batch(ms(1), batch(7, size=3))
+    assert play_until(cluster, s(1)) == [(ms(16), Finished(BatchId(7), R0, ms(15)))]
+
+
+def test_a_resize_counts_from_the_next_batch() -> None:
+    cluster = started(cluster_of(resize_ms=50))
+    cluster.start_batch(0, batch(0, size=4))
+    cluster.obey(0, ResizeReplica(R0, 4.0))
+    assert play_until(cluster, ms(45)) == [(ms(40), Finished(BatchId(0), R0, ms(40)))]
+    cluster.start_batch(ms(45), batch(1, size=4))
+    assert play_until(cluster, ms(90)) == [(ms(50), Resized(R0, 4.0)), (ms(85), Finished(BatchId(1), R0, ms(40)))]
+    cluster.start_batch(ms(90), batch(2, size=4))
+    assert play_until(cluster, ms(100)) == [(ms(100), Finished(BatchId(2), R0, ms(10)))]
+
+
+def test_a_resize_rescales_what_remains_where_the_world_says_so() -> None:
+    cluster = started(cluster_of(resize_ms=20, in_flight="rescale"))
+    cluster.start_batch(0, batch(0, size=4))
+    cluster.obey(0, ResizeReplica(R0, 2.0))
+    assert play_until(cluster, s(1)) == [(ms(20), Resized(R0, 2.0)), (ms(30), Finished(BatchId(0), R0, ms(30)))]
+
+
+def test_resizes_take_effect_in_the_order_they_were_given() -> None:
+    cluster = started(cluster_of(resize_ms=20))
+    cluster.obey(0, ResizeReplica(R0, 2.0))
+    cluster.obey(ms(1), ResizeReplica(R0, 3.0))
+    assert [event for _, event in play_until(cluster, s(1))] == [Resized(R0, 2.0), Resized(R0, 3.0)]
+
+
+def test_what_was_under_way_dies_with_the_replica() -> None:
+    cluster = started(cluster_of(resize_ms=20))
+    cluster.start_batch(0, batch(0))
+    cluster.obey(0, ResizeReplica(R0, 2.0))
+    cluster.obey(ms(1), StopReplica(R0, "no use for it"))
+    cluster.obey(ms(1), StopReplica(R0, "said twice"))
+    cluster.start_batch(ms(1), batch(1))
+    assert play_until(cluster, s(1)) == [(ms(1), ReplicaStopped(R0))]
+    assert not cluster.void
+
+
+def test_a_starting_replica_that_is_stopped_is_never_ready() -> None:
+    cluster = cluster_of(start_ms=300)
+    cluster.obey(0, StartReplica(R0, spec()))
+    cluster.obey(ms(10), StopReplica(R0, "not needed any more"))
+    assert [type(event) for _, event in play_until(cluster, s(1))] == [ReplicaStopped]
+
+
+def test_notes_are_no_orders() -> None:
+    cluster = cluster_of()
+    cluster.obey(0, Decided("plan", "because"))
+    assert play_until(cluster, s(1)) == []
+    assert cluster.pending[0][0] == FOREVER_NS
+
+
+def test_a_crash_loses_the_replica_and_its_batch() -> None:
+    cluster = started(cluster_of(Faults(crash_mtbf_s=0.001)))
+    cluster.start_batch(0, batch(0, size=4))
+    told = play_until(cluster, s(1))
+    assert [event for _, event in told] == [ReplicaLost(R0, "the worker process died")]
+
+
+def test_a_node_takes_all_its_replicas_down_and_starts_none_until_it_is_repaired() -> None:
+    cluster = started(cluster_of(Faults(node_mtbf_s=0.5, node_repair_s=1000.0)))
+    told = play_until(cluster, s(10))
+    assert [event for _, event in told] == [ReplicaLost(R0, "node n0 went down")]
+    cluster.obey(s(10), StartReplica(ReplicaId(1), spec()))
+    assert play_until(cluster, s(10)) == [(s(10), ReplicaLost(ReplicaId(1), "node n0 is down"))]
+
+
+def test_a_start_may_fail() -> None:
+    cluster = cluster_of(Faults(failed_start=1.0), start_ms=100)
+    cluster.obey(0, StartReplica(R0, spec()))
+    assert [type(event) for _, event in play_until(cluster, s(1))] == [ReplicaProgressed, ReplicaLost]
+
+
+def test_a_slow_start_is_slow() -> None:
+    cluster = cluster_of(Faults(slow_start=1.0), start_ms=100)
+    cluster.obey(0, StartReplica(R0, spec()))
+    assert play_until(cluster, s(1))[-1] == (ms(500), ReplicaReady(R0))
+
+
+def test_a_machine_may_refuse_a_resize() -> None:
+    cluster = started(cluster_of(Faults(refused_resize=1.0)))
+    cluster.obey(0, ResizeReplica(R0, 8.0))
+    assert play_until(cluster, s(1)) == [(0, Resized(R0, 1.0))]
+
+
+def test_a_straggler_takes_longer() -> None:
+    cluster = started(cluster_of(Faults(straggler=1.0)))
+    cluster.start_batch(0, batch(0))
+    assert play_until(cluster, s(1)) == [(ms(50), Finished(BatchId(0), R0, ms(50)))]
+
+
+def test_a_failing_model_says_so() -> None:
+    cluster = started(cluster_of(Faults(failed_batch=1.0)))
+    cluster.start_batch(0, batch(0))
+    assert [event for _, event in play_until(cluster, s(1))] == [BatchFailed(BatchId(0), R0, "the model raised")]
+
+
+def test_news_may_be_lost_late_or_repeated() -> None:
+    news = Finished(BatchId(0), R0, ms(10))
+    lost = started(cluster_of(Faults(lost_finished=1.0)))
+    lost.start_batch(0, batch(0))
+    assert play_until(lost, s(1)) == []
+    late = started(cluster_of(Faults(late_finished=1.0)))
+    late.start_batch(0, batch(0))
+    [(at_ns, event)] = play_until(late, s(1))
+    assert event == news
+    assert at_ns > ms(10)
+    repeated = started(cluster_of(Faults(repeated_finished=1.0)))
+    repeated.start_batch(0, batch(0))
+    assert [event for _, event in play_until(repeated, s(1))] == [news, news]
+
+
+def test_a_healed_cluster_breaks_no_more() -> None:
+    faults = Faults(crash_mtbf_s=0.01, node_mtbf_s=0.01, failed_start=1.0, failed_batch=1.0, refused_resize=1.0)
+    cluster = cluster_of(faults, start_ms=100)
+    cluster.obey(0, StartReplica(R0, spec()))
+    cluster.heal()
+    assert play_until(cluster, ms(100))[-1] == (ms(100), ReplicaReady(R0))
+    cluster.start_batch(ms(100), batch(0))
+    cluster.obey(ms(100), ResizeReplica(R0, 2.0))
+    assert [event for _, event in play_until(cluster, s(100))] == [Resized(R0, 2.0), Finished(BatchId(0), R0, ms(10))]

@@ -1,0 +1,115 @@
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from sloop.actions import StartReplica
+from sloop.app.scenario import ServiceTruth, Truth
+from sloop.events import Finished, Resized
+from sloop.log import ACTIONS, EVENTS, MemoryLog, Record
+from sloop.sim import World, simulate
+from sloop.sim.swarm import world_from_seed
+from sloop.systems.recording import replay_log
+from tests.sim.scene import records_of, world
+
+SEEDS = (3, 14, 27, 71)
+
+
+def log_bytes(played: World) -> bytes:
+    return msgspec.json.encode(records_of(played))
+
+
+def first_difference(one: Sequence[tuple[int, Record]], other: Sequence[tuple[int, Record]]) -> int:
+    """Index of the first record in which two logs differ; the shorter one's length where neither does."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def test_a_run_says_how_it_went() -> None:
+    run = simulate(world())
+    assert 150 < run.played.requests < 250
+    assert run.played.open == 0
+    assert run.played.events > 2 * run.played.requests
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
+    assert log_bytes(world_from_seed(seed)) == log_bytes(world_from_seed(seed))
+
+
+def test_another_process_with_other_hashes_gives_the_same_bytes() -> None:
+    program = (
+        "import hashlib, msgspec; from sloop.log import MemoryLog; from sloop.sim import simulate;"
+        "from sloop.sim.swarm import world_from_seed; log = MemoryLog(); simulate(world_from_seed(71), [log]);"
+        "print(hashlib.sha256(msgspec.json.encode(log.records)).hexdigest())"
+    )
+    command = [sys.executable, "-c", program]
+    prints = {
+        subprocess.run(command, env={"PYTHONHASHSEED": hashes}, capture_output=True, check=True).stdout
+        for hashes in ("1", "2")
+    }
+    assert len(prints) == 1
+    assert prints.pop().strip()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_fresh_core_without_any_truth_replays_every_decision(seed: int) -> None:
+    recorded = records_of(world_from_seed(seed))
+    replayed = replay_log(recorded, world_from_seed(seed).setup().core())
+    assert replayed.difference is None
+    assert replayed.events + replayed.actions == len(recorded)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        Truth(service=ServiceTruth(ratio=0.7)),
+        Truth(service=ServiceTruth(cv=0.4)),
+        Truth(profile_error=3.0),
+        Truth(resize_ms=400.0),
+        Truth(resize="rescale"),
+    ],
+)
+@pytest.mark.parametrize("system", ["static", "sponge"])
+def test_worlds_that_differ_in_truth_alone_look_the_same_until_it_shows(truth: Truth, system: str) -> None:
+    seen = records_of(world(system={"name": system}))
+    other = records_of(replace(world(system={"name": system}), truth=truth))
+    index = first_difference(seen, other)
+    for log in (seen, other):
+        assert index == len(log) or isinstance(log[index][1], EVENTS), "a decision knew what could not be seen yet"
+
+
+def test_a_core_that_reads_the_truth_is_found_out() -> None:
+    """The blindness test's own test: beliefs that are the truth differ at the first plan, before anything is seen."""
+    cold = {"cold_start": {"warm": False, "start_s": 3.0}}
+    slow = {"form": "quadratic", "alpha": 0.0, "beta": 30.0, "gamma": 90.0}
+    honest = world(system={"name": "sponge"}, truth=cold)
+    leaking = world(system={"name": "sponge"}, truth=cold, latency_ms=slow)
+    logs = [records_of(honest), records_of(leaking)]
+    index = first_difference(*logs)
+    assert any(isinstance(log[index][1], ACTIONS) for log in logs)
+
+
+def test_the_log_says_what_core_seconds_cost() -> None:
+    """Cores × time from the order to start until the end of a replica, from the log alone."""
+    log = MemoryLog()
+    simulate(world(system={"name": "sponge"}, duration_s=3.0), [log])
+    starts = [record for _, record in log if isinstance(record, StartReplica)]
+    resizes = [record for _, record in log if isinstance(record, Resized)]
+    assert all(record.spec.cores > 0 and record.spec.node for record in starts)
+    assert {record.replica for record in resizes} <= {record.replica for record in starts}
+
+
+def test_service_times_do_not_depend_on_what_else_is_drawn() -> None:
+    def services(played: World) -> list[int]:
+        return [record.service_ns for _, record in records_of(played) if isinstance(record, Finished)][:20]
+
+    plain = world(max_batch=1)
+    assert services(plain) == services(replace(plain, slos_ns=(plain.application.slo_ns, 2 * plain.application.slo_ns)))
+
+
+def test_unchecked_runs_decide_the_same() -> None:
+    assert records_of(world(), checkers=False) == records_of(world())
