@@ -7,10 +7,11 @@ past. Concurrency is all requests in the stage, waiting or running.
 
 **A cold start's backlog is counted once.** What piles up while replicas start says how long the start took, not how
 much capacity is needed, yet it stays in both windows long after (users of Knative report 15 replicas for a load of
-one, knative/serving#4344). So from the moment a replica starts until what had arrived by the time all were ready has
-been worked off, at most one stable window, a second's concurrency counts as no more than its arrivals would keep busy
-by Little's law, arrivals per second × believed latency. Starting replicas thereby answer the demand they were started
-for. Fails for deadlines: concurrency says nothing of budgets, and from zero the first request pays the cold start.
+one, knative/serving#4344). So from the moment a replica starts until all are ready and no more than a batch for each
+waits, at the latest a stable window after they were ready, a second's concurrency counts as no more than its arrivals
+would keep busy by Little's law, arrivals per second × believed latency. Starting replicas thereby answer the demand
+they were started for. Fails for deadlines: concurrency says nothing of budgets, and from zero the first request pays
+the cold start.
 """
 
 import math
@@ -96,11 +97,11 @@ class Kpa:
                 stage, variant, count=count, cores=self.cores, batch_max=self.batch_max, in_place=False
             )
 
-        self._track_starts(now_ns, stage, past)
+        batch = planned(1).batch_max
+        self._track_starts(now_ns, stage, past, batch)
         if not stage.buckets:
             count = max(self.initial, 1 if stage.queue else 0)
             return planned(count), f"{stage.name}: nothing seen yet → {count} replicas"
-        batch = planned(1).batch_max
         per_replica = (self.concurrency or batch) * self.utilisation
         latency_s = stage.variants[variant].latency_ms(batch, self.cores) / 1e3
         stable = _concurrency(stage, self.stable_ns, past, latency_s)
@@ -138,7 +139,7 @@ class Kpa:
                 count, mode = 1, f", none in {to_s(past.idle_ns + self.zero_delay_ns - now_ns):g} s"
         return max(self.replicas_min, min(count, self.replicas_max)), mode
 
-    def _track_starts(self, now_ns: int, stage: StageView, past: Past) -> None:
+    def _track_starts(self, now_ns: int, stage: StageView, past: Past, batch: int) -> None:
         """Keep the intervals in which a backlog belongs to a cold start."""
         starts = past.starts
         is_open = bool(starts) and starts[-1][1] == FOREVER_NS
@@ -150,7 +151,7 @@ class Kpa:
             past.ready_ns = None
         elif is_open:
             past.ready_ns = now_ns if past.ready_ns is None else past.ready_ns
-            has_backlog = any(visit.arrived_ns < past.ready_ns for visit in stage.queue)
+            has_backlog = len(stage.queue) > batch * stage.count(Life.READY)
             if not has_backlog or now_ns - past.ready_ns > self.stable_ns:
                 starts[-1] = (starts[-1][0], now_ns)
                 past.ready_ns = None
