@@ -133,6 +133,8 @@ async def serving(
         metrics = Metrics(application)
         insight = Insight(core, application=application.name, system=setup.system.name, clock=lambda: driver.now_ns)
         journal = open_journal(setup, folder, settings.log_bytes_max)
+        if journal is not None:
+            stack.callback(journal.close)
         sinks = (metrics, insight) if journal is None else (metrics, insight, journal)
         backend = LocalBackend(models, detect().actuator, threads_prepared=threads_of(setup))
         stack.push_async_callback(backend.close)
@@ -156,7 +158,6 @@ async def serving(
         grpc_port = await rpc.start(settings.host, settings.grpc_port)
         stack.push_async_callback(rpc.close, LEAVE_S)
         if journal is not None:
-            stack.callback(journal.close)
             flushing = asyncio.create_task(flush_for_ever(journal))
             stack.callback(flushing.cancel)
         driver.start()

@@ -1,0 +1,192 @@
+"""The metrics against a log by hand, and against plain counting over the logs of random worlds with faults."""
+
+from collections import Counter, defaultdict
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
+from sloop.log import MemoryLog, Record
+from sloop.serve.gateway.metrics import Metrics
+from sloop.sim import simulate
+from sloop.sim.swarm import world_from_seed
+from sloop.units import ms
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from tests.core.scene import request
+
+Scraped = dict[tuple[str, tuple[str, ...]], float]
+
+ONE = Application("demo", 200, (Stage("only", (Variant("v"),)),), SystemChoice("static"))
+DIAMOND = Application(
+    "demo",
+    200,
+    tuple(
+        Stage(name, (Variant("v"),), after)
+        for name, after in {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}.items()
+    ),
+    SystemChoice("static"),
+)
+
+
+def scrape(metrics: Metrics) -> Scraped:
+    """Every sample, by name and label values in the order of the labels' names."""
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def told(application: Application, *records: tuple[float, Record]) -> Scraped:
+    metrics = Metrics(application)
+    for at_ms, record in records:
+        metrics.append(ms(at_ms), record)
+    return scrape(metrics)
+
+
+def start(replica: int, stage: str = "only", cores: float = 2) -> StartReplica:
+    return StartReplica(ReplicaId(replica), ReplicaSpec(stage, "v", cores))
+
+
+def batch(number: int, replica: int, *requests: int, stage: str = "only") -> StartBatch:
+    return StartBatch(BatchId(number), ReplicaId(replica), stage, tuple(map(RequestId, requests)))
+
+
+def finished(number: int, replica: int, service_ms: float = 1) -> Finished:
+    return Finished(BatchId(number), ReplicaId(replica), ms(service_ms))
+
+
+def test_follows_a_request_from_queue_to_answer() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, ReplicaReady(ReplicaId(0))),
+        (10, request(1, at_ms=10, elapsed_ms=5)),
+        (12, request(2, at_ms=12)),
+        (14, batch(0, 0, 1, 2)),
+        (30, finished(0, 0, service_ms=15)),
+        (30, End(RequestId(1), Outcome.SERVED)),
+        (30, End(RequestId(2), Outcome.LATE, "late")),
+        (31, request(3, at_ms=31)),
+        (32, request(4, at_ms=32)),
+        (33, batch(1, 0, 3)),
+    )
+    assert seen["sloop_requests_total", ("served",)] == seen["sloop_requests_total", ("late",)] == 1
+    assert seen["sloop_attainment_ratio", ()] == 0.5
+    assert seen["sloop_requests_open", ()] == 2
+    assert seen["sloop_queue_length", ("only",)] == 1
+    assert seen["sloop_queue_wait_seconds_count", ("only",)] == 3
+    assert seen["sloop_queue_wait_seconds_sum", ("only",)] == pytest.approx(0.004 + 0.002 + 0.002)
+    assert seen["sloop_queue_wait_seconds_bucket", ("0.0025", "only")] == 2
+    assert seen["sloop_batch_size_sum", ("only", "v")] == 3
+    assert seen["sloop_service_time_seconds_sum", ("only", "v")] == pytest.approx(0.015)
+    assert seen["sloop_request_duration_seconds_sum", ("served",)] == pytest.approx(0.025)
+    assert seen["sloop_cores_allocated", ("only",)] == seen["sloop_cores_in_use", ("only",)] == 2
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.033)
+
+
+def test_a_stage_with_two_before_it_is_entered_when_both_are_done() -> None:
+    places = {"a": 0, "b": 1, "c": 2, "d": 3}
+    seen = told(
+        DIAMOND,
+        *((0, start(replica, stage)) for stage, replica in places.items()),
+        (10, request(1, at_ms=10)),
+        (10, batch(0, 0, 1, stage="a")),
+        (20, finished(0, 0)),
+        (21, batch(1, 1, 1, stage="b")),
+        (22, batch(2, 2, 1, stage="c")),
+        (30, finished(2, 2)),
+        (40, finished(1, 1)),
+        (44, batch(3, 3, 1, stage="d")),
+    )
+    waits = {stage: seen["sloop_queue_wait_seconds_sum", (stage,)] for stage in places}
+    assert waits == pytest.approx({"a": 0, "b": 0.001, "c": 0.002, "d": 0.004})
+    assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in places)
+
+
+def test_a_cold_start_is_told_step_by_step() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (1, ReplicaProgressed(ReplicaId(0), "spawning")),
+        (100, ReplicaProgressed(ReplicaId(0), "loading")),
+        (400, ReplicaReady(ReplicaId(0))),
+        (500, ResizeReplica(ReplicaId(0), 4)),
+        (505, Resized(ReplicaId(0), 4)),
+        (600, start(1)),
+        (650, StopReplica(ReplicaId(0), "why")),
+    )
+    steps = {
+        step: seen["sloop_cold_start_seconds_sum", ("only", step, "v")] for step in ("spawning", "loading", "total")
+    }
+    assert steps == pytest.approx({"spawning": 0.099, "loading": 0.3, "total": 0.4})
+    assert seen["sloop_resize_seconds_sum", ("only",)] == pytest.approx(0.005)
+    assert seen["sloop_cores_allocated", ("only",)] == 6
+    assert [seen["sloop_replicas", (life, "only", "v")] for life in ("starting", "ready", "draining")] == [1, 0, 1]
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.505 + 4 * 0.145 + 2 * 0.05)
+
+
+def test_what_a_lost_replica_ran_waits_again() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, start(1)),
+        (1, request(1, at_ms=1)),
+        (1, batch(0, 0, 1)),
+        (5, ReplicaLost(ReplicaId(0), "gone")),
+        (5, Decided("lost", "gone", "only")),
+        (8, batch(1, 1, 1)),
+        (9, finished(0, 0)),
+    )
+    assert seen["sloop_queue_wait_seconds_sum", ("only",)] == pytest.approx(0.003)
+    assert seen["sloop_replicas_lost_total", ("only", "v")] == 1
+    assert seen["sloop_decisions_total", ("lost",)] == 1
+    assert seen["sloop_cores_in_use", ("only",)] == 2
+    assert ("sloop_service_time_seconds_sum", ("only", "v")) not in seen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
+    world = world_from_seed(seed)
+    log, metrics = MemoryLog(), Metrics(world.application)
+    simulate(world, (log, metrics))
+    seen = scrape(metrics)
+    ends = Counter(record.outcome for _, record in log if isinstance(record, End))
+    assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
+        outcome: ends[outcome] for outcome in Outcome
+    }
+    assert sum(record_is_open(log).values()) == seen["sloop_requests_open", ()] == 0
+    of_replica = {r.replica: (r.spec.stage, r.spec.variant) for _, r in log if isinstance(r, StartReplica)}
+    sizes: dict[tuple[str, ...], int] = defaultdict(int)
+    batches: Counter[tuple[str, ...]] = Counter()
+    for _, record in log:
+        if isinstance(record, StartBatch):
+            sizes[of_replica[record.replica]] += len(record.requests)
+            batches[of_replica[record.replica]] += 1
+    for key, total in sizes.items():
+        assert seen["sloop_batch_size_sum", key] == total
+        assert seen["sloop_batch_size_count", key] == batches[key]
+        assert seen["sloop_batch_size_bucket", ("+Inf", *key)] == batches[key]
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_length") == 0
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == sum(sizes.values())
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
+        isinstance(record, Decided) for _, record in log
+    )
+
+
+def record_is_open(log: MemoryLog) -> Counter[RequestId]:
+    """+1 for each arrival, -1 for each end."""
+    balance: Counter[RequestId] = Counter()
+    for _, record in log:
+        if isinstance(record, Request):
+            balance[record.id] += 1
+        elif isinstance(record, End):
+            balance[record.request] -= 1
+    return balance
+
+
+def test_nothing_has_been_missed_before_the_first_end() -> None:
+    assert Metrics(ONE).attainment == 1

@@ -1,0 +1,283 @@
+"""The whole server: real models in worker processes behind both protocols, its life from start to SIGTERM."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+
+from sloop.app.load import load_application
+from sloop.errors import InputError, MachineError
+from sloop.log import read_log
+from sloop.serve.server import Serving, Settings, servables_of, serve, serving
+from sloop.systems.recording import rebuild, replay_log
+from sloop.systems.setup import set_up
+from tests.serve.gateway.fakes import LoopThread
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    http_client: ModuleType = pytest.importorskip("tritonclient.http")
+    grpc_client: ModuleType = pytest.importorskip("tritonclient.grpc")
+
+pytestmark = pytest.mark.live
+
+PROFILE = {
+    "latency_ms": {"form": "amdahl", "gamma": 0.1, "epsilon": 0.5, "delta": 0, "eta": 0.2},
+    "max_batch": 16,
+    "max_cores": 1,
+    "load_s": 0.5,
+    "memory_bytes": 10_000_000,
+}
+
+
+def document(*models: Path, slo_ms: float = 5000, replicas: int = 1) -> dict[str, object]:
+    """A chain of models, each in a stage of its own."""
+    names = [f"s{place}" for place in range(len(models))]
+    stages = [
+        {
+            "name": name,
+            "after": names[:place][-1:],
+            "variants": [{"name": "v", "model": str(model), "profile": PROFILE}],
+        }
+        for place, (name, model) in enumerate(zip(names, models, strict=True))
+    ]
+    system = {"name": "static", "replicas": replicas, "cores": 0.5}
+    cluster = {"nodes": [{"hardware": "local", "count": 1}]}
+    return {"name": "demo", "slo_ms": slo_ms, "stages": stages, "system": system, "cluster": cluster}
+
+
+class Running:
+    """A server in this process, on a loop in a thread."""
+
+    def __init__(self, thread: LoopThread, folder: Path, described: dict[str, object], **settings: Any) -> None:
+        application = load_application(described)
+        self.thread, self.folder = thread, folder
+        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=2, **settings)
+        self.context = serving(set_up(application), servables_of(application), wanted)
+        self.server: Serving = thread.call(self.context.__aenter__())
+
+    def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=20)
+        connection.request(method, path, None if body is None else json.dumps(body), headers or {})
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        return response.status, text
+
+    def wait_until_ready(self) -> None:
+        wait_until_ready(self.server.http_port)
+
+    def close(self) -> None:
+        self.thread.call(self.context.__aexit__(None, None, None))
+
+
+def wait_until_ready(port: int) -> None:
+    for _ in range(1000):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/v2/health/ready")
+        status = connection.getresponse().status
+        connection.close()
+        if status == 200:
+            return
+        time.sleep(0.02)
+    pytest.fail("the server did not become ready in 20 s")
+
+
+@pytest.fixture(scope="module")
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="module")
+def running(thread: LoopThread, tmp_path_factory: pytest.TempPathFactory, mlp: Path, tail: Path) -> Iterator[Running]:
+    running = Running(thread, tmp_path_factory.mktemp("state"), document(mlp, tail))
+    running.wait_until_ready()
+    yield running
+    running.close()
+
+
+def answer_of(x: Any, mlp: Path, tail: Path) -> Any:
+    """ONNX Runtime's own."""
+    (y,) = ort.InferenceSession(mlp).run(None, {"x": x})
+    (z,) = ort.InferenceSession(tail).run(None, {"y": y})
+    return z
+
+
+@pytest.mark.parametrize("protocol", ["http", "http json", "grpc"])
+def test_the_official_client_gets_onnx_runtimes_own_answer(
+    running: Running, mlp: Path, tail: Path, protocol: str
+) -> None:
+    module = grpc_client if protocol == "grpc" else http_client
+    port = running.server.grpc_port if protocol == "grpc" else running.server.http_port
+    client = module.InferenceServerClient(f"127.0.0.1:{port}")
+    for rows in (1, 3, 16):
+        x = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+        tensor = module.InferInput("x", x.shape, "FP32")
+        tensor.set_data_from_numpy(x, **({"binary_data": False} if protocol == "http json" else {}))
+        wanted = [module.InferRequestedOutput("z", **({"binary_data": False} if protocol == "http json" else {}))]
+        got = client.infer("demo", [tensor], outputs=wanted).as_numpy("z")
+        np.testing.assert_allclose(got, answer_of(x, mlp, tail), rtol=1e-6)
+    client.close()
+
+
+def test_many_at_once_each_get_their_own_answer(running: Running, mlp: Path, tail: Path) -> None:
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        client = http_client.InferenceServerClient(f"127.0.0.1:{running.server.http_port}")
+        for turn in range(10):
+            x = np.full((1 + number % 3, 4), number + turn / 10, np.float32)
+            tensor = http_client.InferInput("x", x.shape, "FP32")
+            tensor.set_data_from_numpy(x)
+            answers[number * 100 + turn] = (x, client.infer("demo", [tensor]).as_numpy("z"))
+        client.close()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert len(answers) == 120
+    for x, z in answers.values():
+        np.testing.assert_allclose(z, answer_of(x, mlp, tail), rtol=1e-5)
+
+
+def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
+    status, _ = running.ask("POST", "/v2/models/demo/infer", infer_body(1))
+    assert status == 200
+    _, metrics = running.ask("GET", "/metrics")
+    served = running.server.metrics.ended.total()
+    assert f'sloop_requests_total{{outcome="served"}} {served:.1f}' in metrics.decode()
+    state = json.loads(running.ask("GET", "/v2/sloop/state")[1])
+    assert [stage["name"] for stage in state["stages"]] == ["s0", "s1"]
+    decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=1")[1])
+    assert len(decisions["decisions"]) == 1
+    assert decisions["decisions"][0]["why"]
+
+
+def infer_body(rows: int) -> object:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [0.5] * (4 * rows)}]}
+
+
+def test_a_budget_that_cannot_be_met_is_a_504_and_too_many_rows_a_400(running: Running) -> None:
+    status, text = running.ask("POST", "/v2/models/demo/infer", infer_body(1), {"x-slo-ms": "10", "x-elapsed-ms": "50"})
+    assert status == 504, text
+    status, text = running.ask("POST", "/v2/models/demo/infer", infer_body(17))
+    assert status == 400
+    assert b"17 rows" in text
+
+
+def test_the_log_on_disk_replays(running: Running) -> None:
+    journal = running.server.journal
+    assert journal is not None
+    running.thread.loop.call_soon_threadsafe(journal.flush)
+    running.ask("GET", "/v2/health/live")
+    assert read_log(journal.path).header.origin == "live"
+    assert_replays(journal.path)
+
+
+def assert_replays(path: Path) -> None:
+    """A fresh core, told what happened, decides what was decided."""
+    log = read_log(path)
+    replayed = replay_log(log, rebuild(log.header).core())
+    assert replayed.difference is None
+    assert replayed.actions > 0
+
+
+def test_a_second_server_finds_folder_and_ports_taken(
+    running: Running, thread: LoopThread, tmp_path: Path, mlp: Path
+) -> None:
+    with pytest.raises(MachineError, match="uses this state folder"):
+        Running(thread, running.folder, document(mlp))
+    application = load_application(document(mlp))
+    for taken in ("http_port", "grpc_port"):
+        ports = {"http_port": 0, "grpc_port": 0} | {taken: getattr(running.server, taken)}
+        settings = Settings(state_folder=tmp_path, **ports)
+        context = serving(set_up(application), servables_of(application), settings)
+        with pytest.raises(MachineError, match=rf"port {ports[taken]} on 127\.0\.0\.1 is in use"):
+            thread.call(context.__aenter__())
+    assert running.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    running = Running(thread, tmp_path, document(mlp))
+    running.wait_until_ready()
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.extend(running.ask("POST", "/v2/models/demo/infer", infer_body(1))[0] for _ in range(30))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for each in threads:
+        each.start()
+    replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["stages"][0]["replicas"][0]["id"]
+    pid = running.server.backend.pid(replica)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    for each in threads:
+        each.join(60)
+    running.close()
+    assert statuses == [200] * 120
+
+
+def test_what_cannot_be_served_is_refused_before_anything_starts(mlp: Path, tmp_path: Path) -> None:
+    planned = document(mlp)
+    planned["stages"] = [{"name": "s0", "variants": [{"name": "v", "profile": PROFILE}]}]
+    with pytest.raises(InputError, match="variant 'v' of stage 's0' has no model"):
+        serve(load_application(planned), Settings(state_folder=tmp_path))
+    large = document(mlp) | {"cluster": {"nodes": [{"hardware": "local", "count": 1, "cores": 4000}]}}
+    with pytest.raises(MachineError, match="the application's cluster has 4000 cores"):
+        serve(load_application(large), Settings(state_folder=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from sloop.app.load import load_application
+from sloop.serve.server import Settings, serve
+described, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+settings = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=10)
+serve(load_application(described), settings, on_start=lambda server: print(server.http_port, flush=True))
+"""
+
+
+def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Path, mlp: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, json.dumps(document(mlp)), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        wait_until_ready(port)
+        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(20)]
+        for connection in connections:
+            connection.request("POST", "/v2/models/demo/infer", json.dumps(infer_body(2)))
+        process.send_signal(signal.SIGTERM)
+        answers = [connection.getresponse() for connection in connections]
+        assert {answer.status for answer in answers} <= {200, 503}  # here already, or refused for the drain
+        for answer, connection in zip(answers, connections, strict=True):
+            answer.read()
+            connection.close()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
+    assert_replays(tmp_path / "events.jsonl")
+    found = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in found.splitlines() if str(mlp) in line and "sloop.serve.worker" in line]
