@@ -41,7 +41,7 @@ truth:
   profile_error: 1.2
   resize: rescale
   cold_start: {start_s: 5, warm: false}
-  network: {link: {kind: synthetic}, payload_kb: [100, 200], semantics: attach}
+  network: {link: {kind: lte}, payload_kb: [100, 200], semantics: attach}
   failures: {mtbf_s: 3600}
 """
 )

@@ -30,7 +30,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
     assert (truth.cold_start.start_s, truth.cold_start.jitter, truth.cold_start.warm) == (5, 0, False)
     assert truth.network is not None
     assert (truth.network.payload_kb, truth.network.semantics) == ((100, 200), "attach")
-    assert truth.network.link == {"kind": "synthetic"}
+    assert truth.network.link == {"kind": "lte"}
     assert truth.failures is not None
     assert truth.failures.mtbf_s == 3600
 
@@ -47,7 +47,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
         ("ratio: 1.1", "ration: 1.1", "unknown key 'ration'"),
         ("resize: rescale", "resize: now", "must be one of next_batch, rescale"),
         ("mtbf_s: 3600", "", "'mtbf_s' is missing"),
-        ("link: {kind: synthetic}", "link: 4g.csv", "no file '4g.csv'"),
+        ("link: {kind: lte}", "link: 4g.csv", "no file '4g.csv'"),
         ("warm: false", "warm: 1", "must be true or false"),
         ("payload_kb: [100, 200]", "payload_kb: []", "at least one payload"),
         ("systems: [sponge, {name: static, cores: 16}]", "systems: []", "at least one system"),

@@ -52,7 +52,7 @@ class SystemChoice:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """How profiles become beliefs: all batches `margin` times slower, and with `correct`, corrected by finished ones."""
+    """How profiles become beliefs: `margin` times slower, and with `correct`, corrected by finished batches."""
 
     correct: bool = True
     margin: float = 1.0

@@ -187,7 +187,7 @@ def parse(text: str, file: str = "<text>") -> Value:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
         raise InputError(f"not YAML: {reason}", where=f"{file}:1") from error
     if root is None:
-        raise InputError("the file is empty", where=f"{file}:1", help="see `sloop check --help` for an example")
+        raise InputError("the file is empty", where=f"{file}:1", help="an application needs name, slo_ms and stages")
     return _Builder(file).build(root, "", 0)
 
 
