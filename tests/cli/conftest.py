@@ -1,5 +1,8 @@
 """An application that needs nothing but its file, and a model that takes no time."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,16 @@ stages:
     profile: ResNet-T
 system: {name: static, cores: 8}
 cluster: {nodes: [{hardware: c5.4xlarge, count: 2}]}
+"""
+
+SERVED = """\
+name: tiny
+slo_ms: 1000
+stages:
+  - name: only
+    model: tiny.onnx
+    profile: {latency_ms: {form: quadratic, alpha: 0, beta: 0.1, gamma: 1}, max_batch: 4}
+system: static
 """
 
 
@@ -39,3 +52,14 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
     return path
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator["subprocess.Popen[str]"]:
+    (model.parent / "tiny.yaml").write_text(SERVED)
+    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", "--http-port", "0", "--grpc-port", "0", "--json"]
+    with subprocess.Popen(
+        command, cwd=model.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()

@@ -9,7 +9,19 @@ from click.testing import CliRunner
 from sloop import __version__
 from sloop.cli import COMMANDS, main
 
-HEAVY = {"numpy", "scipy", "onnxruntime", "onnx", "matplotlib", "httptools", "grpc", "rich", "msgspec", "asyncio", "yaml"}
+HEAVY = {
+    "numpy",
+    "scipy",
+    "onnxruntime",
+    "onnx",
+    "matplotlib",
+    "httptools",
+    "grpc",
+    "rich",
+    "msgspec",
+    "asyncio",
+    "yaml",
+}
 
 
 def test_help_lists_every_command_without_importing_one() -> None:

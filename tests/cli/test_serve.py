@@ -1,8 +1,6 @@
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -10,27 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from sloop.cli import main
-
-SERVED = """\
-name: tiny
-slo_ms: 1000
-stages:
-  - name: only
-    model: tiny.onnx
-    profile: {latency_ms: {form: quadratic, alpha: 0, beta: 0.1, gamma: 1}, max_batch: 4}
-system: static
-"""
-
-
-@pytest.fixture
-def server(model: Path) -> Iterator["subprocess.Popen[str]"]:
-    (model.parent / "tiny.yaml").write_text(SERVED)
-    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", "--http-port", "0", "--grpc-port", "0", "--json"]
-    with subprocess.Popen(
-        command, cwd=model.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.kill()
 
 
 @pytest.mark.live

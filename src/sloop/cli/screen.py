@@ -32,6 +32,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     return Group(Text(title, style="bold"), made) if title else Group(made)
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Labels and what belongs to them, without lines or headings."""
+    made = Table.grid(padding=(0, 3))
+    for label, value in rows:
+        made.add_row(Text(label, style="bold"), Text(value))
+    return made
+
+
 def figure(value: object) -> str:
     """A value as people read it: four significant figures, `–` for nothing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):

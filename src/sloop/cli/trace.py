@@ -7,7 +7,7 @@ import click
 from sloop.arrivals.stats import statistics
 from sloop.arrivals.write import write_counts, write_times
 from sloop.cli.command import Answer, command
-from sloop.cli.screen import table
+from sloop.cli.screen import facts
 from sloop.cli.source import HELP, trace_at
 
 EXAMPLE = """
@@ -33,4 +33,4 @@ def trace(
     if times:
         write_times(found, times)
     figures = statistics(found)
-    return Answer(figures, [table(["", ""], figures.rows())])
+    return Answer(figures, [facts(figures.rows())])
