@@ -1,0 +1,89 @@
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.sim.books import Books, Rooms, TrackedReplica
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Request, RequestId
+
+DIAMOND = Application(
+    "diamond",
+    100.0,
+    (
+        Stage("a", (Variant("v"),)),
+        Stage("b", (Variant("v"),), ("a",)),
+        Stage("c", (Variant("v"),), ("a",)),
+        Stage("d", (Variant("v"),), ("b", "c")),
+    ),
+    SystemChoice("static"),
+)
+R0 = RequestId(0)
+
+
+def run(books: Books, stage: str, batch: int) -> bool:
+    """Request 0 passes a stage; whether it has passed all."""
+    books.start(ReplicaId(batch), ReplicaSpec(stage, "v", 1.0, "n"))
+    replica = books.replicas[ReplicaId(batch)]
+    entry = books.requests[R0]
+    del entry.waiting[stage]
+    entry.running[stage] = replica.batch = BatchId(batch)
+    replica.requests = (R0,)
+    return bool(books.pass_on(replica))
+
+
+def test_a_request_enters_a_stage_when_all_before_it_are_done() -> None:
+    books = Books(DIAMOND)
+    books.arrive(Request(R0, 0, 0, 100))
+    assert not run(books, "a", 1)
+    assert sorted(books.requests[R0].waiting) == ["b", "c"]
+    assert not run(books, "c", 2)
+    assert sorted(books.requests[R0].waiting) == ["b"]
+    assert not run(books, "b", 3)
+    assert sorted(books.requests[R0].waiting) == ["d"]
+    assert run(books, "d", 4)
+
+
+def test_a_lost_replica_puts_its_batch_back() -> None:
+    books = Books(DIAMOND)
+    books.arrive(Request(R0, 0, 0, 100))
+    books.start(ReplicaId(0), ReplicaSpec("a", "v", 1.0, "n"))
+    replica = books.replicas[ReplicaId(0)]
+    del books.requests[R0].waiting["a"]
+    books.requests[R0].running["a"] = replica.batch = BatchId(1)
+    replica.requests = (R0,)
+    books.step = 5
+    books.forget(ReplicaId(0))
+    assert books.requests[R0].waiting == {"a": 5}
+    assert not books.replicas
+    assert not books.by_node["n"]
+
+
+def test_the_earliest_deadline_is_that_of_whoever_still_waits() -> None:
+    books = Books(DIAMOND)
+    for step, (id, deadline_ns) in enumerate([(0, 50), (1, 20), (2, 30), (3, 10)]):
+        books.step = step
+        books.arrive(Request(RequestId(id), 0, 0, deadline_ns))
+    waiting = books.waiting["a"]
+    assert waiting.earliest_ns("a", books.requests, 4) == 10
+    assert waiting.earliest_ns("a", books.requests, 3) == 20, "request 3 came in this very step"
+    del books.requests[RequestId(1)]
+    assert waiting.earliest_ns("a", books.requests, 3) == 30
+    books.requests.clear()
+    assert waiting.earliest_ns("a", books.requests, 9) is None
+
+
+def replica(cores: float = 1.0, device: str = "", share: float = 1.0) -> TrackedReplica:
+    return TrackedReplica(ReplicaSpec("a", "v", cores, "n", device, share))
+
+
+def test_rooms_say_what_does_not_fit() -> None:
+    rooms = Rooms([Node("n", "custom", 4.0, 100, devices=("gpu0",))], {("a", "v"): 30})
+    assert rooms.complaint("n", [replica(2.0), replica(2.0)]) == ""
+    assert rooms.complaint("n", [replica(2.0), replica(2.5)]) == "n has 4 cores and gives out 4.5"
+    assert rooms.complaint("n", [replica()] * 4) == "n has 100 bytes and gives out 120"
+    assert rooms.complaint("n", [replica(0.5, "gpu0", 0.6)]) == ""
+    assert rooms.complaint("n", [replica(0.5, "gpu0", 0.6)] * 2) == "n gives out 1.2 of device gpu0"
+    assert rooms.complaint("n", [replica(0.5, "gpu1", 0.1)]) == "n gives out 0.1 of device gpu1"
+    assert rooms.complaint("moon", []) == "there is no node 'moon'"
+
+
+def test_a_resize_under_way_holds_the_larger_room() -> None:
+    growing = replica(1.0)
+    growing.wanted_cores = 5.0
+    assert Rooms([Node("n", "custom", 4.0, 100)], {}).complaint("n", [growing]) == "n has 4 cores and gives out 5"
