@@ -112,6 +112,11 @@ def test_affinity_does_not_do_fractions() -> None:
         pass
 
 
+def test_affinity_of_a_process_that_is_gone() -> None:
+    with pytest.raises(MachineError, match="cannot confine process"), by_affinity(2**22 + 1, 1):
+        pass
+
+
 def test_default_cores_double_up_to_all() -> None:
     cores = default_cores()
     assert cores[0] == 1.0

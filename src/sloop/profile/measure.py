@@ -62,7 +62,11 @@ def by_affinity(pid: int, cores: float) -> Iterator[None]:
         )
     if not hasattr(os, "sched_setaffinity"):
         raise MachineError("this system cannot confine a process to cores", help="measure on Linux")
-    os.sched_setaffinity(pid, allowed_cores()[: int(cores)])
+    try:
+        os.sched_setaffinity(pid, allowed_cores()[: int(cores)])
+    except OSError as error:
+        what = f"cannot confine process {pid} to {cores:g} cores: {error.strerror}"
+        raise MachineError(what, help="measure as the user who runs the process") from error
     yield
 
 
@@ -124,7 +128,7 @@ def _messages(assignment: Assignment, limit: Limit) -> Iterator[Message]:
     # Threads of BLAS, which numpy would start, would take the measured cores' time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
+    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
         try:
             yield from _talk(process, assignment, limit)
         finally:
@@ -138,8 +142,8 @@ def _talk(process: "subprocess.Popen[bytes]", assignment: Assignment, limit: Lim
     if _line(process) != READY:
         raise _died(process, "before it began")
     with limit(process.pid, assignment.cores):
-        process.stdin.write(msgspec.json.encode(assignment) + b"\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it died: the line that does not come says so
+            process.stdin.write(msgspec.json.encode(assignment) + b"\n")
         while line := _line(process):
             message: Message = decoder.decode(line)
             yield message
