@@ -5,7 +5,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sloop.cli.command import Answer, command
-from sloop.cli.screen import table
 from sloop.errors import InputError
 
 
@@ -15,7 +14,7 @@ def weigh(weight: int) -> Answer:
     """Weigh something."""
     if weight == 0:
         raise InputError("weight is 0", where="app.yaml:3 weight", help="use 1 or more")
-    return Answer({"weight": weight}, [table(["weight"], [[weight]])], exit_code=1 if weight > 9 else 0)
+    return Answer({"weight": weight}, [f"weight {weight}"], exit_code=1 if weight > 9 else 0)
 
 
 def run(*arguments: str) -> Result:
@@ -28,7 +27,7 @@ def test_json_is_one_object_on_stdout() -> None:
     assert result.exit_code == 0
 
 
-def test_people_see_a_table() -> None:
+def test_people_see_words() -> None:
     assert "weight" in run("3").stdout
 
 

@@ -8,6 +8,7 @@ from sloop.app.load import load_application
 from sloop.cli.command import Answer, command
 from sloop.cli.plan import shown
 from sloop.cli.screen import table
+from sloop.report.tables import Table
 from sloop.systems.planning import need
 from sloop.systems.setup import set_up
 
@@ -33,6 +34,6 @@ def check(app: Path, rate_rps: float) -> Answer:
     title = f"{application.name}: deadline {application.slo_ms:g} ms, {len(application.cluster)} nodes"
     return Answer(
         {"application": application.name, "slo_ms": application.slo_ms, "stages": stages, "plan": planned},
-        [table(["stage", "variants", "after"], rows, title=title), *shown(planned)],
+        [table(Table(title, ("stage", "variants", "after"), tuple(rows))), *shown(planned)],
         exit_code=0 if planned.feasible else 1,
     )

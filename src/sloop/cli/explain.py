@@ -11,6 +11,7 @@ from sloop.cli.command import Answer, command
 from sloop.cli.screen import table
 from sloop.log import read_log
 from sloop.report.explain import Step, explain_decision, explain_request, reasons
+from sloop.report.tables import Table
 from sloop.systems.recording import rebuild
 from sloop.units import s
 
@@ -37,11 +38,14 @@ def explain(log: Path, request: int | None, at_s: float | None) -> Answer:
         decision = explain_decision(recorded, s(at_s), rebuild(recorded.header).beliefs)
         return Answer(decision, [Text(decision.summary), Text(decision.why), *shown(decision.steps)])
     found = reasons(recorded)
-    rows = [(r.count, r.outcome, r.why, r.first_request, r.first_s) for r in found]
-    columns = ["requests", "end", "why", "first", "at s"]
-    return Answer({"reasons": found}, [table(columns, rows)] if found else ["every request was served in time"])
+    rows = tuple((r.count, r.outcome, r.why, r.first_request, r.first_s) for r in found)
+    columns = ("requests", "end", "why", "first", "at s")
+    return Answer(
+        {"reasons": found}, [table(Table("", columns, rows))] if found else ["every request was served in time"]
+    )
 
 
 def shown(steps: Sequence[Step]) -> Sequence[RenderableType]:
     """What happened, line by line."""
-    return [table(["s", "what", "why"], [(f"{step.at_s:.4f}", step.what, step.why) for step in steps])]
+    rows = tuple((f"{step.at_s:.4f}", step.what, step.why) for step in steps)
+    return [table(Table("", ("s", "what", "why"), rows))]

@@ -9,7 +9,9 @@ from rich.console import RenderableType
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_application
 from sloop.cli.command import Answer, command
-from sloop.cli.screen import figure, table
+from sloop.cli.screen import table
+from sloop.report.tables import Table
+from sloop.report.tables import shown as figure
 from sloop.systems.planning import Need, need
 from sloop.systems.setup import set_up
 
@@ -28,10 +30,10 @@ def plan(app: Path, rate_rps: float, name: str | None) -> Answer:
 
 def shown(answer: Need) -> Sequence[RenderableType]:
     """A plan as people read it."""
-    columns = ["stage", "variant", "replicas", "batch", "cores each", "predicted ms"]
-    rows = [(s.stage, s.variant, s.replicas, s.batch, s.cores, s.predicted_ms) for s in answer.stages]
+    columns = ("stage", "variant", "replicas", "batch", "cores each", "predicted ms")
+    rows = tuple((s.stage, s.variant, s.replicas, s.batch, s.cores, s.predicted_ms) for s in answer.stages)
     total = (
         f"{figure(answer.cores)} cores, {figure(answer.usd_per_h)} USD/h, predicted {figure(answer.predicted_ms)} ms"
     )
     verdict = "feasible" if answer.feasible else "not feasible"
-    return [table(columns, rows, title=f"{answer.system}: {verdict}"), f"{total}\n{answer.why}"]
+    return [table(Table(f"{answer.system}: {verdict}", columns, rows)), f"{total}\n{answer.why}"]

@@ -14,6 +14,7 @@ from sloop.profile import batchable
 from sloop.profile.measure import SECONDS, default_cores, measure
 from sloop.profile.profile import Profile, Sample
 from sloop.profile.store import path_beside, save_profile
+from sloop.report.tables import Table
 from sloop.serve.actuator.confined import confined
 
 FORMS = ["table", "amdahl", "quadratic"]
@@ -92,11 +93,11 @@ def value_of(model: Path, made: Profile) -> dict[str, object]:
 
 def shown(made: Profile, path: Path) -> Sequence[RenderableType]:
     """Samples and fits as tables."""
-    cells = [(s.batch, s.cores, s.p50_ms, s.p99_ms, s.n, 1e3 * s.batch / s.p50_ms) for s in made.samples]
-    fits = [(name, fit.r2, fit.mape, fit.max_error) for name, fit in made.fits.items()]
+    cells = tuple((s.batch, s.cores, s.p50_ms, s.p99_ms, s.n, 1e3 * s.batch / s.p50_ms) for s in made.samples)
+    fits = tuple((name, fit.r2, fit.mape, fit.max_error) for name, fit in made.fits.items())
     loading = f"loads in {made.load_s * 1e3:.0f} ms, takes {made.memory_bytes / 2**20:.0f} MiB"
     return [
-        table(["batch", "cores", "p50 ms", "p99 ms", "runs", "rows/s"], cells, title=made.hardware),
-        table(["fit", "r2", "mean error", "largest error"], fits),
+        table(Table(made.hardware, ("batch", "cores", "p50 ms", "p99 ms", "runs", "rows/s"), cells)),
+        table(Table("", ("fit", "r2", "mean error", "largest error"), fits)),
         f"{loading}; speaks through {type(made.latency_ms).__name__.lower()}; written to {path}",
     ]

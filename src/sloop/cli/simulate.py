@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from sloop.app.load import load_scenario
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import progress, table
+from sloop.report import tables
 from sloop.report.rows import RunRow
 from sloop.report.simulated import choices, play_all
 
@@ -36,14 +37,5 @@ def simulate(scenario: Path, names: str | None, seed: int | None, log: Path | No
 
 def shown(rows: list[RunRow]) -> list[RenderableType]:
     """Runs side by side."""
-    columns = ["system", "requests", "attainment", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms"]
-    cells = [
-        (r.system, r.requests, r.attainment, r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms) for r in rows
-    ]
-    costs = [(r.system, r.goodput_rps, r.core_seconds, r.usd, r.cold_starts, r.wall_s) for r in rows]
-    parts: list[RenderableType] = [
-        table(columns, cells),
-        table(["system", "goodput rps", "core-seconds", "USD", "cold starts", "wall s"], costs),
-    ]
     assumed = sorted({line for row in rows for line in row.assumed})
-    return [*parts, *(f"leans on {line}" for line in assumed)]
+    return [table(tables.ends(rows)), table(tables.costs(rows)), *(f"leans on {line}" for line in assumed)]

@@ -2,6 +2,7 @@
 
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import table
+from sloop.report.tables import Table
 from sloop.systems import SYSTEMS
 
 
@@ -15,4 +16,4 @@ def systems() -> Answer:
     rows = [
         (s.name, s.kind, type(s.policies.scale).__name__.lower(), ", ".join(s.runs), s.source) for s in SYSTEMS.values()
     ]
-    return Answer({"systems": value}, [table(["system", "kind", "scale", "runs", "source"], rows)])
+    return Answer({"systems": value}, [table(Table("", ("system", "kind", "scale", "runs", "source"), tuple(rows)))])
