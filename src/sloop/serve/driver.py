@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.errors import SloopError
 from sloop.events import (
@@ -27,7 +29,7 @@ from sloop.events import (
     ReplicaLost,
     ReplicaStopped,
 )
-from sloop.log import Sink
+from sloop.log import Record, Sink
 from sloop.serve.backends import Backend
 from sloop.serve.submission import Ended
 from sloop.serve.tensor import Tensor
@@ -37,6 +39,8 @@ from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
 
 _log: Final = logging.getLogger("sloop.driver")
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+FREES: Final = (Finished, BatchFailed, ReplicaLost, ReplicaStopped)
+"""Events after which a replica no longer runs the batch it was given."""
 
 
 class Brain(Protocol):
@@ -48,14 +52,11 @@ class Brain(Protocol):
     def handle(self, now_ns: int, event: Event) -> Sequence[Action]: ...
 
 
-class _Open:
+class _Open(Struct):
     """A request that has not ended: where its answer goes, and its tensors by the stage they came from."""
 
-    __slots__ = ("on_end", "tensors")
-
-    def __init__(self, on_end: Callable[[Ended], None] | None, tensors: dict[str, Sequence[Tensor]]) -> None:
-        self.on_end = on_end
-        self.tensors = tensors
+    on_end: Callable[[Ended], None] | None
+    tensors: dict[str, Sequence[Tensor]]
 
 
 class Driver:
@@ -185,15 +186,13 @@ class Driver:
         self._arm()
 
     def _step(self, event: Event) -> None:
-        if isinstance(event, Finished | BatchFailed | ReplicaLost | ReplicaStopped):
+        if isinstance(event, FREES):
             self._running.pop(event.replica, None)
         now_ns = self._clock() - self._zero_ns
-        append = self._append
-        if append is not None:
-            self._record(now_ns, event)
-        for action in self._core.handle(now_ns, event):
-            if append is not None:
-                self._record(now_ns, action)
+        self._record(now_ns, (event,))
+        actions = self._core.handle(now_ns, event)
+        self._record(now_ns, actions)
+        for action in actions:
             self._act(action)
 
     def _act(self, action: Action) -> None:
@@ -244,12 +243,13 @@ class Driver:
                 self._answer(found.on_end, Ended(Outcome.FAILED, why=why))
         self._emptied.set()
 
-    def _record(self, now_ns: int, record: Event | Action) -> None:
+    def _record(self, now_ns: int, records: Sequence[Record]) -> None:
         append = self._append
         if append is None:
             return
         try:
-            append(now_ns, record)
+            for record in records:
+                append(now_ns, record)
         except SloopError as error:
             self._append = None
             _log.error("serving goes on without a log: %s", error)

@@ -31,15 +31,16 @@ def is_batchable(signature: Signature) -> bool:
 
 def join(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Joined:
     """Lay out a batch; each request gives its tensors in the model's input order, with equally many rows in each."""
-    groups: list[list[int]]
-    if batchable and len(requests) > 1:
+    if not batchable:
+        groups = [[index] for index in range(len(requests))]
+    elif _are_alike(requests):
+        groups = [list(range(len(requests)))]
+    else:
         by_shape: dict[object, list[int]] = {}
         for index, tensors in enumerate(requests):
             key = tuple((tensor.datatype, tensor.shape[1:]) for tensor in tensors)
             by_shape.setdefault(key, []).append(index)
         groups = list(by_shape.values())
-    else:
-        groups = [[index] for index in range(len(requests))]
     described: list[list[tuple[str, Shape]]] = []
     payload: list[Buffer] = []
     members: list[list[tuple[int, int]]] = []
@@ -83,6 +84,15 @@ def cut(joined: Joined, table: bytes, payload: memoryview) -> list[list[Tensor]]
                 outputs[index].append(Tensor(piece.datatype, (rows, *piece.shape[1:]), payload[at:end]))
                 at = end
     return outputs
+
+
+def _are_alike(requests: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all have the same shapes, rows included: what nearly every batch is, found out with little work."""
+    return all(
+        tensors[place].shape == tensor.shape and tensors[place].datatype == tensor.datatype
+        for place, tensor in enumerate(requests[0])
+        for tensors in requests
+    )
 
 
 def _rows(tensors: Sequence[Tensor]) -> int:

@@ -8,6 +8,7 @@ background, and until one is ready batches run on the nearest. Where cores are w
 actuator), the duty cycle withholds them here: after computing for t it rests for t·(1/duty − 1).
 """
 
+import contextlib
 import ctypes
 import os
 import queue
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
     fd, parent, model, threads, prepared = arguments
     die_with(int(parent))
     os.set_inheritable(int(fd), False)
-    with socket.socket(fileno=int(fd)) as sock:
+    with socket.socket(fileno=int(fd)) as sock, contextlib.suppress(ConnectionError):  # the server has gone: so do we
         Worker(Channel(sock), model, int(threads), int(prepared)).serve()
 
 
