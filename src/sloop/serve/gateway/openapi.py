@@ -4,6 +4,7 @@ Tests fuzz the server from it, so what it promises is what the server does.
 Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
 """
 
+from math import prod
 from typing import Final
 
 from sloop.serve.gateway import service as offer
@@ -20,6 +21,17 @@ ERROR: Final[Schema] = {
 }
 PARAMETERS: Final[Schema] = {"type": "object", "description": "Free; x-slo-ms and x-elapsed-ms as in the headers."}
 TENSOR_PARAMETERS: Final[Schema] = {"type": "object"}
+ELEMENTS: Final[dict[str, Schema]] = {
+    "BOOL": {"type": "boolean"},
+    "BYTES": {"type": "string"},
+    **{f"UINT{bits}": {"type": "integer", "minimum": 0, "maximum": 2**bits - 1} for bits in (8, 16, 32, 64)},
+    **{
+        f"INT{bits}": {"type": "integer", "minimum": -(2 ** (bits - 1)), "maximum": 2 ** (bits - 1) - 1}
+        for bits in (8, 16, 32, 64)
+    },
+}
+"""What an element of `data` may be; numbers where a type is not named."""
+EXAMPLE_ELEMENTS_MAX: Final = 64
 REASONS: Final = {
     400: "The request is wrong; the error names the field.",
     401: "The API key is missing or wrong.",
@@ -84,7 +96,7 @@ def get(
 
 def infer(service: Service) -> Schema:
     """The path that runs the model."""
-    intake = service.intake
+    intake, ports = service.intake, service.intake.signature.inputs
     output: Schema = {
         "type": "object",
         "required": ["name"],
@@ -99,7 +111,13 @@ def infer(service: Service) -> Schema:
         "properties": {
             "id": {"type": "string"},
             "parameters": PARAMETERS,
-            "inputs": {"type": "array", "items": {"anyOf": [tensor(port) for port in intake.signature.inputs]}},
+            "inputs": {
+                "type": "array",
+                "description": "Each input once, in any order.",
+                "items": {"anyOf": [tensor(port) for port in ports]},
+                "minItems": len(ports),
+                "maxItems": len(ports),
+            },
             "outputs": {"type": "array", "items": output},
         },
     }
@@ -116,6 +134,9 @@ def infer(service: Service) -> Schema:
     binary: Schema = {"description": "The same JSON with binary tensors behind it; see the headers."}
     met: Schema = {"x-slo-met": {"required": True, "schema": {"enum": ["true", "false"]}}}
     contents: Schema = {"application/json": {"schema": answer}, "application/octet-stream": {"schema": binary}}
+    body: Schema = {"schema": request}
+    if all(prod(one_row(port)) <= EXAMPLE_ELEMENTS_MAX for port in ports):
+        body["example"] = {"inputs": [example(port) for port in ports]}
     outputs: Schema = {"200": {"description": "The outputs", "headers": met, "content": contents}}
     return {
         "post": {
@@ -125,7 +146,7 @@ def infer(service: Service) -> Schema:
                 header("x-elapsed-ms", "Milliseconds of it spent on the way here.", "number", 0, MS_MAX),
                 header("Inference-Header-Content-Length", "Bytes of JSON before binary tensors.", "integer", 0, None),
             ],
-            "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
+            "requestBody": {"required": True, "content": {"application/json": body}},
             "responses": outputs | errors(400, 401, 405, 413, 415, 500, 503, 504),
         }
     }
@@ -144,10 +165,26 @@ def tensor(port: Port) -> Schema:
             "name": {"const": port.name},
             "datatype": {"const": port.datatype},
             "shape": shape,
-            "data": {"type": "array", "description": "As many elements as the shape says, flat or nested."},
+            "data": {
+                "type": "array",
+                "description": "As many elements as the shape says, flat or nested.",
+                "items": {"anyOf": [ELEMENTS.get(port.datatype, {"type": "number"}), {"type": "array"}]},
+            },
             "parameters": TENSOR_PARAMETERS,
         },
     }
+
+
+def one_row(port: Port) -> list[int]:
+    """A shape of one row, with 1 for every open dimension."""
+    return [1 if dim == -1 else dim for dim in port.shape]
+
+
+def example(port: Port) -> Schema:
+    """One row of nothing."""
+    shape = one_row(port)
+    nothing: object = {"BOOL": False, "BYTES": ""}.get(port.datatype, 0)
+    return {"name": port.name, "datatype": port.datatype, "shape": shape, "data": [nothing] * prod(shape)}
 
 
 def header(name: str, description: str, kind: str, minimum: float, maximum: float | None) -> Schema:
