@@ -111,6 +111,13 @@ def test_unknown_budgets_are_taken_for_the_tightest(stage: Stage, view: View) ->
     assert chosen(few) == chosen(all_same)
 
 
+def test_a_rate_known_beforehand_is_planned_for_from_the_start(stage: Stage, view: View) -> None:
+    plan = Sponge(rate_rps=20.0).plan(0, view(stage()))
+    assert plan is not None
+    assert chosen(plan) == (8, 4)
+    assert plan.why.startswith("20 requests in 1 s, tightest budget 1000 ms → 8 cores, batch 4")
+
+
 def test_looks_back_as_far_as_it_is_told(stage: Stage, view: View) -> None:
     seen = view(stage(second(*[700.0] * 20), second(*[990.0] * 20, start_s=1)))
     assert chosen(Sponge(lookback=2).plan(s(2), seen))[0] > chosen(Sponge().plan(s(2), seen))[0]

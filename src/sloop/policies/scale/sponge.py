@@ -44,8 +44,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Sponge:
-    """`planning_set`: a second's arrivals or the queue, whichever is more (`rate`), or the queue alone (`queue`).
+    """`planning_set`: a period's arrivals or the queue, whichever is more (`rate`), or the queue alone (`queue`).
 
+    `rate_rps`: the rate to plan for, which the artefact knows beforehand; 0 takes the forecast, from one core and one
+    request per batch at first.
     `criterion`: all of them arrive at once (`burst`, Algorithm 2) or evenly spread (`steady`). `budget`, for `burst`:
     everybody has the tightest budget (`clmax`), or each batch its own (`per_batch`, better where clients differ).
     `margin`: part of the SLO to plan with. `cores`: what to choose from; if empty, whole cores up to 16, the node, and
@@ -63,6 +65,7 @@ class Sponge:
     infeasible: Literal["dry_run", "crude", "keep"] = "dry_run"
     hysteresis: int = 1
     lookback: int = 1
+    rate_rps: float = 0.0
     variant: str = ""
     period_ns: int = s(1)
     _recent: deque[Setting] = field(init=False, default_factory=deque, repr=False, compare=False)
@@ -74,6 +77,7 @@ class Sponge:
         at_least("batch_max", self.batch_max, 1)
         at_least("hysteresis", self.hysteresis, 1)
         at_least("lookback", self.lookback, 1)
+        at_least("rate_rps", self.rate_rps, 0)
         above("period_ns", self.period_ns, 0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
@@ -113,7 +117,8 @@ class Sponge:
         """R of the paper, with λ and cl_max."""
         observed_ns: list[int] = []
         count = len(stage.queue)
-        if self.planning_set == "rate":
+        rate_rps = self.rate_rps or rate_rps
+        if self.planning_set != "queue":
             count = max(count, vertical.requests_in(rate_rps, to_s(self.period_ns)))
             for bucket in stage.window(self.lookback * NS_PER_S):
                 observed_ns += bucket.slack_ns
