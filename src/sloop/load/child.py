@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         except OSError as error:
             tell(Told(finished=True, error=f"cannot run on the CPUs {list(orders.cpus)}: {error.strerror}"))
             return
-    target = _target(orders, bodies, connections_max=_allowed(orders.connections_max))
+    target = _target(orders, bodies, connections_max=allowed_connections(orders.connections_max))
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -46,11 +46,11 @@ def main(folder: Path) -> None:
         def note(latest: Progress) -> None:
             nonlocal progress
             progress = latest
-            tell(_told(latest))
+            tell(_told(latest, finished=False))
 
         run_until_done(_sending(orders, target, folder, records, note))
         records.flush()
-    tell(Told(finished=True, ended=records.written, sent=progress.sent, connections=progress.connections))
+    tell(_told(progress, finished=True))
 
 
 def _sending(
@@ -101,7 +101,7 @@ def _target(orders: Orders, bodies: list[bytes], *, connections_max: int) -> Tar
     )
 
 
-def _allowed(connections_max: int) -> int:
+def allowed_connections(connections_max: int) -> int:
     """As many connections as the system lets this process have, its soft limit raised as far as it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections_max + DESCRIPTORS_SPARE
@@ -112,8 +112,8 @@ def _allowed(connections_max: int) -> int:
     return connections_max
 
 
-def _told(progress: Progress) -> Told:
-    return Told(to_s(progress.at_ns), progress.sent, progress.ended, progress.connections)
+def _told(progress: Progress, *, finished: bool) -> Told:
+    return Told(to_s(progress.at_ns), progress.sent, progress.ended, progress.connections, finished)
 
 
 def tell(told: Told) -> None:

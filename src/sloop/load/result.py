@@ -124,7 +124,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 def join(records: NDArray[Any], schedule: NDArray[np.int64] | None) -> Measured:
     """Records in the order of the schedule. Without one (closed loop) a request is due when it is sent."""
-    ordered = records[np.argsort(records["number"], kind="stable")]
+    ordered = records[np.argsort(records["sent_ns" if schedule is None else "number"], kind="stable")]
     if schedule is None:
         due, elapsed = ordered["sent_ns"], np.zeros(len(ordered), dtype=np.int64)
     else:
@@ -201,7 +201,8 @@ def _seconds(measured: Measured, outcomes: NDArray[np.int8]) -> Iterator[SecondR
     latency, answered = measured.latency_ns, measured.is_answered()
     lag = np.maximum(measured.sent_ns - measured.due_ns, 0)
     seconds, starts = np.unique(second_of, return_index=True)
-    for second, first, after in zip(seconds, starts, [*starts[1:], len(second_of)], strict=True):
+    ends = np.append(starts, len(second_of))[1:]
+    for second, first, after in zip(seconds, starts, ends[: len(seconds)], strict=True):
         here = slice(int(first), int(after))
         counts = {outcome: int(np.count_nonzero(outcomes[here] == place)) for place, outcome in enumerate(OUTCOMES)}
         answered_here = latency[here][answered[here]]

@@ -84,7 +84,7 @@ class _Run:
         self.start_ns = time.monotonic_ns() + LEAD_NS
 
     async def watch(self) -> None:
-        """Until the run is finished: timeouts at every tick, progress every second."""
+        """Until the run is finished: timeouts at every tick, progress every second and at the end."""
         told_ns = self.start_ns
         while not self.finished.is_set():
             now_ns = time.monotonic_ns()
@@ -96,6 +96,7 @@ class _Run:
                 await asyncio.wait_for(self.finished.wait(), TICK_NS / NS_PER_S)
             except TimeoutError:
                 continue
+        self.tell(time.monotonic_ns())
 
     def tell(self, now_ns: int) -> None:
         self.progress.at_ns = now_ns - self.start_ns

@@ -1,0 +1,104 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.errors import MachineError
+from sloop.load.record import DTYPE, Ending
+from sloop.load.result import LoadResult, join, summarise, write_jsonl
+from sloop.units import ms, s
+
+Row = tuple[int, int, int, int, int, int]
+SLO_MS = 100
+ENDED: dict[str, tuple[int, Ending]] = {
+    "answered": (200, Ending.ANSWERED),
+    "dropped": (504, Ending.ANSWERED),
+    "rejected": (503, Ending.ANSWERED),
+    "too many": (429, Ending.ANSWERED),
+    "http 500": (500, Ending.ANSWERED),
+    "http 400": (400, Ending.ANSWERED),
+    "timeout": (0, Ending.TIMEOUT),
+    "broken": (200, Ending.BROKEN),
+    "overflow": (0, Ending.OVERFLOW),
+}
+
+
+def result(schedule: list[tuple[int, int]], records: list[Row], *, duration_s: float = 10.0) -> LoadResult:
+    measured = join(np.array(records, dtype=DTYPE), np.array(schedule, dtype=np.int64).reshape(-1, 2))
+    return summarise(measured, slo_ns=ms(SLO_MS), duration_s=duration_s, connections=1, wall_s=1.0)
+
+
+def record(number: int, sent_ms: float, done_ms: float, kind: str = "answered", slo_met: int = -1) -> Row:
+    return (number, ms(sent_ms), ms(done_ms), *ENDED[kind], slo_met)
+
+
+def test_latency_runs_from_the_instant_due_and_includes_the_way_here() -> None:
+    """Due at 10 ms with 60 ms elapsed, sent 5 ms late, answered at 40 ms: 30 + 60 = 90 ms; 11 ms more would be late."""
+    found = result([(ms(10), ms(60)), (ms(10), ms(60))], [record(0, 15, 40), record(1, 15, 51, slo_met=0)])
+    assert (found.ok, found.late, found.late_by_server) == (1, 1, 1)
+    assert (found.p50_ms, found.max_ms) == (90, 101)
+    assert (found.response_p50_ms, found.response_p99_ms) == (25, 36)
+    assert (found.lag_p50_ms, found.lag_max_ms) == (5, 5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 300), st.sampled_from(list(ENDED))), min_size=1))
+def test_every_request_is_in_one_class(rows: list[tuple[int, int, str]]) -> None:
+    rows.sort()
+    schedule = [(ms(due_ms), 0) for due_ms, _, _ in rows]
+    records = [record(number, due_ms, due_ms + took_ms, kind) for number, (due_ms, took_ms, kind) in enumerate(rows)]
+    found = result(schedule, records[::-1])
+    kinds = [kind for _, _, kind in rows]
+    in_time = sum(kind == "answered" and took_ms <= SLO_MS for _, took_ms, kind in rows)
+    assert found.sent == len(rows)
+    assert found.ok == in_time
+    assert found.late == kinds.count("answered") - in_time
+    assert found.dropped == kinds.count("dropped")
+    assert found.rejected == kinds.count("rejected") + kinds.count("too many")
+    others = {"http 500", "http 400", "timeout", "broken", "overflow"}
+    assert found.error_kinds == {kind: kinds.count(kind) for kind in others if kind in kinds}
+    assert found.errors == sum(found.error_kinds.values())
+    assert found.attainment == in_time / len(rows)
+    assert found.goodput_rps == in_time / 10
+    for name in ("sent", "ok", "late", "dropped", "rejected", "errors"):
+        assert sum(getattr(row, name) for row in found.seconds) == getattr(found, name)
+    assert [row.second for row in found.seconds] == sorted({due_ms // 1_000 for due_ms, _, _ in rows})
+
+
+def test_nothing_answered_has_no_latency() -> None:
+    found = result([(0, 0)], [record(0, 0, 5, "timeout")])
+    assert (found.p50_ms, found.mean_ms, found.seconds[0].p99_ms) == (None, None, None)
+    assert ("latency p50 / p99 / max", "– / – / – ms") in found.rows()
+    assert ("errors", "1 (timeout 1)") in found.rows()
+
+
+def test_closed_loops_are_due_when_sent() -> None:
+    measured = join(np.array([record(3, 10, 14), record(1, 2, 5)], dtype=DTYPE), None)
+    found = summarise(measured, slo_ns=ms(SLO_MS), duration_s=1.0, connections=2, wall_s=1.0)
+    assert (found.sent, found.ok, found.p50_ms, found.max_ms, found.lag_max_ms) == (2, 2, 3, 4, 0)
+    empty = summarise(join(np.array([], dtype=DTYPE), None), slo_ns=1, duration_s=1.0, connections=0, wall_s=1.0)
+    assert (empty.sent, empty.attainment, empty.seconds) == (0, None, [])
+
+
+def test_missing_records_are_noticed() -> None:
+    with pytest.raises(MachineError, match="recorded 1 of 2 requests"):
+        join(np.array([record(0, 0, 1)], dtype=DTYPE), np.zeros((2, 2), dtype=np.int64))
+    with pytest.raises(MachineError, match="recorded 2 of 2 requests"):
+        join(np.array([record(0, 0, 1)] * 2, dtype=DTYPE), np.zeros((2, 2), dtype=np.int64))
+
+
+def test_a_line_for_each_request(tmp_path: Path) -> None:
+    rows = [record(0, 1, 31), record(1, s(1) / 1e6, 1_200), record(2, 1_000, 1_010, "dropped")]
+    measured = join(np.array(rows, dtype=DTYPE), np.array([(0, 0), (s(1), 0), (s(1), ms(5))], dtype=np.int64))
+    write_jsonl(measured, tmp_path / "records.jsonl", slo_ns=ms(SLO_MS))
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [line["outcome"] for line in lines] == ["served", "late", "dropped"]
+    assert lines[0] == {
+        "id": 0, "due_ms": 0.0, "sent_ms": 1.0, "done_ms": 31.0, "elapsed_ms": 0.0, "latency_ms": 31.0,
+        "outcome": "served", "ending": "answered", "status": 200,
+    }  # fmt: skip
+    with pytest.raises(MachineError, match="cannot be written"):
+        write_jsonl(measured, tmp_path / "none" / "x", slo_ns=1)

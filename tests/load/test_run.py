@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloop.arrivals import Link, trace_of
+from sloop.arrivals.generate import Poisson, generated
+from sloop.errors import InputError, MachineError
+from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, Told, run_load
+from sloop.load.run import orders_of, prepare_bodies, schedule_of
+from sloop.units import ms, s
+
+TRACE = generated(Poisson(100.0), seed=1, duration_ns=s(1))
+LINK = Link("test", (1_000.0, 100.0), "assumed: a test")
+
+
+def test_a_link_delays_or_attaches() -> None:
+    times = trace_of([0, ms(990), s(1)], name="test", provenance="assumed: a test")
+    delayed = schedule_of(times, LINK, 20_000, Delivery.DELAY)
+    assert delayed.tolist() == [[ms(20), ms(20)], [ms(1_010), ms(20)], [ms(1_200), ms(200)]]
+    attached = schedule_of(times, LINK, 20_000, Delivery.ATTACH)
+    assert attached.tolist() == [[0, ms(20)], [ms(990), ms(20)], [s(1), ms(200)]]
+
+
+def test_delays_may_change_the_order() -> None:
+    fading = Link("test", (100.0, 1_000.0), "assumed: a test")
+    times = trace_of([ms(999), s(1)], name="test", provenance="assumed: a test")
+    assert schedule_of(times, fading, 20_000, Delivery.DELAY).tolist() == [[ms(1_020), ms(20)], [ms(1_199), ms(200)]]
+
+
+def test_an_empty_trace_is_refused() -> None:
+    with pytest.raises(InputError, match="the trace has no arrivals"):
+        schedule_of(trace_of([], duration_ns=5, name="none", provenance="assumed: a test"), None, 0, Delivery.DELAY)
+
+
+def test_orders_follow_the_url() -> None:
+    plan = LoadPlan("https://host/base", "a b", ClosedLoop(3, 2.0, 0.5), 100.0)
+    orders = orders_of(plan, [])
+    assert (orders.host, orders.port, orders.tls, orders.authority) == ("host", 443, True, "host")
+    assert orders.path == "/base/v2/models/a%20b/infer"
+    assert orders.closed is not None
+    assert (orders.closed.connections, orders.closed.warmup_ns, orders.closed.end_ns) == (3, s(0.5), s(2))
+
+
+@pytest.mark.live
+def test_a_run_from_end_to_end(tmp_path: Path, stub: Any) -> None:
+    """Every fifth each: on time, late, dropped, rejected, broken."""
+    steps = [
+        stub.Step(),
+        stub.Step(stub.response(200, b'{"outputs": []}', "x-slo-met: false"), delay_s=0.4),
+        stub.Step(stub.response(504, b'{"error": "too late"}')),
+        stub.Step(stub.response(503, b'{"error": "full"}', "Retry-After: 1")),
+        stub.Step(stub.response(500, b'{"error": "oops"}')),
+    ]
+    stub.script = lambda number: steps[number % 5]
+    told: list[Told] = []
+    plan = LoadPlan(stub.url, "m", TRACE, slo_ms=300.0, records=tmp_path / "records.jsonl")
+    found = run_load(plan, progress=told.append)
+    count = len(TRACE.to_array())
+    assert found.sent == count == len(stub.heads)
+    shares = [len(range(place, count, 5)) for place in range(5)]
+    assert [found.late, found.dropped, found.rejected, found.errors] == shares[1:]
+    assert found.ok == shares[0]
+    assert found.late_by_server == shares[1]
+    assert found.error_kinds == {"http 500": shares[4]}
+    assert found.duration_s == 1.0
+    assert told[-1].finished
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == list(range(count))
+    assert sum(line["outcome"] == "served" for line in lines) == found.ok
+    assert all("x-slo-ms: 300\r\n" in head for head in stub.heads)
+
+
+@pytest.mark.live
+def test_closed_loop_from_end_to_end(stub: Any) -> None:
+    found = run_load(LoadPlan(stub.url, "m", ClosedLoop(2, 0.5, 0.1), slo_ms=1_000.0, encoding=Encoding.JSON))
+    assert found.ok == found.sent > 0
+    assert found.connections == 2
+    assert found.duration_s == 0.4
+    assert json.loads(stub.bodies[0])["inputs"][0]["shape"] == [1, 3]
+
+
+@pytest.mark.live
+def test_bodies_come_from_metadata_array_or_file(tmp_path: Path, stub: Any) -> None:
+    plan = {"url": stub.url, "model": "m", "arrivals": TRACE, "slo_ms": 1.0}
+    assert all(body.is_binary for body in prepare_bodies(LoadPlan(**plan)))
+    np.save(tmp_path / "x.npy", np.zeros((2, 3)))
+    (array_body,) = prepare_bodies(LoadPlan(**plan, input_file=tmp_path / "x.npy", encoding=Encoding.JSON))
+    assert json.loads(array_body.content)["inputs"][0]["shape"] == [2, 3]
+    (tmp_path / "x.json").write_text('{"inputs": [1]}')
+    (file_body,) = prepare_bodies(LoadPlan(**plan, input_file=tmp_path / "x.json"))
+    assert file_body.content == b'{"inputs": [1]}'
+    with pytest.raises(InputError, match=r"x\.txt is neither \.npy nor \.json"):
+        prepare_bodies(LoadPlan(**plan, input_file=tmp_path / "x.txt"))
+
+
+def test_no_server_is_said_before_anything_is_sent() -> None:
+    with pytest.raises(MachineError, match="no server answers"):
+        run_load(LoadPlan("http://127.0.0.1:1", "m", TRACE, slo_ms=1.0))
+
+
+@pytest.mark.live
+def test_a_sender_that_cannot_start_is_explained(stub: Any) -> None:
+    with pytest.raises(MachineError, match="cannot run on the CPUs"):
+        run_load(LoadPlan(stub.url, "m", TRACE, slo_ms=1.0, cpus=(100_000,)))
