@@ -4,6 +4,7 @@ import http.client
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -38,13 +39,13 @@ REJECTION = "negative_data_rejection"
 @pytest.mark.parametrize(
     ("phases", "excluded"), [("examples,coverage", f"{ACCEPTANCE},{REJECTION}"), ("fuzzing", ACCEPTANCE)]
 )
-def test_the_description_keeps_its_word(gateway: Gateway, phases: str, excluded: str) -> None:
+def test_the_description_keeps_its_word(gateway: Gateway, tmp_path: Path, phases: str, excluded: str) -> None:
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{gateway.url}/openapi.json"),
         *("--exclude-checks", excluded, "--phases", phases),
         *("--max-examples", "40", "--seed", "1", "--generation-database", "none", "--no-color"),
     ]
-    fuzzed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    fuzzed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert fuzzed.returncode == 0, fuzzed.stdout + fuzzed.stderr
     connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)
     connection.request("GET", "/openapi.json")
