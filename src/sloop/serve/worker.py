@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from sloop.serve.frames import Head, Kind, Piece, ProtocolError, pack_table, unpack_table
-from sloop.serve.runtimes import Array, Runtime, open_runtime
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
 from sloop.serve.tensor import NUMPY_TYPES
 from sloop.serve.transport import Channel
 
@@ -88,8 +88,9 @@ class Worker:
             self._channel.send(Kind.REFUSED, payload=[f"{type(error).__name__}: {error}".encode()])
             raise
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
-        for threads in range(1, self._prepared + 1):
-            self._wanted.put(threads)
+        if self._prepared <= THREAD_COUNTS_MAX:  # more would push each other out before they are used
+            for threads in range(1, self._prepared + 1):
+                self._wanted.put(threads)
         self._channel.send(Kind.READY)
         while (received := self._channel.receive_head()) is not None:
             head, table = received

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -215,17 +218,99 @@ def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
     play(scene, {"slow": Servable("fake:sleep:60000:0", BYTES)})
 
 
+def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
+    actuator = detect().actuator
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec(cores=0.25))
+        pid = backend.pid(A)
+        assert pid is not None
+        assert actuator.read(pid) == 1
+        backend.resize(A, 0.5)
+        assert ear.events[-1] == Resized(A, 0.5)
+        assert actuator.read(pid) == 1
+        await ear.hear(ReplicaReady)
+        assert actuator.read(pid) == 0.5
+
+    play(scene, actuator=actuator)
+
+
 def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec(cores=64))
-        assert await ear.hear(Resized) == Resized(A, 1)
         await ear.hear(ReplicaReady)
+        assert ear.events[-2] == Resized(A, 1)
         backend.resize(A, 0.5)
         assert await ear.hear(Resized, count=2) == Resized(A, 0.5)
         backend.resize(A, 8)
         assert await ear.hear(Resized, count=3) == Resized(A, 1)
 
     play(scene, actuator=Affinity(sorted(os.sched_getaffinity(0))[:1]))
+
+
+SERVER = """
+import asyncio, sys, time
+from sloop.serve.actuator import detect
+from sloop.serve.backends import Servable
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.tensor import Signature
+from sloop.vocabulary import ReplicaId, ReplicaSpec
+
+class Ear:
+    def happened(self, event):
+        if type(event).__name__ == "ReplicaReady":
+            print(backend.pid(ReplicaId(1)), getattr(actuator, "folder", ""), flush=True)
+
+async def main():
+    global actuator, backend
+    actuator = detect().actuator
+    backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, actuator)
+    backend.attach(Ear())
+    backend.start(ReplicaId(1), ReplicaSpec("stage", "v", 1))
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def is_alive(pid: str) -> bool:
+    """Whether it runs; a dead orphan may remain as a zombie until its new parent looks."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_workers_die_with_a_server_that_is_killed_and_the_next_one_cleans_up() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid, _, folder = server.stdout.readline().strip().partition(" ")
+        assert is_alive(pid)
+        server.kill()
+    until_s = time.monotonic() + 10
+    while (is_alive(pid) or (folder and Path(folder).exists())) and time.monotonic() < until_s:
+        time.sleep(0.02)  # a control group stays busy until its dead are reaped
+        detect().actuator.close()
+    assert not is_alive(pid)
+    assert not folder or not Path(folder).exists()
+
+
+def test_lives_leave_no_descriptors_behind() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for n in range(1, 7):
+            backend.start(ReplicaId(n), spec())
+            await ear.hear(ReplicaReady, count=n)
+            pid = backend.pid(ReplicaId(n))
+            assert pid is not None
+            if n % 2:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                backend.stop(ReplicaId(n))
+            await ear.hear(ReplicaLost, ReplicaStopped, count=n)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    play(scene)
 
 
 def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from sloop.errors import InputError
-from sloop.serve.runtimes import open_runtime
-from sloop.serve.runtimes.onnx import SESSIONS_MAX, OnnxRuntime, read_signature
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, open_runtime
+from sloop.serve.runtimes.onnx import OnnxRuntime, read_signature
 from sloop.serve.tensor import Port, Signature
 
 
@@ -28,7 +28,7 @@ def test_the_nearest_loaded_thread_count_runs_and_few_are_kept(mlp: Path) -> Non
     for threads in (1, 4):
         runtime.load(threads)
     assert [runtime.run([x], threads)[1] for threads in (1, 2, 3, 4, 9)] == [1, 1, 4, 4, 4]
-    for threads in range(5, 5 + SESSIONS_MAX):
+    for threads in range(5, 5 + THREAD_COUNTS_MAX):
         runtime.load(threads)
     assert runtime.run([x], 1)[1] == 5
 

@@ -6,7 +6,8 @@ process is reaped and its cores are free again; that no worker outlives the serv
 
 Growing writes the quota first and then tells the worker its threads; shrinking the other way round, so that threads
 never wait for each other inside too small a quota (Sponge specification, section 7.1). A worker in the middle of a
-batch cannot change its threads: then the quota follows after `SHRINK_S_MAX` regardless.
+batch cannot change its threads: then the quota follows after `SHRINK_S_MAX` regardless. A start has `START_CORES_MIN`
+even where the replica will have less, or a quarter of a core would take four times as long to load as profiles tell.
 """
 
 import asyncio
@@ -34,6 +35,8 @@ START_S_MAX: Final = 300.0
 """A worker that is not ready by then is given up: a large model on a fraction of a core takes its time."""
 STOP_S_MAX: Final = 2.0
 """A worker told to stop and still there is killed."""
+START_CORES_MIN: Final = 1.0
+"""Cores a replica has at least while it starts; loading is the work of one thread."""
 SHRINK_S_MAX: Final = 0.010
 """How long a smaller quota waits for the worker to drop threads: one scheduling period."""
 REAP_S: Final = 0.002
@@ -64,7 +67,8 @@ class LocalBackend:
     """Keeps worker processes on this machine. Make it inside the running event loop.
 
     `servables` by (stage, variant). `threads_prepared`: thread counts from 1 to this one are made ready in the
-    background of every start, so that the first resize to them is as quick as the later ones; each costs memory.
+    background of every start, so that the first resize to them is as quick as the later ones. Each costs memory; where
+    they are more than a runtime keeps, they are made when they are first wanted.
     """
 
     def __init__(
@@ -120,8 +124,13 @@ class LocalBackend:
         found = self._replicas.get(replica)
         if found is None or found.process is None or found.link is None or found.is_dying:
             return  # its loss is about to be reported, or has been
+        if not found.is_ready:
+            found.cores = cores  # given when the start is over
+            self._send_threads(found, Grant(cores))
+            self._tell(Resized(replica, cores))
+            return
         self._finish_shrink(found)
-        if cores < found.cores and found.is_ready:
+        if cores < found.cores:
             self._send_threads(found, Grant(cores))
             found.shrink_to = cores
             found.shrink_timer = self._loop.call_later(SHRINK_S_MAX, self._finish_shrink, found)
@@ -175,13 +184,9 @@ class LocalBackend:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        grant = self._actuator.confine(replica.process.pid, cores)
-        replica.cores = grant.cores
-        if grant.threads != expected.threads or grant.duty != 1:
-            self._send_threads(replica, grant)
+        replica.cores = cores
+        self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
         self._set_timer(replica, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
-        if grant.cores != cores:
-            self._tell(Resized(replica.id, grant.cores))
 
     def _set_timer(self, replica: _Replica, after_s: float, why: str) -> None:
         self._clear_timer(replica)
@@ -241,9 +246,7 @@ class LocalBackend:
                 case Kind.RESIZED:
                     self._finish_shrink(replica)
                 case Kind.READY:
-                    replica.is_ready = True
-                    self._clear_timer(replica)
-                    self._tell(ReplicaReady(replica.id))
+                    self._on_ready(replica)
                 case Kind.STEP if 0 <= frame.subject < len(STEPS):
                     self._tell(ReplicaProgressed(replica.id, STEPS[frame.subject]))
                 case Kind.REFUSED:
@@ -252,6 +255,19 @@ class LocalBackend:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
         except ProtocolError as error:
             self._give_up(replica, str(error))
+
+    def _on_ready(self, replica: _Replica) -> None:
+        """The cold start is over: from here on it has the cores that were asked for, or those that can be had."""
+        replica.is_ready = True
+        self._clear_timer(replica)
+        wanted = replica.cores
+        grant = self._actuate(replica, wanted)
+        if grant is not None:
+            if grant != Grant(wanted):
+                self._send_threads(replica, grant)
+            if grant.cores != wanted:
+                self._tell(Resized(replica.id, grant.cores))
+        self._tell(ReplicaReady(replica.id))
 
     def _expect(self, replica: _Replica, frame: Frame) -> Joined:
         """The batch that this frame answers, which is the one under way."""
@@ -289,7 +305,7 @@ class LocalBackend:
         grant = self._actuate(replica, cores)
         if grant is None:
             return
-        if grant.threads != Grant(cores).threads or grant.duty != 1:
+        if grant != Grant(cores):
             self._send_threads(replica, grant)
         self._tell(Resized(replica.id, grant.cores))
 

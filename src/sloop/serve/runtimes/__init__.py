@@ -4,9 +4,12 @@ A runtime runs in the worker only. Models are named by a path, or by `fake:…` 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+
+THREAD_COUNTS_MAX: Final = 4
+"""Thread counts a runtime keeps ready at once: for some frameworks each holds its own copy of the weights."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,8 +1,8 @@
 """ONNX Runtime on the CPU: one session per thread count, because a session's thread pool is fixed when it is made.
 
 Threads must equal ⌈cores⌉: more threads than cores under a quota spend it on waiting for each other (Sponge
-specification, section 7.1), so spinning is switched off too. Sessions cost memory: the least recently used goes when
-there are more than `SESSIONS_MAX`.
+specification, section 7.1), so spinning is switched off too. Sessions cost memory: beyond `THREAD_COUNTS_MAX` of them
+the least recently used goes.
 """
 
 import threading
@@ -15,11 +15,8 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from sloop.errors import InputError
-from sloop.serve.runtimes import Array
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array
 from sloop.serve.tensor import NUMPY_TYPES, Port, Signature
-
-SESSIONS_MAX: Final = 4
-"""Sessions kept at once; each holds its own copy of the weights."""
 
 TYPES: Final = {
     f"tensor({name})": datatype
@@ -61,7 +58,7 @@ class OnnxRuntime:
             self._outputs = [port.name for port in session.get_outputs()]
         with self._lock:
             self._sessions[threads] = session
-            while len(self._sessions) > SESSIONS_MAX:
+            while len(self._sessions) > THREAD_COUNTS_MAX:
                 self._sessions.popitem(last=False)
         return True
 
