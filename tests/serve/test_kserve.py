@@ -40,7 +40,8 @@ def request(binary):
 
 async def main():
     rest, rpc = InferenceRESTClient(RESTConfig(protocol="v2")), InferenceGRPCClient(grpc)
-    ready = [await rest.is_server_ready(http), await rest.is_model_ready(http, "demo"), await rpc.is_model_ready("demo")]
+    ready = [await rest.is_server_ready(http), await rest.is_model_ready(http, "demo")]
+    ready.append(await rpc.is_model_ready("demo"))
     told = [await rest.infer(http, request(binary), model_name="demo") for binary in (False, True)]
     told += [await rpc.infer(request(binary)) for binary in (False, True)]
     print(json.dumps([ready, [answer.outputs[0].as_numpy().tolist() for answer in told]]))
