@@ -86,7 +86,7 @@ class Cluster:
         self._resize = truths.resize
         self._failure = truths.failure
         self._faults = truths.failure.faults
-        self._factor = truths.service.factor
+        self._factors = truths.service.factors
         self._touches_batches = self._faults.touches_batches
         self._healed = False
         self._sequences = count()
@@ -105,7 +105,7 @@ class Cluster:
         if replica is None or replica.stopping:
             return
         replica.size = size = len(order.requests)
-        service_ns = round(replica.means_ns[size] * self._factor())
+        service_ns = round(replica.means_ns[size] * next(self._factors))
         if self._touches_batches:
             self._start_in_trouble(now_ns, order, replica, service_ns)
             return

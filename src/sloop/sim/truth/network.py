@@ -8,10 +8,11 @@ A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (spong
 Draws payloads and SLOs from streams `payload` and `slo`. Must not know what serves the requests.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import count, repeat
 from random import Random
-from typing import Literal, TypeVar
+from typing import Literal, cast
 
 from sloop.arrivals.link import Link
 from sloop.streams import stream
@@ -34,8 +35,8 @@ class Network:
         link: Link | None = None,
         semantics: Semantics = "delay",
     ) -> None:
-        self._draw_slo = _draws(slos_ns, stream(seed, "slo"))
-        self._draw_payload = _draws(payloads_bytes, stream(seed, "payload"))
+        self._slos_ns = _draws(slos_ns, stream(seed, "slo"))
+        self._payloads_bytes = _draws(payloads_bytes, stream(seed, "payload"))
         self._link = link
         self._semantics = semantics
 
@@ -43,41 +44,38 @@ class Network:
         """Arrivals for instants of sending, which must not decrease. Lazy: a run of any length needs little memory."""
         if self._link is None:
             return self._at_once(sent_ns)
-        return (
-            self._attached(sent_ns, self._link) if self._semantics == "attach" else self._delayed(sent_ns, self._link)
-        )
+        semantics = self._attached if self._semantics == "attach" else self._delayed
+        return semantics(sent_ns, self._link)
 
     def _at_once(self, sent_ns: Iterable[int]) -> Iterator[Arrival]:
-        draw_slo = self._draw_slo
-        for number, at_ns in enumerate(sent_ns):
-            yield at_ns, Request(RequestId(number), at_ns, at_ns, at_ns + draw_slo())
+        for at_ns, id, slo_ns in zip(sent_ns, _ids(), self._slos_ns, strict=False):
+            yield at_ns, Request(id, at_ns, at_ns, at_ns + slo_ns)
 
     def _attached(self, sent_ns: Iterable[int], link: Link) -> Iterator[Arrival]:
-        for number, at_ns in enumerate(sent_ns):
-            begun_ns = at_ns - link.transfer_ns(at_ns, self._draw_payload())
-            yield at_ns, Request(RequestId(number), begun_ns, at_ns, begun_ns + self._draw_slo())
+        draws = zip(sent_ns, _ids(), self._slos_ns, self._payloads_bytes, strict=False)
+        for at_ns, id, slo_ns, payload_bytes in draws:
+            begun_ns = at_ns - link.transfer_ns(at_ns, payload_bytes)
+            yield at_ns, Request(id, begun_ns, at_ns, begun_ns + slo_ns)
 
     def _delayed(self, sent_ns: Iterable[int], link: Link) -> Iterator[Arrival]:
         """Transfers take no negative time, so whatever arrives before the next sending can be handed over."""
-        under_way: list[tuple[int, int, Request]] = []
-        for number, at_ns in enumerate(sent_ns):
+        under_way: list[tuple[int, RequestId, Request]] = []
+        draws = zip(sent_ns, _ids(), self._slos_ns, self._payloads_bytes, strict=False)
+        for at_ns, id, slo_ns, payload_bytes in draws:
             while under_way and under_way[0][0] <= at_ns:
                 arrived_ns, _, request = heappop(under_way)
                 yield arrived_ns, request
-            arrived_ns = at_ns + link.transfer_ns(at_ns, self._draw_payload())
-            request = Request(RequestId(number), at_ns, arrived_ns, at_ns + self._draw_slo())
-            heappush(under_way, (arrived_ns, number, request))
+            arrived_ns = at_ns + link.transfer_ns(at_ns, payload_bytes)
+            heappush(under_way, (arrived_ns, id, Request(id, at_ns, arrived_ns, at_ns + slo_ns)))
         while under_way:
             arrived_ns, _, request = heappop(under_way)
             yield arrived_ns, request
 
 
-Value = TypeVar("Value")
+def _ids() -> Iterator[RequestId]:
+    return cast(Iterator[RequestId], count())
 
 
-def _draws(values: Sequence[Value], random: Random) -> Callable[[], Value]:
-    """A source of equally likely `values`; a single one costs no draw."""
-    if len(values) == 1:
-        only = values[0]
-        return lambda: only
-    return lambda: random.choice(values)
+def _draws(values: Sequence[int], random: Random) -> Iterator[int]:
+    """An endless series of equally likely `values`; a single one costs no draw."""
+    return repeat(values[0]) if len(values) == 1 else map(random.choice, repeat(values))

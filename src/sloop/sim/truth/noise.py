@@ -6,7 +6,8 @@ That cuts the tails at 3.7 standard deviations, which durations of forward passe
 Must not know what the factors are for.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import repeat
 from math import log
 from random import Random
 from statistics import NormalDist
@@ -21,12 +22,17 @@ FLOOR = 0.05
 """No draw is shorter than this share of its mean, however large the coefficient of variation."""
 
 
-def factors(shape: Shape, cv: float, random: Random) -> Callable[[], float]:
-    """A source of factors of mean 1; `cv` is their standard deviation and counts for `normal` alone."""
+def factors(shape: Shape, cv: float, random: Random) -> Iterator[float]:
+    """An endless series of factors of mean 1; `cv` is their standard deviation and counts for `normal` alone."""
     if shape == "exponential":
-        return lambda: -log(1.0 - random.random())
+        return _exponential(random)
     if shape == "deterministic" or cv == 0.0:
-        return lambda: 1.0
+        return repeat(1.0)
     table = tuple(max(FLOOR, 1.0 + cv * quantile) for quantile in _QUANTILES)
-    draw_bits = random.getrandbits
-    return lambda: table[draw_bits(_BITS)]
+    return map(table.__getitem__, map(random.getrandbits, repeat(_BITS)))
+
+
+def _exponential(random: Random) -> Iterator[float]:
+    draw = random.random
+    while True:
+        yield -log(1.0 - draw())

@@ -18,9 +18,9 @@ class Resize:
 
     def __init__(self, seed: int, *, delay_ns: int = 0, cv: float = 0.0, in_flight: InFlight = "next_batch") -> None:
         self._delay_ns = delay_ns
-        self._factor = factors("normal", cv, stream(seed, "resize"))
+        self._factors = factors("normal", cv, stream(seed, "resize"))
         self.rescales = in_flight == "rescale"
 
     def draw_ns(self) -> int:
         """How long the next resize takes to be in force."""
-        return round(self._delay_ns * self._factor())
+        return round(self._delay_ns * next(self._factors))

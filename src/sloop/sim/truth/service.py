@@ -37,8 +37,8 @@ class Service:
         self._ratio = ratio
         self._errors = errors or {}
         self._means_ns: dict[tuple[str, str, float], list[float]] = {}
-        self.factor = factors(shape, cv, stream(seed, "service"))
-        """Draws the noise of one batch: a factor of mean 1."""
+        self.factors = factors(shape, cv, stream(seed, "service"))
+        """The noise of one batch after the other, of mean 1."""
 
     def means_ns(self, stage: str, variant: str, cores: float) -> list[float]:
         """True mean durations in ns, indexed by batch size from 0 (always 0.0) to the profile's largest batch."""
