@@ -1,0 +1,202 @@
+"""Laws every policy of a verb obeys, whatever it is; a new policy is under them as soon as it is registered."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.core.seams import Take
+from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.policies import POLICIES
+from sloop.policies.build import build
+from sloop.profile.estimate import Estimate
+from sloop.profile.published import YOLOV5S_S
+from sloop.units import NS_PER_S, ms, s
+from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+
+BELIEF = Estimate(YOLOV5S_S, correct=False)
+laws = settings(max_examples=50, deadline=None)
+instants = st.integers(0, 200).map(ms)
+
+
+class Idle:
+    def __init__(self, number: int, cores: float, batches: int) -> None:
+        self.id, self.cores, self.batches = ReplicaId(number), cores, batches
+
+
+@st.composite
+def visits(draw: st.DrawFn) -> Visit:
+    sent_ns = draw(instants)
+    arrived_ns = sent_ns + draw(instants)
+    request = Request(RequestId(draw(st.integers(0, 999))), sent_ns, arrived_ns, sent_ns + draw(instants) + 1)
+    return Visit(request, "stage", arrived_ns, request.deadline_ns)
+
+
+def twice(policy: Any, verb: str, *arguments: Any) -> Any:
+    """The policy's answer, having checked that a fresh one gives the same and that neither touched its arguments."""
+    before = deepcopy(arguments, {id(BELIEF): BELIEF})
+    answer = getattr(policy, verb)(*arguments)
+    assert arguments == before, "what a policy is shown is not its own to change"
+    return answer
+
+
+@pytest.mark.parametrize("name", POLICIES["order"])
+@laws
+@given(visit=visits())
+def test_a_key_depends_on_the_visit_alone(name: str, visit: Visit) -> None:
+    assert build("order", name, {}).key(visit) == build("order", name, {}).key(visit)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", POLICIES["batch"])
+@laws
+@given(
+    queue=st.lists(visits(), min_size=1, max_size=40), limit=st.integers(1, 16), now_ns=instants, each=st.integers(0, 9)
+)
+def test_batches_fit_and_waiting_ends(name: str, queue: list[Visit], limit: int, now_ns: int, each: int) -> None:
+    queue.sort(key=lambda visit: visit.deadline_ns)
+    costs_ns = [0, *(ms(5 + each * size) for size in range(1, limit + 1))]
+    policy = build("batch", name, {})
+    for _ in range(3):  # waits at most as often as it says, and then starts or gives up
+        take: Take = twice(policy, "decide", now_ns, queue, limit, costs_ns)
+        assert 0 <= take.count <= limit
+        assert take.skip + take.count <= len(queue)
+        if take.skip or take.count:
+            return
+        assert take.wait_until_ns > now_ns, "to wait until a time that has passed is to spin"
+        now_ns = take.wait_until_ns
+    pytest.fail("it waits for ever")
+
+
+@pytest.mark.parametrize("name", POLICIES["route"])
+@laws
+@given(cores=st.lists(st.floats(0.1, 64), min_size=1, max_size=20), batches=st.integers(0, 9), last=st.integers(-1, 40))
+def test_routers_choose_one_that_is_there(name: str, cores: list[float], batches: int, last: int) -> None:
+    idle = [Idle(2 * number, own, batches * number) for number, own in enumerate(cores)]
+    policy = build("route", name, {})
+    for _ in range(3):
+        index = policy.choose(0, idle, ReplicaId(last))  # type: ignore[attr-defined]
+        assert 0 <= index < len(idle)
+        last = idle[index].id
+
+
+@pytest.mark.parametrize("name", POLICIES["route"])
+def test_routers_leave_no_equal_replica_out(name: str) -> None:
+    """Handing out as many batches as there are replicas, each to one that is idle, uses every replica."""
+    policy, idle, last = build("route", name, {}), [Idle(number, 1.0, 0) for number in range(7)], ReplicaId(-1)
+    while idle:
+        last = idle.pop(policy.choose(0, idle, last)).id  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", POLICIES["drop"])
+@laws
+@given(visit=visits(), now_ns=instants, later_ns=instants, cost_ns=instants)
+def test_what_is_hopeless_stays_so(name: str, visit: Visit, now_ns: int, later_ns: int, cost_ns: int) -> None:
+    policy: Any = build("drop", name, {})
+    if policy.is_hopeless(now_ns, visit, cost_ns):
+        assert policy.is_hopeless(now_ns + later_ns, visit, cost_ns)
+
+
+@pytest.mark.parametrize("name", POLICIES["admit"])
+@laws
+@given(visit=visits(), queued=st.integers(0, 5000), drain_ns=instants)
+def test_an_answer_at_the_door_is_never_negative(name: str, visit: Visit, queued: int, drain_ns: int) -> None:
+    policy: Any = build("admit", name, {})
+    request = visit.request
+    assert policy.retry_after_ns(request.arrived_ns, request, queued, drain_ns) >= 0
+    assert policy.retry_after_ns(request.arrived_ns, request, 0, 0) == 0, "an empty server lets everybody in"
+
+
+@pytest.mark.parametrize("name", POLICIES["place"])
+@laws
+@given(
+    free=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4), st.integers(0, 10)), max_size=8),
+    cores=st.integers(1, 8),
+    memory=st.integers(0, 4),
+    share=st.integers(0, 10),
+)
+def test_a_replica_goes_where_it_fits_if_it_fits_anywhere(
+    name: str, free: list[tuple[int, int, int]], cores: int, memory: int, share: int
+) -> None:
+    nodes = [
+        NodeView(Node(f"n{index}", "local", 8, 4, ("gpu",)), own_cores, own_memory, {"gpu": own_share / 10})
+        for index, (own_cores, own_memory, own_share) in enumerate(free)
+    ]
+    spec = ReplicaSpec("stage", "v", cores, device="gpu" if share else "", share=share / 10 or 1.0)
+    fits = {
+        f"n{index}" for index, (c, m, g) in enumerate(free) if c >= cores and m >= memory and (not share or g >= share)
+    }
+    chosen = twice(build("place", name, {}), "choose", 0, spec, memory, nodes)
+    assert chosen in fits if fits else chosen is None
+
+
+def stage_of(counts: Sequence[int], ready: int, starting: int, queue: Sequence[Visit], now_s: int) -> StageView:
+    """A stage whose last seconds brought `counts` requests, each with 0.9 s left, and kept its replicas half busy."""
+    lives = [Life.READY] * ready + [Life.STARTING] * starting
+    replicas = tuple(
+        ReplicaView(ReplicaId(number), ReplicaSpec("stage", "v", 1.0, "n"), life, s(number % 7), 0)
+        for number, life in enumerate(lives)
+    )
+    first_s = now_s - len(counts)
+    buckets = [
+        Bucket(
+            s(first_s + at),
+            count,
+            0,
+            count * NS_PER_S // 10,
+            ready * NS_PER_S // 2,
+            ready * NS_PER_S,
+            [ms(900)] * count,
+        )
+        for at, count in enumerate(counts)
+    ]
+    return StageView("stage", s(1), (), {"v": BELIEF}, replicas, tuple(queue), 0, buckets, s(1))
+
+
+@pytest.mark.parametrize("name", POLICIES["forecast"])
+@laws
+@given(counts=st.lists(st.integers(0, 100), max_size=30))
+def test_a_forecast_lies_within_what_was_seen(name: str, counts: list[int]) -> None:
+    demand_rps = twice(build("forecast", name, {}), "demand_rps", s(30), stage_of(counts, 1, 0, (), 30))
+    assert min(counts, default=0) - 1e-9 <= demand_rps <= max(counts, default=0) + 1e-9
+
+
+@pytest.mark.parametrize("name", POLICIES["scale"])
+@laws
+@given(
+    history=st.lists(
+        st.tuples(st.lists(st.integers(0, 60), max_size=5), st.integers(0, 4), st.integers(0, 4)),
+        min_size=1,
+        max_size=8,
+    ),
+    queue=st.lists(visits(), max_size=20),
+)
+def test_plans_can_be_carried_out(name: str, history: list[tuple[list[int], int, int]], queue: list[Visit]) -> None:
+    """Whatever a policy has seen, it asks for known things in sane amounts, gives a reason, and answers repeatably."""
+    policy: Any = build("scale", name, {})
+    again: Any = build("scale", name, {})
+    assert policy.period_ns > 0
+    plan = None
+    node = NodeView(Node("n", "local", 16, 1 << 30), 16, 1 << 30, {})
+    for step, (counts, ready, starting) in enumerate(history):
+        now_s = 60 + 15 * step
+        stage = stage_of(counts, ready, starting, queue, now_s)
+        view = ClusterView((stage,), (node,), plan, {"stage": stage.rate_rps()})
+        answer = twice(policy, "plan", s(now_s), view)
+        assert answer == again.plan(s(now_s), view)
+        if answer is None:
+            continue
+        plan = answer
+        assert plan.why
+        (target,) = plan.stages
+        assert target.stage == "stage"
+        assert 1 <= target.batch_max <= YOLOV5S_S.max_batch
+        for group in target.groups:
+            assert group.spec.stage == "stage"
+            assert group.spec.variant == "v"
+            assert 0 < group.spec.cores <= 16
+            assert 0 <= group.count <= 64
+        if queue:
+            assert sum(group.count for group in target.groups) > 0, "somebody waits"
