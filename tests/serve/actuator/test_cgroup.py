@@ -119,16 +119,15 @@ while True:
 
 @pytest.mark.live
 def test_half_the_cores_take_twice_the_time(real: Cgroups) -> None:
+    """The exact ratio is for benchmarks/resize.py on a quiet machine; what else runs here can only add to the times."""
     with subprocess.Popen([sys.executable, "-c", PACE], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        fastest = {}
         real.confine(process.pid, 1)
         for cores in (0.5, 0.25):  # fractions small enough to be had even where others run
             assert real.resize(process.pid, cores) == Grant(cores)
             assert real.read(process.pid) == cores
             process.stdout.readline()  # may have begun under the quota before
-            fastest[cores] = min(float(process.stdout.readline()) for _ in range(10))
+            taken_s = sum(float(process.stdout.readline()) for _ in range(10))
+            assert 0.9 < taken_s / (10 * 0.02 / cores) < 1.8
         process.kill()
     real.release(process.pid)
-    assert fastest[0.5] == pytest.approx(0.04, rel=0.1)
-    assert fastest[0.25] / fastest[0.5] == pytest.approx(2.0, abs=0.2)
