@@ -10,8 +10,8 @@ much capacity is needed, yet it stays in both windows long after (users of Knati
 one, knative/serving#4344). So from the moment a replica starts until all are ready and no more than a batch for each
 waits, at the latest a stable window after they were ready, a second's concurrency counts as no more than its arrivals
 would keep busy by Little's law, arrivals per second × believed latency. Starting replicas thereby answer the demand
-they were started for. Fails for deadlines: concurrency says nothing of budgets, and from zero the first request pays
-the cold start.
+they were started for. Fails for deadlines: concurrency says nothing of budgets, from zero the first request pays the
+cold start, and where batching makes many at once as cheap as few it swings between too many replicas and too few.
 """
 
 import math
@@ -132,7 +132,7 @@ class Kpa:
         """The last replica stays for a while, and whoever waits gets one."""
         if count > 0 or stage.queue or stage.running:
             past.idle_ns = None
-            count = max(count, 1)
+            count, mode = (count, mode) if count else (1, ", for who waits")
         elif self.replicas_min == 0 and any(replica.life is not Life.DRAINING for replica in stage.replicas):
             past.idle_ns = now_ns if past.idle_ns is None else past.idle_ns
             if now_ns - past.idle_ns < self.zero_delay_ns:
