@@ -27,18 +27,20 @@ LAST_WORDS: Final = 400
 
 
 class Where(Struct, frozen=True):
-    """What a server says of itself when it listens."""
+    """What a server says of itself when it listens, or why it does not."""
 
-    application: str
-    http: str
-    log: str
+    application: str = ""
+    http: str = ""
+    log: str = ""
+    error: str = ""
+    help: str = ""
 
 
 class Sending(Struct, frozen=True):
     """What to send to it."""
 
     trace: Trace
-    link: Link
+    link: Link | None
     payload_bytes: int
     slo_ms: float
     seed: int
@@ -47,7 +49,7 @@ class Sending(Struct, frozen=True):
 def observe(
     app: Path, state: Path, sending: Sending, *, tell: Callable[[Told], None] = lambda told: None
 ) -> tuple[LoadResult, Path]:
-    """Serve the application file `app`, send it the load, and return what the clients saw and the server's event log."""
+    """Serve the application file `app`, send it the load; returns what the clients saw and the server's event log."""
     with serving(app, state) as where:
         plan = LoadPlan(
             url=where.http,
@@ -88,16 +90,17 @@ def serving(app: Path, state: Path) -> Iterator[Where]:
 def _listening(process: "subprocess.Popen[bytes]", words: Path) -> Where:
     """Where the server is, once it would take an inference."""
     assert process.stdout is not None
-    line = process.stdout.readline()
+    said = process.stdout.readline()
+    where = msgspec.json.decode(said, type=Where) if said else Where(error="it said nothing")
+    if where.error:
+        raise MachineError(f"the server did not start: {where.error}", help=where.help or f"see {words}")
     until_s = monotonic() + READY_S
-    if line:
-        where = msgspec.json.decode(line, type=Where)
-        while process.poll() is None and monotonic() < until_s:
-            if is_ready(where.http):
-                return where
-            sleep(0.1)
-    said = words.read_text(errors="replace").strip()[-LAST_WORDS:]
-    raise MachineError(f"the server did not become ready: {said or 'no word'}", help=f"see {words}")
+    while process.poll() is None and monotonic() < until_s:
+        if is_ready(where.http):
+            return where
+        sleep(0.1)
+    last = words.read_text(errors="replace").strip()[-LAST_WORDS:]
+    raise MachineError(f"the server did not become ready: {last or 'no word'}", help=f"see {words}")
 
 
 def is_ready(url: str) -> bool:

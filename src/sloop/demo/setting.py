@@ -17,12 +17,16 @@ from sloop.profile.profile import Profile
 SLO_MS: Final = 1000.0
 """Sponge's own: one second from the client's first byte."""
 BATCHES: Final = (1, 2, 4)
+MACHINE_CORES_MAX: Final = 2.0
+"""More would only need more load to show the same."""
 LOADER_CORES: Final = 0.25
 """Left to the load generator, which shares this machine."""
 STEP_CORES: Final = 0.25
 TROUGH, CREST = 0.15, 0.55
 """Of the throughput on all cores. A second's requests come at once, so the crest keeps all cores busy for most of what
 the link leaves of the deadline; half the cores would need more than a second for a second's requests."""
+SHORT: Final = 0.9
+"""What `static` gets bears less than this share of the crest, however flat the profile is above half the cores."""
 PERIOD_S: Final = 20
 BURST_MS: Final = 50.0
 SIGMAS_AT_P99: Final = 2.33
@@ -53,28 +57,33 @@ class Setting(Struct, frozen=True):
 
 def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
     """The core counts to measure and to choose from: quarters where the machine gives fractions, else whole cores."""
+    most = min(machine_cores, MACHINE_CORES_MAX)
     if not fractions:
-        return tuple(float(count) for count in range(1, max(1, math.floor(machine_cores)) + 1))
-    most = max(STEP_CORES, machine_cores - LOADER_CORES)
-    step = STEP_CORES * max(1, math.ceil(most / STEP_CORES / 8))  # eight points tell enough of a large machine
-    return tuple(step * place for place in range(1, math.floor(most / step) + 1))
+        return tuple(float(count) for count in range(1, max(1, math.floor(most)) + 1))
+    places = max(1, math.floor((most - LOADER_CORES) / STEP_CORES))
+    return tuple(STEP_CORES * place for place in range(1, places + 1))
 
 
 def setting_of(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> Setting:
-    """The demonstration this profile is worth. `cores` are those it was measured on."""
-    cores_max = cores[-1]
-    half = max((count for count in cores if count <= cores_max / 2), default=cores[0])
-    most_rps = throughput_rps(profile, cores_max)
+    """The demonstration this profile is worth. `cores` are those it was measured on, ascending."""
+    most_rps = throughput_rps(profile, cores[-1])
+    crest_rps = CREST * most_rps
     ratios = [sample.p99_ms / sample.p50_ms for sample in profile.samples if sample.p50_ms > 0]
     return Setting(
         cores=tuple(cores),
-        half_cores=half,
-        counts=wave(TROUGH * most_rps, CREST * most_rps, duration_s),
+        half_cores=half_of(profile, cores, crest_rps),
+        counts=wave(TROUGH * most_rps, crest_rps, duration_s),
         slo_ms=SLO_MS,
         payload_kb=284.0,
         ratio=max(1.0, median(ratios)) if ratios else 1.05,
         seed=seed,
     )
+
+
+def half_of(profile: Profile, cores: Sequence[float], crest_rps: float) -> float:
+    """The largest count up to half the cores that cannot bear the crest; the smallest of all if every count can."""
+    weak = [c for c in cores if c <= cores[-1] / 2 and throughput_rps(profile, c) < SHORT * crest_rps]
+    return max(weak, default=cores[0])
 
 
 def throughput_rps(profile: Profile, cores: float) -> float:

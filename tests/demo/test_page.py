@@ -1,0 +1,42 @@
+from html.parser import HTMLParser
+
+from sloop.demo.page import html, live_timeline, result, words
+from sloop.demo.run import Demonstration
+
+
+class Tags(HTMLParser):
+    """Opened and closed tags, and whatever would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [f"{tag} {value}" for name, value in attrs if name in {"src", "data"} and value]
+        self.fetched += [f"link {value}" for name, value in attrs if tag == "link" and name == "href" and value]
+
+
+def test_the_page_is_whole_in_itself(demonstration: Demonstration) -> None:
+    document = html(demonstration, "out/demo")
+    tags = Tags()
+    tags.feed(document)
+    assert tags.fetched == []
+    assert document.count("<svg") == 4  # live, latency, and live against simulated for two systems
+    assert "a &lt;machine&gt;" in document
+    assert "sloop replay out/demo/sponge/events.jsonl" in document
+
+
+def test_every_run_has_three_rows(demonstration: Demonstration) -> None:
+    rows = result(demonstration).rows
+    assert [row[:2] for row in rows] == [
+        (system, run) for system in ("static", "sponge") for run in ("live, clients", "live, server", "simulated")
+    ]
+
+
+def test_the_result_is_said_in_words(demonstration: Demonstration) -> None:
+    assert words(demonstration).startswith("static answered 100.0 % of 200 requests in time with")
+
+
+def test_the_figure_shows_both_systems(demonstration: Demonstration) -> None:
+    cores = live_timeline(demonstration).panels[1]
+    assert [series.name for series in cores.series] == ["static", "sponge"]
