@@ -108,6 +108,26 @@ def test_connections_idle_for_long_are_not_trusted(stub: Any, monkeypatch: pytes
     assert asyncio.run(run()) == 2
 
 
+def test_connections_of_a_passing_burst_are_closed_again(stub: Any) -> None:
+    """Else a server that takes 1,024 connections at a time would never look at those that came after."""
+
+    async def run() -> int:
+        ends = Ends(20)
+        made = Connections(Server("127.0.0.1", stub.port), ends.report, connections_max=50, timeout_ns=NS_PER_S)
+        await made.warm(2)
+        for number in range(20):
+            made.send(outgoing(number))
+        await ends.wait()
+        made.expire(time.monotonic_ns() + 2 * connections.SPARE_NS_MAX)
+        left = made.open_count
+        made.close()
+        return left
+
+    stub.script = lambda number: stub.Step(delay_s=0.05)
+    assert asyncio.run(run()) == 2
+    assert stub.connections > 2
+
+
 @pytest.mark.parametrize(
     ("content", "closes", "ending"),
     [

@@ -75,6 +75,14 @@ def test_nothing_answered_has_no_latency() -> None:
     assert ("errors", "1 (timeout 1)") in found.rows()
 
 
+def test_a_generator_to_blame_says_so() -> None:
+    assert result([(0, 0)], [record(0, 9, 50)]).note == ""
+    assert "lagged by 11.0 ms at p99" in result([(0, 0)], [record(0, 11, 50)]).note
+    overflowed = result([(0, 0)], [record(0, 0, 0, "overflow")])
+    assert "1 requests found every connection busy" in overflowed.note
+    assert overflowed.rows()[-1] == ("note", overflowed.note)
+
+
 def test_closed_loops_are_due_when_sent() -> None:
     measured = join(np.array([record(3, 10, 14), record(1, 2, 5)], dtype=DTYPE), None)
     found = summarise(measured, slo_ns=ms(SLO_MS), duration_s=1.0, connections=2, wall_s=1.0)

@@ -66,6 +66,21 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
     assert AnswerReader().close() is None
 
 
+@pytest.mark.parametrize(
+    ("head", "is_last"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: TE, Close\r\n", True),
+        (b"HTTP/1.0 200 OK\r\n", True),
+        (b"HTTP/1.0 200 OK\r\nconnection: Keep-Alive\r\n", False),
+    ],
+)
+def test_which_connections_go_on(head: bytes, is_last: bool) -> None:
+    answer = AnswerReader().feed(head + b"content-length: 0\r\n\r\n")
+    assert answer is not None
+    assert answer.is_last == is_last
+
+
 def test_a_cut_off_answer_is_none() -> None:
     reader = AnswerReader()
     reader.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")

@@ -21,6 +21,10 @@ from sloop.units import NS_PER_S
 IDLE_NS_MAX = 3 * NS_PER_S
 """Servers close idle connections after 5 s or more; one idle for less is safe to send on."""
 
+SPARE_NS_MAX = NS_PER_S
+"""Idle connections beyond the warm ones are closed after this: a server that bounds its connections (Granian takes
+1,024 at a time) would else leave newer ones, requests and all, waiting behind those that a passing burst once needed."""
+
 CONNECTING_MAX = 64
 """Connections in the making at once: more would overrun the server's queue of new connections (often 128)."""
 
@@ -127,6 +131,7 @@ class Connections:
         self.report = report
         self.opened = 0
         """Connections ever made."""
+        self._kept = 0
         self._server = server
         self._max = connections_max
         self._timeout_ns = timeout_ns
@@ -140,8 +145,14 @@ class Connections:
         self._unanswered: deque[tuple[int, Connection, Outgoing]] = deque()
         """By the instant of their timeout, which is also the order of sending."""
 
+    @property
+    def open_count(self) -> int:
+        """Connections open now."""
+        return len(self._open)
+
     async def warm(self, count: int) -> None:
         """Open this many connections; those that cannot be opened are left to later."""
+        self._kept = count
         for first in range(0, count, CONNECTING_MAX):
             await asyncio.gather(*(self._connect() for _ in range(first, min(count, first + CONNECTING_MAX))))
 
@@ -157,7 +168,8 @@ class Connections:
             self.report(outgoing, time.monotonic_ns(), Ending.OVERFLOW, None)
 
     def expire(self, now_ns: int) -> None:
-        """Fail what has waited for longer than the timeout, and forget what has its answer."""
+        """Fail what has waited for longer than the timeout, forget what has its answer, close what is idle for long."""
+        self._close_spare(now_ns)
         while self._unanswered:
             timeout_ns, connection, outgoing = self._unanswered[0]
             is_answered = connection.outgoing is not outgoing
@@ -168,6 +180,14 @@ class Connections:
                 connection.fail(Ending.TIMEOUT)
         while self._waiting and self._waiting[0].handed_ns + self._timeout_ns <= now_ns:
             self.report(self._waiting.popleft(), now_ns, Ending.TIMEOUT, None)
+
+    def _close_spare(self, now_ns: int) -> None:
+        """The idle connections stand in the order they fell idle in."""
+        surplus = self._idle[: max(0, len(self._idle) - self._kept)]
+        for connection in surplus:
+            if now_ns - connection.idle_since_ns > SPARE_NS_MAX:
+                self.forget(connection)
+                connection.abort()
 
     def release(self, connection: Connection) -> None:
         """A connection has fallen idle."""

@@ -22,6 +22,8 @@ DROPPED_STATUS: Final = 504
 REJECTED_STATUSES: Final = (429, 503)
 OUTCOMES: Final = tuple(Outcome)
 CHUNK: Final = 100_000
+LAG_SHARE_MAX: Final = 0.1
+"""Of the SLO: a generator that lags by more at p99 says so, for its lag is part of the latencies."""
 
 
 class SecondRow(msgspec.Struct, frozen=True):
@@ -71,6 +73,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     duration_s: float
     wall_s: float
+    note: str
+    """Why these figures may not be the server's, if there is a reason; empty otherwise."""
     seconds: list[SecondRow]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -88,6 +92,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
             ("latency p50 / p99 / max", _spread(self.p50_ms, self.p99_ms, self.max_ms)),
             ("response p50 / p99", _spread(self.response_p50_ms, self.response_p99_ms)),
             ("generator's lag p50 / p99 / max", _spread(self.lag_p50_ms, self.lag_p99_ms, self.lag_max_ms)),
+            *([("note", self.note)] if self.note else []),
         ]
 
 
@@ -177,8 +182,19 @@ def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections
         connections=connections,
         duration_s=duration_s,
         wall_s=wall_s,
+        note=_note(
+            _quantile_ms(lag, 0.99) or 0.0, to_ms(slo_ns), int(np.count_nonzero(measured.ending == Ending.OVERFLOW))
+        ),
         seconds=list(_seconds(measured, outcomes)),
     )
+
+
+def _note(lag_p99_ms: float, slo_ms: float, overflows: int) -> str:
+    if overflows:
+        return f"{overflows:,} requests found every connection busy: allow more connections to send them"
+    if lag_p99_ms > LAG_SHARE_MAX * slo_ms:
+        return f"the generator itself lagged by {lag_p99_ms:.1f} ms at p99: give it a core of its own or a lower rate"
+    return ""
 
 
 def _error_kinds(measured: Measured, outcomes: NDArray[np.int8]) -> dict[str, int]:

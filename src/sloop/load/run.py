@@ -97,9 +97,9 @@ def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: D
     if count == 0:
         raise InputError("the trace has no arrivals", where=trace.name, help="choose another window, or a higher rate")
     due = np.concatenate(times)
-    elapsed = np.zeros(count, dtype=np.int64)
-    if link is not None:
-        elapsed = np.fromiter((link.transfer_ns(at, payload_bytes) for at in due.tolist()), np.int64, count)
+    if link is None:
+        return np.stack([due, np.zeros_like(due)], axis=1)
+    elapsed = np.fromiter((link.transfer_ns(at_ns, payload_bytes) for at_ns in due.tolist()), np.int64, count)
     if delivery == Delivery.DELAY:
         due = due + elapsed
     order = np.argsort(due, kind="stable")

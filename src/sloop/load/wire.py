@@ -56,7 +56,7 @@ class RequestHead:
 class AnswerReader:
     """Puts one response after another together from the bytes of a connection."""
 
-    __slots__ = ("_at", "_body_start", "_buffer", "_chunks", "_fields", "_length", "_status")
+    __slots__ = ("_at", "_body_start", "_buffer", "_chunks", "_fields", "_is_old", "_length", "_status")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -66,6 +66,7 @@ class AnswerReader:
         self._body_start = self._at = 0
         self._chunks: list[bytes] = []
         self._status = 0
+        self._is_old = False
         self._length = 0
         self._fields: dict[bytes, bytes] = {}
 
@@ -108,6 +109,7 @@ class AnswerReader:
             del self._buffer[: end + 4]
             return bool(self._buffer) and self._read_head()
         self._status = status
+        self._is_old = lines[0].startswith(b"HTTP/1.0")
         for line in lines[1:]:
             name, _, value = line.partition(b":")
             self._fields[name.strip().lower()] = value.strip()
@@ -158,12 +160,17 @@ class AnswerReader:
         if len(self._buffer) > end:
             raise BrokenAnswer("more bytes than the answer has")
         met = self._fields.get(b"x-slo-met")
-        connection = self._fields.get(b"connection", b"").lower()
-        is_last = connection == b"close" or (self._length < 0 and not self._is_chunked)
-        answer = Answer(self._status, body, is_last, None if met is None else met.lower() == b"true")
+        answer = Answer(self._status, body, self._closes(), None if met is None else met.lower() == b"true")
         self._buffer.clear()
         self._forget()
         return answer
+
+    def _closes(self) -> bool:
+        """Whether the server will close the connection (RFC 9112, section 9.3)."""
+        options = {option.strip() for option in self._fields.get(b"connection", b"").lower().split(b",")}
+        if b"close" in options or (self._length < 0 and not self._is_chunked):
+            return True
+        return self._is_old and b"keep-alive" not in options
 
 
 def _status_of(line: bytes) -> int:
