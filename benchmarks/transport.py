@@ -1,0 +1,74 @@
+"""What a batch costs on its way to a worker and back: microseconds beyond the forward pass, and of the server's CPU.
+
+    python benchmarks/transport.py
+
+The model echoes and takes no time, so what is left is frames, sockets and two processes waking each other.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+
+import uvloop
+
+from sloop.events import Event, Finished, ReplicaReady
+from sloop.serve.actuator import detect
+from sloop.serve.backends import Servable
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+
+ECHO = Signature((Port("x", "FP32", (-1, -1)),), (Port("x", "FP32", (-1, -1)),))
+REPLICA = ReplicaId(0)
+CASES = ((16, 1, 3000), (4096, 1, 3000), (16, 32, 3000), (602_112, 1, 500), (602_112, 8, 100))
+"""Bytes of a request's tensor (602,112: an image of 224 × 224 in FP32), requests per batch, batches."""
+
+
+class Round:
+    """Sends a batch as soon as the one before is back."""
+
+    def __init__(self, backend: LocalBackend, batch: list[list[Tensor]], count: int) -> None:
+        self._backend, self._batch, self._count = backend, batch, count
+        self._sent_ns = 0
+        self.overheads_us: list[float] = []
+        self.done = asyncio.Event()
+
+    def happened(self, event: Event) -> None:
+        if isinstance(event, ReplicaReady):
+            self._send()
+
+    def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+        self.overheads_us.append((time.perf_counter_ns() - self._sent_ns - event.service_ns) / 1e3)
+        if len(self.overheads_us) == self._count:
+            self.done.set()
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent_ns = time.perf_counter_ns()
+        self._backend.run(BatchId(len(self.overheads_us)), REPLICA, self._batch)
+
+
+async def measure(size_bytes: int, requests: int, count: int) -> dict[str, float]:
+    backend = LocalBackend({("s", "v"): Servable("fake:sleep:0:0", ECHO)}, detect().actuator)
+    request = [Tensor("FP32", (1, size_bytes // 4), bytes(size_bytes))]
+    echo = Round(backend, [request] * requests, count)
+    backend.attach(echo)
+    before_s = time.process_time()
+    backend.start(REPLICA, ReplicaSpec("s", "v", 1.0))
+    await echo.done.wait()
+    cpu_us = (time.process_time() - before_s) / count * 1e6
+    await backend.close()
+    found = sorted(echo.overheads_us)
+    return {
+        "tensor_bytes": size_bytes,
+        "requests": requests,
+        "p50_us": round(found[count // 2]),
+        "p99_us": round(found[int(count * 0.99)]),
+        "server_cpu_us": round(cpu_us),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([uvloop.run(measure(*case)) for case in CASES], indent=2))  # noqa: T201
