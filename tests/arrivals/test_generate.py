@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,3 +119,16 @@ def test_what_is_wrong_is_said(name: object, values: dict[str, object], message:
     with pytest.raises(InputError) as caught:
         kind_of(name, values, where="trace")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["poisson", "burst", "mmpp", "diurnal", "gamma"])
+def test_a_walk_keeps_only_its_busiest_second_in_memory(word: str) -> None:
+    trace = generated(SAMPLES[word], seed=1, duration_ns=s(2_000))
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in trace.times_ns())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count > 50_000
+    assert peak_bytes < 200_000  # all at once would be some 40 bytes for each arrival

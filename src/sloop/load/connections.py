@@ -23,7 +23,7 @@ IDLE_NS_MAX = 3 * NS_PER_S
 
 SPARE_NS_MAX = NS_PER_S
 """Idle connections beyond the warm ones are closed after this: a server that bounds its connections (Granian takes
-1,024 at a time) would else leave newer ones, requests and all, waiting behind those that a passing burst once needed."""
+1,024 at a time) would else leave newer ones, requests and all, waiting behind those a passing burst once needed."""
 
 CONNECTING_MAX = 64
 """Connections in the making at once: more would overrun the server's queue of new connections (often 128)."""
