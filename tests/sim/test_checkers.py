@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import Action, Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.load import load_application
-from sloop.events import Event, Finished, ReplicaReady
+from sloop.events import WOKE, Event, Finished, ReplicaReady
 from sloop.log import Record
 from sloop.sim import Checkers, Violation, World, simulate
 from sloop.sim.engine import CoreLike
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
+from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
 from tests.sim.scene import records_of, world
 
 Tamper = Callable[[Any], Sequence[Action]]
@@ -85,14 +85,13 @@ MUTATIONS: dict[str, tuple[Tamper, str]] = {
         once(StartBatch, lambda order: [order, replace(order, batch=BatchId(10**6))]),
         "still runs",
     ),
-    "a batch is empty": (start(requests=()), "an empty batch"),
+    "a batch is empty": (start(requests=()), "a batch of 0 where"),
     "a batch names another stage": (start(stage="other"), "serves stage only"),
     "a request is in a batch twice": (
         once(StartBatch, lambda order: [replace(order, requests=(order.requests[0], order.requests[0]))]),
         "does not wait",
     ),
-    "a batch is larger than planned": (start(requests=tuple(RequestId(id) for id in range(5))), "up to 4"),
-    "a batch is larger than the model takes": (start(requests=tuple(RequestId(id) for id in range(9))), "up to 8"),
+    "a batch is larger than planned": (start(requests=tuple(RequestId(id) for id in range(5))), "allows up to 4"),
     "a replica that does not exist is used": (start(replica=ReplicaId(77)), "does not exist"),
     "a replica is stopped and used": (
         once(StartBatch, lambda order: [StopReplica(order.replica, "no reason"), order]),
@@ -202,3 +201,19 @@ def test_only_newcomers_are_rejected() -> None:
 
 def test_news_of_batches_nobody_runs_is_passed_over() -> None:
     check([(1, Finished(BatchId(3), ReplicaId(9), 10))])
+
+
+def test_a_batch_is_no_larger_than_the_model_takes_even_if_the_plan_says_so() -> None:
+    spec = ReplicaSpec("first", "first", 1.0, "custom-0")
+    plan = Plan((StagePlan("first", (Group(spec, 1),), batch_max=5),), why="too much")
+    ids = tuple(RequestId(number) for number in range(3))
+    records: list[tuple[int, Record]] = [
+        (0, WOKE),
+        (0, Decided("plan", "too much", plan=plan)),
+        (0, StartReplica(ReplicaId(0), spec)),
+        (1, ReplicaReady(ReplicaId(0))),
+        *((2, Request(id, 2, 2, 100)) for id in ids),
+        (2, StartBatch(BatchId(0), ReplicaId(0), "first", ids)),
+    ]
+    with pytest.raises(Violation, match="a batch of 3 where first takes up to 2"):
+        check(records)

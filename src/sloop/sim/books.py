@@ -103,9 +103,10 @@ class Rooms:
 
 
 class Books:
-    """All of it, with the moves that events make."""
+    """All of it, with the moves that events make. Deadlines that wait are kept in order only if `ordered`."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, *, ordered: bool = True) -> None:
+        self._ordered = ordered
         self.requests: dict[RequestId, OpenRequest] = {}
         self.replicas: dict[ReplicaId, TrackedReplica] = {}
         self.by_node: dict[str | None, dict[ReplicaId, TrackedReplica]] = {}
@@ -155,7 +156,8 @@ class Books:
     def _release(self, replica: TrackedReplica) -> list[OpenRequest]:
         """The requests of a replica's batch that have not ended meanwhile, taken off it."""
         batch, stage = replica.batch, replica.spec.stage
-        open = [self.requests[id] for id in replica.requests if id in self.requests]
+        found = map(self.requests.get, replica.requests)
+        open = [entry for entry in found if entry is not None]
         replica.batch, replica.requests = None, ()
         for entry in open:
             assert entry.running.pop(stage) == batch, f"the books lost batch {batch}"
@@ -163,4 +165,5 @@ class Books:
 
     def _queue(self, entry: OpenRequest, stage: str) -> None:
         entry.waiting[stage] = self.step
-        self.waiting[stage].add(entry.request.deadline_ns, entry.request.id, self.step)
+        if self._ordered:
+            self.waiting[stage].add(entry.request.deadline_ns, entry.request.id, self.step)

@@ -18,6 +18,7 @@ from sloop.units import to_ms
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request
 
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+EVENT_TYPES: Final = frozenset(EVENTS)
 
 
 class Violation(AssertionError):
@@ -36,7 +37,7 @@ class Checkers:
         profiles = {key: variant.profile for key, variant in variants.items() if variant.profile is not None}
         self._batch_max = {key: profile.max_batch for key, profile in profiles.items()}
         self._rooms = Rooms(nodes, {key: profile.memory_bytes for key, profile in profiles.items()})
-        self._books = Books(application)
+        self._books = Books(application, ordered=edf)
         self._edf = edf
         self._origin = origin
         self._now_ns = -(2**63)
@@ -73,13 +74,14 @@ class Checkers:
         self._record = record
         if now_ns < self._now_ns:
             self._fail(f"time goes back from {self._now_ns} ns")
-        if isinstance(record, EVENTS):
+        kind = type(record)
+        if kind in EVENT_TYPES:
             self._end_step()
             self._event = record
         elif now_ns != self._now_ns:
             self._fail(f"an action at another instant than its event's, {self._now_ns} ns")
         self._now_ns = now_ns
-        check = self._checks.get(type(record))
+        check = self._checks.get(kind)
         if check is not None:
             check(record)
 
@@ -115,13 +117,11 @@ class Checkers:
         again = f"\nreproduce with: {self._origin}" if self._origin else ""
         raise Violation(f"at {to_ms(self._now_ns):.6f} ms: {what}\nrecord: {self._record}\nevent: {self._event}{again}")
 
-    def _require(self, holds: bool, what: str) -> None:
-        if not holds:
-            self._fail(what)
-
     def _arrived(self, request: Request) -> None:
-        self._require(request.id not in self._books.requests, "a request arrived twice")
-        self._require(request.sent_ns <= request.arrived_ns <= self._now_ns, "a request arrived before it was sent")
+        if request.id in self._books.requests:
+            self._fail("a request arrived twice")
+        if not request.sent_ns <= request.arrived_ns <= self._now_ns:
+            self._fail("a request arrived before it was sent")
         self._books.arrive(request)
 
     def _finished(self, event: Finished) -> None:
@@ -153,57 +153,70 @@ class Checkers:
 
     def _start_batch(self, order: StartBatch) -> None:
         replica = self._known(order.replica)
-        key = (replica.spec.stage, replica.spec.variant)
-        size = len(order.requests)
-        self._require(order.batch > self._last_batch, f"batch {order.batch} after batch {self._last_batch}")
-        self._require(replica.ready and not replica.draining, "a batch for a replica that is not ready or drains")
-        self._require(replica.batch is None, f"the replica still runs batch {replica.batch}")
-        self._require(replica.spec.stage == order.stage, f"the replica serves stage {replica.spec.stage}")
-        self._require(size > 0, "an empty batch")
-        self._require(size <= self._batch_max.get(key, size), f"{key} takes batches up to {self._batch_max.get(key)}")
-        limit = self._limits.get(order.stage, 0)
-        self._require(size <= limit, f"the plan allows batches up to {limit}")
-        latest_ns = -(2**63)
-        for id in order.requests:
-            entry = self._books.requests.get(id)
-            if entry is None or order.stage not in entry.waiting:
-                self._fail(f"request {id} does not wait at {order.stage}")
-            del entry.waiting[order.stage]
-            entry.running[order.stage] = order.batch
-            latest_ns = max(latest_ns, entry.request.deadline_ns)
+        size, limit = len(order.requests), self._limits.get(order.stage, 0)
+        if order.batch <= self._last_batch:
+            self._fail(f"batch {order.batch} after batch {self._last_batch}")
+        if not replica.ready or replica.draining:
+            self._fail("a batch for a replica that is not ready or drains")
+        if replica.batch is not None:
+            self._fail(f"the replica still runs batch {replica.batch}")
+        if replica.spec.stage != order.stage:
+            self._fail(f"the replica serves stage {replica.spec.stage}")
+        if not 0 < size <= limit:
+            self._fail(f"a batch of {size} where the plan allows up to {limit}")
+        if size > (most := self._batch_max.get((order.stage, replica.spec.variant), size)):
+            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {most}")
+        self._move(order)
         replica.batch, replica.requests = order.batch, order.requests
         self._last_batch = order.batch
+
+    def _move(self, order: StartBatch) -> None:
+        """Requests go from the queue into a batch."""
+        requests, stage = self._books.requests, order.stage
+        latest_ns = -(2**63)
+        for id in order.requests:
+            entry = requests.get(id)
+            if entry is None or entry.waiting.pop(stage, None) is None:
+                self._fail(f"request {id} does not wait at {stage}")
+            entry.running[stage] = order.batch
+            latest_ns = max(latest_ns, entry.request.deadline_ns)
         if self._edf:
-            self._latest.append((order.stage, latest_ns))
+            self._latest.append((stage, latest_ns))
 
     def _end(self, end: End) -> None:
         entry = self._books.requests.pop(end.request, None)
+        outcome = end.outcome
         if entry is None:
             self._fail("the end of a request that is not open: it never came, or ended before")
-        through = entry.done >= self._books.sinks
-        self._require(through is (end.outcome in ANSWERED), f"{end.outcome} after stages {sorted(entry.done)}")
+        if (entry.done >= self._books.sinks) is not (outcome in ANSWERED):
+            self._fail(f"{outcome} after stages {sorted(entry.done)}")
         in_time = self._now_ns <= entry.request.deadline_ns
-        self._require(end.outcome is not Outcome.SERVED or in_time, "served, after its deadline")
-        self._require(end.outcome is not Outcome.LATE or not in_time, "late, before its deadline")
-        at_door = self._event is entry.request
-        self._require(end.outcome is not Outcome.REJECTED or at_door, "rejected, but not at the door")
+        if outcome is Outcome.SERVED and not in_time:
+            self._fail("served, after its deadline")
+        if outcome is Outcome.LATE and in_time:
+            self._fail("late, before its deadline")
+        if outcome is Outcome.REJECTED and self._event is not entry.request:
+            self._fail("rejected, but not at the door")
 
     def _start_replica(self, order: StartReplica) -> None:
-        self._require(order.replica > self._last_replica, f"replica {order.replica} after {self._last_replica}")
+        if order.replica <= self._last_replica:
+            self._fail(f"replica {order.replica} after replica {self._last_replica}")
         self._last_replica = order.replica
         self._books.start(order.replica, order.spec)
         self._check_room(order.spec.node)
 
     def _stop_replica(self, order: StopReplica) -> None:
         replica = self._known(order.replica)
-        self._require(not replica.stopping, "the replica is told to stop twice")
+        if replica.stopping:
+            self._fail("the replica is told to stop twice")
         replica.stopping = replica.draining = True
         if replica.batch is not None:  # given up as stuck: nobody waits for it to give its room back
             self._books.forget(order.replica)
 
     def _resize_replica(self, order: ResizeReplica) -> None:
         replica = self._known(order.replica)
-        self._require(order.cores > 0, "a replica without cores")
+        if order.cores <= 0:
+            self._fail("a replica without cores")
         replica.wanted_cores = max(order.cores, replica.wanted_cores) if replica.resizing else order.cores
         replica.resizing += 1
         self._check_room(replica.spec.node)
@@ -224,4 +237,5 @@ class Checkers:
 
     def _check_room(self, node: str | None) -> None:
         complaint = self._rooms.complaint(node, self._books.by_node.get(node, {}).values())
-        self._require(not complaint, complaint)
+        if complaint:
+            self._fail(complaint)
