@@ -51,16 +51,16 @@ def test_mistakes_are_named_with_place_and_fix(
     verb: str, name: str, parameters: Mapping[str, object], message: str, help_: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        build(verb, name, parameters, where="app.yaml:7")
-    assert str(caught.value).startswith("app.yaml:7: ")
+        build(verb, name, parameters, where=lambda key: f"app.yaml:{key}")
+    assert str(caught.value).startswith("app.yaml:")
     assert message in caught.value.what
     assert help_ in caught.value.help
 
 
 def test_adjusting_keeps_the_rest_and_starts_with_an_empty_memory() -> None:
     assert adjust(Timeout(size=4), {"wait_ms": 1}) == Timeout(size=4, wait_ns=ms(1))
-    with pytest.raises(InputError, match=r"here: limit = 0 is out of range"):
-        adjust(Age(), {"limit": 0}, where="here")
+    with pytest.raises(InputError, match=r"here:limit: limit = 0 is out of range"):
+        adjust(Age(), {"limit": 0}, where=lambda key: f"here:{key}")
     used = SmoothWeighted()
     used._credit[ReplicaId(1)] = 3.0
     assert not adjust(used, {})._credit

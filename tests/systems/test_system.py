@@ -44,8 +44,8 @@ def test_a_slot_without_a_name_adjusts_the_policy_in_it() -> None:
 )
 def test_mistakes_are_named_with_place_and_fix(name: str, written: dict[str, object], message: str, help_: str) -> None:
     with pytest.raises(InputError) as caught:
-        build_system(name, written, where="app.yaml:9")
-    assert str(caught.value).startswith("app.yaml:9")
+        build_system(name, written, where=lambda key: f"app.yaml:{key}")
+    assert str(caught.value).startswith("app.yaml:")
     assert message in caught.value.what
     assert help_ in caught.value.help
 
@@ -61,3 +61,21 @@ def test_every_system_reads_what_it_shows_and_has_its_own_memory(name: str) -> N
     shown = first.slots
     assert set(shown) == set(VERBS)
     assert build_system(name, shown).policies == first.policies
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"cores": "many"}, "cores"),
+        ({"cores": 0}, "cores"),
+        ({"batch": "slak"}, "batch.name, batch"),
+        ({"batch": {"name": "timeout", "wait_ms": -1}}, "batch.wait_ms, batch"),
+        ({"drop": {"limt": 3}}, "drop.limt, drop"),
+        ({"drop": 3}, "drop, drop"),
+    ],
+)
+def test_the_place_is_that_of_the_key(written: dict[str, object], place: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_system("static", written, where=lambda key: key)
+    assert caught.value.where == place

@@ -10,31 +10,39 @@ from sloop.errors import InputError
 from sloop.units import to_ms
 
 
+class OutOfRange(InputError):
+    """A parameter's value cannot be; `key` is the parameter as a user writes it."""
+
+    def __init__(self, what: str, *, key: str, help: str) -> None:
+        super().__init__(what, help=help)
+        self.key = key
+
+
 def at_least(key: str, value: float, least: float) -> None:
-    """Raise `InputError` unless `value` ≥ `least` and finite."""
+    """Raise `OutOfRange` unless `value` ≥ `least` and finite."""
     _require(key, value, math.isfinite(value) and value >= least, f"at least {_shown(key, least)}")
 
 
 def above(key: str, value: float, bound: float) -> None:
-    """Raise `InputError` unless `value` > `bound` and finite."""
+    """Raise `OutOfRange` unless `value` > `bound` and finite."""
     _require(key, value, math.isfinite(value) and value > bound, f"above {_shown(key, bound)}")
 
 
 def within(key: str, value: float, low: float, high: float) -> None:
-    """Raise `InputError` unless `low` < `value` ≤ `high`."""
+    """Raise `OutOfRange` unless `low` < `value` ≤ `high`."""
     _require(key, value, low < value <= high, f"above {_shown(key, low)} and at most {_shown(key, high)}")
 
 
 def one_of(key: str, value: str, choices: Collection[str]) -> None:
-    """Raise `InputError` unless `value` is one of `choices`."""
+    """Raise `OutOfRange` unless `value` is one of `choices`."""
     if value not in choices:
-        raise InputError(f"{key} = {value!r} is not known", help=f"use one of {', '.join(choices)}")
+        raise OutOfRange(f"{key} = {value!r} is not known", key=key, help=f"use one of {', '.join(choices)}")
 
 
 def _require(key: str, value: float, holds: bool, rule: str) -> None:
     if not holds:
         name = key[:-3] + "_ms" if key.endswith("_ns") else key
-        raise InputError(f"{name} = {_shown(key, value)} is out of range", help=f"{name} must be {rule}")
+        raise OutOfRange(f"{name} = {_shown(key, value)} is out of range", key=name, help=f"{name} must be {rule}")
 
 
 def _shown(key: str, value: float) -> str:

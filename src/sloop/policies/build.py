@@ -6,7 +6,7 @@ Durations are `_ns` fields inside and are written `_ms` or `_s`. Knows dataclass
 import difflib
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -14,30 +14,39 @@ import msgspec
 
 from sloop.errors import InputError
 from sloop.policies import POLICIES
+from sloop.policies.bounds import OutOfRange
 from sloop.units import ms, s, to_ms
 
 DURATIONS = {"_ms": ms, "_s": s}
 
 V = TypeVar("V")
 
+Where = Callable[[str], str]
+"""The place, such as `file:line`, of a key of what is being read; "" is the whole of it."""
 
-def build(verb: str, name: str, parameters: Mapping[str, Any], *, where: str = "") -> object:
+
+def nowhere(key: str) -> str:
+    """What is being read has no place a user could look at."""
+    return ""
+
+
+def build(verb: str, name: str, parameters: Mapping[str, Any], *, where: Where = nowhere) -> object:
     """The policy `name` for `verb`, e.g. `build("batch", "timeout", {"wait_ms": 5})`.
 
-    Raises `InputError`, prefixed by `where`, for an unknown verb, policy or key, a wrong type, or a value out of range.
+    Raises `InputError` with its place for an unknown verb, policy or key, a wrong type, or a value out of range.
     """
-    kinds = known(POLICIES, verb, what="policy slot", where=where)
-    kind = known(kinds, name, what=f"{verb} policy", where=where)
+    kinds = known(POLICIES, verb, what="policy slot", where=where(""))
+    kind = known(kinds, name, what=f"{verb} policy", where=where("name"))
     return _construct(kind, _fields_from(kind, parameters, where), where)
 
 
-def adjust(policy: V, parameters: Mapping[str, Any], *, where: str = "") -> V:
+def adjust(policy: V, parameters: Mapping[str, Any], *, where: Where = nowhere) -> V:
     """A fresh copy of `policy`, with empty memory, in which `parameters` replace its own values."""
     changes = _fields_from(type(policy), parameters, where)
     try:
         return replace(policy, **changes)  # type: ignore[type-var]  # every policy is a dataclass
-    except InputError as error:
-        raise _at(where, error) from None
+    except OutOfRange as error:
+        raise InputError(error.what, where=where(error.key), help=error.help) from None
 
 
 def keys_of(kind: type[object]) -> tuple[str, ...]:
@@ -69,22 +78,18 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {nearest[0]!r}? {listed}" if nearest else listed
 
 
-def _construct(kind: type[V], values: Mapping[str, Any], where: str) -> V:
+def _construct(kind: type[V], values: Mapping[str, Any], where: Where) -> V:
     try:
         return kind(**values)
-    except InputError as error:
-        raise _at(where, error) from None
+    except OutOfRange as error:
+        raise InputError(error.what, where=where(error.key), help=error.help) from None
 
 
-def _at(where: str, error: InputError) -> InputError:
-    return InputError(error.what, where=where, help=error.help)
-
-
-def _fields_from(kind: type[object], parameters: Mapping[str, Any], where: str) -> dict[str, object]:
+def _fields_from(kind: type[object], parameters: Mapping[str, Any], where: Where) -> dict[str, object]:
     return dict(_field(kind, key, value, where) for key, value in parameters.items())
 
 
-def _field(kind: type[object], key: str, value: object, where: str) -> tuple[str, object]:
+def _field(kind: type[object], key: str, value: object, where: Where) -> tuple[str, object]:
     """Field name and value in the field's type for what a user wrote under `key`."""
     types = _types(kind)
     for suffix, to_ns in DURATIONS.items():
@@ -92,17 +97,17 @@ def _field(kind: type[object], key: str, value: object, where: str) -> tuple[str
         if key.endswith(suffix) and name in types:
             return name, to_ns(_converted(value, float, key, where))
     if key not in types or key.endswith("_ns"):
-        raise InputError(f"unknown key {key!r}", where=where, help=suggestion(key, keys_of(kind)))
+        raise InputError(f"unknown key {key!r}", where=where(key), help=suggestion(key, keys_of(kind)))
     return key, _converted(value, types[key], key, where)
 
 
-def _converted(value: object, kind: type[V], key: str, where: str) -> V:
+def _converted(value: object, kind: type[V], key: str, where: Where) -> V:
     try:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{key} = {value!r}: {error}", where=where, help=f"correct the value of {key}") from None
+        raise InputError(f"{key} = {value!r}: {error}", where=where(key), help=f"correct the value of {key}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
-        raise InputError(f"{key} = {value!r} is not a number", where=where, help=f"give {key} a finite value")
+        raise InputError(f"{key} = {value!r} is not a number", where=where(key), help=f"give {key} a finite value")
     return converted
 
 

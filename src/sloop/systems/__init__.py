@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sloop.policies.build import known
+from sloop.policies.build import Where, known, nowhere
 from sloop.systems.fa2_single import FA2_SINGLE
 from sloop.systems.hpa import HPA
 from sloop.systems.kpa import KPA
@@ -15,11 +15,11 @@ from sloop.systems.vpa import VPA
 SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (SPONGE, FA2_SINGLE, HPA, KPA, VPA, STATIC)}
 
 
-def build_system(name: str, parameters: Mapping[str, Any] | None = None, *, where: str = "") -> System:
+def build_system(name: str, parameters: Mapping[str, Any] | None = None, *, where: Where = nowhere) -> System:
     """The system `name` with what a user wrote beside it, e.g. `build_system("sponge", {"margin": 0.9})`.
 
-    Each call gives policies with a memory of their own. Raises `InputError`, prefixed by `where`, for an unknown
-    system, parameter or policy (naming the nearest) and for values of the wrong type or out of range.
+    Each call gives policies with a memory of their own. Raises `InputError` for an unknown system, parameter or policy
+    (naming the nearest) and for values of the wrong type or out of range; `where` tells the place of a key.
     """
-    system: System = known(SYSTEMS, name, what="system", where=where)
+    system: System = known(SYSTEMS, name, what="system", where=where("name"))
     return system.fresh(parameters, where=where)

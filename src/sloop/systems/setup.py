@@ -32,7 +32,7 @@ def set_up(application: Application, choice: SystemChoice | None = None) -> Setu
     if choice is not None:
         application = replace(application, system=choice)
     choice = application.system
-    system = build_system(choice.name, choice.parameters, where=application.locate(choice.path))
+    system = build_system(choice.name, choice.parameters, where=lambda key: application.locate(f"{choice.path}.{key}"))
     return Setup(application, system, beliefs_of(application))
 
 

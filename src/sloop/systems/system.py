@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from sloop.core.seams import Policies
 from sloop.errors import InputError
 from sloop.policies import POLICIES
-from sloop.policies.build import adjust, build, keys_of, suggestion, written
+from sloop.policies.build import Where, adjust, build, keys_of, nowhere, suggestion, written
 
 VERBS: Final = tuple(field.name for field in fields(Policies))
 
@@ -35,12 +35,12 @@ class System:
         """The keys a user may write beside the verbs: those of the scale policy."""
         return keys_of(type(self.policies.scale))
 
-    def fresh(self, overrides: Mapping[str, Any] | None = None, *, where: str = "") -> "System":
+    def fresh(self, overrides: Mapping[str, Any] | None = None, *, where: Where = nowhere) -> "System":
         """A copy with empty memory in which `overrides` hold.
 
         A key that is a verb replaces that slot (`batch: slack`, `drop: {name: age, limit: 3}`) or, without a name,
         adjusts the policy in it (`drop: {limit: 3}`); every other key is a parameter of the scale policy. Raises
-        `InputError`, prefixed by `where`, for an unknown key, policy or value.
+        `InputError` with its place for an unknown key, policy or value.
         """
         overrides = overrides or {}
         slots: dict[str, Any] = {
@@ -51,7 +51,7 @@ class System:
         for key in own:
             if key not in parameters and not _is_duration(key, parameters):
                 message = f"system {self.name} has no parameter {key!r}"
-                raise InputError(message, where=where, help=suggestion(key, (*parameters, *VERBS)))
+                raise InputError(message, where=where(key), help=suggestion(key, (*parameters, *VERBS)))
         slots["scale"] = adjust(slots["scale"], own, where=where)
         return replace(self, policies=Policies(**slots))
 
@@ -65,17 +65,21 @@ def _slot(verb: str, policy: object) -> dict[str, Any]:
     return {"name": name, **written(policy)}
 
 
-def _chosen(verb: str, default: object, choice: object, where: str) -> object:
+def _chosen(verb: str, default: object, choice: object, where: Where) -> object:
     """The policy a user chose for one verb, or a fresh copy of the system's own."""
-    where = f"{where}, {verb}" if where else verb
+
+    def within(key: str) -> str:
+        place = where(f"{verb}.{key}" if key else verb)
+        return f"{place}, {verb}" if place else verb
+
     if choice is None:
-        return adjust(default, {}, where=where)
+        return adjust(default, {}, where=within)
     if isinstance(choice, str):
-        return build(verb, choice, {}, where=where)
+        return build(verb, choice, {}, where=within)
     if not isinstance(choice, Mapping):
         message = f"{verb} = {choice!r} is neither a policy's name nor a mapping"
-        raise InputError(message, where=where, help=f"write `{verb}: NAME` or `{verb}: {{name: NAME, …}}`")
+        raise InputError(message, where=within(""), help=f"write `{verb}: NAME` or `{verb}: {{name: NAME, …}}`")
     parameters = {key: value for key, value in choice.items() if key != "name"}
     if "name" not in choice:
-        return adjust(default, parameters, where=where)
-    return build(verb, choice["name"], parameters, where=where)
+        return adjust(default, parameters, where=within)
+    return build(verb, choice["name"], parameters, where=within)
