@@ -214,7 +214,7 @@ def _no_log(where: str, line: bytes) -> InputError:
     return InputError(
         f"not an event log: it begins with {_shown(line)}",
         where=where,
-        help="event logs are written by `sloop simulate --log FILE` and `sloop serve --log FILE`",
+        help="event logs are written by `sloop simulate --log FILE`, and by `sloop serve` into its state folder",
     )
 
 

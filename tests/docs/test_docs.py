@@ -1,0 +1,62 @@
+"""What the documents show works: links lead somewhere, files shown are valid, commands shown exist and parse."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from sloop.app.load import load_application, load_scenario
+from sloop.cli import COMMANDS, main
+from sloop.profile.published import RESNET_T
+from sloop.profile.store import save_profile
+from sloop.report.simulated import play
+from sloop.systems.setup import set_up
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(language: str) -> list[str]:
+    return [text for path in DOCUMENTS for kind, text in BLOCK.findall(path.read_text()) if kind == language]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    missing = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+    assert not missing, f"{document.name} links to {missing}: correct or remove these"
+
+
+def shown_commands() -> list[str]:
+    lines = [line.partition("#")[0].strip() for text in blocks("sh") for line in text.splitlines()]
+    return sorted({part.strip() for line in lines for part in line.split("&&") if part.strip()})
+
+
+@pytest.mark.parametrize("line", shown_commands())
+def test_commands_parse(line: str) -> None:
+    program, name, *arguments = shlex.split(line)
+    if program == "make":
+        assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"the Makefile has no {name!r}"
+        return
+    assert program == "sloop", line
+    assert name in COMMANDS, line
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    command.make_context(name, arguments)  # raises UsageError for an option that does not exist
+
+
+@pytest.mark.parametrize("text", blocks("yaml"), ids=lambda text: text.splitlines()[0])
+def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "shown.yaml"
+    file.write_text(text)
+    for model in re.findall(r"model: \./(\S+)", text):
+        (tmp_path / model).write_bytes(b"")
+        save_profile(RESNET_T, tmp_path / f"{model}.profile.json")
+    set_up(load_application(file))
+    if "trace:" in text:
+        scenario = load_scenario(file)
+        for choice in scenario.systems:
+            assert play(scenario, choice).row.requests > 100
