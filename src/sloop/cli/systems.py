@@ -14,6 +14,6 @@ def systems() -> Answer:
         for s in SYSTEMS.values()
     ]
     rows = [
-        (s.name, s.kind, type(s.policies.scale).__name__.lower(), ", ".join(s.runs), s.source) for s in SYSTEMS.values()
+        (s.name, s.kind, s.slots["scale"]["name"], ", ".join(s.runs), s.source) for s in SYSTEMS.values()
     ]
     return Answer({"systems": value}, [table(Table("", ("system", "kind", "scale", "runs", "source"), tuple(rows)))])
