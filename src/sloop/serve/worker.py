@@ -159,6 +159,8 @@ def main(arguments: Sequence[str]) -> None:
     """Entry of the process: see the module's text for its arguments."""
     fd, parent, model, threads, prepared = arguments
     die_with(int(parent))
+    for number in (signal.SIGTERM, signal.SIGINT):  # a service manager sends them to all processes: the server drains
+        signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(int(fd), False)
     with socket.socket(fileno=int(fd)) as sock, contextlib.suppress(ConnectionError):  # the server has gone: so do we
         Worker(Channel(sock), model, int(threads), int(prepared)).serve()

@@ -159,6 +159,20 @@ def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
     play(scene, {"slow": Servable("fake:sleep:5000:0", BYTES)})
 
 
+def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec())
+        await ear.hear(ReplicaReady)
+        pid = backend.pid(A)
+        assert pid is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(pid, number)
+        backend.run(BatchId(1), A, rows(b"x"))
+        await ear.hear(Finished)
+
+    play(scene)
+
+
 def test_a_failing_model_fails_batches_and_lives_on() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec("bad"))
