@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.load.metadata import fetch_metadata, model_path, preferred_encoding
+from sloop.load.metadata import fetch_metadata, model_path, preferred_encoding, served_application
 from sloop.load.payload import InputMetadata
 from sloop.load.plan import Encoding, split_url
 
@@ -18,6 +18,16 @@ def test_reads_what_the_server_says(stub: Any) -> None:
     assert preferred_encoding(url, timeout_s=5) == Encoding.JSON
     stub.server = b"hello"
     assert preferred_encoding(url, timeout_s=5) == Encoding.JSON
+
+
+def test_a_sloop_server_names_its_application(stub: Any) -> None:
+    url = split_url(stub.url)
+    stub.server = b'{"application": "demo"}'
+    assert served_application(url, timeout_s=5) == "demo"
+    for said in (b"hello", b'{"name": "triton"}', b'{"application": ""}'):
+        stub.server = said
+        with pytest.raises(InputError, match="does not say what it serves"):
+            served_application(url, timeout_s=5)
 
 
 @pytest.mark.parametrize("said", [b"hello", b"[]", b'{"inputs": 3}', b'{"inputs": [{"name": "x"}]}'])

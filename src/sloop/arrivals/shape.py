@@ -10,7 +10,7 @@ from random import Random
 
 from sloop.arrivals.trace import Trace
 from sloop.streams import stream
-from sloop.units import NS_PER_S
+from sloop.units import NS_PER_S, to_s
 
 Change = Callable[[Iterator[Sequence[int]]], Iterator[Sequence[int]]]
 
@@ -30,7 +30,9 @@ def cut(trace: Trace, *, start_ns: int = 0, duration_ns: int | None = None) -> T
             if len(block) and block[-1] >= end_ns:
                 return
 
-    return _changed(trace, change, duration_ns=length_ns, note=f"cut from {start_ns / NS_PER_S:g} s")
+    return _changed(
+        trace, change, duration_ns=length_ns, note=f"cut to {to_s(length_ns):g} s from {to_s(start_ns):g} s"
+    )
 
 
 def scale(trace: Trace, factor: float, *, seed: int = 0) -> Trace:
