@@ -36,3 +36,13 @@ def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:
     assert targets.one_stage(ClusterView((STAGE,), (), None, {}), "sponge") is STAGE
     with pytest.raises(InputError, match="system sponge serves one model, and the application has 2 stages"):
         targets.one_stage(ClusterView((STAGE, STAGE), (), None, {}), "sponge")
+
+
+def test_amounts_in_words() -> None:
+    assert [targets.amount(cores, "core") for cores in (0, 0.25, 1, 1.0, 2)] == [
+        "0 cores",
+        "0.25 cores",
+        "1 core",
+        "1 core",
+        "2 cores",
+    ]

@@ -36,3 +36,8 @@ def one_stage(view: ClusterView, system: str) -> StageView:
             help="choose a system for pipelines, or serve each stage as an application of its own",
         )
     return view.stages[0]
+
+
+def amount(count: float, noun: str) -> str:
+    """`1 core`, `0.5 cores`, `12 replicas`: for reasons that people read."""
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"

@@ -100,7 +100,7 @@ def test_every_stage_by_itself_and_in_words(
     plan = Hpa().plan(s(15), view(*stages))
     assert plan is not None
     assert [target.groups[0].count for target in plan.stages] == [2, 1]
-    assert plan.why == "a: utilisation 1.00 of 0.8 → 2 replicas (were 1); b: utilisation 0.00 of 0.8 → 1 replicas"
+    assert plan.why == "a: utilisation 1.00 of 0.8 → 2 replicas (were 1); b: utilisation 0.00 of 0.8 → 1 replica"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_the_last_replica_goes_after_its_own_delay(seen: Callable[..., ClusterVi
     plan = policy.plan(s(80), seen(*none, end_s=80, ready=1))
     assert plan is not None
     assert count(plan) == 1
-    assert "→ 1 replicas, none in 10 s" in plan.why
+    assert "→ 1 replica, none in 10 s" in plan.why
     assert count(policy.plan(s(90), seen(*none, end_s=90, ready=1))) == 0
     assert count(fresh(replicas_min=1, zero_delay_ns=0).plan(s(60), seen(*none, end_s=60, ready=1))) == 1
 

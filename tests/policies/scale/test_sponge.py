@@ -35,7 +35,7 @@ def test_starts_from_one_core_and_batches_of_one(stage: Stage, view: View) -> No
     plan = Sponge().plan(0, view(stage()))
     assert chosen(plan) == (1, 1)
     assert plan is not None
-    assert (plan.why, plan.feasible, plan.saturated) == ("no requests → 1 cores, batch 1", True, ())
+    assert (plan.why, plan.feasible, plan.saturated) == ("no requests → 1 core, batch 1", True, ())
 
 
 def test_a_second_of_the_published_run(stage: Stage, view: View) -> None:
@@ -152,7 +152,7 @@ def test_says_when_one_replica_is_not_enough(stage: Stage, view: View) -> None:
     assert plan is not None
     assert plan.saturated == ("stage",)
     assert not plan.feasible
-    assert "saturated: 200 requests/s, 16 cores serve 28.78" in plan.why
+    assert "saturated: 200 requests/s, and all 16 cores serve 28.78" in plan.why
 
 
 def test_grows_at_once_and_shrinks_after_k_decisions(stage: Stage, view: View) -> None:

@@ -53,7 +53,7 @@ class Fa2Single:
             return Plan((target,), why)
 
         if not stage.buckets:
-            return planned(self.initial, 1, f"nothing seen yet → {self.initial} replicas")
+            return planned(self.initial, 1, f"nothing seen yet → {targets.amount(self.initial, 'replica')}")
         slack_ns = [slack for bucket in stage.window(NS_PER_S) for slack in bucket.slack_ns]
         rate_rps, slo_ms = view.demand_rps[stage.name], to_ms(stage.slo_ns)
         way_max_ms = max(0.0, to_ms(stage.slo_ns - min(slack_ns, default=stage.slo_ns)))
@@ -74,7 +74,7 @@ class Fa2Single:
             return Plan(view.plan.stages, why, feasible=False) if view.plan else planned(self.initial, 1, why)
         kept = self._damped(answer)
         own, rounds = f"{kept.latency_ms:.4g} ms", f"{kept.rounds} × {kept.latency_ms:.4g} ms"
-        why = f"{seen} → {kept.replicas} replicas, batch {kept.batch}: {own} + {rounds}"
+        why = f"{seen} → {targets.amount(kept.replicas, 'replica')}, batch {kept.batch}: {own} + {rounds}"
         return planned(kept.replicas, kept.batch, f"{why} + {way_max_ms:.0f} ms on the way < {limit_ms:.0f} ms")
 
     def _damped(self, answer: Answer) -> Answer:

@@ -71,7 +71,7 @@ class Hpa:
         proposed, seen = self._proposed(stage, past.count)
         stable = self._stabilised(now_ns, past, proposed)
         desired = min(stable, self._limit(now_ns, past), self.replicas_max)
-        why = f"{stage.name}: {seen} → {desired} replicas"
+        why = f"{stage.name}: {seen} → {targets.amount(desired, 'replica')}"
         if desired != past.count:
             why += f" (were {past.count})"
         if stable > proposed:

@@ -101,7 +101,7 @@ class Kpa:
         self._track_starts(now_ns, stage, past, batch)
         if not stage.buckets:
             count = max(self.initial, 1 if stage.queue else 0)
-            return planned(count), f"{stage.name}: nothing seen yet → {count} replicas"
+            return planned(count), f"{stage.name}: nothing seen yet → {targets.amount(count, 'replica')}"
         per_replica = (self.concurrency or batch) * self.utilisation
         latency_s = stage.variants[variant].latency_ms(batch, self.cores) / 1e3
         stable = _concurrency(stage, self.stable_ns, past, latency_s)
@@ -110,7 +110,9 @@ class Kpa:
         seen = (
             f"{stable:.3g} requests at once over {to_s(self.stable_ns):g} s, {panic:.3g} over {to_s(self.panic_ns):g} s"
         )
-        return planned(count), f"{stage.name}: {seen}, target {per_replica:.3g} each → {count} replicas{mode}"
+        return planned(
+            count
+        ), f"{stage.name}: {seen}, target {per_replica:.3g} each → {targets.amount(count, 'replica')}{mode}"
 
     def _desired(self, now_ns: int, stage: StageView, past: Past, stable: float, panic: float) -> tuple[int, str]:
         """Replicas from what the windows ask for (fractional), and the mode they were decided in."""

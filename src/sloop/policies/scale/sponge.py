@@ -93,11 +93,12 @@ class Sponge:
             setting, why = self._fallback(grid, demand, _current(view.plan, grid))
         kept = self._damped(setting)
         if kept != setting:
-            why += f"; kept at {kept.cores:g} cores, batch {kept.batch}, until {self.hysteresis} decisions agree"
+            why += f"; kept at {_words(kept)}, until {self.hysteresis} decisions agree"
         limit_rps = vertical.max_rate_rps(grid)
         saturated = demand.rate_rps > limit_rps
         if saturated:
-            why += f"; saturated: {demand.rate_rps:.4g} requests/s, {grid.cores[-1]:g} cores serve {limit_rps:.4g}"
+            most = targets.amount(grid.cores[-1], "core")
+            why += f"; saturated: {demand.rate_rps:.4g} requests/s, and all {most} serve {limit_rps:.4g}"
         target = targets.equal_replicas(stage, variant, count=1, cores=kept.cores, batch_max=kept.batch)
         return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ())
 
@@ -107,9 +108,8 @@ class Sponge:
         cores = sorted({c for c in self.cores or range(1, whole + 1) if c <= most})
         if not cores:
             if self.cores:
-                raise InputError(
-                    f"system sponge: no core count of {self.cores} fits", help=f"a node has {most:g} cores"
-                )
+                largest = targets.amount(most, "core")
+                raise InputError(f"system sponge: no core count of {self.cores} fits", help=f"a node has {largest}")
             cores = [most]
         return vertical.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
 
@@ -144,13 +144,13 @@ class Sponge:
         seen = f"{_seen(demand, self.period_ns)}: no setting holds"
         if self.infeasible == "keep":
             setting = current or vertical.setting(grid, 0, 1)
-            return setting, f"{seen}; kept {setting.cores:g} cores, batch {setting.batch}"
+            return setting, f"{seen}; kept {_words(setting)}"
         setting, served = vertical.best_effort(grid, demand.budgets_ms, demand.rate_rps)
         if self.infeasible == "crude":
             setting = vertical.setting(grid, -1, min(CRUDE_BATCH, grid.latency_ms.shape[1]))
-            return setting, f"{seen}; all {setting.cores:g} cores, batch {setting.batch}"
+            return setting, f"{seen}; all {_words(setting)}"
         fate = f"{served} of {demand.count} in time"
-        return setting, f"{seen} → all {setting.cores:g} cores, batch {setting.batch}: {fate}"
+        return setting, f"{seen} → all {_words(setting)}: {fate}"
 
     def _damped(self, setting: Setting) -> Setting:
         """The largest of the last k decisions, the newest among equals: up at once, down after k."""
@@ -160,7 +160,7 @@ class Sponge:
         return max(reversed(self._recent), key=lambda recent: recent.cores)
 
     def _reason(self, demand: Demand, setting: Setting) -> str:
-        seen, chosen = _seen(demand, self.period_ns), f"{setting.cores:g} cores, batch {setting.batch}"
+        seen, chosen = _seen(demand, self.period_ns), _words(setting)
         if demand.count == 0:
             return f"{seen} → {chosen}"
         limit = f"{self.margin:g} × {demand.slo_ms:.0f} ms"
@@ -196,4 +196,9 @@ def _seen(demand: Demand, period_ns: int) -> str:
     if demand.count == 0:
         return "no requests"
     tightest_ms = demand.slo_ms - demand.way_max_ms
-    return f"{demand.count} requests in {to_s(period_ns):g} s, tightest budget {tightest_ms:.0f} ms"
+    seen = f"{targets.amount(demand.count, 'request')} in {to_s(period_ns):g} s"
+    return f"{seen}, tightest budget {tightest_ms:.0f} ms"
+
+
+def _words(setting: Setting) -> str:
+    return f"{targets.amount(setting.cores, 'core')}, batch {setting.batch}"

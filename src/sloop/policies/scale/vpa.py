@@ -64,7 +64,8 @@ class Vpa:
         most = targets.node_cores_max(view)
         choices = sorted(c for c in self.cores or range(1, CORES_MAX + 1) if c <= most)
         if not choices and self.cores:
-            raise InputError(f"system vpa: no core count of {self.cores} fits", help=f"a node has {most:g} cores")
+            largest = targets.amount(most, "core")
+            raise InputError(f"system vpa: no core count of {self.cores} fits", help=f"a node has {largest}")
         return choices or [most]
 
     def _stage(self, now_ns: int, stage: StageView, choices: Sequence[float]) -> tuple[StagePlan, str]:
@@ -81,16 +82,16 @@ class Vpa:
 
     def _proposed(self, now_ns: int, stage: StageView, size: Size, choices: Sequence[float]) -> tuple[float, str]:
         """Cores per replica, and why."""
-        kept = f"kept at {size.cores:g} cores"
+        kept = f"kept at {targets.amount(size.cores, 'core')}"
         if stage.count(Life.STARTING) or not stage.count(Life.READY):
             return size.cores, f"a replica is starting, {kept}"
         if now_ns - size.since_ns < self.settle_ns or not stage.buckets:
             return size.cores, f"changed less than {self.settle_ns / 1e9:g} s ago, {kept}"
         window = stage.window(self.settle_ns)
         used = sum(bucket.busy_core_ns for bucket in window) / (len(window) * stage.bucket_ns * self.replicas)
-        seen = f"{used:.2f} of {size.cores:g} cores used, target {self.target:g}"
+        seen = f"{used:.2f} of {targets.amount(size.cores, 'core')} used, target {self.target:g}"
         if abs(used / size.cores / self.target - 1.0) <= self.tolerance:
             return size.cores, f"{seen}, {kept}"
         wanted = used / self.target
         cores = next((c for c in choices if c >= wanted - 1e-9), choices[-1])
-        return cores, f"{seen} → {cores:g} cores" if cores != size.cores else f"{seen}, {kept}"
+        return cores, f"{seen} → {targets.amount(cores, 'core')}" if cores != size.cores else f"{seen}, {kept}"
