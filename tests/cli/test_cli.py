@@ -15,7 +15,7 @@ HEAVY = {
     "onnxruntime",
     "onnx",
     "matplotlib",
-    "httptools",
+    "granian",
     "grpc",
     "rich",
     "msgspec",

@@ -25,9 +25,9 @@ from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.driver import Driver
 from sloop.serve.folder import Journal, locked
+from sloop.serve.gateway.http import Listener
 from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.intake import Intake
-from sloop.serve.gateway.listener import Listener
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
@@ -53,7 +53,8 @@ class Settings:
     grpc_port: int = 8001
     api_key: str = ""
     body_bytes_max: int = 64 * 2**20
-    connections_max: int = 4096
+    requests_max: int = 16_384
+    """Requests inside at once; beyond that, connections wait unread."""
     state_folder: Path | None = None
     """Lock and event log; `.sloop/NAME` here where None."""
     log_bytes_max: int = 2**30
@@ -150,10 +151,10 @@ async def serving(
             decisions=insight.decisions,
             api_key=settings.api_key,
         )
-        limits = {"body_bytes_max": settings.body_bytes_max, "connections_max": settings.connections_max}
+        limits = {"body_bytes_max": settings.body_bytes_max, "requests_max": settings.requests_max}
         listener = Listener(Rest(service).answer, **limits)
         http_port = await listener.start(settings.host, settings.http_port)
-        stack.push_async_callback(listener.close, LEAVE_S)
+        stack.push_async_callback(listener.close)
         rpc = Rpc(service, body_bytes_max=settings.body_bytes_max)
         grpc_port = await rpc.start(settings.host, settings.grpc_port)
         stack.push_async_callback(rpc.close, LEAVE_S)

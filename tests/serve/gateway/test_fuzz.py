@@ -63,7 +63,7 @@ def test_a_mutated_body_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(whole)))
     piece = data.draw(st.one_of(st.binary(max_size=6), st.sampled_from([b"[", b"{", b'"', b"null", b"-1", b"1e999"])))
     mutated = whole[:start] + piece + whole[start + data.draw(st.integers(0, 8)) :]
-    length = data.draw(st.sampled_from([str(len(BODY)).encode(), b"", b"0", b"-1", b"99999", b"1e3", None]))
+    length = data.draw(st.sampled_from([str(len(BODY)), "", "0", "-1", "99999", "1e3", "²", None]))
     try:
         wanted = read(mutated, length, INTAKE)
     except Refusal as refusal:
@@ -73,5 +73,5 @@ def test_a_mutated_body_is_read_or_refused(data: st.DataObject) -> None:
 
 
 def test_the_unmutated_body_is_read() -> None:
-    wanted = read(BODY + bytes(16), str(len(BODY)).encode(), INTAKE)
+    wanted = read(BODY + bytes(16), str(len(BODY)), INTAKE)
     assert wanted.outputs == {"y": True}

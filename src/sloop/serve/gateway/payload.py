@@ -16,7 +16,7 @@ from sloop.serve.gateway.refusal import Refusal, bad, shown
 from sloop.serve.tensor import Tensor
 
 Parameters = dict[str, Any]
-HEADER_LENGTH: Final = b"inference-header-content-length"
+HEADER_LENGTH: Final = "inference-header-content-length"
 
 
 class InputObject(Struct, gc=False):
@@ -78,7 +78,7 @@ _DECODER: Final = msgspec.json.Decoder(InferObject)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def read(body: bytes, header_length: bytes | None, intake: Intake) -> Wanted:
+def read(body: bytes, header_length: str | None, intake: Intake) -> Wanted:
     """Take a request's body apart and check it. Raises a 400 that names the field."""
     json, tail = (body, None) if header_length is None else split(body, header_length)
     try:
@@ -99,11 +99,11 @@ def read(body: bytes, header_length: bytes | None, intake: Intake) -> Wanted:
     )
 
 
-def split(body: bytes, header_length: bytes) -> tuple[memoryview, memoryview]:
+def split(body: bytes, header_length: str) -> tuple[memoryview, memoryview]:
     """The JSON and the binary tensors behind it."""
     field = "Inference-Header-Content-Length"
-    if not header_length.isdigit():
-        raise bad(field, f"{shown(header_length.decode('latin-1'))} is not a length", "send the JSON's bytes")
+    if not (header_length.isascii() and header_length.isdigit()):
+        raise bad(field, f"{shown(header_length)} is not a length", "send the JSON's bytes")
     length = int(header_length)
     if length > len(body):
         raise bad(field, f"{length} is more than the body's {len(body)} bytes", "send the whole body")

@@ -15,7 +15,7 @@ import msgspec
 
 from sloop.serve.gateway import service as offer
 from sloop.serve.gateway.budget import ELAPSED, SLO, budget_ns
-from sloop.serve.gateway.http1 import Exchange
+from sloop.serve.gateway.http import Exchange
 from sloop.serve.gateway.openapi import describe
 from sloop.serve.gateway.payload import HEADER_LENGTH, Wanted, read, write
 from sloop.serve.gateway.refusal import Refusal, bad, of_ended, shown
@@ -24,12 +24,10 @@ from sloop.serve.submission import Ended
 from sloop.serve.tensor import Port
 from sloop.vocabulary import Outcome
 
-SLO_HEADER: Final = SLO.encode()
-ELAPSED_HEADER: Final = ELAPSED.encode()
-MET: Final = b"x-slo-met: true\r\n"
-NOT_MET: Final = b"x-slo-met: false\r\n"
-EXPOSITION: Final = b"text/plain; version=0.0.4; charset=utf-8"
-OCTETS: Final = b"application/octet-stream"
+MET: Final = ("x-slo-met", "true")
+NOT_MET: Final = ("x-slo-met", "false")
+EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
+OCTETS: Final = "application/octet-stream"
 DECISIONS: Final = 100
 DECISIONS_MAX: Final = 10_000
 
@@ -49,15 +47,14 @@ class Rest:
     def answer(self, exchange: Exchange) -> None:
         """Take a complete request and see to its answer. Raises nothing."""
         try:
-            url = exchange.url
-            verbs = self._routes.get(url.decode("latin-1")) or self._routes.get(exchange.path)
+            verbs = self._routes.get(exchange.path)
             if verbs is None:
                 raise self._unknown_path(exchange.path)
             answer = verbs.get(exchange.method)
             if answer is None:
                 allowed = ", ".join(verbs)
                 refusal = Refusal(405, f"{exchange.path}: {exchange.method} is not possible here", f"use {allowed}")
-                exchange.reply_error(405, refusal.what, refusal.fix, headers=f"allow: {allowed}\r\n".encode())
+                exchange.reply_error(405, refusal.what, refusal.fix, headers=(("allow", allowed),))
                 return
             if self.service.api_key and not exchange.path.startswith("/v2/health/"):
                 self._admit(exchange)
@@ -100,22 +97,18 @@ class Rest:
         return Refusal(404, f"there is nothing at {shown(path)}", "the paths are in /openapi.json")
 
     def _admit(self, exchange: Exchange) -> None:
-        authorization, key = exchange.headers.get(b"authorization"), exchange.headers.get(b"x-api-key")
-        self.service.admit(
-            None if authorization is None else authorization.decode("latin-1"),
-            None if key is None else key.decode("latin-1"),
-        )
+        self.service.admit(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
 
     def _infer(self, exchange: Exchange) -> None:
         headers = exchange.headers
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            encoding = headers[b"content-encoding"].decode("latin-1")
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
             raise Refusal(415, f"content-encoding: {shown(encoding)} is not understood", "send the body as it is")
         wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.intake)
         exchange.body = b""
         slo_ns, elapsed_ns = budget_ns(
-            headers.get(SLO_HEADER, wanted.parameters.get(SLO)),
-            headers.get(ELAPSED_HEADER, wanted.parameters.get(ELAPSED)),
+            headers.get(SLO, wanted.parameters.get(SLO)),
+            headers.get(ELAPSED, wanted.parameters.get(ELAPSED)),
         )
         submitter = self.service.submitter
         on_end = partial(self._end, exchange, wanted)
@@ -134,12 +127,11 @@ class Rest:
         except Refusal as refusal:
             refuse(exchange, refusal)
             return
-        headers = MET if ended.outcome is Outcome.SERVED else NOT_MET
+        met = MET if ended.outcome is Outcome.SERVED else NOT_MET
         if json_bytes is None:
-            exchange.reply(200, body, headers=headers)
+            exchange.reply(200, body, headers=(met,))
         else:
-            headers += b"inference-header-content-length: %d\r\n" % json_bytes
-            exchange.reply(200, body, content_type=OCTETS, headers=headers)
+            exchange.reply(200, body, content_type=OCTETS, headers=(met, (HEADER_LENGTH, str(json_bytes))))
 
     def _server(self, exchange: Exchange) -> None:
         say(exchange, {"name": offer.SERVER, "version": offer.SERVER_VERSION, "extensions": offer.EXTENSIONS})
@@ -157,7 +149,7 @@ class Rest:
         why = self.service.unready()
         if why:
             body = {**names, "ready": False, "error": f"not ready: {why}; help: ask again in a moment"}
-            exchange.reply(503, msgspec.json.encode(body), headers=b"retry-after: 1\r\n")
+            exchange.reply(503, msgspec.json.encode(body), headers=(("retry-after", "1"),))
         else:
             say(exchange, {**names, "ready": True})
 
@@ -195,11 +187,11 @@ def say(exchange: Exchange, body: Mapping[str, object]) -> None:
 
 def refuse(exchange: Exchange, refusal: Refusal) -> None:
     """Answer with an error, and the headers its status asks for."""
-    headers = b""
+    headers: tuple[tuple[str, str], ...] = ()
     if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers = b"retry-after: %d\r\n" % max(1, refusal.retry_after_s)
+        headers = (("retry-after", str(max(1, refusal.retry_after_s))),)
     elif refusal.status == HTTPStatus.UNAUTHORIZED:
-        headers = b"www-authenticate: Bearer\r\n"
+        headers = (("www-authenticate", "Bearer"),)
     exchange.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
 
 

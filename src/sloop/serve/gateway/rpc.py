@@ -18,8 +18,8 @@ import grpc
 from sloop.errors import MachineError
 from sloop.serve.gateway import service as offer
 from sloop.serve.gateway.budget import ELAPSED, SLO, budget_ns
+from sloop.serve.gateway.http import refused_port
 from sloop.serve.gateway.intake import check_raw, pack
-from sloop.serve.gateway.listener import refused_port
 from sloop.serve.gateway.messages import METHODS, SERVICE, message_class
 from sloop.serve.gateway.refusal import Refusal, bad, of_ended
 from sloop.serve.gateway.service import Service
