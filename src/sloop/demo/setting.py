@@ -22,9 +22,9 @@ MACHINE_CORES_MAX: Final = 2.0
 LOADER_CORES: Final = 0.25
 """Left to the load generator, which shares this machine."""
 STEP_CORES: Final = 0.25
-TROUGH, CREST = 0.15, 0.55
-"""Of the throughput on all cores. A second's requests come at once, so the crest keeps all cores busy for most of what
-the link leaves of the deadline; half the cores would need more than a second for a second's requests."""
+TROUGH, CREST = 0.15, 0.5
+"""Of the throughput promised on all cores. A second's requests come at once, so the crest keeps all cores busy for
+most of what the link leaves of the deadline; half the cores would need more than a second for them."""
 SHORT: Final = 0.9
 """What `static` gets bears less than this share of the crest, however flat the profile is above half the cores."""
 PERIOD_S: Final = 20
@@ -81,13 +81,18 @@ def setting_of(profile: Profile, cores: Sequence[float], *, duration_s: int, see
 
 
 def half_of(profile: Profile, cores: Sequence[float], crest_rps: float) -> float:
-    """The largest count up to half the cores that cannot bear the crest; the smallest of all if every count can."""
-    weak = [c for c in cores if c <= cores[-1] / 2 and throughput_rps(profile, c) < SHORT * crest_rps]
+    """The largest count up to half the cores that really cannot bear the crest; the smallest if every count can."""
+    weak = [c for c in cores if c <= cores[-1] / 2 and measured_rps(profile, c) < SHORT * crest_rps]
     return max(weak, default=cores[0])
 
 
+def measured_rps(profile: Profile, cores: float) -> float:
+    """Requests per second that batches of the best size gave on `cores` in the median."""
+    return max((s.batch * 1e3 / s.p50_ms for s in profile.samples if s.cores == cores), default=0.0)
+
+
 def throughput_rps(profile: Profile, cores: float) -> float:
-    """Requests per second that full batches of the best size give on `cores`."""
+    """Requests per second that batches of the best size give on `cores`, as the profile promises (P99)."""
     return max(b * 1e3 / profile.latency_ms.latency_ms(b, cores) for b in range(1, profile.max_batch + 1))
 
 
