@@ -29,11 +29,9 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
 @click.option("--link", metavar="LINK", help="The clients' link: a file, or a mapping such as '{kind: lte}'.")
 @click.option("--payload-kb", type=click.FloatRange(min=0), help="What the link carries [default: the body].")
 @click.option(
-    "--delivery", type=click.Choice([*map(str, Delivery)]), default=Delivery.DELAY, help="What the link does [delay]."
+    "--delivery", type=click.Choice([*map(str, Delivery)]), default="delay", help="What the link does [delay]."
 )
-@click.option(
-    "--encoding", type=click.Choice([*map(str, Encoding)]), default=Encoding.AUTO, help="How tensors travel [auto]."
-)
+@click.option("--encoding", type=click.Choice([*map(str, Encoding)]), default="auto", help="How tensors travel [auto].")
 @click.option("--input", "input_file", type=click.Path(path_type=Path), help=".npy tensor or .json body to send.")
 @click.option("--shape", "shapes", type=shape, multiple=True, metavar="NAME=SIZES", help="Of an open input, whole.")
 @click.option("--timeout-s", type=click.FloatRange(min=0, min_open=True), default=30.0, help="Per request [30].")
