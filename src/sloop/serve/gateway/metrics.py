@@ -101,18 +101,18 @@ class Metrics(Collector):
         self._sent: dict[RequestId, int] = {}
         self._queued: dict[tuple[RequestId, str], int] = {}
         """When a request entered the queue of a stage it waits at."""
-        self._arrived: Counter[tuple[RequestId, str]] = Counter()
+        self._arrived: dict[tuple[RequestId, str], int] = {}
         """How many of the stages before a stage a request has passed, where there are several."""
         self._replicas: dict[ReplicaId, Replica] = {}
         self._core_ns: Counter[str] = Counter()
         self._cores_since_ns = self._now_ns = 0
-        self.ended: Counter[Outcome] = Counter()
         self.failed_batches: Counter[Labels] = Counter()
         self.lost: Counter[Labels] = Counter()
         self.decisions: Counter[str] = Counter()
         self.durations = Histograms(
             "sloop_request_duration_seconds", "From sending to the end, by outcome.", ("outcome",), SECONDS
         )
+        self._served = self.durations[Outcome.SERVED.value,]  # most requests end here: no look-up for each
         self.waits = Histograms("sloop_queue_wait_seconds", "From queue to batch.", ("stage",), SECONDS)
         per_variant = ("stage", "variant")
         self.sizes = Histograms("sloop_batch_size", "Requests per batch started.", per_variant, SIZES, scale=1)
@@ -154,10 +154,15 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     @property
+    def ended(self) -> Counter[Outcome]:
+        """Requests by their end."""
+        return Counter({outcome: sum(self.durations[outcome.value,].counts) for outcome in Outcome})
+
+    @property
     def attainment(self) -> float:
         """Share of ended requests that were served by their deadline; 1 before the first end."""
-        total = self.ended.total()
-        return self.ended[Outcome.SERVED] / total if total else 1.0
+        ended = self.ended
+        return ended[Outcome.SERVED] / ended.total() if ended.total() else 1.0
 
     # requests
 
@@ -171,8 +176,10 @@ class Metrics(Collector):
         sent_ns = self._sent.pop(request, None)
         if sent_ns is None:
             return
-        self.ended[end.outcome] += 1
-        self.durations[end.outcome.value,].observe(max(0, now_ns - sent_ns))
+        if end.outcome is Outcome.SERVED:
+            self._served.observe(now_ns - sent_ns)
+            return  # it has left every queue
+        self.durations[end.outcome.value,].observe(now_ns - sent_ns)
         for stage in self._stages:
             self._queued.pop((request, stage), None)
             if self._predecessors[stage] > 1:
@@ -200,8 +207,9 @@ class Metrics(Collector):
         if request not in self._sent:
             return
         if self._predecessors[stage] > 1:
-            self._arrived[request, stage] += 1
-            if self._arrived[request, stage] < self._predecessors[stage]:
+            arrived = self._arrived.pop((request, stage), 0) + 1
+            if arrived < self._predecessors[stage]:
+                self._arrived[request, stage] = arrived
                 return
         self._queued[request, stage] = now_ns
 
@@ -294,8 +302,8 @@ class Metrics(Collector):
         """Every family, as prometheus_client asks for them."""
         self._pay(self._now_ns)
         requests = CounterMetricFamily("sloop_requests", "Requests ended, by outcome.", labels=["outcome"])
-        for outcome in Outcome:
-            requests.add_metric([outcome.value], self.ended[outcome])
+        for outcome, count in self.ended.items():
+            requests.add_metric([outcome.value], count)
         yield requests
         yield GaugeMetricFamily(
             "sloop_attainment_ratio", "Served by the deadline, of all ended since the start.", value=self.attainment
