@@ -13,7 +13,5 @@ def systems() -> Answer:
         {"name": s.name, "source": s.source, "kind": s.kind, "slots": s.slots, "runs": list(s.runs)}
         for s in SYSTEMS.values()
     ]
-    rows = [
-        (s.name, s.kind, s.slots["scale"]["name"], ", ".join(s.runs), s.source) for s in SYSTEMS.values()
-    ]
+    rows = [(s.name, s.kind, s.slots["scale"]["name"], ", ".join(s.runs), s.source) for s in SYSTEMS.values()]
     return Answer({"systems": value}, [table(Table("", ("system", "kind", "scale", "runs", "source"), tuple(rows)))])
