@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sloop.load.child import allowed_connections, main
+from sloop.load.child import allowed_connections, carry_out, main
 from sloop.load.orders import RECORDS, Orders, Told, write_orders
 from sloop.load.payload import Body
 from sloop.load.record import read_records
@@ -20,7 +20,7 @@ ORDERS = Orders("127.0.0.1", 1, False, "/v2/models/m/infer", "h", 100.0, (2,), 4
 def test_carries_out_its_orders(tmp_path: Path, stub: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     orders = msgspec.structs.replace(ORDERS, port=stub.port)
     write_orders(tmp_path, orders, [Body(b"{}", 2)], np.array([[0, 0], [ms(2), 0]], dtype=np.int64))
-    main(tmp_path)
+    carry_out(tmp_path)
     told = [msgspec.json.decode(line, type=Told) for line in capfdbinary.readouterr().out.splitlines()]
     assert told[-1] == Told(told[-1].at_s, finished=True, sent=2, ended=2, connections=2)
     assert sorted(read_records(tmp_path / RECORDS)["status"].tolist()) == [200, 200]

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,31 @@ from sloop.units import to_s
 DESCRIPTORS_SPARE = 64
 """Beside the connections: files, the loop's own, the standard streams."""
 
+NICENESS = -10
+"""Takes the right to raise one's priority, such as root's; without it the sender runs as any other process."""
+
 
 def main(folder: Path) -> None:
-    """Carry out the orders in `folder`."""
-    orders, bodies = read_orders(folder)
+    """Make this process a sender, then carry out the orders in `folder`."""
+    orders, _ = read_orders(folder)
     if orders.cpus and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, orders.cpus)
         except OSError as error:
             tell(Told(finished=True, error=f"cannot run on the CPUs {list(orders.cpus)}: {error.strerror}"))
             return
-    target = _target(orders, bodies, connections_max=allowed_connections(orders.connections_max))
-    gc.collect()
+    # Ahead of other processes where the system lets us: a measuring device should be the last to be kept waiting.
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     gc.freeze()
     gc.disable()
+    carry_out(folder)
+
+
+def carry_out(folder: Path) -> None:
+    """Send what is ordered, record it, and say how far it is."""
+    orders, bodies = read_orders(folder)
+    target = _target(orders, bodies, connections_max=allowed_connections(orders.connections_max))
     with (folder / RECORDS).open("wb", buffering=0) as file:
         records = RecordWriter(file)
         progress = Progress()
