@@ -7,7 +7,7 @@ from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import targets
-from sloop.units import s
+from sloop.units import ms, s
 from sloop.vocabulary import Group, Node, ReplicaSpec, StagePlan
 
 STAGE = StageView("detect", s(1), (), {"small": Estimate(YOLOV5S_S), "large": Estimate(YOLOV5S_S)}, (), (), 0, (), s(1))
@@ -20,10 +20,15 @@ def test_the_first_variant_unless_another_is_wanted() -> None:
         targets.variant_of(STAGE, "huge")
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, 16), (4, 4), (99, 16)])
-def test_batches_stay_within_the_profile(asked: int, given: int) -> None:
+@pytest.mark.parametrize(("asked", "given"), [(0, 5), (4, 4), (99, 16)])
+def test_batches_stay_within_the_profile_and_unless_told_within_half_the_slo(asked: int, given: int) -> None:
     planned = targets.equal_replicas(STAGE, "small", count=3, cores=2, batch_max=asked)
     assert planned == StagePlan("detect", (Group(ReplicaSpec("detect", "small", 2), 3),), given)
+
+
+@pytest.mark.parametrize(("cores", "limit_ms", "expected"), [(2, 500, 5), (2, 9, 1), (16, 10_000, 16), (1, 166, 1)])
+def test_the_largest_batch_within_a_time(cores: float, limit_ms: float, expected: int) -> None:
+    assert targets.batch_within(STAGE.variants["small"], cores, ms(limit_ms)) == expected
 
 
 def test_the_largest_node_bounds_a_replica() -> None:

@@ -1,6 +1,8 @@
 """Plans for stages made of equal replicas, and the limits of what can be asked for: shared by the scaling policies."""
 
-from sloop.core.views import ClusterView, StageView
+from bisect import bisect_right
+
+from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan
 
@@ -17,10 +19,19 @@ def variant_of(stage: StageView, wanted: str) -> str:
 def equal_replicas(
     stage: StageView, variant: str, *, count: int, cores: float, batch_max: int, in_place: bool = True
 ) -> StagePlan:
-    """`count` replicas of `variant`, `cores` each; `batch_max` 0 or beyond the profile becomes the largest profiled."""
-    largest = stage.variants[variant].batch_max
+    """`count` replicas of `variant`, `cores` each; `batch_max` 0 becomes the largest sensible, see `batch_within`."""
+    belief = stage.variants[variant]
+    largest = min(batch_max, belief.batch_max) if batch_max else batch_within(belief, cores, stage.slo_ns // 2)
     group = Group(ReplicaSpec(stage=stage.name, variant=variant, cores=cores), count)
-    return StagePlan(stage.name, (group,), min(batch_max or largest, largest), in_place)
+    return StagePlan(stage.name, (group,), largest, in_place)
+
+
+def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
+    """The largest batch believed to take at most `limit_ns`, at least 1.
+
+    With half the SLO as limit, a request that just missed a batch is still in time with the next (Nexus' rule).
+    """
+    return max(1, bisect_right(belief.costs_ns(cores), limit_ns, 1) - 1)
 
 
 def node_cores_max(view: ClusterView) -> float:

@@ -18,7 +18,7 @@ def test_the_same_for_every_stage_but_where_it_says_otherwise(
     assert plan is not None
     assert plan.feasible
     assert plan.stages == (
-        StagePlan("first", (Group(ReplicaSpec("first", "v", 8), 2),), 16),
+        StagePlan("first", (Group(ReplicaSpec("first", "v", 8), 2),), 11),
         StagePlan("second", (Group(ReplicaSpec("second", "v", 0.5), 2),), 1),
     )
 

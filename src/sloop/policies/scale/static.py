@@ -28,7 +28,7 @@ class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """`replicas` × `cores` for each stage; `batch_max` 0 is the largest profiled; `variant` "" the first declared."""
+    """`replicas` × `cores` for each stage; `batch_max` 0: what half the SLO allows; `variant` "" the first declared."""
 
     replicas: int = 1
     cores: float = 1.0
