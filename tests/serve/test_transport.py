@@ -1,13 +1,16 @@
 """Both ends of a real socket pair: the server's on an event loop, the worker's in the test itself."""
 
+import ast
 import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from sloop.serve import transport
 from sloop.serve.frames import HEADER, Frame, Kind, ProtocolError, pack_head
 from sloop.serve.transport import Channel, Link, drop_sent, socket_pair
 
@@ -153,6 +156,14 @@ def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:
         ours.close()
         with pytest.raises(ProtocolError, match="4 B before"):
             Channel(theirs).receive_head()
+
+
+def test_nothing_in_the_server_unpickles_or_evaluates() -> None:
+    for path in Path(transport.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+            names |= {node.id} if isinstance(node, ast.Name) else set()
+            assert not names & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "eval", "exec"}, path
 
 
 def test_sent_bytes_and_empty_buffers_are_dropped() -> None:

@@ -2,10 +2,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from sloop.serve.actuator.affinity import Affinity
+from sloop.serve.actuator.affinity import Affinity, usable_cpus
 from sloop.serve.actuator.grant import Grant
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -52,6 +53,14 @@ def test_processes_are_spread_and_keep_what_they_have(sleeper: int) -> None:
 
 def test_no_more_is_granted_than_there_is(sleeper: int) -> None:
     assert Affinity(CPUS[:1]).confine(sleeper, 4) == Grant(1, 1)
+
+
+def test_without_affinity_all_cpus_count_and_resting_is_all_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cpus() == list(range(os.cpu_count() or 1))
+    assert Affinity([0, 1], proc=tmp_path).confine(1, 1.5) == Grant(1.5, 0.75)
 
 
 def test_a_process_that_has_exited_is_no_error() -> None:

@@ -5,12 +5,11 @@ scheduling period (`PERIOD_US`); and that whatever was made on the machine is re
 server. Must not know workers, models or requests. Facts behind it: Sponge specification, sections 1.1 and 7.1.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sloop.serve.actuator.affinity import Affinity
+from sloop.serve.actuator.affinity import Affinity, usable_cpus
 from sloop.serve.actuator.cgroup import Cgroups, open_v1, open_v2, quota_above
 from sloop.serve.actuator.grant import Grant
 
@@ -59,10 +58,10 @@ def detect(proc: Path = Path("/proc")) -> Detected:
             refusals.append(f"{name}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else ""))
         else:
             return Detected(groups, "; ".join([f"{name}: quota in {groups.folder}", *refusals]))
-    affinity = Affinity(sorted(os.sched_getaffinity(0)))
+    affinity = Affinity(usable_cpus())
     return Detected(affinity, "; ".join(["affinity, fractions by resting between batches", *refusals]))
 
 
 def capacity_cores(proc: Path = Path("/proc")) -> float:
     """Cores this server and its workers may use together: CPUs in its affinity mask, less if a quota is above it."""
-    return min(float(len(os.sched_getaffinity(0))), quota_above(proc))
+    return min(float(len(usable_cpus())), quota_above(proc))

@@ -1,7 +1,8 @@
 """The fall-back without rights: whole cores by CPU affinity, fractions by the process's own resting.
 
 Promises cores only as far as nobody else uses those CPUs: affinity keeps a process on them, not others off. A process
-on 1.5 cores gets two CPUs and a duty cycle of 0.75, which it must keep itself (`Grant.duty`).
+on 1.5 cores gets two CPUs and a duty cycle of 0.75, which it must keep itself (`Grant.duty`). Where the system knows no
+affinity (other than Linux) the duty cycle is all there is.
 """
 
 import os
@@ -11,6 +12,13 @@ from pathlib import Path
 
 from sloop.errors import MachineError
 from sloop.serve.actuator.grant import Grant
+
+
+def usable_cpus() -> list[int]:
+    """CPUs this process may run on; all of them where the system cannot tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 class Affinity:

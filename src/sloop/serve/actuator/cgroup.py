@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.errors import MachineError
+from sloop.serve.actuator.affinity import usable_cpus
 from sloop.serve.actuator.grant import Grant
 
 PERIOD_US: Final = 10_000
@@ -120,7 +121,7 @@ def open_v2(proc: Path) -> Cgroups:
     except OSError:
         Cgroups(folder, 2, inf).close()
         raise
-    return Cgroups(folder, 2, _cpus())
+    return Cgroups(folder, 2, float(len(usable_cpus())))
 
 
 def open_v1(proc: Path) -> Cgroups:
@@ -134,7 +135,7 @@ def open_v1(proc: Path) -> Cgroups:
     except OSError:
         remove_tree(folder)
         raise
-    return Cgroups(folder, 1, _cpus())
+    return Cgroups(folder, 1, float(len(usable_cpus())))
 
 
 def own_group(proc: Path, version: int) -> Path:
@@ -210,10 +211,6 @@ def _membership(proc: Path, controller: str) -> str:
         if controller in controllers.split(","):
             return path
     raise OSError(errno.ENOENT, "the server belongs to no group of it")
-
-
-def _cpus() -> float:
-    return float(len(os.sched_getaffinity(0)))
 
 
 def _refused(group: Path, error: OSError) -> MachineError:
