@@ -1,11 +1,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.arrivals.declare import trace_from
 from sloop.arrivals.generate import KINDS, Poisson, generated
+from sloop.arrivals.link import link_from
 from sloop.errors import InputError
 from sloop.units import s
 
@@ -76,3 +78,36 @@ def test_only_input_errors_escape(kind: str, rest: dict[str, object], duration_s
     except InputError as error:
         assert error.where  # noqa: PT017
         assert error.help  # noqa: PT017
+
+
+def documented(heading: str) -> list[dict[str, object]]:
+    """The examples below a heading of the manual."""
+    text = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
+    block = text.partition(f"## {heading}\n")[2].partition("```yaml\n")[2].partition("```")[0]
+    examples: list[dict[str, object]] = yaml.safe_load(block)
+    assert examples, heading
+    return examples
+
+
+@pytest.mark.parametrize("spec", documented("Generated traces"), ids=lambda spec: spec["kind"])
+def test_the_manual_s_kinds_generate(spec: dict[str, object]) -> None:
+    assert sum(trace_from(spec, seed=0, duration_s=60, folder=HERE).counts_per_s()) > 0
+
+
+def test_the_manual_shows_every_kind() -> None:
+    assert sorted(str(spec["kind"]) for spec in documented("Generated traces")) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("spec", documented("Recorded traces"), ids=lambda spec: spec["file"])
+def test_the_manual_s_keys_for_files_are_known(spec: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"no such file|neither a folder nor an archive"):
+        trace_from(spec, seed=0, duration_s=None, folder=HERE / "none")
+
+
+@pytest.mark.parametrize("spec", documented("Links"), ids=str)
+def test_the_manual_s_links(spec: dict[str, object]) -> None:
+    if "file" in spec:
+        with pytest.raises(InputError, match="no such file"):
+            link_from(spec, seed=0, folder=HERE / "none")
+    else:
+        assert link_from(spec, seed=0, folder=HERE).transfer_ns(0, 100_000) > 0
