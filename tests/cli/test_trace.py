@@ -24,3 +24,9 @@ def test_a_trace_is_written_and_read_back(tmp_path: Path) -> None:
     assert counts.read_text() == "10\n" * 5
     again = f"{{file: {times}, format: timestamps, unit: ns}}"
     assert json.loads(CliRunner().invoke(main, ["trace", again, "--json"]).stdout)["requests"] == 50
+
+
+def test_a_trace_is_drawn(tmp_path: Path) -> None:
+    plot = tmp_path / "trace.png"
+    assert CliRunner().invoke(main, ["trace", MADE, "--duration-s", "5", "--plot", str(plot)]).exit_code == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")

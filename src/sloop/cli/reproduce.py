@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+from rich.console import RenderableType
 
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import progress, table
@@ -25,9 +26,9 @@ def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: P
     """Repeat the experiments of a publication and set what comes out beside what was printed, with a verdict."""
     names = list(REPRODUCTIONS) if name == "all" else [name]
     found: list[Reproduction] = []
-    for each in names:
-        with progress(f"reproducing {each}", total=1.0) as advance:
-            found.append(reproduced(each, quick=quick, data=data, processes=processes, progress=advance))
+    for chosen in names:
+        with progress(f"reproducing {chosen}", total=1.0) as advance:
+            found.append(reproduced(chosen, quick=quick, data=data, processes=processes, progress=advance))
     if page is not None:
         page.mkdir(parents=True, exist_ok=True)
         for made in found:
@@ -38,5 +39,7 @@ def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: P
         "summary": {made.name: made.summary for made in found},
         "assumed": assumed,
     }
-    shown = [part for made in found for part in (*map(table, made.tables()), f"{made.name}: {made.summary}")]
+    shown: list[RenderableType] = []
+    for made in found:
+        shown += [*(table(each) for each in made.tables()), f"{made.name}: {made.summary}"]
     return Answer(value, [*shown, *(f"leans on {line}" for line in assumed)])

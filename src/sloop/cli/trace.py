@@ -9,6 +9,7 @@ from sloop.arrivals.write import write_counts, write_times
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import facts
 from sloop.cli.source import HELP, trace_at
+from sloop.report.arrivals import draw, figure_of
 
 EXAMPLE = """
 sloop trace twitter.txt --duration-s 3600 --plot twitter.png
@@ -32,5 +33,7 @@ def trace(
         write_counts(found, counts)
     if times:
         write_times(found, times)
+    if plot:
+        draw(figure_of(found), plot)
     figures = statistics(found)
     return Answer(figures, [facts(figures.rows())])
