@@ -285,6 +285,8 @@ def test_an_error_inside_is_a_500_and_the_server_serves_on(ask: Ask, gateway: Ga
 
     gateway.driver.respond = respond
     assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: an error inside the gateway")
+    gateway.driver.respond = lambda _: Ended(Outcome.SERVED, {})  # without the outputs
+    assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: an error inside the gateway")
     gateway.driver.respond = None
     assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
 

@@ -61,9 +61,8 @@ class Rest:
             answer(exchange)
         except Refusal as refusal:
             refuse(exchange, refusal)
-        except Exception:
-            _log.exception("a request to %s broke the gateway", exchange.path)
-            exchange.reply_error(500, "failed: an error inside the gateway", "see the server's log, and report it")
+        except Exception as error:
+            self._break(exchange, error)
 
     def _route(self) -> Mapping[str, Mapping[str, Answer]]:
         model = f"/v2/models/{self.service.model}"
@@ -117,21 +116,30 @@ class Rest:
             exchange.on_gone = partial(submitter.cancel, request)
 
     def _end(self, exchange: Exchange, wanted: Wanted, ended: Ended) -> None:
+        """Answer an inference. Whatever goes wrong here, the client is told: it would wait for ever."""
+        try:
+            self._tell(exchange, wanted, ended)
+        except Refusal as refusal:
+            refuse(exchange, refusal)
+        except Exception as error:
+            self._break(exchange, error)
+
+    def _tell(self, exchange: Exchange, wanted: Wanted, ended: Ended) -> None:
         if not exchange.is_open:
             return
         if ended.outcome is not Outcome.SERVED and ended.outcome is not Outcome.LATE:
-            refuse(exchange, of_ended(ended))
-            return
-        try:
-            body, json_bytes = write(self.service.model, offer.MODEL_VERSION, wanted, ended.outputs)
-        except Refusal as refusal:
-            refuse(exchange, refusal)
-            return
+            raise of_ended(ended)
+        body, json_bytes = write(self.service.model, offer.MODEL_VERSION, wanted, ended.outputs)
         met = MET if ended.outcome is Outcome.SERVED else NOT_MET
         if json_bytes is None:
             exchange.reply(200, body, headers=(met,))
         else:
             exchange.reply(200, body, content_type=OCTETS, headers=(met, (HEADER_LENGTH, str(json_bytes))))
+
+    def _break(self, exchange: Exchange, error: Exception) -> None:
+        """Answer for a bug of ours."""
+        _log.error("a request to %s broke the gateway", exchange.path, exc_info=error)
+        exchange.reply_error(500, "failed: an error inside the gateway", "see the server's log, and report it")
 
     def _server(self, exchange: Exchange) -> None:
         say(exchange, {"name": offer.SERVER, "version": offer.SERVER_VERSION, "extensions": offer.EXTENSIONS})
