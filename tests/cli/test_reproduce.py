@@ -33,7 +33,7 @@ def test_json_has_rows_with_the_promised_keys() -> None:
 def test_people_see_verdicts_and_a_page(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["reproduce", "all", "--page", str(tmp_path)]).stdout
     assert "sponge: 1 rows: 1 reproduced" in shown
-    assert "sponge, reproduced" in (tmp_path / "sponge.html").read_text()
+    assert "Sponge, reproduced" in (tmp_path / "sponge.html").read_text()
 
 
 def test_an_unknown_name_is_refused() -> None:

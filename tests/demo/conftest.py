@@ -47,5 +47,5 @@ def clients() -> LoadResult:
     )
     lags = dict.fromkeys(("lag_p50_ms", "lag_p99_ms", "lag_max_ms"), 0.1)
     rates = dict.fromkeys(("goodput_rps", "offered_rps", "answered_rps"), 20.0)
-    rest = {"error_kinds": {}, "connections": 4, "duration_s": 10.0, "wall_s": 11.0, "seconds": []}
+    rest = {"note": "", "error_kinds": {}, "connections": 4, "duration_s": 10.0, "wall_s": 11.0, "seconds": []}
     return LoadResult(attainment=1.0, **counts, **figures, **lags, **rates, **rest)  # type: ignore[arg-type]
