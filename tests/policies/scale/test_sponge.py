@@ -147,6 +147,12 @@ def test_keeping_starts_from_the_smallest(stage: Stage, view: View) -> None:
     assert chosen(Sponge(infeasible="keep").plan(s(1), view(stage(FADE)))) == (1, 1)
 
 
+def test_keeping_what_is_no_longer_on_offer_starts_from_the_smallest(stage: Stage, view: View) -> None:
+    before = Sponge(cores=(12,)).plan(0, view(stage(FADE)))
+    plan = Sponge(cores=(1, 2), infeasible="keep").plan(s(1), view(stage(FADE), plan=before))
+    assert chosen(plan) == (1, 1)
+
+
 def test_says_when_one_replica_is_not_enough(stage: Stage, view: View) -> None:
     plan = Sponge().plan(s(1), view(stage(second(*[990.0] * 200))))
     assert plan is not None

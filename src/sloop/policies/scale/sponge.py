@@ -44,28 +44,26 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Sponge:
-    """`planning_set`: a period's arrivals or the queue, whichever is more (`rate`), or the queue alone (`queue`).
-
-    `rate_rps`: the rate to plan for, which the artefact knows beforehand; 0 takes the forecast, from one core and one
-    request per batch at first.
-    `criterion`: all of them arrive at once (`burst`, Algorithm 2) or evenly spread (`steady`). `budget`, for `burst`:
-    everybody has the tightest budget (`clmax`), or each batch its own (`per_batch`, better where clients differ).
-    `margin`: part of the SLO to plan with. `cores`: what to choose from; if empty, whole cores up to 16, the node, and
-    what the profile gains from. `infeasible`: serve as many as possible on all cores (`dry_run`), all cores and batches
-    of 10 (`crude`), or change nothing (`keep`). `hysteresis` k: the largest of the last k decisions holds. `lookback`:
-    seconds whose communication latencies count.
-    """
+    """One replica, `margin` of the SLO to plan with, cores from `cores` and batches up to `batch_max`."""
 
     planning_set: Literal["rate", "queue"] = "rate"
+    """What to serve in time: a period's arrivals or the queue, whichever is more, or the queue alone."""
     criterion: Literal["burst", "steady"] = "burst"
+    """How they arrive: at once (Algorithm 2; clients that send once a second) or evenly spread (far cheaper)."""
     budget: Literal["clmax", "per_batch"] = "clmax"
+    """Within a burst everybody has the tightest budget, or each batch its own, which is better where clients differ."""
     margin: float = 0.9
     cores: tuple[float, ...] = ()
+    """Empty: whole cores up to 16, up to those of a node, and up to what the profile gains from."""
     batch_max: int = 16
     infeasible: Literal["dry_run", "crude", "keep"] = "dry_run"
+    """Where nothing holds: as many in time as all cores can, all cores and batches of 10, or no change."""
     hysteresis: int = 1
+    """k: the largest of the last k decisions holds, so that cores fall only after k of them."""
     lookback: int = 1
+    """Seconds whose communication latencies count."""
     rate_rps: float = 0.0
+    """The rate to plan for, which the artefact knows beforehand; 0 takes the forecast, of which there is none at first."""
     variant: str = ""
     period_ns: int = s(1)
     _recent: deque[Setting] = field(init=False, default_factory=deque, repr=False, compare=False)
