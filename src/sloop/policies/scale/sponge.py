@@ -63,7 +63,7 @@ class Sponge:
     lookback: int = 1
     """Seconds whose communication latencies count."""
     rate_rps: float = 0.0
-    """The rate to plan for, which the artefact knows beforehand; 0 takes the forecast, of which there is none at first."""
+    """The rate to plan for, which the artefact knows beforehand; 0 takes the forecast, which begins with none."""
     variant: str = ""
     period_ns: int = s(1)
     _recent: deque[Setting] = field(init=False, default_factory=deque, repr=False, compare=False)
