@@ -51,9 +51,9 @@ def describe(service: Service) -> Schema:
     model = f"/v2/models/{name}"
     answers: Schema = {"type": "object"}
     paths: Schema = {
-        "/v2": get("Server metadata", obj(name="string", version="string", extensions="array")),
-        "/v2/health/live": get("Whether the server runs", obj(live="boolean"), needs_key=False),
-        "/v2/health/ready": get("Whether it would infer", obj(ready="boolean"), 503, needs_key=False),
+        "/v2": get("Server metadata", having(name="string", version="string", extensions="array")),
+        "/v2/health/live": get("Whether the server runs", having(live="boolean"), needs_key=False),
+        "/v2/health/ready": get("Whether it would infer", having(ready="boolean"), 503, needs_key=False),
         "/metrics": get("Prometheus metrics", {"type": "string"}, media="text/plain"),
         "/openapi.json": get("This description", answers),
         "/v2/sloop/openapi": get("This description", answers),
@@ -61,8 +61,8 @@ def describe(service: Service) -> Schema:
         "/v2/sloop/decisions": get("The last decisions with their reasons", answers, 400, parameters=[limit()]),
     }
     for base in (model, f"{model}/versions/{offer.MODEL_VERSION}"):
-        paths[base] = get("Model metadata", obj(name="string", platform="string", inputs="array", outputs="array"))
-        paths[f"{base}/ready"] = get("Whether the model would infer", obj(name="string", ready="boolean"), 503)
+        paths[base] = get("Model metadata", having(name="string", platform="string", inputs="array", outputs="array"))
+        paths[f"{base}/ready"] = get("Whether the model would infer", having(name="string", ready="boolean"), 503)
         paths[f"{base}/infer"] = infer(service)
     description: Schema = {
         "openapi": "3.1.0",
@@ -209,6 +209,6 @@ def errors(*statuses: int) -> Schema:
     }
 
 
-def obj(**kinds: str) -> Schema:
+def having(**kinds: str) -> Schema:
     """An object with these fields, all required."""
     return {"type": "object", "required": list(kinds), "properties": {key: {"type": k} for key, k in kinds.items()}}

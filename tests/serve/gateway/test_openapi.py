@@ -1,0 +1,58 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sloop.serve.gateway.intake import Intake
+from sloop.serve.gateway.openapi import describe
+from sloop.serve.gateway.payload import read
+from sloop.serve.gateway.rest import Rest
+from sloop.serve.gateway.service import Service
+from sloop.serve.tensor import Port, Signature
+from tests.serve.gateway.fakes import FakeDriver, Gateway, make_service
+
+
+def service_of(*inputs: Port, api_key: str = "") -> Service:
+    service = make_service(Gateway(FakeDriver()), api_key=api_key)
+    return replace(service, intake=Intake(Signature(inputs, (Port("y", "FP32", (-1,)),), 8)))
+
+
+def body_of(service: Service) -> Any:
+    described: Any = describe(service)
+    return described["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"]
+
+
+def test_describes_every_path_and_method_there_is() -> None:
+    service = make_service(Gateway(FakeDriver()))
+    described: Any = describe(service)
+    routes = {path: sorted(verbs) for path, verbs in Rest(service)._routes.items() if not path.endswith("/v2/")}
+    assert {path: sorted(verbs) for path, verbs in described["paths"].items()} == {
+        path: [verb.lower() for verb in verbs if verb != "HEAD"] for path, verbs in routes.items()
+    }
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            assert all(answer["description"] for answer in operation["responses"].values())
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "INT8", "UINT64", "BOOL", "BYTES"])
+def test_the_example_is_a_request_that_is_read(datatype: str) -> None:
+    service = service_of(Port("x", datatype, (-1, 3, -1)), Port("z", datatype, (-1,)))
+    example = body_of(service)["example"]
+    assert set(read(json.dumps(example).encode(), None, service.intake).tensors) == {"x", "z"}
+
+
+def test_inputs_are_told_with_type_and_shape() -> None:
+    schema = body_of(service_of(Port("x", "INT8", (-1, 3))))["schema"]["properties"]["inputs"]
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    (tensor,) = schema["items"]["anyOf"]
+    assert tensor["properties"]["shape"]["prefixItems"] == [{"type": "integer", "minimum": 1}, {"const": 3}]
+    assert tensor["properties"]["data"]["items"]["anyOf"][0] == {"type": "integer", "minimum": -128, "maximum": 127}
+
+
+def test_a_large_input_has_no_example_and_a_key_is_told() -> None:
+    service = service_of(Port("x", "FP32", (-1, 3, 224, 224)), api_key="secret")
+    assert "example" not in body_of(service)
+    described = describe(service)
+    assert described["security"] == [{"key": []}]
+    assert "secret" not in json.dumps(described)
