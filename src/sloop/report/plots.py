@@ -21,6 +21,8 @@ FAINT: Final = "#8a8f99"
 WIDTH_IN: Final = 8.2
 PANEL_IN: Final = 1.55
 MARGIN_IN: Final = 0.95
+LEGEND_COLUMNS: Final = 6
+LEGEND_LINE_PT: Final = 14
 
 _STYLE: Final[Any] = {
     "font.family": "sans-serif",
@@ -86,7 +88,7 @@ def _draw(canvas: "Canvas", figure: Figure) -> None:
         _draw_panel(axis, panel, colours)
     axes[-1].set_xlabel(figure.x_label)
     canvas.align_ylabels(axes)
-    axes[0].set_title(figure.title, pad=22 if _legend(axes, figure, colours) else 8)
+    axes[0].set_title(figure.title, pad=8 + LEGEND_LINE_PT * _legend(axes, figure, colours))
 
 
 def _colours(figure: Figure) -> dict[str, str]:
@@ -97,19 +99,19 @@ def _colours(figure: Figure) -> dict[str, str]:
     return grey | {name: PALETTE[place % (len(PALETTE) - 1)] for place, name in enumerate(names)}
 
 
-def _legend(axes: Any, figure: Figure, colours: dict[str, str]) -> bool:  # noqa: ANN401  # an array of axes
-    """One legend for the whole figure, above it, if there is anything to tell apart; whether there is one."""
+def _legend(axes: Any, figure: Figure, colours: dict[str, str]) -> int:  # noqa: ANN401  # an array of axes
+    """One legend for the whole figure, above it, if there is anything to tell apart; returns its lines."""
     marked = any(panel.marks for panel in figure.panels)
     if (len(colours) < 2 and not marked) or all(panel.ticks and len(panel.series) == 1 for panel in figure.panels):
-        return False
+        return 0
     known: dict[str, Any] = {}
     for axis in axes:
         for mark, name in zip(*axis.get_legend_handles_labels(), strict=True):
             known.setdefault(name, mark)
     axes[0].legend(
-        known.values(), known, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(5, len(known)), borderaxespad=0.1
+        known.values(), known, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=LEGEND_COLUMNS, borderaxespad=0.1
     )
-    return True
+    return -(-len(known) // LEGEND_COLUMNS)
 
 
 def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """What a reproduction yields: rows with verdicts, figures, and what it leaned on."""
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.report.figures import Figure
 from sloop.report.html import Section, page
@@ -25,17 +25,20 @@ class Reproduction(Struct, frozen=True):
     def tables(self) -> list[Table]:
         """One for each experiment, in the order they were made."""
         experiments = dict.fromkeys(row.experiment for row in self.rows)
-        return [as_table([row for row in self.rows if row.experiment == name], name) for name in experiments]
+        return [
+            as_table([row for row in self.rows if row.experiment == name], name[0].upper() + name[1:])
+            for name in experiments
+        ]
 
     def page(self) -> str:
         """As one HTML file."""
         sections = [
             Section(title="Verdicts", text=(f"{self.summary}.", *VERDICTS)),
             Section(title="Figures", figures=self.figures),
-            *(Section(title=f"Rows: {table.title}", tables=(table,)) for table in self.tables()),
+            *(Section(title=table.title, tables=(structs.replace(table, title=""),)) for table in self.tables()),
             Section(title="Where the numbers come from", tables=(_assumed(self.assumed),)),
         ]
-        return page(f"{self.name}, reproduced", sections, lead=self.source)
+        return page(f"{self.name.capitalize()}, reproduced", sections, lead=self.source)
 
 
 VERDICTS = (

@@ -91,13 +91,11 @@ def contradicted(claim: Claim, samples: Sequence[float], *, rival: float, within
 
 
 def as_table(rows: Sequence[Row], title: str = "") -> Table:
-    """For people."""
+    """For people; the experiment, if it is one for all, is the title."""
     return Table(
         title,
-        ("experiment", "metric", "unit", "paper", "derived", "ours", "low", "high", "verdict", "note"),
-        tuple(
-            (r.experiment, r.metric, r.unit, r.paper, r.derived, r.ours, r.low, r.high, r.verdict, r.note) for r in rows
-        ),
+        ("metric", "unit", "paper", "derived", "ours", "low", "high", "verdict", "note"),
+        tuple((r.metric, r.unit, r.paper, r.derived, r.ours, r.low, r.high, r.verdict, r.note) for r in rows),
     )
 
 

@@ -47,7 +47,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     """One run of 600 seconds. `ratio` is l/mean: by how much the profile's P99 exceeds the true mean service time."""
 
     policy: str
-    """As reports call it."""
+    """As reports call it; nothing else depends on it."""
     system: str
     parameters: Parameters = ()
     seed: int = 0
@@ -202,5 +202,5 @@ class Results:
 
 
 def seeded(trial: Trial, seed: int, link: str) -> Trial:
-    """The same trial in another world."""
-    return structs.replace(trial, seed=seed, link=link)
+    """The same trial in another world, without the name that reports give it: twins are played once."""
+    return structs.replace(trial, seed=seed, link=link, policy="")
