@@ -8,6 +8,7 @@ Takes no decision and answers no request.
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ from sloop.systems.recording import header_of
 from sloop.systems.setup import Setup, set_up
 
 FLUSH_S: Final = 1.0
+SWITCH_S: Final = 0.0005
+"""How long a thread that wants the interpreter waits for the one that has it. Granian's thread hands requests over to
+the event loop's; at Python's own 5 ms the same server took half as many requests at 64 connections."""
 LEAVE_S: Final = 1.0
 """After the drain, how long clients have to take their last answers."""
 
@@ -106,6 +110,7 @@ def serve(
             on_start(server)
             await told_to_stop.wait()
 
+    sys.setswitchinterval(SWITCH_S)
     uvloop.run(main())
 
 
