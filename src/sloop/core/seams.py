@@ -24,6 +24,7 @@ class Order(Protocol):
 class Take(Struct, frozen=True, gc=False):
     """A batch policy's answer: pass over (and drop) the first `skip` visits, start the next `count`.
 
+    After a skip the core prunes what is now in front and asks again, so `count` is then what the policy means to start.
     `count=0` starts nothing; the core asks again at `wait_until_ns` (later than now), at the next arrival, or when a
     replica becomes free.
     """
