@@ -52,6 +52,11 @@ def test_shapes(tmp_path: Path) -> None:
         ({"kind": "poisson", "rate": 1, "duration_s": 1e12}, "trace.duration_s"),
         ({"kind": "poisson", "rate": 1, "duration_s": 0}, "trace.duration_s: 0.0 is out of range"),
         ({"kind": "poisson", "rate": 1}, "trace: no duration"),
+        (
+            {"kind": "poisson", "rate": 1, "duration_s": 1e6, "repeat": 200},
+            "trace duration_s: 200000000.0 is out of range",
+        ),
+        ({"kind": "poisson", "rate": 1, "duration_s": 1e6, "compress": 1e-6}, "trace duration_s"),
         ({"file": "none.txt"}, "no such file"),
         ({"file": 5}, "trace.file: 5 is not text"),
         ({"file": "x", "gap": "fill"}, "unknown key 'gap'\nhelp: did you mean 'gaps'?"),

@@ -49,14 +49,14 @@ def test_a_run_from_end_to_end(tmp_path: Path, stub: Any) -> None:
     """Every fifth each: on time, late, dropped, rejected, broken."""
     steps = [
         stub.Step(),
-        stub.Step(stub.response(200, b'{"outputs": []}', "x-slo-met: false"), delay_s=0.4),
+        stub.Step(stub.response(200, b'{"outputs": []}', "x-slo-met: false"), delay_s=1.2),
         stub.Step(stub.response(504, b'{"error": "too late"}')),
         stub.Step(stub.response(503, b'{"error": "full"}', "Retry-After: 1")),
         stub.Step(stub.response(500, b'{"error": "oops"}')),
     ]
     stub.script = lambda number: steps[number % 5]
     told: list[Told] = []
-    plan = LoadPlan(stub.url, "m", TRACE, slo_ms=300.0, records=tmp_path / "records.jsonl")
+    plan = LoadPlan(stub.url, "m", TRACE, slo_ms=1_000.0, records=tmp_path / "records.jsonl")
     found = run_load(plan, progress=told.append)
     count = len(TRACE.to_array())
     assert found.sent == count == len(stub.heads)
@@ -70,7 +70,7 @@ def test_a_run_from_end_to_end(tmp_path: Path, stub: Any) -> None:
     lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == list(range(count))
     assert sum(line["outcome"] == "served" for line in lines) == found.ok
-    assert all("x-slo-ms: 300\r\n" in head for head in stub.heads)
+    assert all("x-slo-ms: 1000\r\n" in head for head in stub.heads)
 
 
 @pytest.mark.live

@@ -21,7 +21,10 @@ from sloop.errors import InputError
 from sloop.units import NS_PER_S
 
 COUNT_MAX: Final = 10_000_000
-SECONDS_MAX: Final = 10**11
+INSTANT_S_MAX: Final = 5 * 10**9
+"""Of a written instant: the year 2128, and in ns still within 64 bits."""
+LENGTH_S_MAX: Final = 10**8
+"""Of a trace: three years, whose counts per second still fit in memory."""
 MISSING_WORDS: Final = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
 EPOCH_S: Final = 10**8
 """Instants from 1973 on are dates: such a trace starts at its first arrival rather than at 1970."""
@@ -185,7 +188,7 @@ def instants_ns(cells: Iterable[Cell], where: str, unit: Unit) -> Iterator[int]:
         if at_ns < last_ns:
             raise InputError(f"{cell.text} is before the arrival above it", where=here, help="sort the file by time")
         last_ns = at_ns
-        yield at_ns - origin_ns
+        yield _bounded(at_ns - origin_ns, cell, here)
     if origin_ns is None:
         raise InputError("the trace is empty", where=where, help="a trace needs at least one arrival")
 
@@ -199,7 +202,7 @@ def after_gaps_ns(gaps: Iterable[Cell], where: str, unit: Unit) -> Iterator[int]
         if gap_ns < 0:
             raise InputError(f"the gap {cell.text} is negative", where=here, help="arrivals follow one another")
         at_ns += gap_ns
-        yield at_ns
+        yield _bounded(at_ns, cell, here)
     if number == 0:
         raise InputError("the trace is empty", where=where, help="a trace needs at least one arrival")
 
@@ -231,7 +234,13 @@ def _decimal(text: str, where: str) -> Decimal:
         raise InputError(f"{text!r} is not a number", where=where, help="the trace is to hold numbers only") from None
 
 
+def _bounded(at_ns: int, cell: Cell, where: str) -> int:
+    if at_ns > LENGTH_S_MAX * NS_PER_S:
+        raise InputError(f"at {cell.text} the trace is over 3 years long", where=where, help="check file and `unit`")
+    return at_ns
+
+
 def _ns(value: Decimal, where: str, unit: Unit) -> int:
-    if abs(value) > SECONDS_MAX * 10 ** (9 - unit.exponent):
-        raise InputError(f"{value} {unit} is over 3,000 years", where=where, help="check the `unit`: s, ms, us or ns")
+    if abs(value) > INSTANT_S_MAX * 10 ** (9 - unit.exponent):
+        raise InputError(f"{value} {unit} is too late", where=where, help="check the `unit`: s, ms, us or ns")
     return int(value.scaleb(unit.exponent))

@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from sloop.arrivals.cells import LENGTH_S_MAX
 from sloop.arrivals.fields import POSITIVE, Limits, build, limited, nearest, refuse_unknown
 from sloop.arrivals.generate import KINDS, generated, kind_of
 from sloop.arrivals.read import TraceFile, read_trace
 from sloop.arrivals.shape import compress, cut, repeat, scale, thin
 from sloop.arrivals.trace import Trace
 from sloop.errors import InputError
-from sloop.units import s
-
-DURATION_S_MAX = 1e8
+from sloop.units import s, to_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Shape:
 class _Generated:
     """Beside the kind's own keys."""
 
-    duration_s: float | None = limited(None, limits=Limits(high=DURATION_S_MAX, above=True))
+    duration_s: float | None = limited(None, limits=Limits(high=LENGTH_S_MAX, above=True))
     """Of one round, before it is compressed or repeated."""
     scale: float = limited(1.0, limits=Limits(high=1e6, above=True))
 
@@ -61,6 +60,7 @@ def trace_from(
     else:
         trace = _made(rest, shape, seed=seed, duration_s=duration_s, where=where)
     shaped = repeat(compress(thin(trace, shape.thin, seed=seed), shape.compress), shape.repeat)
+    Limits(high=LENGTH_S_MAX).check(to_s(shaped.duration_ns), f"{where} duration_s")
     return shaped if duration_s is None else cut(shaped, duration_ns=s(duration_s))
 
 
@@ -86,5 +86,5 @@ def _made(spec: Mapping[str, object], shape: Shape, *, seed: int, duration_s: fl
         if duration_s is None:
             raise InputError("no duration", where=where, help="say `duration_s:`, in the trace or for the whole run")
         length_s = duration_s * shape.compress / shape.repeat
-    Limits(high=DURATION_S_MAX, above=True).check(length_s, f"{where}.duration_s")
+    Limits(high=LENGTH_S_MAX, above=True).check(length_s, f"{where}.duration_s")
     return scale(generated(process, seed=seed, duration_ns=max(1, s(length_s))), length.scale, seed=seed)

@@ -73,7 +73,7 @@ class TraceFile:
     spread: Spread = Spread.UNIFORM
     mean_ms: float = limited(50.0, limits=Limits(high=60_000.0, above=True))
     """Of a burst's exponential offsets."""
-    dwell_s: float = limited(3600.0, limits=POSITIVE)
+    dwell_s: float = limited(3600.0, limits=Limits(high=1e5, above=True))
     """How long each pair of a folder of matrices is in force."""
     start_s: float = limited(0.0, limits=ANY)
     duration_s: float | None = limited(None, limits=POSITIVE)
