@@ -2,7 +2,9 @@ from math import inf
 
 import pytest
 
+from sloop.app.application import SystemChoice
 from sloop.app.load import load_application
+from sloop.systems import SYSTEMS
 from sloop.systems.planning import Need, need
 from sloop.systems.setup import set_up
 
@@ -62,3 +64,20 @@ def test_batches_grow_to_what_the_rate_needs() -> None:
     )
     found = need(set_up(application), 200.0)
     assert found.stages[0].predicted_ms == pytest.approx(12 + 10)  # three per batch; two more arrive in 10 ms
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_settles_on_a_plan(name: str) -> None:
+    application = load_application(
+        {
+            "name": "one",
+            "slo_ms": 1000,
+            "stages": [{"name": "a", "profile": "ResNet-T"}],
+            "cluster": {"nodes": [{"hardware": "c5.4xlarge", "count": 4}]},
+        }
+    )
+    choice = SystemChoice(name, {"cores": 8} if name == "static" else {})
+    busy, idle = need(set_up(application, choice), 60.0), need(set_up(application, choice), 0.0)
+    assert busy.feasible, busy.why
+    assert busy.cores >= idle.cores
+    assert busy.predicted_ms < 1000
