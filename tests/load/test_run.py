@@ -105,3 +105,10 @@ def test_no_server_is_said_before_anything_is_sent() -> None:
 def test_a_sender_that_cannot_start_is_explained(stub: Any) -> None:
     with pytest.raises(MachineError, match="cannot run on the CPUs"):
         run_load(LoadPlan(stub.url, "m", TRACE, slo_ms=1.0, cpus=(100_000,)))
+
+
+@pytest.mark.live
+def test_a_sender_that_dies_is_explained(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloop.load.run.write_orders", lambda folder, *rest: None)
+    with pytest.raises(MachineError, match=r"the sending process ended with 1: FileNotFoundError.*orders\.json"):
+        run_load(LoadPlan(stub.url, "m", TRACE, slo_ms=1.0))

@@ -33,6 +33,9 @@ GRACE_S = 30.0
 
 METADATA_TIMEOUT_S = 10.0
 
+STDERR = "stderr.txt"
+LINE_END = "\n"
+
 ProgressCall = Callable[[Told], None]
 
 
@@ -157,12 +160,12 @@ def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> Tol
             code = process.wait()
         finally:
             watchdog.cancel()
+    said = (folder / STDERR).read_text(errors="replace").strip()
     if last.error:
         raise MachineError(last.error, help="choose others")
-    if code != 0 or not last.finished:
-        said = (folder / "stderr.txt").read_text(errors="replace").strip().rpartition("\n")[2]
+    if code != 0 or not last.finished or "Traceback" in said:
         raise MachineError(
-            f"the sending process ended with {code}: {said or 'no word'}",
+            f"the sending process ended with {code}: {said.rpartition(LINE_END)[2] or 'no word'}",
             help="see whether memory, disk or time ran out",
         )
     return last
@@ -172,7 +175,7 @@ def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> Tol
 def _sender(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The sending process and its standard output; killed if it outlives the block."""
     command = [sys.executable, "-m", "sloop.load", str(folder)]
-    with (folder / "stderr.txt").open("wb") as errors:
+    with (folder / STDERR).open("wb") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
     assert process.stdout is not None, "asked for as a pipe"
     try:
