@@ -57,3 +57,12 @@ def test_what_cannot_be_explained_is_said(log: Path, arguments: list[str], code:
     result = CliRunner().invoke(main, ["explain", str(log), *arguments])
     assert result.exit_code == code
     assert said in result.stderr
+
+
+def test_the_whole_run_as_a_page(log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    assert CliRunner().invoke(main, ["explain", str(log), "--page", str(page)]).exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    failed = CliRunner().invoke(main, ["explain", str(log), "--page", str(tmp_path / "none" / "run.html")])
+    assert failed.exit_code == 1
+    assert "cannot be written" in failed.stderr

@@ -11,6 +11,8 @@ from sloop.cli.command import Answer, command
 from sloop.cli.screen import table
 from sloop.log import read_log
 from sloop.report.explain import Step, explain_decision, explain_request, reasons
+from sloop.report.html import write_page
+from sloop.report.recorded import report
 from sloop.report.tables import Table
 from sloop.systems.recording import rebuild
 from sloop.units import s
@@ -19,6 +21,7 @@ EXAMPLE = """
 sloop explain run.jsonl
 sloop explain run.jsonl --request 17
 sloop explain run.jsonl --at 12.5
+sloop explain run.jsonl --page run.html
 """
 
 
@@ -26,11 +29,14 @@ sloop explain run.jsonl --at 12.5
 @click.argument("log", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--request", type=int, help="Explain this request's end.")
 @click.option("--at", "at_s", type=float, metavar="SECONDS", help="Explain the decision in force at this instant.")
-def explain(log: Path, request: int | None, at_s: float | None) -> Answer:
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole run as one HTML file.")
+def explain(log: Path, request: int | None, at_s: float | None, page: Path | None) -> Answer:
     """Say why a request ended as it did or why a decision was taken; with neither, why requests were missed."""
     if request is not None and at_s is not None:
         raise click.UsageError("--request and --at are two questions; ask one")
     recorded = read_log(log)
+    if page is not None:
+        write_page(report(recorded).page, page)
     if request is not None:
         story = explain_request(recorded, request, rebuild(recorded.header).beliefs)
         return Answer(story, [Text(f"request {request}: {story.summary}"), *shown(story.steps)])

@@ -6,11 +6,13 @@ whoever has sections of their own. Knows no clock: dates come from a log's heade
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from sloop.actions import Decided
+from sloop.errors import MachineError
 from sloop.log import Header, Record
 from sloop.report import tables
 from sloop.report.explain import Reason
@@ -108,6 +110,16 @@ def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
         f"<style>{_CSS}</style>\n</head>\n<body>\n<header><h1>{escape(title)}</h1>{paragraph}\n"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main>\n{body}\n</main>\n</body>\n</html>\n'
     )
+
+
+def write_page(text: str, path: Path) -> None:
+    """A page into its file. MachineError where that cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MachineError(
+            f"{path}: the page cannot be written: {error.strerror}", help="name a file in a folder that exists"
+        ) from error
 
 
 def _section(number: int, section: Section) -> str:

@@ -29,6 +29,7 @@ def test_sponge_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest
     assert {"S0", "S1", "S2", "S3", "check 6"} <= {row.experiment for row in found.rows}
     assert ("ablation" in {row.experiment for row in found.rows}) is not quick
     assert any("link" in line for line in found.assumed)
+    assert all("synthetic link" in row.note for row in found.rows if row.experiment not in {"S1", "S2"})
     assert msgspec.to_builtins(found.rows[0]).keys() >= KEYS
 
 

@@ -32,6 +32,8 @@ BUDGETS: Final = "experiments/runner/notebooks/slas.csv"
 FA2_RUN: Final = "notebook_outputs/comparison.txt"
 """In the folder of the public artefact: the link, the remaining SLOs, what a notebook printed of an FA2 run."""
 
+SYNTHETIC: Final = "synthetic link: the recorded one is not at hand"
+
 ON_THE_WAY_MS: Final = {
     100: (31, 36, 77, 116, 237),
     200: (61, 72, 154, 231, 474),
@@ -106,7 +108,7 @@ def on_the_way_ms(link: Link, payload_kb: float) -> list[float]:
 
 def _link(link: Link, *, recorded: bool) -> list[Row]:
     """S0. A synthetic link can show the shape only."""
-    said = "" if recorded else "synthetic link: the recorded one is not at hand"
+    said = "" if recorded else SYNTHETIC
     rates = [rate * 1000 / 1e6 for rate in link.bytes_per_ms]
     slowest, fastest = min(rates), max(rates)
     made = [
@@ -315,7 +317,7 @@ def infeasible_seconds(link: Link, profile: Profile, margin: float) -> list[int]
 
 def _infeasible(link: Link, artefact: Path | None) -> list[Row]:
     """Check 10."""
-    said = "" if artefact else "synthetic link: the recorded one is not at hand"
+    said = "" if artefact else SYNTHETIC
     made = []
     for margin, expected in INFEASIBLE_SECONDS.items():
         found = len(infeasible_seconds(link, YOLOV5S_S, margin))
