@@ -21,7 +21,9 @@ import pytest
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError
 from sloop.log import read_log
-from sloop.serve.server import Serving, Settings, servables_of, serve, serving
+from sloop.serve.backends import Servable
+from sloop.serve.server import Serving, Settings, is_loopback, servables_of, serve, serving
+from sloop.serve.tensor import Port, Signature
 from sloop.systems.recording import rebuild, replay_log
 from sloop.systems.setup import set_up
 from tests.serve.gateway.fakes import LoopThread
@@ -33,6 +35,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.live
 
+ECHO = Signature((Port("x", "FP32", (-1, 4)),), (Port("x", "FP32", (-1, 4)),))
 PROFILE = {
     "latency_ms": {"form": "amdahl", "gamma": 0.1, "epsilon": 0.5, "delta": 0, "eta": 0.2},
     "max_batch": 16,
@@ -61,11 +64,16 @@ def document(*models: Path, slo_ms: float = 5000, replicas: int = 1) -> dict[str
 class Running:
     """A server in this process, on a loop in a thread."""
 
-    def __init__(self, thread: LoopThread, folder: Path, described: dict[str, object], **settings: Any) -> None:
+    def __init__(
+        self, thread: LoopThread, folder: Path, described: dict[str, object], model: str = "", drain_s: float = 5
+    ) -> None:
         application = load_application(described)
         self.thread, self.folder = thread, folder
-        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=2, **settings)
-        self.context = serving(set_up(application), servables_of(application), wanted)
+        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=drain_s)
+        models = servables_of(application)
+        if model:
+            models = {key: Servable(model, ECHO) for key in models}
+        self.context = serving(set_up(application), models, wanted)
         self.server: Serving = thread.call(self.context.__aenter__())
 
     def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
@@ -74,6 +82,7 @@ class Running:
         response = connection.getresponse()
         text = response.read()
         connection.close()
+        self.retry_after = response.getheader("retry-after")
         return response.status, text
 
     def wait_until_ready(self) -> None:
@@ -232,6 +241,40 @@ def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, ml
         each.join(60)
     running.close()
     assert statuses == [200] * 120
+
+
+@pytest.mark.parametrize(("drain_s", "sleep_ms", "status"), [(10, 1000, 200), (0.2, 60_000, 500)])
+def test_while_it_drains_it_finishes_what_is_here_refuses_what_comes_and_says_so(
+    thread: LoopThread, tmp_path: Path, mlp: Path, drain_s: float, sleep_ms: int, status: int
+) -> None:
+    running = Running(thread, tmp_path, document(mlp, slo_ms=100_000), f"fake:sleep:{sleep_ms}:0", drain_s)
+    running.wait_until_ready()
+    answers: list[tuple[int, bytes]] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(running.ask("POST", "/v2/models/demo/infer", infer_body(1)))
+    )
+    asking.start()
+    while not json.loads(running.ask("GET", "/v2/sloop/state")[1])["stages"][0]["running"]:
+        time.sleep(0.01)
+    closing = threading.Thread(target=running.close)
+    closing.start()
+    if status == 200:
+        while running.ask("GET", "/v2/health/ready")[0] != 503:
+            time.sleep(0.01)
+        refused, text = running.ask("POST", "/v2/models/demo/infer", infer_body(1))
+        assert (refused, running.retry_after) == (503, "1")
+        assert b"shutting down" in text
+    asking.join(20)
+    closing.join(20)
+    assert not closing.is_alive()
+    assert answers[0][0] == status, answers
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)]
+)
+def test_knows_which_addresses_others_can_reach(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(mlp: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -156,11 +157,13 @@ async def serving(
             decisions=insight.decisions,
             api_key=settings.api_key,
         )
+        if not (settings.api_key or is_loopback(settings.host)):
+            _log.warning("%s is open to others and no API key is set: whoever reaches it is served", settings.host)
         limits = {"body_bytes_max": settings.body_bytes_max, "requests_max": settings.requests_max}
         listener = Listener(Rest(service).answer, **limits)
         http_port = await listener.start(settings.host, settings.http_port)
         stack.push_async_callback(listener.close)
-        rpc = Rpc(service, body_bytes_max=settings.body_bytes_max)
+        rpc = Rpc(service, **limits)
         grpc_port = await rpc.start(settings.host, settings.grpc_port)
         stack.push_async_callback(rpc.close, LEAVE_S)
         if journal is not None:
@@ -169,6 +172,14 @@ async def serving(
         driver.start()
         stack.push_async_callback(driver.drain, settings.drain_s)
         yield Serving(settings.host, http_port, grpc_port, driver, backend, metrics, insight, journal)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to `host`; a name is believed to be another's unless it is localhost."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def servables_of(application: Application) -> dict[tuple[str, str], Servable]:

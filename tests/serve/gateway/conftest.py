@@ -24,7 +24,7 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     service = make_service(gateway)
     listener = Listener(Rest(service).answer, body_bytes_max=100_000, requests_max=64)
     gateway.port = loop_thread.call(listener.start(gateway.host, 0))
-    rpc = Rpc(service, body_bytes_max=100_000)
+    rpc = Rpc(service, body_bytes_max=100_000, requests_max=64)
     gateway.grpc_port = loop_thread.call(rpc.start(gateway.host, 0))
     yield gateway
     loop_thread.call(rpc.close(1.0))

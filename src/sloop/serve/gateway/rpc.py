@@ -62,10 +62,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Rpc:
-    """A gRPC server for one service."""
+    """A gRPC server for one service. At most `requests_max` calls are inside; gRPC refuses more: RESOURCE_EXHAUSTED."""
 
-    def __init__(self, service: Service, *, body_bytes_max: int) -> None:
+    def __init__(self, service: Service, *, body_bytes_max: int, requests_max: int) -> None:
         self.service = service
+        self._requests_max = requests_max
         self._limit_bytes = body_bytes_max + HEADROOM_BYTES
         self._server: grpc.aio.Server | None = None
 
@@ -76,7 +77,7 @@ class Rpc:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # or two servers would share one port without a word
         ]
-        server = grpc.aio.server(options=limits)
+        server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=self._requests_max)
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
                 partial(self._guard, method, getattr(self, f"_{method}")),
