@@ -197,3 +197,11 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
         pytest.skip("no /dev/full on this machine")
     with pytest.raises(MachineError, match="cannot be written"):
         log.FileLog(Path("/dev/full"), HEADER)
+
+
+def test_nothing_is_appended_to_a_closed_log(tmp_path: Path) -> None:
+    sink = log.FileLog(tmp_path / "run.jsonl", HEADER)
+    sink.close()
+    sink.append(0, WOKE)
+    with pytest.raises(MachineError, match="is closed"):
+        sink.flush()

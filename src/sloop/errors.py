@@ -11,7 +11,7 @@ Programmer errors are `assert`s. Every message says what is wrong, the value, an
 class SloopError(Exception):
     """Anything a user can cause and repair."""
 
-    def __init__(self, what: str, *, help: str = "") -> None:  # noqa: A002  # the word users read
+    def __init__(self, what: str, *, help: str = "") -> None:  # the word users read
         super().__init__(what)
         self.what = what
         self.help = help
@@ -23,7 +23,7 @@ class SloopError(Exception):
 class InputError(SloopError):
     """Something sloop was given to read is wrong; `where` names file, line and key."""
 
-    def __init__(self, what: str, *, where: str = "", help: str = "") -> None:  # noqa: A002
+    def __init__(self, what: str, *, where: str = "", help: str = "") -> None:
         super().__init__(f"{where}: {what}" if where else what, help=help)
         self.where = where
 

@@ -127,6 +127,8 @@ class FileLog:
         self.close()
 
     def _write(self, lines: bytes) -> None:
+        if self._file.closed:
+            raise MachineError(f"{self.path}: the event log is closed", help="what was appended since then is lost")
         rest = memoryview(lines)
         try:
             while rest:

@@ -44,7 +44,8 @@ class _Tally(Struct):
 class Metrics:
     """A fold of events and actions into numbers: a `Sink`.
 
-    `nodes` give prices; `beliefs` by (stage, variant) give the estimates to compare with outcomes, and accuracies.
+    `nodes` give prices; `beliefs` by (stage, variant) give the estimates to compare with outcomes, and accuracies;
+    they are asked and never taught, so fresh ones stand for what the profiles say.
     `start_ns` is when the run begins, by default the instant of its first record. With `whole_nodes`, every node that
     holds a replica is paid in full.
     """

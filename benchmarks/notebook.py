@@ -1,0 +1,117 @@
+"""Where measurements are written down: `docs/measurements.md`, each between its own markers, with date and machine.
+
+Promises that writing one measurement leaves the others as they are, and that every one says how it was made.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from sloop.profile.measure import hardware_name
+from sloop.report.figures import Figure
+from sloop.report.plots import png
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "measurements.md"
+IMAGES: Final = ROOT / "docs" / "img"
+HEAD: Final = """# Measurements
+
+HEAD: Final = """# Measurements
+
+on what. Load generator, server and workers share the machine, and all traffic is on loopback. A machine's absolute
+times are noise: compare within a table.
+"""
+
+
+def arguments(about: str | None, *, seconds: float, quick: float) -> tuple[argparse.ArgumentParser, float, float]:
+    """A parser that knows `--seconds`, `--quick`, `--seed` and `--no-write`; the two lengths are given back for help."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"of load, each run (default {seconds:g})")
+    parser.add_argument("--quick", action="store_const", dest="seconds", const=quick, help=f"--seconds {quick:g}")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-write", action="store_true", help="leave docs/measurements.md as it is")
+    return parser, seconds, quick
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    sys.stderr.write(f"[{datetime.now(UTC):%H:%M:%S}] {text}\n")
+    sys.stderr.flush()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table; numbers to four digits."""
+    lines = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell(value: object) -> str:
+    """A value for people."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The nearest-rank quantile; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def publish(name: str, title: str, text: str, figures: Sequence[Figure] = (), *, write: bool = True) -> None:
+    """Say a measurement on standard output, and write it between its markers, its figures beside the page."""
+    command = shlex.join(["python", *(Path(part).name if part == sys.argv[0] else part for part in sys.argv)])
+    command = command.replace(Path(sys.argv[0]).name, f"benchmarks/{Path(sys.argv[0]).name}", 1)
+    now = datetime.now(UTC)
+    load = os.getloadavg()[0]
+    where = f"`{command}`, {now:%Y-%m-%d %H:%M} UTC, {hardware_name()}; load average at the end {load:.1f}."
+    shown = [f"![{figure.alt}](img/{name}-{figure.name}.png)" for figure in figures]
+    section = "\n\n".join([f"## {title}", where, text.strip(), *shown])
+    sys.stdout.write(section + "\n")
+    if not write:
+        return
+    IMAGES.mkdir(exist_ok=True)
+    for figure in figures:
+        (IMAGES / f"{name}-{figure.name}.png").write_bytes(png(figure))
+    begin, end = f"<!-- {name} begin -->", f"<!-- {name} end -->"
+    page = PAGE.read_text() if PAGE.exists() else HEAD
+    block = f"{begin}\n{section}\n{end}"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    page = pattern.sub(lambda _: block, page) if pattern.search(page) else f"{page.rstrip()}\n\n{block}\n"
+    PAGE.write_text(page)
+
+
+def children(pid: int) -> Iterator[tuple[int, str]]:
+    """The processes that `pid` started and that are still there, with their command lines."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def server_pid() -> int:
+    """The `sloop serve` that this process has started."""
+    return next(pid for pid, command in children(os.getpid()) if " serve " in command)
+
+
+def worker_pids() -> list[int]:
+    """The worker processes of that server."""
+    return [pid for pid, command in children(server_pid()) if "sloop.serve.worker" in command]
