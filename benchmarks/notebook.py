@@ -23,15 +23,14 @@ PAGE: Final = ROOT / "docs" / "measurements.md"
 IMAGES: Final = ROOT / "docs" / "img"
 HEAD: Final = """# Measurements
 
-HEAD: Final = """# Measurements
-
-on what. Load generator, server and workers share the machine, and all traffic is on loopback. A machine's absolute
+Everything here was measured by the scripts under [benchmarks/](../benchmarks); each part says by which command, when
+and on what. Load generator, server and workers share the machine, and all traffic is on loopback. A machine's absolute
 times are noise: compare within a table.
 """
 
 
 def arguments(about: str | None, *, seconds: float, quick: float) -> tuple[argparse.ArgumentParser, float, float]:
-    """A parser that knows `--seconds`, `--quick`, `--seed` and `--no-write`; the two lengths are given back for help."""
+    """A parser that knows `--seconds`, `--quick`, `--seed` and `--no-write`; both lengths are given back for help."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=seconds, help=f"of load, each run (default {seconds:g})")
     parser.add_argument("--quick", action="store_const", dest="seconds", const=quick, help=f"--seconds {quick:g}")
