@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -29,14 +31,27 @@ times are noise: compare within a table.
 """
 
 
-def arguments(about: str | None, *, seconds: float, quick: float) -> tuple[argparse.ArgumentParser, float, float]:
-    """A parser that knows `--seconds`, `--quick`, `--seed` and `--no-write`; both lengths are given back for help."""
+def arguments(about: str | None, *, seconds: float | None = None, quick: float = 0.0) -> argparse.ArgumentParser:
+    """A parser that knows `--seed`, `--no-write`, `--keep` and, with a default for it, `--seconds` and `--quick`."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=seconds, help=f"of load, each run (default {seconds:g})")
-    parser.add_argument("--quick", action="store_const", dest="seconds", const=quick, help=f"--seconds {quick:g}")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help=f"of load, each run (default {seconds:g})")
+        parser.add_argument("--quick", action="store_const", dest="seconds", const=quick, help=f"--seconds {quick:g}")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-write", action="store_true", help="leave docs/measurements.md as it is")
-    return parser, seconds, quick
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep models, logs and records there")
+    return parser
+
+
+@contextmanager
+def workspace(keep: Path | None) -> Iterator[Path]:
+    """A folder for models, logs and records: the one to keep, or one that is removed afterwards."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="sloop-bench-") as name:
+        yield Path(name)
 
 
 def say(text: str) -> None:
@@ -72,13 +87,16 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
 
+def command_line() -> str:
+    """How this program was started, as anyone can start it again from the project's root."""
+    return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+
+
 def publish(name: str, title: str, text: str, figures: Sequence[Figure] = (), *, write: bool = True) -> None:
     """Say a measurement on standard output, and write it between its markers, its figures beside the page."""
-    command = shlex.join(["python", *(Path(part).name if part == sys.argv[0] else part for part in sys.argv)])
-    command = command.replace(Path(sys.argv[0]).name, f"benchmarks/{Path(sys.argv[0]).name}", 1)
     now = datetime.now(UTC)
     load = os.getloadavg()[0]
-    where = f"`{command}`, {now:%Y-%m-%d %H:%M} UTC, {hardware_name()}; load average at the end {load:.1f}."
+    where = f"`{command_line()}`, {now:%Y-%m-%d %H:%M} UTC, {hardware_name()}; load average at the end {load:.1f}."
     shown = [f"![{figure.alt}](img/{name}-{figure.name}.png)" for figure in figures]
     section = "\n\n".join([f"## {title}", where, text.strip(), *shown])
     sys.stdout.write(section + "\n")
