@@ -20,11 +20,11 @@ import onnx
 import uvloop
 
 from sloop.events import Event, Finished, ReplicaReady, Resized
+from sloop.profile.model import read_signature
 from sloop.serve.actuator import detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.runtimes.onnx import read_signature
-from sloop.serve.tensor import ITEM_BYTES, Tensor
+from sloop.tensor import ITEM_BYTES, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 REPLICA = ReplicaId(0)

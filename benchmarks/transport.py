@@ -16,7 +16,7 @@ from sloop.events import Event, Finished, ReplicaReady
 from sloop.serve.actuator import detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 ECHO = Signature((Port("x", "FP32", (-1, -1)),), (Port("x", "FP32", (-1, -1)),))

@@ -4,15 +4,15 @@ import pytest
 
 from sloop.errors import InputError, MachineError
 from sloop.load.metadata import fetch_metadata, model_path, preferred_encoding, served_application
-from sloop.load.payload import InputMetadata
 from sloop.load.plan import Encoding, split_url
+from sloop.tensor import Port
 
 pytestmark = pytest.mark.live
 
 
 def test_reads_what_the_server_says(stub: Any) -> None:
     url = split_url(stub.url)
-    assert fetch_metadata(url, "m", timeout_s=5).inputs == (InputMetadata("x", "FP32", (-1, 3)),)
+    assert fetch_metadata(url, "m", timeout_s=5).inputs == (Port("x", "FP32", (-1, 3)),)
     assert preferred_encoding(url, timeout_s=5) == Encoding.BINARY
     stub.server = b'{"name": "plain"}'
     assert preferred_encoding(url, timeout_s=5) == Encoding.JSON

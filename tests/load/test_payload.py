@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError
-from sloop.load.payload import DTYPES, VARIANTS, InputMetadata, ModelMetadata, encoded, from_array, from_json, made_up
+from sloop.load.payload import VARIANTS, ModelMetadata, encoded, from_array, from_json, made_up
 from sloop.load.plan import Encoding
+from sloop.tensor import NUMPY_TYPES, Port
 
-MODEL = ModelMetadata(
-    (InputMetadata("x", "FP32", (-1, 4)), InputMetadata("ids", "INT64", (1, 2)), InputMetadata("s", "BYTES", (1,)))
-)
+MODEL = ModelMetadata((Port("x", "FP32", (-1, 4)), Port("ids", "INT64", (1, 2)), Port("s", "BYTES", (1,))))
 
 
 def test_binary_bodies_carry_what_json_ones_say() -> None:
@@ -31,7 +30,7 @@ def test_binary_bodies_carry_what_json_ones_say() -> None:
             if entry["datatype"] == "BYTES":
                 assert raw == len(listed["data"][0]).to_bytes(4, "little") + listed["data"][0].encode()
             else:
-                assert np.frombuffer(raw, DTYPES[entry["datatype"]]).tolist() == listed["data"]
+                assert np.frombuffer(raw, NUMPY_TYPES[entry["datatype"]]).tolist() == listed["data"]
         assert rest == b""
 
 
@@ -42,9 +41,9 @@ def test_made_up_inputs_differ_and_repeat_with_the_seed() -> None:
     assert len(set(bodies)) == VARIANTS
 
 
-@pytest.mark.parametrize("datatype", [*DTYPES, "BYTES"])
+@pytest.mark.parametrize("datatype", [*NUMPY_TYPES, "BYTES"])
 def test_every_datatype_can_be_sent(datatype: str) -> None:
-    model = ModelMetadata((InputMetadata("x", datatype, (-1, 3)),))
+    model = ModelMetadata((Port("x", datatype, (-1, 3)),))
     (tensors, *_) = made_up(model, {"x": (2, 3)}, seed=0, where="m")
     assert tensors[0].shape == (2, 3)
     assert encoded(tensors, Encoding.BINARY, where="m").json_bytes > 0
@@ -62,7 +61,7 @@ def test_every_datatype_can_be_sent(datatype: str) -> None:
         (MODEL, {"y": (1,)}, "no input 'y'"),
         (MODEL, {"x": (0, 4)}, "cannot have the shape [0, 4]"),
         (MODEL, {"x": (2**20, 2**20)}, "cannot have the shape"),
-        (ModelMetadata((InputMetadata("x", "FP8", (1,)),)), {}, "has the datatype 'FP8'"),
+        (ModelMetadata((Port("x", "FP8", (1,)),)), {}, "has the datatype 'FP8'"),
     ],
 )
 def test_impossible_inputs(model: ModelMetadata, shapes: dict[str, tuple[int, ...]], message: str) -> None:
@@ -73,7 +72,7 @@ def test_impossible_inputs(model: ModelMetadata, shapes: dict[str, tuple[int, ..
 
 def test_arrays_from_files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(8).reshape(2, 4))
-    only = ModelMetadata((InputMetadata("x", "FP32", (-1, 4)),))
+    only = ModelMetadata((Port("x", "FP32", (-1, 4)),))
     (tensor,) = from_array(tmp_path / "x.npy", only, where="m")
     assert (tensor.shape, tensor.datatype) == ((2, 4), "FP32")
     assert encoded([tensor], Encoding.BINARY, where="m").content.endswith(np.arange(8, dtype="<f4").tobytes())

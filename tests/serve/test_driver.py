@@ -22,8 +22,8 @@ from sloop.log import MemoryLog, Record
 from sloop.serve.backends import Listener
 from sloop.serve.driver import Driver
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Port, Signature, Tensor
 from sloop.serve.wiring import wire
+from sloop.tensor import Port, Signature, Tensor
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
 

@@ -14,7 +14,7 @@ from sloop.serve.frames import (
     unpack_head,
     unpack_table,
 )
-from sloop.serve.tensor import ITEM_BYTES
+from sloop.tensor import ITEM_BYTES
 
 tensors = st.tuples(st.sampled_from(CODES), st.lists(st.integers(0, 9), max_size=5).map(tuple))
 

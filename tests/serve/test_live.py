@@ -19,16 +19,16 @@ from sloop.actions import End, ResizeReplica, StartReplica
 from sloop.app.load import load_application
 from sloop.events import ReplicaLost, ReplicaReady, Resized
 from sloop.log import MemoryLog
+from sloop.profile.model import read_signature
 from sloop.serve.actuator import detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.driver import Driver
-from sloop.serve.runtimes.onnx import read_signature
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Port, Signature, Tensor
 from sloop.serve.wiring import wire
 from sloop.systems.recording import replay_log
 from sloop.systems.setup import Setup, set_up
+from sloop.tensor import Port, Signature, Tensor
 from sloop.units import ms
 from sloop.vocabulary import Outcome, ReplicaId
 

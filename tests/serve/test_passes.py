@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sloop.serve.frames import ProtocolError, pack_table, unpack_table
 from sloop.serve.passes import cut, is_batchable, join
-from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.tensor import Port, Signature, Tensor
 
 
 def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:

@@ -23,9 +23,9 @@ from sloop.errors import InputError, MachineError
 from sloop.log import read_log
 from sloop.serve.backends import Servable
 from sloop.serve.server import Serving, Settings, is_loopback, servables_of, serve, serving
-from sloop.serve.tensor import Port, Signature
 from sloop.systems.recording import rebuild, replay_log
 from sloop.systems.setup import set_up
+from sloop.tensor import Port, Signature
 from tests.serve.gateway.fakes import LoopThread
 
 with warnings.catch_warnings():

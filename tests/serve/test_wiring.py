@@ -1,8 +1,8 @@
 import pytest
 
 from sloop.errors import InputError
-from sloop.serve.tensor import Port, Signature
 from sloop.serve.wiring import Source, wire
+from sloop.tensor import Port, Signature
 
 
 def port(name: str, width: int = 3, datatype: str = "FP32") -> Port:
@@ -46,6 +46,12 @@ def test_branches_share_inputs_join_again_and_may_end_alike() -> None:
     ends = wire({"left": (), "right": ()}, {("left", "v"): model("x", "y"), ("right", "v"): model("x", "y")})
     assert [p.name for p in ends.signature.outputs] == ["left.y", "right.y"]
     assert ends.outputs == (Source("left", 0), Source("right", 0))
+
+
+def test_what_cannot_travel_to_a_worker_is_refused() -> None:
+    texts = Signature((port("words", datatype="BYTES"),), (port("y"),))
+    with pytest.raises(InputError, match=r"(?s)'words' of stage 'a' is of type BYTES.*help: use one of BOOL"):
+        wire({"a": ()}, {("a", "v"): texts})
 
 
 @pytest.mark.parametrize(

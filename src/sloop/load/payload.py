@@ -19,39 +19,17 @@ from numpy.typing import NDArray
 from sloop.errors import InputError
 from sloop.load.plan import Encoding
 from sloop.streams import stream
+from sloop.tensor import NUMPY_TYPES, Port
 
 BODY_BYTES_MAX: Final = 256 * 2**20
 VARIANTS: Final = 4
 """Different bodies sent in turn, so that a cache in front of the model does not answer for it."""
 
-DTYPES: Final[Mapping[str, str]] = {
-    "BOOL": "?",
-    "UINT8": "<u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "INT8": "<i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
-
-
-class InputMetadata(msgspec.Struct, frozen=True):
-    """One input as the server describes it; -1 stands for any size."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
 
 class ModelMetadata(msgspec.Struct, frozen=True):
     """The answer to GET /v2/models/NAME, as far as it matters here."""
 
-    inputs: tuple[InputMetadata, ...] = ()
+    inputs: tuple[Port, ...] = ()
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -89,22 +67,22 @@ def made_up(
     return [[_tensor(one, shapes.get(one.name), rng, where) for one in metadata.inputs] for _ in range(VARIANTS)]
 
 
-def _tensor(one: InputMetadata, given: Sequence[int] | None, rng: Random, where: str) -> Tensor:
+def _tensor(one: Port, given: Sequence[int] | None, rng: Random, where: str) -> Tensor:
     shape = tuple(given) if given is not None else tuple(1 if size < 0 else size for size in one.shape)
     count = prod(shape)
     if min(shape, default=1) < 1 or count > BODY_BYTES_MAX:
         raise InputError(f"input {one.name!r} cannot have the shape {list(shape)}", where=where, help="give its shape")
     if one.datatype == "BYTES":
         return Tensor(one.name, one.datatype, shape, [b"sloop %d" % rng.randrange(10) for _ in range(count)])
-    if one.datatype not in DTYPES:
+    if one.datatype not in NUMPY_TYPES:
         raise InputError(
             f"input {one.name!r} has the datatype {one.datatype!r}",
             where=where,
-            help=f"known: {', '.join(DTYPES)}, BYTES",
+            help=f"known: {', '.join(NUMPY_TYPES)}, BYTES",
         )
     drawn = np.frombuffer(rng.randbytes(count), dtype=np.uint8)
     values = drawn / 255.0 if one.datatype.startswith("FP") else drawn % (2 if one.datatype == "BOOL" else 10)
-    return Tensor(one.name, one.datatype, shape, values.astype(DTYPES[one.datatype]))
+    return Tensor(one.name, one.datatype, shape, values.astype(NUMPY_TYPES[one.datatype]))
 
 
 def from_array(path: Path, metadata: ModelMetadata, *, where: str) -> list[Tensor]:
@@ -116,9 +94,9 @@ def from_array(path: Path, metadata: ModelMetadata, *, where: str) -> list[Tenso
     only = metadata.inputs[0]
     try:
         array = np.load(path, allow_pickle=False)
-        if not isinstance(array, np.ndarray) or only.datatype not in DTYPES:
+        if not isinstance(array, np.ndarray) or only.datatype not in NUMPY_TYPES:
             raise ValueError(f"an array for the datatype {only.datatype} is expected")
-        values = np.ascontiguousarray(array).astype(DTYPES[only.datatype])
+        values = np.ascontiguousarray(array).astype(NUMPY_TYPES[only.datatype])
     except (OSError, ValueError, EOFError, TypeError, SyntaxError, UnicodeError) as error:
         raise InputError(f"not a usable array: {error}", where=str(path), help="write it with numpy.save") from None
     return [Tensor(only.name, only.datatype, tuple(array.shape), values.ravel())]

@@ -11,50 +11,27 @@ from typing import Any, Final
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from sloop.errors import InputError
+from sloop.tensor import NUMPY_TYPES, Port, Signature
 
-DATATYPES: Final[Mapping[str, tuple[str, str]]] = {
-    "tensor(bool)": ("BOOL", "?"),
-    "tensor(uint8)": ("UINT8", "u1"),
-    "tensor(uint16)": ("UINT16", "u2"),
-    "tensor(uint32)": ("UINT32", "u4"),
-    "tensor(uint64)": ("UINT64", "u8"),
-    "tensor(int8)": ("INT8", "i1"),
-    "tensor(int16)": ("INT16", "i2"),
-    "tensor(int32)": ("INT32", "i4"),
-    "tensor(int64)": ("INT64", "i8"),
-    "tensor(float16)": ("FP16", "f2"),
-    "tensor(float)": ("FP32", "f4"),
-    "tensor(double)": ("FP64", "f8"),
-    "tensor(string)": ("BYTES", "O"),
+DATATYPES: Final[Mapping[str, str]] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
 }
-"""ONNX Runtime's type → the protocol's name and NumPy's."""
-
-_NUMPY: Final = dict(DATATYPES.values())
-
-
-class Port(Struct, frozen=True):
-    """One input or output: `shape` has -1 for every open dimension."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-
-class Signature(Struct, frozen=True):
-    """What a model takes and gives, in its own order."""
-
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-
-    @property
-    def fixed_batch(self) -> int | None:
-        """The batch the model is fixed to; None where its inputs' first dimensions are open."""
-        fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
-        return fixed[0] if fixed else None
+"""ONNX Runtime's names of types → the protocol's."""
 
 
 def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # noqa: ANN401  # ONNX Runtime has no types
@@ -103,7 +80,7 @@ def _port(given: Any, path: Path) -> Port:  # noqa: ANN401
     if given.type not in DATATYPES:
         known = ", ".join(DATATYPES)
         raise InputError(f"{given.name!r} is of type {given.type}", where=str(path), help=f"use one of {known}")
-    return Port(given.name, DATATYPES[given.type][0], tuple(d if isinstance(d, int) else -1 for d in given.shape))
+    return Port(given.name, DATATYPES[given.type], tuple(d if isinstance(d, int) else -1 for d in given.shape))
 
 
 def input_shapes(
@@ -154,7 +131,7 @@ def synthesise(
         if port.datatype == "BYTES":
             made[port.name] = np.full(shape, "a", dtype=object)
         elif port.datatype.startswith("FP"):
-            made[port.name] = generator.random(shape).astype(_NUMPY[port.datatype])
+            made[port.name] = generator.random(shape).astype(NUMPY_TYPES[port.datatype])
         else:
-            made[port.name] = generator.integers(0, 2, shape).astype(_NUMPY[port.datatype])
+            made[port.name] = generator.integers(0, 2, shape).astype(NUMPY_TYPES[port.datatype])
     return made

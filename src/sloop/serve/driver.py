@@ -32,8 +32,8 @@ from sloop.events import (
 from sloop.log import Record, Sink
 from sloop.serve.backends import Backend
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Tensor
 from sloop.serve.wiring import APPLICATION, Wiring
+from sloop.tensor import Tensor
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.serve.tensor import ITEM_BYTES, NUMPY_TYPES
+from sloop.tensor import ITEM_BYTES, NUMPY_TYPES
 
 VERSION: Final = 1
 MAGIC: Final = b"SL"

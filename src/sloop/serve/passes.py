@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from sloop.serve.frames import ProtocolError, Shape, pack_table, unpack_table
-from sloop.serve.tensor import Signature, Tensor
+from sloop.tensor import Signature, Tensor
 
 Buffer = bytes | bytearray | memoryview
 

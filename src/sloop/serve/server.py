@@ -22,6 +22,7 @@ import uvloop
 from sloop.app.application import Application, SystemChoice
 from sloop.errors import InputError, MachineError
 from sloop.log import Tee
+from sloop.profile.model import read_signature
 from sloop.serve.actuator import capacity_cores, detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
@@ -34,7 +35,6 @@ from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
 from sloop.serve.gateway.service import Service
-from sloop.serve.runtimes.onnx import read_signature
 from sloop.serve.wiring import wire
 from sloop.systems.recording import header_of
 from sloop.systems.setup import Setup, set_up
@@ -193,7 +193,7 @@ def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
                     where=application.locate(f"stages[{index}]"),
                     help="a variant with only a profile can be planned and simulated; to serve it, add `model: FILE`",
                 )
-            found[stage.name, variant.name] = Servable(variant.model, read_signature(variant.model))
+            found[stage.name, variant.name] = Servable(variant.model, read_signature(Path(variant.model)))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sloop.serve.tensor import Tensor
+from sloop.tensor import Tensor
 from sloop.vocabulary import Outcome, RequestId
 
 

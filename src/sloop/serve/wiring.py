@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sloop.errors import InputError
-from sloop.serve.tensor import Port, Signature
+from sloop.tensor import NUMPY_TYPES, Port, Signature
 
 APPLICATION = ""
 """The source that stands for what the client sent."""
@@ -47,6 +47,8 @@ def wire(
     `models` are the signatures by (stage, variant); the first variant of a stage gives its tensors their names.
     `rows_max` is the most rows a request may carry. Raises `InputError`, prefixed by `where`.
     """
+    for (name, _), signature in models.items():
+        _check_travels(name, signature, where)
     stages = {name: _agreed(name, models, where) for name in after}
     given: list[Port] = []
     for name, before in after.items():
@@ -66,6 +68,17 @@ def wire(
     )
     signature = Signature(tuple(given), answers, rows_max)
     return Wiring(signature, wires, tuple(Source(name, place) for name, place, _ in ends))
+
+
+def _check_travels(stage: str, signature: Signature, where: str) -> None:
+    """A worker gets and gives raw elements of a fixed size; texts, for one, have none."""
+    for port in (*signature.inputs, *signature.outputs):
+        if port.datatype not in NUMPY_TYPES:
+            raise InputError(
+                f"tensor {port.name!r} of stage {stage!r} is of type {port.datatype}, which cannot be served",
+                where=where,
+                help=f"use one of {', '.join(NUMPY_TYPES)}",
+            )
 
 
 def _agreed(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:

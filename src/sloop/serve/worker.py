@@ -25,8 +25,8 @@ import numpy as np
 
 from sloop.serve.frames import Head, Kind, Piece, ProtocolError, pack_table, unpack_table
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
-from sloop.serve.tensor import NUMPY_TYPES
 from sloop.serve.transport import Channel
+from sloop.tensor import NUMPY_TYPES
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """Steps of a cold start; a STEP frame's subject is an index into this."""

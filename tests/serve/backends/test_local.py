@@ -24,12 +24,12 @@ from sloop.events import (
     ReplicaStopped,
     Resized,
 )
+from sloop.profile.model import read_signature
 from sloop.serve.actuator import CpuActuator, detect
 from sloop.serve.actuator.affinity import Affinity
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.runtimes.onnx import read_signature
-from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 pytestmark = pytest.mark.live
@@ -267,7 +267,7 @@ import asyncio, sys, time
 from sloop.serve.actuator import detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.tensor import Signature
+from sloop.tensor import Signature
 from sloop.vocabulary import ReplicaId, ReplicaSpec
 
 class Ear:

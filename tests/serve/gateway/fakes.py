@@ -12,7 +12,7 @@ import numpy as np
 from sloop.serve.gateway.intake import Intake
 from sloop.serve.gateway.service import Service
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Port, Signature, Tensor
+from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sloop.serve.gateway.intake import Intake, check_raw, pack, unpack
 from sloop.serve.gateway.refusal import Refusal
-from sloop.serve.tensor import NUMPY_TYPES, Port, Signature, Tensor
+from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor
 
 INTAKE = Intake(
     Signature((Port("x", "FP32", (-1, 4)), Port("k", "INT64", (-1, 1))), (Port("y", "FP32", (-1, 4)),), rows_max=8)

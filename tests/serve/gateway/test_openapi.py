@@ -9,7 +9,7 @@ from sloop.serve.gateway.openapi import describe
 from sloop.serve.gateway.payload import read
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.service import Service
-from sloop.serve.tensor import Port, Signature
+from sloop.tensor import Port, Signature
 from tests.serve.gateway.fakes import FakeDriver, Gateway, make_service
 
 

@@ -12,7 +12,7 @@ import pytest
 from sloop.serve.gateway.http import Listener
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Tensor
+from sloop.tensor import Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome
 from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service, scaled

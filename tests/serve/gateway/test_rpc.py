@@ -12,7 +12,7 @@ from sloop.errors import MachineError
 from sloop.serve.gateway.messages import SERVICE, message_class
 from sloop.serve.gateway.rpc import Rpc
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Tensor
+from sloop.tensor import Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome
 from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service, scaled

@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sloop.events import Event, Finished
-from sloop.serve.tensor import Signature, Tensor
+from sloop.tensor import Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 

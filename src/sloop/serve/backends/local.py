@@ -26,9 +26,9 @@ from sloop.serve.actuator import CpuActuator, Grant
 from sloop.serve.backends import Listener, Servable
 from sloop.serve.frames import Frame, Kind, ProtocolError
 from sloop.serve.passes import Joined, cut, is_batchable, join
-from sloop.serve.tensor import Tensor
 from sloop.serve.transport import CLOSED, Link, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS
+from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 START_S_MAX: Final = 300.0

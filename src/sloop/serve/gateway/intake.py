@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sloop.serve.gateway.refusal import bad, shown
-from sloop.serve.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature, Tensor
+from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature, Tensor
 
 ARRAY_CODES: Final = {
     "UINT8": "B",

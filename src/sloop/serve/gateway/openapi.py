@@ -10,7 +10,7 @@ from typing import Final
 from sloop.serve.gateway import service as offer
 from sloop.serve.gateway.budget import MS_MAX
 from sloop.serve.gateway.service import Service
-from sloop.serve.tensor import Port
+from sloop.tensor import Port
 
 Schema = dict[str, object]
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from sloop.serve.gateway.intake import Intake, check_raw, pack, unpack
 from sloop.serve.gateway.refusal import Refusal, bad, shown
-from sloop.serve.tensor import Tensor
+from sloop.tensor import Tensor
 
 Parameters = dict[str, Any]
 HEADER_LENGTH: Final = "inference-header-content-length"

@@ -21,7 +21,7 @@ from sloop.serve.gateway.payload import HEADER_LENGTH, Wanted, read, write
 from sloop.serve.gateway.refusal import Refusal, bad, of_ended, shown
 from sloop.serve.gateway.service import Service
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Port
+from sloop.tensor import Port
 from sloop.vocabulary import Outcome
 
 MET: Final = ("x-slo-met", "true")

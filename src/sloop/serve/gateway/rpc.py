@@ -24,7 +24,7 @@ from sloop.serve.gateway.messages import METHODS, SERVICE, message_class
 from sloop.serve.gateway.refusal import Refusal, bad, of_ended
 from sloop.serve.gateway.service import Service
 from sloop.serve.submission import Ended
-from sloop.serve.tensor import Port, Tensor
+from sloop.tensor import Port, Tensor
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome, RequestId
 

@@ -1,9 +1,9 @@
-"""Tensors on their way through the server: raw bytes with a type and a shape, never JSON, never a pickle.
+"""Tensors: what a model takes and gives, and raw bytes with a type and a shape; never JSON, never a pickle.
 
 What the gateway hands to the driver, the driver to a worker, and a worker back. Types carry the names of the Open
 Inference Protocol v2 ("Tensor Data Types"); elements lie in C order, little-endian, without padding. A BYTES element
 is its length as 4 little-endian bytes followed by that many bytes (the protocol's binary tensor data extension).
-This module knows nothing of HTTP, processes or models.
+This module knows nothing of HTTP, processes or model files.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,6 @@ NUMPY_TYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
 ITEM_BYTES: Final[Mapping[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()} | {"BF16": 2}
 """Bytes per element of every fixed-size type."""
 
-DATATYPES: Final = frozenset(ITEM_BYTES) | {"BYTES"}
-"""Every type of the protocol."""
-
 
 class Tensor(Struct, frozen=True, gc=False):
     """`data` holds the elements in C order; `shape[0]` is the number of rows, the batch dimension."""
@@ -44,10 +41,7 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 class Port(Struct, frozen=True):
-    """One input or output of a model: its name, type, and shape with -1 for a dimension that may vary.
-
-    The first dimension counts rows.
-    """
+    """One input or output: its name, type, and shape with -1 for a dimension that may vary. The first counts rows."""
 
     name: str
     datatype: str
@@ -55,9 +49,17 @@ class Port(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """What an application takes (inputs of its first stages) and gives (outputs of its last)."""
+    """What a model takes and gives, in its own order; or an application: inputs of its first stages, outputs of its
+    last.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     rows_max: int = 1
-    """The most rows one request may carry."""
+    """The most rows one request to an application may carry."""
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The number of rows the inputs are fixed to; None where it is open."""
+        fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
+        return fixed[0] if fixed else None
