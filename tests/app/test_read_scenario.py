@@ -25,7 +25,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
     ]
     assert scenario.systems[1].path == "systems[1]"
     truth = scenario.truth
-    assert (truth.service.ratio, truth.service.cv, truth.profile_error) == (1.1, 0.03, 1.2)
+    assert (truth.service.ratio, truth.service.cv, truth.profile_error) == (1.1, None, 1.2)
     assert (truth.resize_ms, truth.resize) == (50, "rescale")
     assert (truth.cold_start.start_s, truth.cold_start.jitter, truth.cold_start.warm) == (5, 0, False)
     assert truth.network is not None

@@ -8,7 +8,7 @@ def test_defaults() -> None:
     stages = [{"name": "s", "profile": "ResNet-T"}]
     scenario = load_scenario({"name": "a", "slo_ms": 1, "stages": stages, "trace": {"kind": "poisson", "rate": 1}})
     assert scenario.truth == Truth()
-    assert scenario.truth.service == ServiceTruth(ratio=1.05, cv=0.03)
+    assert scenario.truth.service == ServiceTruth(ratio=None, cv=None)
     assert scenario.truth.cold_start == ColdStart(start_s=10, jitter=0, warm=True)
     assert (scenario.truth.profile_error, scenario.truth.resize_ms, scenario.truth.resize) == (1, 50, "next_batch")
     assert scenario.truth.network is None

@@ -37,8 +37,8 @@ class Belief:
     def costs_ns(self, cores: float) -> Sequence[int]:
         return (0, *(ms(self.latency_ms(n, cores)) for n in range(1, self.batch_max + 1)))
 
-    def observe(self, batch: int, cores: float, service_ns: int) -> None:
-        self.observed.append((batch, cores, service_ns))
+    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
+        self.observed.append((batch, cores, taken_ns))
 
 
 @dataclass

@@ -45,7 +45,7 @@ def test_cores_are_resized_in_place_and_believed_only_when_in_effect() -> None:
     scene.act(1021, Finished(BatchId(0), R0, ms(11)))
     before = list(scene.beliefs["only", "a"].observed)
     scene.act(1050, Resized(R0, 2), request(2, at_ms=1050))
-    scene.act(1060, Finished(BatchId(1), R0, ms(6)))
+    scene.act(1056, Finished(BatchId(1), R0, ms(5)))
     assert [*before, (1, 2, ms(6))] == [(1, 1.0, ms(11)), (1, 2, ms(6))] == scene.beliefs["only", "a"].observed
     assert scene.act(2000, WOKE) == []
 

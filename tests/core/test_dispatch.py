@@ -25,7 +25,7 @@ def outcomes(scene: Scene) -> dict[int, Outcome]:
 def test_a_request_goes_straight_to_an_idle_replica_and_is_served() -> None:
     scene = warm()
     assert scene.act(5, request(1, at_ms=5)) == [StartBatch(B0, R0, "only", (RequestId(1),))]
-    assert scene.act(16, Finished(B0, R0, ms(11))) == [End(RequestId(1), Outcome.SERVED)]
+    assert scene.act(16, Finished(B0, R0, ms(10))) == [End(RequestId(1), Outcome.SERVED)]
     assert scene.beliefs["only", "a"].observed == [(1, 1.0, ms(11))]
 
 

@@ -1,18 +1,23 @@
 """Measuring: a small model for a few milliseconds in a real process, and everything that may go wrong."""
 
 import contextlib
+import itertools
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sloop.errors import InputError, MachineError
 from sloop.profile import Sample
 from sloop.profile.fit import Point
-from sloop.profile.measure import by_affinity, default_cores, fit_all, measure
-from sloop.profile.stopwatch import Assignment, Done, Measured, measure_all, percentile, time_runs
+from sloop.profile.measure import by_affinity, default_cores, fit_all, likely, measure, percentile, sample_of, time_runs
+from sloop.profile.stopwatch import ENOUGH, RUN, Assignment, Cell, Done, receive_into, run_all
 from sloop.profile.store import load_profile, save_profile
 
 onnx = pytest.importorskip("onnx")
@@ -124,26 +129,59 @@ def test_default_cores_double_up_to_all() -> None:
     assert sorted(set(cores)) == list(cores)
 
 
-def test_the_measuring_process_counts_what_it_does(model: Path) -> None:
-    assignment = Assignment(str(model), 1, 1.0, (1, 2), {"x": (16,)}, 0.002)
-    first, second, end = measure_all(assignment)
-    assert isinstance(first, Measured)
-    assert isinstance(second, Measured)
-    assert isinstance(end, Done)
-    assert (first.sample.batch, second.sample.batch) == (1, 2)
-    assert end.load_ms > 0
+def test_the_measured_process_answers_what_it_is_given(model: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        x = np.arange(32, dtype=np.float32).reshape(2, 16)
+        ours.sendall(RUN + x[:1].tobytes() + ENOUGH + RUN + x.tobytes() + ENOUGH)
+        first, second, end = run_all(Assignment(str(model), 1, 1.0, (1, 2), {"x": (16,)}), theirs)
+        assert (first, second) == (Cell(1, 8 * 4), Cell(2, 2 * 8 * 4))
+        assert isinstance(end, Done)
+        assert end.load_ms > 0
+        answers = np.zeros((3, 8), dtype=np.float32)
+        receive_into(ours, answers.reshape(-1).view(np.uint8).data)
+        assert answers[:, 0].tolist() == [x[0].sum(), x[0].sum(), x[1].sum()]  # the weights are ones
 
 
 def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
-    class Session:
-        runs = 0
+    ours, theirs = socket.socketpair()
+    runs = []
 
-        def run(self, outputs: None, inputs: object) -> None:
-            self.runs += 1
+    def answer() -> None:
+        while theirs.recv(1) == RUN:
+            runs.append(theirs.recv(4))
+            theirs.sendall(b"done!")
 
-    session = Session()
-    assert len(time_runs(session, {}, 0)) == 7
-    assert session.runs == 8  # one to warm up
+    with ours, theirs:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert len(time_runs(ours, b"data", 5, 0)) == 7
+        thread.join()
+    assert runs == [b"data"] * 8  # one to warm up
+
+
+def test_a_process_that_hangs_up_is_noticed() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        with pytest.raises(OSError, match=r"closed|pipe|reset"):
+            time_runs(ours, b"data", 5, 0)
+
+
+def test_a_cell_keeps_percentiles_and_equally_likely_durations() -> None:
+    sample = sample_of(2, 0.5, [n * 1_000_000 for n in range(160, 0, -1)])
+    assert (sample.batch, sample.cores, sample.p50_ms, sample.p99_ms, sample.n) == (2, 0.5, 80, 159, 160)
+    assert sample.likely_ms == tuple(5.5 + 10 * part for part in range(16))
+
+
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=100), st.integers(1, 20))
+def test_equally_likely_durations_keep_order_range_and_mean(values: list[float], count: int) -> None:
+    values.sort()
+    found = likely(values, count)
+    assert sum(found) / count == pytest.approx(sum(values) / len(values))
+    assert all(low <= high * (1 + 1e-9) for low, high in itertools.pairwise(found))
+    assert values[0] * (1 - 1e-6) <= found[0]
+    assert found[-1] <= values[-1] * (1 + 1e-6)
 
 
 def test_percentile_is_the_nearest_rank() -> None:

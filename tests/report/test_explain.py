@@ -41,7 +41,7 @@ def test_a_late_request(story: Rows) -> None:
             "started with request 3 in batch 1 at classify on replica 0 (small on 2 cores) after 60.0 ms in the queue",
             "",
         ),
-        (0.33, "the batch finished after 148.0 ms", ""),
+        (0.33, "the batch finished after 150.0 ms", ""),
         (0.33, "late", "20 ms past its deadline"),
     ]
 
@@ -78,7 +78,7 @@ def test_belief_and_outcome_side_by_side(story: Rows) -> None:
     beliefs = {("classify", "small"): Estimate(Profile(latency_ms=Quadratic(0, 30, 50), max_batch=4, max_cores=8))}
     told = explain_request(story, 2, beliefs)
     assert "believed to take 110.0 ms" in told.steps[3].what
-    assert told.steps[4].what == "the batch finished after 148.0 ms, 35% longer than believed"
+    assert told.steps[4].what == "the batch finished after 150.0 ms, 36% longer than believed"
     assert "1 busy, the first for another 60.0 ms by belief" in told.steps[1].what
 
 

@@ -36,7 +36,7 @@ class Known:
     def costs_ns(self, cores: float) -> Sequence[int]:
         return [0, *(ms(self.latency_ms(batch, cores)) for batch in range(1, self.batch_max + 1))]
 
-    def observe(self, batch: int, cores: float, service_ns: int) -> None:
+    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
         raise AssertionError("a report teaches nobody")
 
 
@@ -88,9 +88,9 @@ def test_waits_batches_and_beliefs(story: Rows) -> None:
     (error,) = metrics.service_errors()
     assert (error.stage, error.variant, error.batches) == ("classify", "small", 3)
     assert error.believed_ms == pytest.approx((80 + 110 + 80) / 3)
-    assert error.actual_ms == pytest.approx((78 + 148 + 99) / 3)
-    assert error.mape == pytest.approx((2 / 80 + 38 / 110 + 19 / 80) / 3)
-    assert error.bias == pytest.approx(325 / 270 - 1)
+    assert error.actual_ms == pytest.approx((80 + 150 + 100) / 3)
+    assert error.mape == pytest.approx((0 / 80 + 40 / 110 + 20 / 80) / 3)
+    assert error.bias == pytest.approx(330 / 270 - 1)
 
 
 def test_nothing_happened() -> None:

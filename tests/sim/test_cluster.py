@@ -29,7 +29,7 @@ def cluster_of(
     faults: Faults | None = None, *, start_ms: float = 0.0, resize_ms: float = 0.0, in_flight: InFlight = "next_batch"
 ) -> Cluster:
     truths = Truths(
-        Service(1, {("only", "a"): PROFILE}, cv=0.0),
+        Service(1, {("only", "a"): PROFILE}, cv=0.0, ratio=1.0),
         ColdStart(1, start_ns=ms(start_ms), warm=False),
         Resize(1, delay_ns=ms(resize_ms), in_flight=in_flight),
         Failure(1, faults or Faults()),

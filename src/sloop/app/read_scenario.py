@@ -93,7 +93,10 @@ def _number(
 
 def _service(value: Value) -> ServiceTruth:
     fields = value.mapping(("ratio", "cv"))
-    return ServiceTruth(_number(fields, "ratio", 1.05, above=0, most=100), _number(fields, "cv", 0.03, most=10))
+    return ServiceTruth(
+        fields["ratio"].number(above=0, most=100) if "ratio" in fields else None,
+        fields["cv"].number(least=0, most=10) if "cv" in fields else None,
+    )
 
 
 def _cold_start(value: Value) -> ColdStart:

@@ -22,10 +22,13 @@ Delivery = Literal["delay", "attach"]
 
 
 class ServiceTruth(Struct, frozen=True):
-    """How long batches really take: mean = belief / `ratio` (P99 over mean), normal with variation `cv`."""
+    """How long batches really take: mean = profile / `ratio` (P99 over mean), normal with variation `cv`.
 
-    ratio: float = 1.05
-    cv: float = 0.03
+    Where neither is said, as the profile was measured; 1.05 and 0.03 if it was not, or for what is not said.
+    """
+
+    ratio: float | None = None
+    cv: float | None = None
 
 
 class ColdStart(Struct, frozen=True):

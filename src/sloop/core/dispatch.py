@@ -64,7 +64,7 @@ class DataPath:
             return
         batch = self._release(now_ns, replica)
         stage = replica.stage
-        replica.belief.observe(len(batch.visits), batch.cores, event.service_ns)
+        replica.belief.observe(len(batch.visits), batch.cores, now_ns - batch.started_ns)
         if stage.losses:
             stage.losses = 0
         if self._state.flights is None:

@@ -38,8 +38,8 @@ class Belief(Protocol):
         """Believed durations in ns indexed by batch size: `[0, cost of 1, …, cost of batch_max]`, monotone."""
         ...
 
-    def observe(self, batch: int, cores: float, service_ns: int) -> None:
-        """Learn from a finished batch."""
+    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
+        """Learn from a finished batch: `taken_ns` from giving it to the replica to its answer, transport included."""
         ...
 
 

@@ -7,7 +7,6 @@ left to the load generator, the cores that follow the link and the rate, static 
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import Any, Final
 
 from msgspec import Struct
@@ -29,7 +28,6 @@ SHORT: Final = 0.9
 """What `static` gets bears less than this share of the crest, however flat the profile is above half the cores."""
 PERIOD_S: Final = 20
 BURST_MS: Final = 50.0
-SIGMAS_AT_P99: Final = 2.33
 
 
 class Setting(Struct, frozen=True):
@@ -42,8 +40,6 @@ class Setting(Struct, frozen=True):
     counts: tuple[int, ...]
     slo_ms: float
     payload_kb: float
-    ratio: float
-    """P99 over mean of a batch's duration, as measured."""
     seed: int
 
     @property
@@ -68,14 +64,12 @@ def setting_of(profile: Profile, cores: Sequence[float], *, duration_s: int, see
     """The demonstration this profile is worth. `cores` are those it was measured on, ascending."""
     most_rps = throughput_rps(profile, cores[-1])
     crest_rps = CREST * most_rps
-    ratios = [sample.p99_ms / sample.p50_ms for sample in profile.samples if sample.p50_ms > 0]
     return Setting(
         cores=tuple(cores),
         half_cores=half_of(profile, cores, crest_rps),
         counts=wave(TROUGH * most_rps, crest_rps, duration_s),
         slo_ms=SLO_MS,
         payload_kb=284.0,
-        ratio=max(1.0, median(ratios)) if ratios else 1.05,
         seed=seed,
     )
 
@@ -113,7 +107,7 @@ def systems_of(setting: Setting) -> list[dict[str, Any]]:
 
 
 def scenario_of(setting: Setting, model: str, counts_file: str) -> dict[str, Any]:
-    """The scenario that both the servers and the simulator are given; `truth` is what was measured, not assumed."""
+    """The scenario that both the servers and the simulator are given; batches take what the profile measured."""
     return {
         "name": "demo",
         "slo_ms": setting.slo_ms,
@@ -124,7 +118,6 @@ def scenario_of(setting: Setting, model: str, counts_file: str) -> dict[str, Any
         "duration_s": setting.duration_s,
         "seed": setting.seed,
         "truth": {
-            "service": {"ratio": setting.ratio, "cv": (setting.ratio - 1) / SIGMAS_AT_P99},
             "network": {"link": {"kind": "lte"}, "payload_kb": setting.payload_kb, "semantics": "delay"},
         },
     }

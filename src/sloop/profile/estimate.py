@@ -102,14 +102,14 @@ class Estimate:
         """Whether the belief there goes beyond what was measured."""
         return self.profile.is_extrapolated(batch, cores)
 
-    def observe(self, batch: int, cores: float, service_ns: int) -> None:
-        """Learn from a finished batch: `service_ns` is what its replica measured. Called for every batch."""
+    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
+        """Learn from a finished batch: `taken_ns` from its start to its answer. Called for every batch."""
         if not self._correct:
             return
         base_ns = self._base_ns.get(cores) or self._base(cores)
-        if 0 < batch < len(base_ns) and service_ns > 0:
+        if 0 < batch < len(base_ns) and taken_ns > 0:
             block = self._block
-            block.append(service_ns / base_ns[batch])
+            block.append(taken_ns / base_ns[batch])
             if len(block) >= EVERY:
                 self._learn()
 

@@ -1,13 +1,15 @@
 """Measures a model on this machine: batch × cores, load time, memory.
 
-Promises a `Profile` of origin `measured` whose every cell says how many runs it stands on. Each core count has its own
-process, so that loading and memory are clean and threads start inside the cores they are given. How a process is
-confined is the caller's to choose (`limit`); without it, whole cores by CPU affinity.
+Promises a `Profile` of origin `measured` whose every cell says how many runs it stands on. A run is timed from giving a
+batch's bytes to a process until its outputs' bytes are back, as a server sees it. Each core count has its own process,
+so that loading and memory are clean and threads start inside the cores they are given. How a process is confined is the
+caller's to choose (`limit`); without it, whole cores by CPU affinity.
 """
 
 import contextlib
 import os
 import platform
+import socket
 import subprocess
 import sys
 import threading
@@ -17,22 +19,32 @@ from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 from statistics import median
+from time import perf_counter_ns
 from typing import Final
 
 import msgspec
+import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
-from sloop.profile.model import input_shapes, read_signature
+from sloop.profile.model import input_shapes, read_signature, synthesise
 from sloop.profile.profile import Fit, Profile, Sample
-from sloop.profile.stopwatch import READY, Assignment, Done, Measured, Message, Refused
+from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Done, Message, Refused, bytes_of, receive_into
 from sloop.profile.store import digest
+from sloop.tensor import Signature
+from sloop.units import NS_PER_MS, NS_PER_S
 
 BATCHES: Final = (1, 2, 4, 8)
 SECONDS: Final = 1.5
 SILENCE_S: Final = 600.0
-"""A measuring process that says nothing for longer is stopped."""
+"""A measured process that says nothing for longer is stopped."""
+WARM_MIN: Final = 3
+WARM_SHARE: Final = 0.2
+"""Of a cell's time that may go into warming up."""
+RUNS_MIN, RUNS_MAX = 7, 2000
+LIKELY: Final = 16
+"""How many durations stand for a cell's runs: a power of two, which the simulator draws from without bias."""
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to so many cores for as long as the context is open."""
@@ -94,15 +106,13 @@ def measure(
     samples: list[Sample] = []
     ends: list[Done] = []
     for count in cores:
-        assignment = Assignment(str(model_path), ceil(count), count, batches, shapes or {}, seconds)
-        for message in _messages(assignment, limit):
-            if isinstance(message, Done):
-                ends.append(message)
-            elif isinstance(message, Measured):
-                samples.append(message.sample)
-                progress(len(samples), len(batches) * len(cores), message.sample)
+        assignment = Assignment(str(model_path), ceil(count), count, batches, shapes or {})
+        for found in _measure_on(assignment, signature, seconds, limit):
+            if isinstance(found, Done):
+                ends.append(found)
             else:
-                raise InputError(message.what, where=str(model_path), help=message.help)
+                samples.append(found)
+                progress(len(samples), len(batches) * len(cores), found)
     return _profile(model_path, samples, ends, percentile)
 
 
@@ -122,22 +132,38 @@ def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({float(count) for count in cores}))
 
 
-def _messages(assignment: Assignment, limit: Limit) -> Iterator[Message]:
-    """What a measuring process says, from its start to its end. MachineError where it dies or falls silent."""
-    command = [sys.executable, "-m", "sloop.profile.stopwatch"]
+def _measure_on(assignment: Assignment, signature: Signature, seconds: float, limit: Limit) -> Iterator[Sample | Done]:
+    """Everything about one core count, from a process of its own. MachineError where it dies or falls silent."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "sloop.profile.stopwatch", str(theirs.fileno())]
     # Threads of BLAS, which numpy would start, would take the measured cores' time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
+    pipe, fds = subprocess.PIPE, (theirs.fileno(),)
+    with (
+        ours,
+        subprocess.Popen(
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, pass_fds=fds
+        ) as process,
+    ):
+        theirs.close()
+        ours.settimeout(SILENCE_S)
         try:
-            yield from _talk(process, assignment, limit)
+            yield from _talk(process, ours, assignment, signature, round(seconds * NS_PER_S), limit)
+        except OSError as error:  # the socket closes when the process dies
+            raise _died(process, f"on {assignment.cores:g} cores") from error
         finally:
             process.kill()
 
 
-def _talk(process: "subprocess.Popen[bytes]", assignment: Assignment, limit: Limit) -> Iterator[Message]:
+def _talk(
+    process: "subprocess.Popen[bytes]",
+    sock: socket.socket,
+    assignment: Assignment,
+    signature: Signature,
+    budget_ns: int,
+    limit: Limit,
+) -> Iterator[Sample | Done]:
     assert process.stdin is not None
-    assert process.stdout is not None
     decoder = msgspec.json.Decoder(Message)
     if _line(process) != READY:
         raise _died(process, "before it began")
@@ -146,10 +172,66 @@ def _talk(process: "subprocess.Popen[bytes]", assignment: Assignment, limit: Lim
             process.stdin.write(msgspec.json.encode(assignment) + b"\n")
         while line := _line(process):
             message: Message = decoder.decode(line)
-            yield message
-            if isinstance(message, Done | Refused):
+            if isinstance(message, Refused):
+                raise InputError(message.what, where=assignment.model, help=message.help)
+            if isinstance(message, Done):
+                yield message
                 return
+            inputs = synthesise(signature, input_shapes(signature, message.batch, assignment.shapes, where=""))
+            runs_ns = time_runs(sock, b"".join(map(bytes_of, inputs.values())), message.output_bytes, budget_ns)
+            yield sample_of(message.batch, assignment.cores, runs_ns)
     raise _died(process, f"on {assignment.cores:g} cores")
+
+
+def time_runs(sock: socket.socket, inputs: bytes, output_bytes: int, budget_ns: int) -> list[int]:
+    """Durations in ns of runs that follow each other within the budget, after warm-up; at least `RUNS_MIN` of them."""
+    order, outputs = RUN + inputs, memoryview(bytearray(output_bytes))
+
+    def run_ns() -> int:
+        begin_ns = perf_counter_ns()
+        sock.sendall(order)
+        receive_into(sock, outputs)
+        return perf_counter_ns() - begin_ns
+
+    start_ns = perf_counter_ns()
+    warmed = 0
+    while warmed < WARM_MIN or (warmed < 50 and perf_counter_ns() - start_ns < WARM_SHARE * budget_ns):
+        run_ns()
+        warmed += 1
+        if perf_counter_ns() - start_ns > budget_ns:
+            break
+    runs_ns: list[int] = []
+    start_ns = perf_counter_ns()
+    while len(runs_ns) < RUNS_MIN or (len(runs_ns) < RUNS_MAX and perf_counter_ns() - start_ns < budget_ns):
+        runs_ns.append(run_ns())
+    sock.sendall(ENOUGH)
+    return runs_ns
+
+
+def sample_of(batch: int, cores: float, runs_ns: Sequence[int]) -> Sample:
+    """What is kept of a cell's runs, durations rounded to microseconds."""
+    ordered_ms = [run_ns / NS_PER_MS for run_ns in sorted(runs_ns)]
+    return Sample(
+        batch=batch,
+        cores=cores,
+        p50_ms=percentile(ordered_ms, 50),
+        p99_ms=percentile(ordered_ms, 99),
+        n=len(ordered_ms),
+        likely_ms=tuple(round(value, 3) or 0.001 for value in likely(ordered_ms, LIKELY)),
+    )
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Nearest-rank percentile of ascending values."""
+    return ordered[(percent * len(ordered) + 99) // 100 - 1]
+
+
+def likely(ordered: Sequence[float], count: int) -> list[float]:
+    """The means of `count` equal parts of ascending values, a value on a border counting to both sides by its share."""
+    sums = np.concatenate(([0.0], np.cumsum(ordered)))
+    borders = np.interp(np.linspace(0, len(ordered), count + 1), np.arange(len(ordered) + 1), sums)
+    means: list[float] = (np.diff(borders) * count / len(ordered)).tolist()
+    return means
 
 
 def _line(process: "subprocess.Popen[bytes]") -> bytes:

@@ -26,6 +26,9 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True):
     p50_ms: float
     p99_ms: float
     n: int
+    likely_ms: tuple[float, ...] = ()
+    """Equally likely durations, ascending, that stand for all runs: the mean of each `len`-th of them. Their mean is the
+    mean of the runs. Empty where only the percentiles are known."""
 
 
 class Region(Struct, frozen=True, forbid_unknown_fields=True):

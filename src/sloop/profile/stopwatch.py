@@ -1,30 +1,33 @@
-"""The process that measures: `python -m sloop.profile.stopwatch` loads one model, runs batches and says how long.
+"""The process that is measured: `python -m sloop.profile.stopwatch FD` loads one model and runs batches on demand.
 
-Promises to do nothing before it is told to go, so that the parent can confine it first, and to time only the forward
-pass. Speaks JSON lines: an `Assignment` in; `ready`, one `Sample` per batch, then `Done` or `Refused` out.
+Promises to do nothing before it is told to go, so that the parent can confine it first, and to take each batch's bytes
+from the socket FD and to give the outputs' bytes back, as a replica does: moving them costs the replica's cores too.
+Speaks JSON lines: an `Assignment` in; `ready`, a `Cell` per batch size, then `Done` or `Refused` out. After a `Cell`
+the socket carries `RUN` and the inputs for every run, the outputs back, and `ENOUGH` in the end.
 """
 
 import os
 import resource
+import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from sloop.errors import InputError
 from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
-from sloop.profile.profile import Sample
-from sloop.units import NS_PER_MS, NS_PER_S
+from sloop.units import NS_PER_MS
 
-WARM_MIN: Final = 3
-WARM_SHARE: Final = 0.2
-"""Of a cell's time that may go into warming up."""
-RUNS_MIN, RUNS_MAX = 7, 2000
 READY: Final = b"ready\n"
+RUN: Final = b"\x01"
+ENOUGH: Final = b"\x00"
+Array = NDArray[np.generic]
 
 
 class Assignment(Struct, frozen=True):
@@ -35,8 +38,6 @@ class Assignment(Struct, frozen=True):
     cores: float
     batches: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]
-    seconds: float
-    """Time for each batch size."""
 
 
 class Done(Struct, frozen=True, tag="done"):
@@ -53,22 +54,18 @@ class Refused(Struct, frozen=True, tag="refused"):
     help: str
 
 
-class Measured(Struct, frozen=True, tag="measured"):
-    """One cell."""
+class Cell(Struct, frozen=True, tag="cell"):
+    """A batch size is ready to be run; what its runs give back."""
 
-    sample: Sample
-
-
-Message = Measured | Done | Refused
+    batch: int
+    output_bytes: int
 
 
-def percentile(ordered: list[int], percent: int) -> int:
-    """Nearest-rank percentile of ascending values."""
-    return ordered[(percent * len(ordered) + 99) // 100 - 1]
+Message = Cell | Done | Refused
 
 
-def main() -> None:
-    """Wait for the assignment, measure, report."""
+def main(arguments: Sequence[str]) -> None:
+    """Wait for the assignment, run what is asked, report."""
     out = sys.stdout.buffer
     out.write(READY)
     out.flush()
@@ -77,7 +74,7 @@ def main() -> None:
         return
     assignment = msgspec.json.decode(line, type=Assignment)
     try:
-        for message in measure_all(assignment):
+        for message in run_all(assignment, socket.socket(fileno=int(arguments[0]))):
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except InputError as error:
@@ -85,8 +82,8 @@ def main() -> None:
         out.flush()
 
 
-def measure_all(assignment: Assignment) -> Iterator[Message]:
-    """Each batch size in turn, then what loading took."""
+def run_all(assignment: Assignment, sock: socket.socket) -> Iterator[Message]:
+    """Each batch size in turn, for as long as the other end of the socket wants, then what loading took."""
     path = Path(assignment.model)
     before_bytes = resident_bytes()
     start_ns = perf_counter_ns()
@@ -94,37 +91,41 @@ def measure_all(assignment: Assignment) -> Iterator[Message]:
     load_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
     signature = signature_of(session, path)
     for batch in assignment.batches:
-        shapes = input_shapes(signature, batch, assignment.shapes, where="")
-        inputs = synthesise(signature, shapes)
+        inputs = synthesise(signature, input_shapes(signature, batch, assignment.shapes, where=""))
         try:
-            durations_ns = time_runs(session, inputs, int(assignment.seconds * NS_PER_S))
+            outputs = session.run(None, inputs)
         except Exception as error:  # ONNX Runtime's exceptions share no base; the model refuses this batch
             reason = str(error).splitlines()[0][:300]
             raise InputError(f"a batch of {batch} fails: {reason}", help="measure smaller batches") from error
-        ordered = sorted(durations_ns)
-        p50_ms, p99_ms = percentile(ordered, 50) / NS_PER_MS, percentile(ordered, 99) / NS_PER_MS
-        yield Measured(Sample(batch, assignment.cores, p50_ms, p99_ms, len(ordered)))
+        yield Cell(batch, sum(map(len, map(bytes_of, outputs))))
+        run_on_demand(session, inputs, sock)
     yield Done(load_ms, max(0, resident_bytes() - before_bytes))
 
 
-def time_runs(session: Any, inputs: Mapping[str, object], budget_ns: int) -> list[int]:  # noqa: ANN401
-    """Durations of runs that follow each other within the budget, after warm-up; at least `RUNS_MIN` of them."""
-    start_ns = perf_counter_ns()
-    warmed = 0
-    while warmed < WARM_MIN or (warmed < 50 and perf_counter_ns() - start_ns < WARM_SHARE * budget_ns):
-        session.run(None, inputs)
-        warmed += 1
-        if perf_counter_ns() - start_ns > budget_ns:
-            break
-    durations_ns: list[int] = []
-    start_ns = perf_counter_ns()
-    end_ns = start_ns
-    while len(durations_ns) < RUNS_MIN or (len(durations_ns) < RUNS_MAX and end_ns - start_ns < budget_ns):
-        begin_ns = perf_counter_ns()
-        session.run(None, inputs)
-        end_ns = perf_counter_ns()
-        durations_ns.append(end_ns - begin_ns)
-    return durations_ns
+def run_on_demand(session: Any, inputs: Mapping[str, Array], sock: socket.socket) -> None:  # noqa: ANN401
+    """Take inputs, run, give outputs, until it is enough."""
+    memory = [bytes_of(array) for array in inputs.values()]
+    while sock.recv(1) == RUN:
+        for view in memory:
+            receive_into(sock, view)
+        for output in session.run(None, inputs):
+            sock.sendall(bytes_of(output))
+
+
+def receive_into(sock: socket.socket, view: memoryview) -> None:
+    """Fill `view`. ConnectionError where the other end has gone."""
+    while view:
+        count = sock.recv_into(view)
+        if not count:
+            raise ConnectionError("the other end closed")
+        view = view[count:]
+
+
+def bytes_of(array: Array) -> memoryview:
+    """The memory of an array, which is copied first if its rows are not one after the other; strings have none."""
+    if array.dtype == object:
+        return memoryview(b"")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def resident_bytes() -> int:
@@ -138,4 +139,4 @@ def resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

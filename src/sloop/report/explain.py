@@ -176,15 +176,15 @@ class _Teller:
             if isinstance(record, BatchFailed):
                 self._say(now_ns, "the model raised on the batch", record.error)
             else:
-                self._say(now_ns, f"the batch finished after {self._compare(mine, record.service_ns)}")
+                self._say(now_ns, f"the batch finished after {self._compare(mine, now_ns - self._begun_ns)}")
         self._mine = None
 
-    def _compare(self, mine: StartBatch, service_ns: int) -> str:
+    def _compare(self, mine: StartBatch, taken_ns: int) -> str:
         running = self._now.batches.get(mine.batch)
-        took = f"{to_ms(service_ns):.1f} ms"
+        took = f"{to_ms(taken_ns):.1f} ms"
         if running is None or not running.believed_ns:
             return took
-        off = service_ns / running.believed_ns - 1
+        off = taken_ns / running.believed_ns - 1
         if abs(off) < 0.005:
             return f"{took}, as believed"
         return f"{took}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than believed"

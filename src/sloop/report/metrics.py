@@ -69,7 +69,8 @@ class Metrics:
         self._returned: list[tuple[int, StartBatch]] = []
         self._waiting: dict[RequestId, int] = {}
         self._batches: dict[BatchId, StartBatch] = {}
-        self._believed_ns: dict[BatchId, int] = {}
+        self._believed_ns: dict[BatchId, tuple[int, int]] = {}
+        """When a batch started and how long it is believed to take."""
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._waits = 0
         self._wait_sum_ns = 0
@@ -156,14 +157,14 @@ class Metrics:
         self.batch_sizes[len(batch.requests)] += 1
         self._batches[batch.batch] = batch
         if self._beliefs:
-            self._believe(batch)
+            self._believe(now_ns, batch)
 
-    def _believe(self, batch: StartBatch) -> None:
+    def _believe(self, now_ns: int, batch: StartBatch) -> None:
         held = self._holdings.get(batch.replica)
         belief = self._beliefs.get((batch.stage, held.spec.variant)) if held else None
         if held and belief is not None and len(batch.requests) <= belief.batch_max:
             costs_ns = belief.costs_ns(held.cores)
-            self._believed_ns[batch.batch] = costs_ns[len(batch.requests)]
+            self._believed_ns[batch.batch] = now_ns, costs_ns[len(batch.requests)]
 
     def _finish_batch(self, now_ns: int, finished: Finished) -> None:
         batch = self._batches.pop(finished.batch, None)
@@ -171,7 +172,7 @@ class Metrics:
             return
         self._returned.append((now_ns, batch))
         if self._beliefs:
-            self._compare(batch, finished.service_ns)
+            self._compare(now_ns, batch)
 
     def _fail_batch(self, now_ns: int, failed: BatchFailed) -> None:
         batch = self._batches.pop(failed.batch, None)
@@ -187,18 +188,18 @@ class Metrics:
                     self._waiting[request] = now_ns
         self._returned.clear()
 
-    def _compare(self, batch: StartBatch, service_ns: int) -> None:
+    def _compare(self, now_ns: int, batch: StartBatch) -> None:
         held = self._holdings.get(batch.replica)
         if held is None:
             return
         tally = self._tallies.setdefault((batch.stage, held.spec.variant), _Tally())
         tally.requests += len(batch.requests)
-        believed_ns = self._believed_ns.pop(batch.batch, 0)
+        started_ns, believed_ns = self._believed_ns.pop(batch.batch, (0, 0))
         if believed_ns:
             tally.batches += 1
             tally.believed_ns += believed_ns
-            tally.actual_ns += service_ns
-            tally.error += abs(service_ns - believed_ns) / believed_ns
+            tally.actual_ns += now_ns - started_ns
+            tally.error += abs(now_ns - started_ns - believed_ns) / believed_ns
 
     # Replicas
 

@@ -141,7 +141,7 @@ class Situation:
         running = self.batches.get(finished.batch)
         belief = self._belief(self.replicas.get(finished.replica))
         if running is not None and belief is not None:
-            belief.observe(len(running.batch.requests), running.cores, finished.service_ns)
+            belief.observe(len(running.batch.requests), running.cores, now_ns - running.since_ns)
         self._leave(now_ns, finished.batch)
 
     def _fail_batch(self, now_ns: int, failed: BatchFailed) -> None:

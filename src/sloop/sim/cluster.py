@@ -26,7 +26,7 @@ from sloop.events import (
 from sloop.sim.truth.cold_start import STEP, ColdStart
 from sloop.sim.truth.failure import Failure
 from sloop.sim.truth.resize import Resize
-from sloop.sim.truth.service import Service
+from sloop.sim.truth.service import Service, Speed
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import ReplicaId, ReplicaSpec
 
@@ -60,13 +60,13 @@ Entry = tuple[int, int, Happening]
 class SimulatedReplica:
     """A process: what it is, how fast it runs, and what is under way on it."""
 
-    __slots__ = ("cores", "end_ns", "finished", "means_ns", "resized_ns", "sequence", "size", "spec", "stopping")
+    __slots__ = ("cores", "end_ns", "finished", "resized_ns", "sequence", "size", "spec", "speed", "stopping")
 
-    def __init__(self, spec: ReplicaSpec, means_ns: list[float]) -> None:
+    def __init__(self, spec: ReplicaSpec, speed: Speed) -> None:
         self.spec = spec
         self.cores = spec.cores
-        self.means_ns = means_ns
-        """True mean durations by batch size, on the cores in effect."""
+        self.speed = speed
+        """On the cores in effect."""
         self.finished: Finished | None = None
         """The news of the last batch started, of `size` requests, due at `end_ns` as heap entry `sequence`."""
         self.size = 0
@@ -86,7 +86,6 @@ class Cluster:
         self._resize = truths.resize
         self._failure = truths.failure
         self._faults = truths.failure.faults
-        self._factors = truths.service.factors
         self._touches_batches = self._faults.touches_batches
         self._healed = False
         self._sequences = count()
@@ -105,7 +104,8 @@ class Cluster:
         if replica is None or replica.stopping:
             return
         replica.size = size = len(order.requests)
-        service_ns = round(replica.means_ns[size] * next(self._factors))
+        speed = replica.speed
+        service_ns = round(speed.means_ns[size] * next(speed.noises[size]))
         if self._touches_batches:
             self._start_in_trouble(now_ns, order, replica, service_ns)
             return
@@ -187,7 +187,7 @@ class Cluster:
 
     def _start(self, now_ns: int, order: StartReplica) -> None:
         spec, id = order.spec, order.replica
-        self._replicas[id] = SimulatedReplica(spec, self._service.means_ns(spec.stage, spec.variant, spec.cores))
+        self._replicas[id] = SimulatedReplica(spec, self._service.speed(spec.stage, spec.variant, spec.cores))
         if now_ns < self._down_until_ns.get(spec.node or "", 0):
             self._lose(now_ns, id, f"node {spec.node} is down")
             return
@@ -234,11 +234,12 @@ class Cluster:
     def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: Resized) -> Resized:
         if not self._healed and self._failure.strikes("refused_resize", self._faults.refused_resize):
             return Resized(event.replica, replica.cores)
-        before_ns, spec = replica.means_ns, replica.spec
+        before_ns, spec = replica.speed.means_ns, replica.spec
         replica.cores = event.cores
-        replica.means_ns = self._service.means_ns(spec.stage, spec.variant, event.cores)
+        replica.speed = self._service.speed(spec.stage, spec.variant, event.cores)
+        after_ns = replica.speed.means_ns
         if self._resize.rescales and replica.finished is not None and replica.end_ns > now_ns:
-            self._rescale(now_ns, replica, replica.finished, replica.means_ns[replica.size] / before_ns[replica.size])
+            self._rescale(now_ns, replica, replica.finished, after_ns[replica.size] / before_ns[replica.size])
         return event
 
     def _rescale(self, now_ns: int, replica: SimulatedReplica, finished: Finished, ratio: float) -> None:

@@ -1,9 +1,10 @@
+from collections import Counter
 from random import Random
 from statistics import fmean, pstdev
 
 import pytest
 
-from sloop.sim.truth.noise import FLOOR, Shape, factors
+from sloop.sim.truth.noise import FLOOR, Shape, drawn, factors
 
 
 @pytest.mark.parametrize(("shape", "cv", "spread"), [("normal", 0.1, 0.1), ("exponential", 0.0, 1.0)])
@@ -27,3 +28,11 @@ def test_no_factor_falls_below_the_floor() -> None:
 def test_the_first_draws_of_a_seed_are_these_on_every_machine() -> None:
     drawing = factors("normal", 0.03, Random(7))
     assert [next(drawing) for _ in range(3)] == [0.98629142044, 1.04873796769, 0.96900421537]
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3.0, 4.0), (1.0, 2.0, 3.0), (5.0,)])
+def test_every_value_is_drawn_equally_often(values: tuple[float, ...]) -> None:
+    drawing = drawn(values, Random(1))
+    counts = Counter(next(drawing) for _ in range(6000))
+    assert set(counts) == set(values)
+    assert all(count == pytest.approx(6000 / len(values), rel=0.1) for count in counts.values())

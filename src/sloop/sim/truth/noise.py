@@ -6,7 +6,7 @@ That cuts the tails at 3.7 standard deviations, which durations of forward passe
 Must not know what the factors are for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from math import log
 from random import Random
@@ -28,8 +28,15 @@ def factors(shape: Shape, cv: float, random: Random) -> Iterator[float]:
         return _exponential(random)
     if shape == "deterministic" or cv == 0.0:
         return repeat(1.0)
-    table = tuple(max(FLOOR, 1.0 + cv * quantile) for quantile in _QUANTILES)
-    return map(table.__getitem__, map(random.getrandbits, repeat(_BITS)))
+    return drawn([max(FLOOR, 1.0 + cv * quantile) for quantile in _QUANTILES], random)
+
+
+def drawn(values: Sequence[float], random: Random) -> Iterator[float]:
+    """An endless series of draws, each of the values being equally likely; quickest for a power of two of them."""
+    bits = (len(values) - 1).bit_length()
+    if len(values) != 1 << bits:
+        return map(random.choice, repeat(values))
+    return map(values.__getitem__, map(random.getrandbits, repeat(bits)))
 
 
 def _exponential(random: Random) -> Iterator[float]:
