@@ -19,15 +19,45 @@ def test_beliefs_and_policies_are_fresh_each_time() -> None:
 
 
 def test_another_system_can_be_chosen_with_its_own_parameters() -> None:
-    setup = set_up(load_application(MINIMAL), SystemChoice("static", {"cores": 3}))
-    assert setup.system.slots["scale"]["cores"] == 3
-    assert setup.application.system.parameters == {"cores": 3}
+    setup = set_up(load_application(MINIMAL), SystemChoice("static", {"cores": 0.5}))
+    assert setup.system.slots["scale"]["cores"] == 0.5
+    assert setup.application.system.parameters == {"cores": 0.5}
 
 
 def test_a_wrong_parameter_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "app.yaml"
     file.write_text("name: x\nslo_ms: 9\nstages: [{name: a, profile: ResNet-T}]\nsystem: {name: static, coores: 1}\n")
     with pytest.raises(InputError, match=r"app.yaml:4.*coores(.|\n)*did you mean 'cores'"):
+        set_up(load_application(file))
+
+
+FOUR_CORES = {"nodes": [{"hardware": "custom", "cores": 4}]}
+
+
+@pytest.mark.parametrize("system", ["static", "hpa", "kpa", "fa2-single"])
+def test_replicas_that_no_node_could_hold_are_refused_with_the_node(system: str) -> None:
+    """They would never start, and every request would be dropped."""
+    application = load_application(MINIMAL | {"cluster": FOUR_CORES, "system": {"name": system, "cores": 8}})
+    with pytest.raises(InputError, match=r"a/a with 8 cores, which no node could hold\nhelp: .*custom-0, has 4 cores"):
+        set_up(application)
+    assert set_up(application, SystemChoice(system, {"cores": 4}))
+
+
+def test_memory_that_no_node_has_is_refused_and_memory_nobody_told_is_not() -> None:
+    large = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1}, "memory_bytes": 3 << 30}
+    stages = {"stages": [{"name": "a", "profile": large | {"max_batch": 4, "max_cores": 1}}]}
+    small = {"nodes": [{"hardware": "custom", "cores": 4, "memory_bytes": 2 << 30}]}
+    with pytest.raises(InputError, match=r"1 core, 3 GiB, which no node could hold\nhelp: .*4 cores, 2 GiB"):
+        set_up(load_application(MINIMAL | stages | {"cluster": small}))
+    assert set_up(load_application(MINIMAL | stages | {"cluster": FOUR_CORES}))
+
+
+def test_what_a_system_cannot_plan_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text(
+        "name: x\nslo_ms: 9\nstages: [{name: a, profile: ResNet-T}]\nsystem: {name: static, stages: {b: {cores: 1}}}\n"
+    )
+    with pytest.raises(InputError, match=r"app.yaml:4: system static: no stage 'b'"):
         set_up(load_application(file))
 
 

@@ -15,6 +15,8 @@ from sloop.vocabulary import Node
 
 GIB = 1 << 30
 LOCAL, CUSTOM = "local", "custom"
+ANY_BYTES = 1 << 62
+"""Memory of a node of which nobody has said how much it has: enough for anything, for it must not stop replicas."""
 
 _RIBBON = "EC2 on demand, us-east-1, as listed by Ribbon (SC 2021)"
 _PALDIA = "EC2 on demand, us-east-1, as listed by Paldia (Table II)"
@@ -95,7 +97,7 @@ def local() -> Hardware:
     try:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # no sysconf on this system
-        memory_bytes = 0
+        memory_bytes = ANY_BYTES
     return Hardware(LOCAL, float(cores), memory_bytes, source="this machine")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant, find_cycle
 from sloop.app.document import Value, nearest
-from sloop.app.hardware import CUSTOM, KINDS, LOCAL, Hardware, known, local
+from sloop.app.hardware import ANY_BYTES, CUSTOM, KINDS, LOCAL, Hardware, known, local
 from sloop.app.read_profile import read_profile
 from sloop.errors import InputError
 from sloop.profile.profile import Profile
@@ -208,6 +208,6 @@ def _hardware(value: Value, fields: dict[str, Value]) -> Hardware:
     if name == CUSTOM:
         if "cores" not in fields:
             value.fail("custom hardware needs 'cores'", "add 'cores: 8' and, where known, memory_bytes and usd_per_h")
-        return Hardware(CUSTOM, 1.0, 0)
+        return Hardware(CUSTOM, 1.0, ANY_BYTES)
     hint = f"{nearest(name, known())} Or 'custom' with its own cores."
     value.fail(f"unknown hardware {name!r}", hint)

@@ -13,7 +13,7 @@ from sloop.core.control import BUCKET_NS_MAX, ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.seams import Policies
 from sloop.core.state import Stage, State
-from sloop.core.views import Belief
+from sloop.core.views import Belief, ClusterView
 from sloop.events import (
     BatchFailed,
     Cancelled,
@@ -72,6 +72,10 @@ class Core:
     def plan(self) -> Plan | None:
         """The plan in force."""
         return self._control.plan
+
+    def view(self, now_ns: int) -> ClusterView:
+        """The cluster as a scaling policy is shown it."""
+        return self._control.view(now_ns)
 
     @property
     def is_idle(self) -> bool:

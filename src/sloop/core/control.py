@@ -40,6 +40,13 @@ class ControlPath:
         self.plan: Plan | None = None
         self.wake_ns = 0
 
+    def view(self, now_ns: int) -> ClusterView:
+        """The cluster as a scaling policy is shown it."""
+        state = self._state
+        stages = tuple(stage.view(now_ns, state.slo_ns) for stage in state.stages.values())
+        demand = {stage.name: self._policies.forecast.demand_rps(now_ns, stage) for stage in stages}
+        return ClusterView(stages=stages, nodes=state.ledger.views(), plan=self.plan, demand_rps=demand)
+
     def beat(self, now_ns: int, out: list[Action]) -> None:
         """The heartbeat: close buckets, give up stuck batches, plan if it is time, work towards the plan."""
         for stage in self._state.stages.values():
@@ -116,11 +123,7 @@ class ControlPath:
 
     def _ask(self, now_ns: int, out: list[Action]) -> None:
         """Show the scaling policy the cluster and adopt what it answers."""
-        state = self._state
-        stages = tuple(stage.view(now_ns, state.slo_ns) for stage in state.stages.values())
-        demand = {stage.name: self._policies.forecast.demand_rps(now_ns, stage) for stage in stages}
-        view = ClusterView(stages=stages, nodes=state.ledger.views(), plan=self.plan, demand_rps=demand)
-        plan = self._policies.scale.plan(now_ns, view)
+        plan = self._policies.scale.plan(now_ns, self.view(now_ns))
         if plan is None:
             return
         before, self.plan = self.plan, plan
@@ -128,7 +131,7 @@ class ControlPath:
             return
         out.append(Decided("plan", plan.why, plan=plan))
         for target in plan.stages:
-            stage = state.stages[target.stage]
+            stage = self._state.stages[target.stage]
             stage.limit = target.batch_max
             stage.refresh()
         self._dirty = True

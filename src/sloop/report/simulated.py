@@ -55,6 +55,8 @@ def play_all(
     scenario: Scenario, chosen: Sequence[SystemChoice], seed: int | None, log: Path | None
 ) -> Iterator[Counted]:
     """One run after another; with several, each log's name carries its system and place."""
+    for choice in chosen:
+        set_up(scenario.application, choice)  # what is wrong with the last is said before the first is played
     if seed is not None:
         scenario = structs.replace(scenario, seed=seed)
     for index, choice in enumerate(chosen):

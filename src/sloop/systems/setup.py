@@ -1,17 +1,22 @@
 """From an application to a core: what both drivers, planning and replay begin with.
 
-Promises that a setup is fresh: its policies and beliefs have seen nothing. Knows no driver, no clock, no file.
+Promises that a setup is fresh: its policies and beliefs have seen nothing; and that its system has a plan for this
+application whose replicas the cluster's nodes could hold, at least one by one. Knows no driver, no clock, no file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sloop.app.application import Application, SystemChoice
+from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core import Core
 from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
+from sloop.solvers import targets
+from sloop.solvers.room import has_room
 from sloop.systems import build_system
 from sloop.systems.system import System
+from sloop.vocabulary import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +33,49 @@ class Setup:
 
 
 def set_up(application: Application, choice: SystemChoice | None = None) -> Setup:
-    """An application under the system it names, or under `choice`. InputError for a variant without a profile."""
+    """An application under the system it names, or under `choice`. InputError for a variant without a profile, for
+    a system that cannot plan for this application, and for one that wants replicas which no node could ever hold.
+    """
     if choice is not None:
         application = replace(application, system=choice)
     choice = application.system
     system = build_system(choice.name, choice.parameters, where=lambda key: application.locate(f"{choice.path}.{key}"))
-    return Setup(application, system, beliefs_of(application))
+    setup = Setup(application, system, beliefs_of(application))
+    _rehearse(setup)
+    return setup
+
+
+def _rehearse(setup: Setup) -> None:
+    """Ask for the first plan, as the core will, so that what cannot be is refused before anything has begun."""
+    application, nodes = setup.application, setup.application.cluster
+    fresh = Setup(application, setup.system.fresh(), setup.beliefs)
+    view = fresh.core().view(0)
+    where = application.locate(application.system.path)
+    try:
+        plan = fresh.system.policies.scale.plan(0, view)
+    except InputError as error:
+        raise InputError(error.what, where=error.where or where, help=error.help) from None
+    specs = [group.spec for target in plan.stages for group in target.groups] if plan and nodes else []
+    for spec in specs:
+        memory_bytes = setup.beliefs[spec.stage, spec.variant].memory_bytes
+        allowed = [node for node in view.nodes if spec.node in (None, node.node.name)]
+        if not any(has_room(spec, memory_bytes, node) for node in allowed):
+            raise InputError(
+                f"system {setup.system.name} wants replicas of {spec.stage}/{spec.variant} with "
+                f"{_size(spec.cores, memory_bytes, spec.device)}, which no node could hold",
+                where=where,
+                help=f"the largest node, {_largest(nodes)}",
+            )
+
+
+def _largest(nodes: Sequence[Node]) -> str:
+    node = max(nodes, key=lambda node: (node.cores, node.memory_bytes))
+    return f"{node.name}, has {_size(node.cores, node.memory_bytes, ', '.join(node.devices))}"
+
+
+def _size(cores: float, memory_bytes: int, devices: str) -> str:
+    memory = f", {memory_bytes / GIB:.3g} GiB" if GIB / 1000 <= memory_bytes < ANY_BYTES else ""
+    return targets.amount(cores, "core") + memory + (f", {devices}" if devices else "")
 
 
 def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
