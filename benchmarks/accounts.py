@@ -24,6 +24,8 @@ from sloop.systems.recording import Replayed, rebuild, replay_log
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Outcome, Request, RequestId
 
+Rows = list[tuple[str, Cell]]
+
 NS_PER_US: Final = 1_000
 STATUS: Final = {
     Outcome.SERVED: 200,
@@ -75,7 +77,7 @@ class Account(Struct, frozen=True, kw_only=True):
     def is_whole(self) -> bool:
         return self.exactly_once == self.sent
 
-    def rows(self) -> list[tuple[str, Cell]]:
+    def rows(self) -> Rows:
         return [
             ("requests sent", self.sent),
             ("answered exactly once", self.exactly_once),
@@ -134,7 +136,7 @@ def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
     return complaint, replay_log(recorded, setup.core())
 
 
-def check_rows(complaint: str, played: Replayed) -> list[tuple[str, Cell]]:
+def check_rows(complaint: str, played: Replayed) -> Rows:
     """As rows of a table."""
     difference = played.difference
     said = f"{played.events:,} events, {played.actions:,} actions equal"

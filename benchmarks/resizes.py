@@ -1,0 +1,223 @@
+"""A hundred in-place resizes while requests come over HTTP: is anything lost, how soon is a resize in effect, and does
+the model run as fast as its cores promise, right from the next batch?
+
+    python -m benchmarks.resizes [--seconds 60] [--rate 80] [--period-ms 500] [MODEL.onnx]
+
+One server with one worker; a system made for this test gives the worker other cores every period, at random. Service
+times of the batches in the server's log are compared with a profile measured beforehand, per core count, the first
+batch after each resize by itself. The clients' records are held against the log, request by request.
+(`benchmarks.resize` is the same without a server: a worker and its backend alone.)
+"""
+
+import asyncio
+import sys
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import uvloop
+from msgspec import Struct
+
+from benchmarks.accounts import Numbering, Rows, account, check, check_rows
+from benchmarks.notebook import arguments, publish, quantile, say, table, workspace
+from sloop.actions import ResizeReplica, StartBatch, StartReplica
+from sloop.app.load import load_application
+from sloop.arrivals import trace_from
+from sloop.core.views import ClusterView
+from sloop.demo.model import squeezenet
+from sloop.events import Finished, ReplicaLost, Resized
+from sloop.load import Delivery, LoadPlan, LoadResult, run_load
+from sloop.log import read_log
+from sloop.profile.fit import fit_table, points_p50
+from sloop.profile.forms import Latency
+from sloop.profile.measure import measure
+from sloop.profile.store import path_beside, save_profile
+from sloop.report.tables import Cell
+from sloop.serve.actuator.confined import confined
+from sloop.serve.server import SWITCH_S, Settings, servables_of, serving
+from sloop.solvers import targets
+from sloop.systems.setup import Setup, set_up
+from sloop.units import ms, to_ms
+from sloop.vocabulary import BatchId, Plan
+
+CORES: Final = (0.25, 0.5, 0.75, 1.0, 1.5)
+BATCHES: Final = (1, 2, 4)
+SLO_MS: Final = 1000.0
+TARGET_MS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restless:
+    """A scaling policy for this test only: the one replica gets the next of `cores` every period."""
+
+    cores: tuple[float, ...]
+    period_ns: int
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        stage = targets.one_stage(view, "restless")
+        cores = self.cores[now_ns // self.period_ns % len(self.cores)]
+        target = targets.equal_replicas(
+            stage, targets.variant_of(stage, ""), count=1, cores=cores, batch_max=max(BATCHES)
+        )
+        return Plan((target,), f"restless: {cores:g} cores")
+
+
+def walk(seed: int, count: int) -> tuple[float, ...]:
+    """Core counts at random, never the same twice in a row."""
+    chance, found = Random(seed), [1.0]
+    while len(found) < count:
+        found.append(chance.choice([cores for cores in CORES if cores != found[-1]]))
+    return tuple(found)
+
+
+def setup_of(folder: Path, model: Path, given: Namespace) -> Setup:
+    """The application under the restless system."""
+    declared = {"name": "resized", "slo_ms": SLO_MS, "stages": [{"name": "classify", "model": str(model.absolute())}]}
+    setup = set_up(load_application(declared, folder=folder))
+    steps = round(given.seconds * 1e3 / given.period_ms) + 100  # what the start takes comes before the load
+    scale = Restless(walk(given.seed, steps), ms(given.period_ms))
+    system = replace(setup.system, name="restless", policies=replace(setup.system.policies, scale=scale))
+    return replace(setup, system=system)
+
+
+async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult, Path]:
+    """Serve in this process, send the load from another."""
+    settings = Settings(http_port=0, grpc_port=0, state_folder=folder / "state")
+    async with serving(setup, servables_of(setup.application), settings) as server:
+        while server.insight.unready():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        plan = LoadPlan(
+            url=f"http://{server.host}:{server.http_port}",
+            model=setup.application.name,
+            arrivals=trace_from(
+                {"kind": "poisson", "rate": given.rate}, seed=given.seed, duration_s=given.seconds, folder=folder
+            ),
+            slo_ms=SLO_MS,
+            link=Numbering(),
+            delivery=Delivery.ATTACH,
+            records=folder / "records.jsonl",
+        )
+        result = await asyncio.to_thread(run_load, plan)
+    return result, folder / "state" / "events.jsonl"
+
+
+class Ran(Struct, frozen=True):
+    """A batch and the cores it ran on."""
+
+    cores: float
+    size: int
+    service_ms: float
+    is_first: bool
+    """Since the last resize came into effect."""
+
+
+class Seen(Struct, frozen=True):
+    """What the log says of resizes and batches."""
+
+    effect_ms: list[float]
+    ran: list[Ran]
+    starts: int
+    lost: int
+
+
+def read(log: Path) -> Seen:
+    """Fold the log. Batches during which a resize was ordered or came into effect ran on neither count: left out."""
+    orders: list[int] = []
+    effect_ms, ran = [], []
+    started: dict[BatchId, tuple[int, bool]] = {}
+    cores, is_first, starts, lost = 0.0, False, 0, 0
+    for now_ns, record in read_log(log):
+        if isinstance(record, StartReplica):
+            starts, cores = starts + 1, record.spec.cores
+        elif isinstance(record, ResizeReplica):
+            orders.append(now_ns)
+            started.clear()
+        elif isinstance(record, Resized) and orders:
+            effect_ms.append(to_ms(now_ns - orders.pop(0)))
+            cores, is_first = record.cores, True
+            started.clear()
+        elif isinstance(record, StartBatch) and not orders:
+            started[record.batch] = (len(record.requests), is_first)
+            is_first = False
+        elif isinstance(record, Finished) and record.batch in started:
+            size, first = started.pop(record.batch)
+            ran.append(Ran(cores, size, to_ms(record.service_ns), first))
+        elif isinstance(record, ReplicaLost):
+            lost += 1
+    return Seen(effect_ms, ran, starts, lost)
+
+
+def by_cores(ran: Sequence[Ran], promised: Latency) -> list[tuple[Cell, ...]]:
+    """Per core count: what a batch of 1 should take, and the median of measured over promised, any size."""
+    ratios: dict[tuple[float, bool], list[float]] = defaultdict(list)
+    for batch in ran:
+        ratio = batch.service_ms / promised.latency_ms(batch.size, batch.cores)
+        ratios[batch.cores, batch.is_first].append(ratio)
+    rows: list[tuple[Cell, ...]] = []
+    for cores in CORES:
+        first, later = ratios[cores, True], ratios[cores, False]
+        counts = (len(first) + len(later), promised.latency_ms(1, cores))
+        medians = (quantile(later, 0.5), quantile(later, 0.1), quantile(later, 0.9), quantile(first, 0.5))
+        rows.append((cores, *counts, *medians, len(first)))
+    return rows
+
+
+def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult, checked: Rows) -> str:
+    """What is published."""
+    effect = [quantile(seen.effect_ms, share) for share in (0.5, 0.99, 1.0)]
+    within = sum(taken_ms <= TARGET_MS for taken_ms in seen.effect_ms)
+    attainment = clients.attainment
+    rows: list[tuple[str, Cell]] = [
+        *checked,
+        ("attainment seen by clients, %", None if attainment is None else 100 * attainment),
+        ("resizes", len(seen.effect_ms)),
+        ("from the order to its effect, ms, p50 / p99 / max", " / ".join(f"{value:.3g}" for value in effect if value)),
+        (f"within {TARGET_MS:g} ms", f"{within} of {len(seen.effect_ms)}"),
+        ("processes started / lost", f"{seen.starts} / {seen.lost}"),
+    ]
+    columns = ("cores", "batches", "batch of 1, promised ms", "measured / promised, p50", "p10", "p90")
+    return "\n\n".join(
+        [
+            f"One replica, {given.rate:g} requests/s (Poisson) over HTTP for {given.seconds:g} s; every "
+            f"{given.period_ms:g} ms it gets other cores, at random from {', '.join(f'{c:g}' for c in CORES)}.",
+            table(("", "found"), rows),
+            "Service times against the profile (medians) measured before: batches that ran on one core count from "
+            "beginning to end, and those of them that were the first after a resize. A quota is for a period of 10 ms: a batch "
+            "that finds an unspent one, or the larger one of before a resize, is up to a period early.",
+            table((*columns, "first after a resize, p50", "of them"), by_cores(seen.ran, promised)),
+        ]
+    )
+
+
+def profiled(model: Path) -> Latency:
+    """Measure the model, keep its profile beside it; returns the table of its medians."""
+    profile = measure(model, batches=BATCHES, cores=CORES, seconds=0.6, limit=confined)
+    save_profile(profile, path_beside(model))
+    return fit_table(points_p50(profile.samples)).params
+
+
+def main() -> None:
+    parser = arguments(__doc__, seconds=60, quick=15)
+    parser.add_argument("model", nargs="?", type=Path, help="with a free batch; SqueezeNet if not given")
+    parser.add_argument("--rate", type=float, default=80.0, help="requests per second (default 80)")
+    parser.add_argument("--period-ms", type=float, default=500.0, help="between resizes (default 500)")
+    given = parser.parse_args()
+    with workspace(given.keep) as folder:
+        model = given.model or squeezenet(folder)
+        say("profile")
+        promised = profiled(model)
+        say(f"{given.rate:g} requests/s for {given.seconds:g} s")
+        sys.setswitchinterval(SWITCH_S)
+        result, log = uvloop.run(run(folder, setup_of(folder, model, given), given))
+        books = account(folder / "records.jsonl", log)
+        checked = check_rows(*check(log, setup_of(folder, model, given)))
+        text = report(given, promised, read(log), result, [*books.rows(), *checked])
+    publish("resizes", "Resized in place under load", text, write=not given.no_write)
+
+
+if __name__ == "__main__":
+    main()
