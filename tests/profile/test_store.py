@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from sloop.errors import InputError, MachineError
-from sloop.profile import PUBLISHED, RESNET_T
+from sloop.profile import PUBLISHED, RESNET_T, Sample
 from sloop.profile.store import digest, is_of, load_profile, path_beside, save_profile
 
 
@@ -50,6 +50,14 @@ def test_refuses_places_it_cannot_write_to_or_read_from(tmp_path: Path) -> None:
         save_profile(RESNET_T, tmp_path / "no" / "p.json")
     with pytest.raises(InputError, match="cannot read"):
         load_profile(tmp_path / "none.json")
+
+
+def test_a_list_of_numbers_takes_one_line_and_strings_stay_as_they_are(tmp_path: Path) -> None:
+    sample = Sample(1, 1.0, 2.0, 3.0, 2, likely_ms=(2.0, 3.0))
+    profile = structs.replace(RESNET_T, samples=(sample,), source="table [1,  2]")
+    save_profile(profile, tmp_path / "p.json")
+    assert '"likely_ms": [ 2.0, 3.0 ]' in (tmp_path / "p.json").read_text()
+    assert load_profile(tmp_path / "p.json") == profile
 
 
 def test_knows_the_model_it_was_measured_on(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from sloop.serve.actuator.cgroup import Cgroups
 from sloop.serve.actuator.confined import confined
 from sloop.sim.world import BYTES_PER_KB, World
 
-CELL_S: Final = 0.6
+CELL_S: Final = 1.0
 PROFILED: Final = 0.2
 """Share of the time that the profile takes."""
 WORLD_KEYS: Final = ("systems", "trace", "duration_s", "seed", "truth")

@@ -27,6 +27,7 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from sloop.errors import InputError, MachineError
+from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
 from sloop.profile.model import input_shapes, read_signature, synthesise
 from sloop.profile.profile import Fit, Profile, Sample
@@ -43,8 +44,8 @@ WARM_MIN: Final = 3
 WARM_SHARE: Final = 0.2
 """Of a cell's time that may go into warming up."""
 RUNS_MIN, RUNS_MAX = 7, 2000
-LIKELY: Final = 16
-"""How many durations stand for a cell's runs: a power of two, which the simulator draws from without bias."""
+LIKELY: Final = 64
+"""How many durations stand for a cell's runs: enough to keep their P99, and a power of two, which is drawn quickly."""
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to so many cores for as long as the context is open."""
@@ -52,16 +53,9 @@ Progress = Callable[[int, int, Sample], None]
 """Called with cells done, cells in all, and the newest."""
 
 
-def allowed_cores() -> tuple[int, ...]:
-    """The CPUs this process may use, by number."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
 def default_cores() -> tuple[float, ...]:
     """1, 2, 4, … up to all cores of this machine."""
-    count = len(allowed_cores())
+    count = len(usable_cpus())
     return (*(float(1 << power) for power in range(count.bit_length()) if 1 << power < count), float(count))
 
 
@@ -75,7 +69,7 @@ def by_affinity(pid: int, cores: float) -> Iterator[None]:
     if not hasattr(os, "sched_setaffinity"):
         raise MachineError("this system cannot confine a process to cores", help="measure on Linux")
     try:
-        os.sched_setaffinity(pid, allowed_cores()[: int(cores)])
+        os.sched_setaffinity(pid, usable_cpus()[: int(cores)])
     except OSError as error:
         what = f"cannot confine process {pid} to {cores:g} cores: {error.strerror}"
         raise MachineError(what, help="measure as the user who runs the process") from error
@@ -123,7 +117,7 @@ def _checked_batches(batches: Sequence[int]) -> tuple[int, ...]:
 
 
 def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
-    available = len(allowed_cores())
+    available = len(usable_cpus())
     if not cores or min(cores) <= 0:
         raise InputError(f"cores are {list(cores)}; each must be positive", help="for example --cores 1,2")
     if max(cores) > available:
@@ -286,14 +280,3 @@ def fit_all(points: Sequence[Point]) -> dict[str, Fit]:
     with contextlib.suppress(ValueError):
         fits["quadratic"] = fit_quadratic([point for point in points if point.cores == chosen])
     return fits
-
-
-def hardware_name() -> str:
-    """The processor's name and how many cores of it this process may use."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {len(allowed_cores())} cores"

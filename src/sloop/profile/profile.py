@@ -27,8 +27,8 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True):
     p99_ms: float
     n: int
     likely_ms: tuple[float, ...] = ()
-    """Equally likely durations, ascending, that stand for all runs: the mean of each `len`-th of them. Their mean is the
-    mean of the runs. Empty where only the percentiles are known."""
+    """Equally likely durations, ascending, that stand for all runs: each is the mean of its share of them, so that
+    their mean is the runs'. Empty where only the percentiles are known."""
 
 
 class Region(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,9 @@ is wrong. Knows nothing of how profiles come about.
 
 import hashlib
 import os
+import re
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -20,6 +22,15 @@ SUFFIX = ".profile.json"
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     profile: Profile
+
+
+LIST: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
+"""A list of numbers, spread over lines, which no string can be."""
+
+
+def in_one_line(found: re.Match[bytes]) -> bytes:
+    """A list without the line breaks that JSON's pretty form puts between numbers."""
+    return b" ".join(found[0].split())
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -44,7 +55,7 @@ def is_of(profile: Profile, model_path: Path) -> bool:
 
 def save_profile(profile: Profile, path: Path) -> None:
     """Write the profile. MachineError where the file cannot be written."""
-    raw = msgspec.json.format(msgspec.json.encode(_File(VERSION, profile)), indent=1)
+    raw = LIST.sub(in_one_line, msgspec.json.format(msgspec.json.encode(_File(VERSION, profile)), indent=1))
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(raw + b"\n")
