@@ -21,6 +21,13 @@ def test_people_see_the_verdict_and_the_reason(app: Path) -> None:
     assert "cannot keep up with 1000 requests/s" in shown
 
 
+def test_a_profile_of_another_processor_is_noted(app: Path) -> None:
+    """ResNet-T is of the paper's machine; on `local` nodes that is another one."""
+    app.write_text(app.read_text().replace("c5.4xlarge, count: 2", "local, cores: 8"))
+    shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "10"]).stdout
+    assert "note: classify/classify: its profile is of Intel Xeon Gold 6240R" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

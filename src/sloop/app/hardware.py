@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
+from sloop.machine import usable_cpus
 from sloop.vocabulary import Node
 
 GIB = 1 << 30
@@ -92,13 +93,11 @@ KINDS: dict[str, Hardware] = {
 @cache
 def local() -> Hardware:
     """The machine we are on: the cores this process may use, all memory, no price."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # no sysconf on this system
         memory_bytes = ANY_BYTES
-    return Hardware(LOCAL, float(cores), memory_bytes, source="this machine")
+    return Hardware(LOCAL, float(len(usable_cpus())), memory_bytes, source="this machine")
 
 
 def known() -> tuple[str, ...]:

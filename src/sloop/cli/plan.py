@@ -32,8 +32,8 @@ def shown(answer: Need) -> Sequence[RenderableType]:
     """A plan as people read it."""
     columns = ("stage", "variant", "replicas", "batch", "cores each", "predicted ms")
     rows = tuple((s.stage, s.variant, s.replicas, s.batch, s.cores, s.predicted_ms) for s in answer.stages)
-    total = (
-        f"{figure(answer.cores)} cores, {figure(answer.usd_per_h)} USD/h, predicted {figure(answer.predicted_ms)} ms"
-    )
+    cores = f"{figure(answer.cores)} core{'' if answer.cores == 1 else 's'}"
+    total = f"{cores}, {figure(answer.usd_per_h)} USD/h, predicted {figure(answer.predicted_ms)} ms"
     verdict = "feasible" if answer.feasible else "not feasible"
-    return [table(Table(f"{answer.system}: {verdict}", columns, rows)), f"{total}\n{answer.why}"]
+    said = "\n".join([total, answer.why, *(f"note: {line}" for line in answer.notes)])
+    return [table(Table(f"{answer.system}: {verdict}", columns, rows)), said]

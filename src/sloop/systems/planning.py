@@ -17,6 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from sloop.app.application import Application
+from sloop.app.foreign import foreign_profiles
 from sloop.core.ledger import Holding, Ledger, millicores
 from sloop.core.monitor import BUCKETS_KEPT
 from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
@@ -52,6 +53,8 @@ class Need(Struct, frozen=True):
     predicted_ms: float
     solve_ms: float
     why: str
+    notes: tuple[str, ...] = ()
+    """What speaks against believing it, one line each."""
 
 
 def need(setup: Setup, rate_rps: float) -> Need:
@@ -76,6 +79,7 @@ def need(setup: Setup, rate_rps: float) -> Need:
         predicted_ms=predicted_ms,
         solve_ms=solve_ms,
         why="; ".join(reasons),
+        notes=foreign_profiles(setup.application),
     )
 
 

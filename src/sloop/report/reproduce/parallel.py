@@ -1,10 +1,11 @@
 """Many independent runs in processes of their own, in order, with progress. Knows nothing of what is run."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
+
+from sloop.machine import usable_cpus
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -21,7 +22,7 @@ def silent(share: float, what: str) -> None:
 
 def workers() -> int:
     """As many processes as there are cores to run on."""
-    return max(1, min(WORKERS_MAX, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+    return max(1, min(WORKERS_MAX, len(usable_cpus())))
 
 
 def each(

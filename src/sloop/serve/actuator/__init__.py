@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sloop.serve.actuator.affinity import Affinity, usable_cpus
+from sloop.machine import usable_cpus
+from sloop.serve.actuator.affinity import Affinity
 from sloop.serve.actuator.cgroup import Cgroups, open_v1, open_v2, quota_above
 from sloop.serve.actuator.grant import Grant
 

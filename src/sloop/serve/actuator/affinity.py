@@ -14,13 +14,6 @@ from sloop.errors import MachineError
 from sloop.serve.actuator.grant import Grant
 
 
-def usable_cpus() -> list[int]:
-    """CPUs this process may run on; all of them where the system cannot tell."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 class Affinity:
     """Spreads processes over the CPUs it was given, least used first."""
 

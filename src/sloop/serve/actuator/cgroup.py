@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.errors import MachineError
-from sloop.serve.actuator.affinity import usable_cpus
+from sloop.machine import usable_cpus
 from sloop.serve.actuator.grant import Grant
 
 PERIOD_US: Final = 10_000
