@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from sloop.profile.measure import hardware_name
+from sloop.machine import hardware_name
 from sloop.report.figures import Figure
 from sloop.report.plots import png
 
