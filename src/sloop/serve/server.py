@@ -20,6 +20,7 @@ from typing import Final
 import uvloop
 
 from sloop.app.application import Application, SystemChoice
+from sloop.app.foreign import foreign_profiles
 from sloop.errors import InputError, MachineError
 from sloop.log import Tee
 from sloop.profile.model import read_signature
@@ -134,6 +135,8 @@ async def serving(
         where=application.file,
     )
     check_cores(setup)
+    for line in foreign_profiles(application):
+        _log.warning("%s", line)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / application.name))
         core = setup.core()
