@@ -26,6 +26,10 @@ sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
 @click.option("--system", metavar="NAME", help="This system rather than the one APP names.")
 @click.option("--api-key", envvar="SLOOP_API_KEY", default="", help="Ask clients for this key [env: SLOOP_API_KEY].")
 @click.option("--state", type=click.Path(file_okay=False, path_type=Path), help="Lock and event log [.sloop/NAME].")
+@click.option("--body-bytes", type=click.IntRange(min=1), default=2**26, show_default=True, help="Largest request.")
+@click.option(
+    "--bodies-bytes", type=click.IntRange(min=1), default=2**30, show_default=True, help="All requests inside together."
+)
 @click.option(
     "--drain-s", type=click.FloatRange(min=0), default=30.0, show_default=True, help="To finish, when stopped."
 )
@@ -37,13 +41,22 @@ def serve(
     system: str | None,
     api_key: str,
     state: Path | None,
+    body_bytes: int,
+    bodies_bytes: int,
     drain_s: float,
 ) -> None:
     """Serve the application in APP until SIGTERM or Ctrl-C. With --json, says where as soon as it listens."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     application = load_application(app)
     settings = Settings(
-        host=host, http_port=http_port, grpc_port=grpc_port, api_key=api_key, state_folder=state, drain_s=drain_s
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        api_key=api_key,
+        body_bytes_max=body_bytes,
+        bodies_bytes_max=bodies_bytes,
+        state_folder=state,
+        drain_s=drain_s,
     )
     context = click.get_current_context()
 

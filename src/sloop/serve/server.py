@@ -29,6 +29,7 @@ from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.driver import Driver
 from sloop.serve.folder import Journal, locked
+from sloop.serve.gateway.bodies import ALL_BYTES_MAX, Bodies
 from sloop.serve.gateway.http import Listener
 from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.intake import Intake
@@ -59,6 +60,8 @@ class Settings:
     grpc_port: int = 8001
     api_key: str = ""
     body_bytes_max: int = 64 * 2**20
+    bodies_bytes_max: int = ALL_BYTES_MAX
+    """Bytes of all requests inside together, at least those of one."""
     requests_max: int = 16_384
     """Requests inside at once; beyond that, connections wait unread."""
     state_folder: Path | None = None
@@ -140,7 +143,8 @@ async def serving(
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / application.name))
         core = setup.core()
-        metrics = Metrics(application)
+        bodies = Bodies(settings.body_bytes_max, max(settings.bodies_bytes_max, settings.body_bytes_max))
+        metrics = Metrics(application, bodies)
         insight = Insight(core, application=application.name, system=setup.system.name, clock=lambda: driver.now_ns)
         journal = open_journal(setup, folder, settings.log_bytes_max)
         if journal is not None:
@@ -162,11 +166,10 @@ async def serving(
         )
         if not (settings.api_key or is_loopback(settings.host)):
             _log.warning("%s is open to others and no API key is set: whoever reaches it is served", settings.host)
-        limits = {"body_bytes_max": settings.body_bytes_max, "requests_max": settings.requests_max}
-        listener = Listener(Rest(service).answer, **limits)
+        listener = Listener(Rest(service).answer, bodies=bodies, requests_max=settings.requests_max)
         http_port = await listener.start(settings.host, settings.http_port)
         stack.push_async_callback(listener.close)
-        rpc = Rpc(service, **limits)
+        rpc = Rpc(service, bodies=bodies, requests_max=settings.requests_max)
         grpc_port = await rpc.start(settings.host, settings.grpc_port)
         stack.push_async_callback(rpc.close, LEAVE_S)
         if journal is not None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sloop.serve.gateway.bodies import Bodies
 from sloop.serve.gateway.http import Listener
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
@@ -22,9 +23,9 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     """One gateway per test module; `gateway` hands it out with a clean driver."""
     gateway = Gateway(FakeDriver())
     service = make_service(gateway)
-    listener = Listener(Rest(service).answer, body_bytes_max=100_000, requests_max=64)
+    listener = Listener(Rest(service).answer, bodies=Bodies(100_000), requests_max=64)
     gateway.port = loop_thread.call(listener.start(gateway.host, 0))
-    rpc = Rpc(service, body_bytes_max=100_000, requests_max=64)
+    rpc = Rpc(service, bodies=Bodies(100_000), requests_max=64)
     gateway.grpc_port = loop_thread.call(rpc.start(gateway.host, 0))
     yield gateway
     loop_thread.call(rpc.close(1.0))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from sloop.errors import MachineError
-from sloop.serve.gateway import http
+from sloop.serve.gateway import bodies
+from sloop.serve.gateway.bodies import Bodies
 from sloop.serve.gateway.http import Exchange, Listener, free_port
 from tests.serve.gateway.fakes import Gateway, LoopThread
 
@@ -111,7 +112,7 @@ def test_what_is_not_http_is_refused_and_everybody_else_is_served(
 
 
 def test_a_body_that_never_comes_is_not_waited_for(wire: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "SEND_S_MAX", 0.05)
+    monkeypatch.setattr(bodies, "SEND_S_MAX", 0.05)
     wire.sendall(INFER + b"content-length: 10\r\n\r\n{")
     head, body = one(wire)
     assert head.startswith(b"HTTP/1.1 408 ")
@@ -119,7 +120,7 @@ def test_a_body_that_never_comes_is_not_waited_for(wire: socket.socket, monkeypa
 
 
 def test_a_port_in_use_is_named(loop_thread: LoopThread, gateway: Gateway) -> None:
-    second = Listener(lambda _: None, body_bytes_max=10, requests_max=8)
+    second = Listener(lambda _: None, bodies=Bodies(10), requests_max=8)
     with pytest.raises(MachineError, match=f"port {gateway.port} on 127.0.0.1 is in use"):
         loop_thread.call(second.start("127.0.0.1", gateway.port))
     with pytest.raises(MachineError, match=r"cannot listen on 192\.0\.2\.1"):
@@ -131,7 +132,7 @@ def test_closing_lets_go_of_idle_connections(loop_thread: LoopThread) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.reply(200, b"{}")
 
-    listener = Listener(answer, body_bytes_max=10, requests_max=8)
+    listener = Listener(answer, bodies=Bodies(10), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
 
     async def scenario() -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloop.serve.gateway.bodies import Bodies
 from sloop.serve.gateway.http import Listener
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.submission import Ended
@@ -316,7 +317,7 @@ def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: Loo
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dict[str, str], status: int) -> None:
     gateway = Gateway(FakeDriver())
     service = make_service(gateway, api_key="secret")
-    listener = Listener(Rest(service).answer, body_bytes_max=1000, requests_max=8)
+    listener = Listener(Rest(service).answer, bodies=Bodies(1000), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state"):

@@ -1,7 +1,7 @@
 """HTTP under the gateway: Granian, a Rust server, embedded in the gateway's own event loop through its RSGI interface.
 
 Promises the rest of the gateway an `Exchange` for each complete request, to be answered once, now or later, and word of
-a client that went away while it waited. Bodies are bounded as they arrive. HTTP itself (parsing, keep-alive,
+a client that went away while it waited. Bodies are bounded as `bodies` says. HTTP itself (parsing, keep-alive,
 pipelining, slow clients, HTTP/2) is Granian's business. Knows nothing of models, or of JSON beyond the error object.
 Source: Granian's RSGI specification, version 1.
 """
@@ -9,7 +9,7 @@ Source: Granian's RSGI specification, version 1.
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import unquote
 
@@ -20,6 +20,8 @@ from granian.rsgi import Scope
 from granian.server.embed import Server
 
 from sloop.errors import MachineError
+from sloop.serve.gateway.bodies import Bodies, Hold, Incoming
+from sloop.serve.gateway.refusal import Refusal
 
 JSON: Final = "application/json"
 BACKLOG: Final = 1024
@@ -28,17 +30,11 @@ HEAD_READ_MS_MAX: Final = 60_000
 WATCH_S: Final = 0.1
 """A client is watched for going away once its request has waited this long: watching costs as much as answering."""
 START_S_MAX: Final = 5.0
-SEND_S_MAX: Final = 60.0
-"""A client may take this long to send a request's body."""
-LINGER_S: Final = 2.0
-"""How long a refused body is read and thrown away."""
 
 
-class Wire(Protocol):
+class Wire(Incoming, Protocol):
     """What Granian gives us to read a request and answer it."""
 
-    async def __call__(self) -> bytes: ...
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
     async def client_disconnect(self) -> None: ...
     def response_bytes(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
 
@@ -122,9 +118,9 @@ def error_body(what: str, fix: str = "") -> bytes:
 class Listener:
     """A listening port. `answer` takes each complete request and must not raise; at most `requests_max` are inside."""
 
-    def __init__(self, answer: Callable[[Exchange], None], *, body_bytes_max: int, requests_max: int) -> None:
+    def __init__(self, answer: Callable[[Exchange], None], *, bodies: Bodies, requests_max: int) -> None:
         self._answer = answer
-        self._body_bytes_max = body_bytes_max
+        self._bodies = bodies
         self._requests_max = requests_max
         self._waiting: dict[Exchange, None] = {}
         self._server: Server | None = None
@@ -161,64 +157,18 @@ class Listener:
 
     async def __rsgi__(self, scope: Scope, wire: Wire) -> None:
         """Granian calls this for each request, as a task of its own."""
-        body = await self._read(scope, wire)
-        if body is None:
-            return
-        exchange = Exchange(scope, wire, body)
-        self._answer(exchange)
-        if exchange.is_open:
-            self._waiting[exchange] = None
-            try:
-                await exchange.wait(asyncio.get_running_loop().time())
-            finally:
-                del self._waiting[exchange]
-
-    async def _read(self, scope: Scope, wire: Wire) -> bytes | None:
-        """The body, or None once it has been refused."""
-        length = scope.headers.get("content-length")
-        if length is None and "transfer-encoding" not in scope.headers and scope.http_version != "2":
-            return b""
-        declared = int(length) if length is not None else 0
-        try:
-            async with asyncio.timeout(SEND_S_MAX):
-                if length is not None and declared <= self._body_bytes_max:
-                    return await wire()
-                parts, size = await self._drain(scope, wire, declared)
-        except TimeoutError:
-            what = f"the request took more than {SEND_S_MAX:.0f} s to arrive"
-            Exchange(scope, wire, b"").reply_error(408, what, "send it faster")
-            return None
-        if size <= self._body_bytes_max:
-            return b"".join(parts)
-        Exchange(scope, wire, b"").reply_error(
-            413,
-            f"the body is {'' if declared else 'at least '}{size} bytes, over {self._body_bytes_max}",
-            "send fewer rows, or binary tensors instead of JSON; the server's limit is body_bytes_max",
-        )
-        return None
-
-    async def _drain(self, scope: Scope, wire: Wire, declared: int) -> tuple[list[bytes], int]:
-        """Read a body of unknown or forbidden size: its parts while it is allowed, and how large it is at least.
-
-        What is too large is thrown away for a moment, so that its sender reads the answer instead of an error of its
-        own; one that asked first (`Expect`) is told at once.
-        """
-        parts: list[bytes] = []
-        size = 0
-        if declared and "expect" in scope.headers:
-            return parts, declared
-        refused_s = 0.0
-        loop = asyncio.get_running_loop()
-        async for part in wire:
-            size += len(part)
-            if declared or size > self._body_bytes_max:
-                refused_s = refused_s or loop.time()
-                parts.clear()
-                if loop.time() - refused_s > LINGER_S:
-                    break
-            else:
-                parts.append(part)
-        return parts, max(size, declared)
+        with Hold(self._bodies) as hold:
+            body = await read(scope, wire, hold)
+            if body is None:
+                return
+            exchange = Exchange(scope, wire, body)
+            self._answer(exchange)
+            if exchange.is_open:
+                self._waiting[exchange] = None
+                try:
+                    await exchange.wait(asyncio.get_running_loop().time())
+                finally:
+                    del self._waiting[exchange]
 
     async def _accepts(self, host: str, port: int) -> None:
         """Wait until the port answers: Granian binds it on a thread of its own."""
@@ -242,6 +192,20 @@ class Listener:
                 break
             exchange.watch()
         self._sweeper = loop.call_later(WATCH_S, self._sweep, loop)
+
+
+async def read(scope: Scope, wire: Wire, hold: Hold) -> bytes | None:
+    """The body, for which `hold` takes room; None once it has been refused."""
+    headers = scope.headers
+    length = headers.get("content-length")
+    if length is None and "transfer-encoding" not in headers and scope.http_version != "2":
+        return b""
+    try:
+        return await hold.read(wire, None if length is None else int(length), asks_first="expect" in headers)
+    except Refusal as refusal:
+        after = (("retry-after", str(refusal.retry_after_s)),) if refusal.retry_after_s else ()
+        Exchange(scope, wire, b"").reply_error(refusal.status, refusal.what, refusal.fix, headers=after)
+        return None
 
 
 def free_port(host: str, port: int) -> int:

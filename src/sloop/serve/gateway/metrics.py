@@ -91,9 +91,9 @@ class Replica:
 
 
 class Metrics(Collector):
-    """A log's sink that can be scraped."""
+    """A log's sink that can be scraped, and `others` with it, which measure what the log does not see."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, *others: Collector) -> None:
         self._stages = tuple(stage.name for stage in application.order)
         self._sources = tuple(stage.name for stage in application.sources)
         self._successors = application.successors
@@ -140,7 +140,8 @@ class Metrics(Collector):
             Decided: self._decide,
         }
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        for collector in (self, *others):
+            self._registry.register(collector)
 
     def append(self, now_ns: int, record: Record) -> None:
         """Take in one event or action."""

@@ -1,7 +1,9 @@
 """The Open Inference Protocol v2 over gRPC, in the server's own event loop, around the same `Service` as REST.
 
 Promises that every refusal is a status with the text REST would give, and that a call given up by its client is
-cancelled inside. The client's gRPC deadline bounds the request's budget. Knows nothing of HTTP/1.1.
+cancelled inside. The client's gRPC deadline bounds the request's budget. What waits inside is bounded with the other
+protocol's (`bodies`); what is still arriving only by gRPC's own limits of a message and of calls. Knows nothing of
+HTTP/1.1.
 Source: Open Inference Protocol v2, "gRPC"; gRPC's status codes.
 """
 
@@ -17,6 +19,7 @@ import grpc
 
 from sloop.errors import MachineError
 from sloop.serve.gateway import service as offer
+from sloop.serve.gateway.bodies import Bodies, Hold
 from sloop.serve.gateway.budget import ELAPSED, SLO, budget_ns
 from sloop.serve.gateway.http import refused_port
 from sloop.serve.gateway.intake import check_raw, pack
@@ -64,10 +67,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Rpc:
     """A gRPC server for one service. At most `requests_max` calls are inside; gRPC refuses more: RESOURCE_EXHAUSTED."""
 
-    def __init__(self, service: Service, *, body_bytes_max: int, requests_max: int) -> None:
+    def __init__(self, service: Service, *, bodies: Bodies, requests_max: int) -> None:
         self.service = service
+        self._bodies = bodies
         self._requests_max = requests_max
-        self._limit_bytes = body_bytes_max + HEADROOM_BYTES
+        self._limit_bytes = bodies.each_bytes_max + HEADROOM_BYTES
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -81,7 +85,7 @@ class Rpc:
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
                 partial(self._guard, method, getattr(self, f"_{method}")),
-                request_deserializer=message_class(f"{method}Request").FromString,
+                request_deserializer=partial(received, message_class(f"{method}Request").FromString),
                 response_serializer=message_class(f"{method}Response").SerializeToString,
             )
             for method in METHODS
@@ -103,15 +107,22 @@ class Rpc:
             await self._server.stop(within_s)
 
     async def _guard(
-        self, method: str, answer: Callable[[Any, Context], Awaitable[object]], request: object, context: Context
+        self,
+        method: str,
+        answer: Callable[[Any, Context], Awaitable[object]],
+        sized: tuple[object, int],
+        context: Context,
     ) -> object:
         """Run one method; put refusals and surprises into gRPC's form."""
         refusal: Refusal
+        request, size = sized
         try:
             if self.service.api_key and method not in KEYLESS:
                 metadata = metadata_of(context)
                 self.service.admit(metadata.get("authorization"), metadata.get("x-api-key"))
-            return await answer(request, context)
+            with Hold(self._bodies) as hold:
+                hold.take(size)
+                return await answer(request, context)
         except Refusal as found:
             refusal = found
         except asyncio.CancelledError:
@@ -223,6 +234,11 @@ class Rpc:
             answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
             answer.raw_output_contents.append(bytes(tensor.data))
         return answer
+
+
+def received(parse: Callable[[bytes], object], message: bytes) -> tuple[object, int]:
+    """A message and how many bytes it came in."""
+    return parse(message), len(message)
 
 
 def typed(port: Port, shape: tuple[int, ...], contents: Any, field: str) -> bytes:  # noqa: ANN401
