@@ -109,7 +109,8 @@ def setting(grid: Grid, row: int, batch: int) -> Setting:
 def best_effort(grid: Grid, budgets_ms: NDArray[np.float64], rate_rps: float) -> tuple[Setting, int]:
     """All cores, and the batch with which most requests are in time in a dry run in deadline order; and how many.
 
-    Ties go to the batch that keeps up with λ, as far as any does, then to the smaller one. `budgets_ms` is sorted.
+    Ties go to the batch that keeps up with `rate_rps`, as far as any does, then to the smaller one (the specification,
+    section 2.7, has the smaller one at once, which under a backlog never works it off). `budgets_ms` is sorted.
     """
     best, most = (-1, -1.0), 1
     for batch in range(1, grid.latency_ms.shape[1] + 1):

@@ -143,6 +143,16 @@ def test_where_nothing_holds(stage: Stage, view: View, infeasible: Any, expected
     assert plan.why == f"20 requests in 1 s, tightest budget 500 ms: {why}"
 
 
+@pytest.mark.parametrize("rate_rps", [0.0, 20.0])
+def test_a_backlog_that_is_late_already_is_worked_off_as_fast_as_can_be(
+    stage: Stage, view: View, visit: Callable[..., Visit], rate_rps: float
+) -> None:
+    """Whatever the batch nobody is in time; the smallest that keeps up with the arrivals would keep the backlog."""
+    late = [visit(number, deadline_ms=10) for number in range(40)]
+    plan = Sponge().plan(s(1), view(stage(second(*[900.0] * 20), queue=late), rates={"stage": rate_rps}))
+    assert chosen(plan) == (16, 16)
+
+
 def test_keeping_starts_from_the_smallest(stage: Stage, view: View) -> None:
     assert chosen(Sponge(infeasible="keep").plan(s(1), view(stage(FADE)))) == (1, 1)
 

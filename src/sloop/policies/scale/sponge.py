@@ -143,7 +143,9 @@ class Sponge:
         if self.infeasible == "keep":
             setting = current or vertical.setting(grid, 0, 1)
             return setting, f"{seen}; kept {_words(setting)}"
-        setting, served = vertical.best_effort(grid, demand.budgets_ms, demand.rate_rps)
+        # With a backlog, keeping up with the arrivals would keep the backlog: the next requests would be late, too.
+        work_off_rps = max(demand.rate_rps, demand.count / to_s(self.period_ns))
+        setting, served = vertical.best_effort(grid, demand.budgets_ms, work_off_rps)
         if self.infeasible == "crude":
             setting = vertical.setting(grid, -1, min(CRUDE_BATCH, grid.latency_ms.shape[1]))
             return setting, f"{seen}; all {_words(setting)}"
