@@ -2,7 +2,7 @@ from pathlib import Path
 
 from sloop.actions import StartReplica
 from sloop.app.load import load_scenario
-from sloop.demo.outcome import read_outcome, rebased
+from sloop.demo.outcome import began_ns, read_outcome, rebased
 from sloop.events import WOKE
 from sloop.log import Record
 from sloop.report.simulated import play
@@ -44,3 +44,12 @@ def test_a_simulated_run_is_counted_over_its_own_seconds(tmp_path: Path) -> None
     assert outcome.row.requests == counted.row.requests
     assert outcome.row.core_seconds == 8 * 4
     assert outcome.row.p99_ms == counted.row.p99_ms
+
+
+def test_a_run_with_a_lead_is_counted_from_where_its_schedule_begins(tmp_path: Path) -> None:
+    scenario = load_scenario(SCENARIO)
+    log = tmp_path / "late.jsonl"
+    play(scenario, scenario.systems[0], log=log, lead_ns=ms(700))
+    first_ns = next(World.from_scenario(scenario).trace.times_ns())
+    assert began_ns(log, first_ns=first_ns) == ms(700)
+    assert read_outcome(log, first_ns=first_ns, duration_s=4).row.core_seconds == 8 * 4

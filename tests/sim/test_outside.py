@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 from sloop.events import Cancelled, Woke
-from sloop.sim.outside import outside
+from sloop.sim.outside import later, outside
 from sloop.sim.truth.failure import Failure, Faults
 from sloop.units import ms, s
 from sloop.vocabulary import Request, RequestId
@@ -13,6 +13,14 @@ ARRIVALS = [
 
 def test_a_world_without_such_faults_has_arrivals_only() -> None:
     assert list(outside(iter(ARRIVALS), Failure(1), s(1))) == ARRIVALS
+
+
+def test_later_is_the_same_later() -> None:
+    moved = list(later(iter(ARRIVALS), s(2)))
+    assert [(at_ns - s(2), request.id, request.slo_ns) for at_ns, request in moved] == [
+        (at_ns, request.id, request.slo_ns) for at_ns, request in ARRIVALS
+    ]
+    assert all(at_ns == request.arrived_ns and request.sent_ns >= s(2) for at_ns, request in moved)
 
 
 def test_clients_leave_after_they_came_and_time_does_not_go_back() -> None:

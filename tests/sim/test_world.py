@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_what_the_scenario_declares_is_what_happens(scenario_file: Path) -> None
     assert {request.slo_ns for request in requests} == {200_000_000}
     assert played.faults.crash_mtbf_s == 4
     assert simulate(played).played.open == 0
+
+
+def test_a_lead_moves_the_trace_and_nothing_else(scenario_file: Path) -> None:
+    played = World.from_scenario(load_scenario(scenario_file))
+    late = replace(played, lead_ns=400_000_000)
+    now, then = ([event for _, event in world.outside() if isinstance(event, Request)] for world in (played, late))
+    assert [request.sent_ns + 400_000_000 for request in now] == [request.sent_ns for request in then]
+    assert [request.elapsed_ns for request in now] == [request.elapsed_ns for request in then]
+    run = simulate(late)
+    assert run.played.open == 0
 
 
 def test_a_world_can_be_played_again(scenario_file: Path) -> None:

@@ -23,6 +23,12 @@ class Outcome(Struct, frozen=True):
     metrics: Metrics
 
 
+def began_ns(log: Path, *, first_ns: int) -> int:
+    """When the schedule began, on the log's clock, if its first request was sent `first_ns` later; 0 without any."""
+    sent_ns = (record.sent_ns for _, record in read_log(log) if isinstance(record, Request))
+    return max(0, next(sent_ns, first_ns) - first_ns)
+
+
 def read_outcome(log: Path, *, first_ns: int, duration_s: int, assumed: Iterable[str] = ()) -> Outcome:
     """Count the run in a log whose first request was sent `first_ns` after its schedule began."""
     recorded = read_log(log)

@@ -18,7 +18,7 @@ from sloop.app.load import load_scenario
 from sloop.app.scenario import Scenario
 from sloop.demo.live import Sending, observe
 from sloop.demo.model import squeezenet
-from sloop.demo.outcome import Outcome, read_outcome
+from sloop.demo.outcome import Outcome, began_ns, read_outcome
 from sloop.demo.setting import BATCHES, Setting, choose_cores, scenario_of, setting_of, systems_of
 from sloop.load import Delivery, LoadResult
 from sloop.load.run import schedule_of
@@ -95,7 +95,9 @@ def compared(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Calla
     app, state = folder / f"{choice.name}.yaml", folder / choice.name
     clients, live_log = observe(app, state, sending, tell=lambda told: tell(told.at_s / duration_s))
     simulated_log = state / "simulated.jsonl"
-    assumed = play(scenario, choice, log=simulated_log).row.assumed
+    # The trace begins in the same part of a planning period as it did live.
+    lead_ns = began_ns(live_log, first_ns=due_ns - elapsed_ns)
+    assumed = play(scenario, choice, log=simulated_log, lead_ns=lead_ns).row.assumed
     return Compared(
         system=choice.name,
         live=read_outcome(live_log, first_ns=due_ns - elapsed_ns, duration_s=duration_s),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -34,9 +35,12 @@ def choices(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...
     return tuple(found) or scenario.systems
 
 
-def play(scenario: Scenario, choice: SystemChoice, *, log: Path | None = None) -> Counted:
-    """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file."""
-    world = World.from_scenario(scenario, choice)
+def play(scenario: Scenario, choice: SystemChoice, *, log: Path | None = None, lead_ns: int = 0) -> Counted:
+    """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file.
+
+    With `lead_ns`, the trace begins that much later than the control loop, as it does at a server that was up before.
+    """
+    world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns)
     setup = set_up(scenario.application, choice)
     metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0)
     assumptions = Assumptions(setup.application)

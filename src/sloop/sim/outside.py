@@ -10,8 +10,16 @@ from operator import itemgetter
 from sloop.events import WOKE, Cancelled, Event
 from sloop.sim.truth.failure import Failure
 from sloop.sim.truth.network import Arrival
+from sloop.vocabulary import Request
 
 Stream = Iterator[tuple[int, Event]]
+
+
+def later(arrivals: Iterator[Arrival], lead_ns: int) -> Iterator[Arrival]:
+    """The same arrivals, sent and due `lead_ns` later."""
+    for at_ns, request in arrivals:
+        sent_ns, arrived_ns, deadline_ns = request.sent_ns, request.arrived_ns, request.deadline_ns
+        yield at_ns + lead_ns, Request(request.id, sent_ns + lead_ns, arrived_ns + lead_ns, deadline_ns + lead_ns)
 
 
 def outside(arrivals: Iterator[Arrival], failure: Failure, until_ns: int) -> Stream:

@@ -44,7 +44,7 @@ def simulate(
         core or setup.core(),
         world.cluster(),
         world.outside(),
-        until_ns=world.duration_ns,
+        until_ns=world.lead_ns + world.duration_ns,
         sink=sink,
         patience_ns=patience_ns,
     )

@@ -13,7 +13,7 @@ from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, Truth
 from sloop.arrivals import Link, Trace, link_from, read_link, trace_from
 from sloop.sim.cluster import Cluster, Truths
-from sloop.sim.outside import Stream, outside
+from sloop.sim.outside import Stream, later, outside
 from sloop.sim.truth.cold_start import ColdStart
 from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
 from sloop.sim.truth.network import Network
@@ -41,6 +41,8 @@ class World:
     """When clients begin to send."""
     duration_ns: int
     """How long the control loop runs at least; requests still open then are waited for."""
+    lead_ns: int = 0
+    """How long everything runs before the trace begins: it decides where in a planning period its bursts fall."""
     truth: Truth = AS_DECLARED
     link: Link | None = None
     """The clients' link; None for none, whatever `truth.network` names."""
@@ -120,7 +122,10 @@ class World:
         )
         # Its own generator of faults: how the cluster's are interleaved with these must not matter.
         failure = Failure(self.seed, self.faults)
-        return outside(network.deliver(self.trace.times_ns()), failure, self.duration_ns)
+        arrivals = network.deliver(self.trace.times_ns())
+        if self.lead_ns:
+            arrivals = later(arrivals, self.lead_ns)
+        return outside(arrivals, failure, self.lead_ns + self.duration_ns)
 
 
 def _link(scenario: Scenario, folder: Path) -> Link | None:
