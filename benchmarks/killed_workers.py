@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.accounts import Numbering, account, check, check_rows
-from benchmarks.models import small_squeezenet
+from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, quantile, say, table, worker_pids, workspace
 from sloop.actions import StartReplica
 from sloop.arrivals import trace_from
@@ -144,7 +144,7 @@ def killing(url: str, *, gap_s: float, seed: int) -> Iterator[list[float]]:
 
 def run(folder: Path, given: Namespace) -> tuple[LoadResult, list[float], Path, Path]:
     """The load, the kills, the clients' records and the server's log."""
-    model = small_squeezenet(folder)
+    model = small(folder, "squeezenet", 128)
     say("profile")
     save_profile(measure(model, batches=BATCHES, cores=(CORES,), seconds=0.5, limit=confined), path_beside(model))
     app, records = folder / "app.yaml", folder / "records.jsonl"

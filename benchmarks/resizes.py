@@ -186,8 +186,8 @@ def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult,
             f"{given.period_ms:g} ms it gets other cores, at random from {', '.join(f'{c:g}' for c in CORES)}.",
             table(("", "found"), rows),
             "Service times against the profile (medians) measured before: batches that ran on one core count from "
-            "beginning to end, and those of them that were the first after a resize. A quota is for a period of 10 ms: a batch "
-            "that finds an unspent one, or the larger one of before a resize, is up to a period early.",
+            "beginning to end, and those of them that were the first after a resize. A quota is for a period of 10 ms: "
+            "a batch that finds an unspent one, or the larger one of before a resize, is up to a period early.",
             table((*columns, "first after a resize, p50", "of them"), by_cores(seen.ran, promised)),
         ]
     )
