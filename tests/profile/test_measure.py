@@ -60,7 +60,7 @@ def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
     assert confined == [0.5, 1.0]
     assert [(sample.batch, sample.cores) for sample in profile.samples] == [(b, c) for c in (0.5, 1) for b in (1, 2, 4)]
     assert [(done, cells) for done, cells, _ in seen] == [(done, 6) for done in range(1, 7)]
-    assert all(0 < sample.p50_ms <= sample.p99_ms and sample.n >= 7 for sample in profile.samples)
+    assert all(0 < sample.p50_ms <= sample.p99_ms and sample.n >= 20 for sample in profile.samples)
     assert (profile.origin, profile.max_batch, profile.max_cores) == ("measured", 4, 1.0)
     assert profile.load_s > 0
     assert set(profile.fits) == {"table", "amdahl", "quadratic"}
@@ -155,9 +155,9 @@ def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
     with ours, theirs:
         thread = threading.Thread(target=answer)
         thread.start()
-        assert len(time_runs(ours, b"data", 5, 0)) == 7
+        assert len(time_runs(ours, b"data", 5, 0)) == 20
         thread.join()
-    assert runs == [b"data"] * 8  # one to warm up
+    assert runs == [b"data"] * 21  # one to warm up
 
 
 def test_a_process_that_hangs_up_is_noticed() -> None:

@@ -43,7 +43,7 @@ SILENCE_S: Final = 600.0
 WARM_MIN: Final = 3
 WARM_SHARE: Final = 0.2
 """Of a cell's time that may go into warming up."""
-RUNS_MIN, RUNS_MAX = 7, 2000
+RUNS_MIN, RUNS_MAX = 20, 2000
 LIKELY: Final = 64
 """How many durations stand for a cell's runs: enough to keep their P99, and a power of two, which is drawn quickly."""
 
