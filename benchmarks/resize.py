@@ -1,15 +1,13 @@
 """In-place resizing under load: how quick, how exact, and whether anything is lost (Sponge specification, check 11).
 
-    python benchmarks/resize.py [MODEL.onnx] [--resizes 1000] [--seed 1]
+    python -m benchmarks.resize [MODEL.onnx] [--resizes 1000] [--seed 1]
 
 One worker is kept busy in a closed loop. First its service time at half a core is compared with that at one core, by
 the fastest tenth of each: what else runs on the machine slows the one core more, so compare on a quiet one. Then it is
-resized at random. Prints one JSON object.
+resized at random. (`benchmarks.resizes` does it with a whole server under HTTP load.)
 """
 
-import argparse
 import asyncio
-import json
 import statistics
 import time
 from math import prod
@@ -19,6 +17,7 @@ from random import Random
 import onnx
 import uvloop
 
+from benchmarks.notebook import arguments, publish, table
 from sloop.events import Event, Finished, ReplicaReady, Resized
 from sloop.profile.model import read_signature
 from sloop.serve.actuator import detect
@@ -100,7 +99,7 @@ class Ear:
         self.load.finished_(event)
 
 
-async def measure(model: Path, resizes: int, seed: int) -> dict[str, object]:
+async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, object]]:
     signature = read_signature(model)
     found = detect()
     backend = LocalBackend({("s", "v"): Servable(str(model), signature)}, found.actuator, threads_prepared=2)
@@ -131,28 +130,33 @@ async def measure(model: Path, resizes: int, seed: int) -> dict[str, object]:
     answered = [batch for batch, _ in load.finished]
     await backend.close()
     effect_ms.sort()
-    return {
-        "model": model.name,
-        "actuator": found.why,
-        "service_ms_p10": {cores: round(service_ms, 3) for cores, service_ms in undisturbed.items()},
-        "ratio_half_to_one": round(undisturbed[0.5] / undisturbed[1.0], 3),
-        "resizes": resizes,
-        "same_process": same,
-        "batches": len(answered),
-        "lost_or_repeated": len(answered) - len(set(answered)) + (answered != list(range(1, len(answered) + 1))),
-        "other_events": [repr(event) for event in load.other if "Progressed" not in repr(event)],
-        "effect_ms": {
-            "p50": round(effect_ms[len(effect_ms) // 2], 3),
-            "p99": round(effect_ms[int(len(effect_ms) * 0.99)], 3),
-            "max": round(effect_ms[-1], 3),
-        },
-    }
+    quick, slow = undisturbed[1.0], undisturbed[0.5]
+    lost = len(answered) - len(set(answered)) + (answered != list(range(1, len(answered) + 1)))
+    effect = (effect_ms[len(effect_ms) // 2], effect_ms[int(len(effect_ms) * 0.99)], effect_ms[-1])
+    return [
+        ("cores are given by", found.why.partition(":")[0]),
+        (f"batch of {REQUESTS} on 1 / 0.5 cores, fastest tenth, ms", f"{quick:.4g} / {slow:.4g}"),
+        ("half a core over one (2.0 ± 0.2)", slow / quick),
+        ("resizes at random", resizes),
+        ("from the order to its effect, ms, p50 / p99 / max", " / ".join(f"{value:.3g}" for value in effect)),
+        ("the same process throughout", same),
+        ("batches", len(answered)),
+        ("lost or repeated", lost),
+        ("other events", ", ".join(repr(event) for event in load.other if "Progressed" not in repr(event)) or "none"),
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("model", nargs="?", type=Path, default=LIGHT)
+    parser.add_argument("--resizes", type=int, default=1000)
+    given = parser.parse_args()
+    rows = uvloop.run(measure(given.model, given.resizes, given.seed))
+    text = (
+        f"One worker without a server, busy in a closed loop with {given.model.stem}.\n\n{table(('', 'found'), rows)}"
+    )
+    publish("resize", "A worker resized in place", text, write=not given.no_write)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, default=LIGHT)
-    parser.add_argument("--resizes", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    print(json.dumps(uvloop.run(measure(given.model, given.resizes, given.seed)), indent=2))  # noqa: T201
+    main()

@@ -22,12 +22,14 @@ from benchmarks.notebook import arguments, publish, say, table, workspace
 from sloop.actions import StartReplica
 from sloop.app.hardware import local
 from sloop.app.load import load_scenario
-from sloop.arrivals import Link, link_from
-from sloop.demo.run import WORLD_KEYS, Compared, compared, dump, profiled
-from sloop.demo.setting import SLO_MS, Setting, choose_cores, measured_rps, scenario_of
+from sloop.arrivals import Link, link_from, read_link
+from sloop.demo.run import WORLD_KEYS, Compared, compared, dump
+from sloop.demo.setting import BATCHES, SLO_MS, Setting, choose_cores, scenario_of
 from sloop.errors import InputError
 from sloop.events import ReplicaReady
 from sloop.log import read_log
+from sloop.profile.measure import measure
+from sloop.profile.store import path_beside, save_profile
 from sloop.report.compare import agreement
 from sloop.report.figures import Figure, Panel, Series, timeline
 from sloop.report.reproduce import data_folder
@@ -35,6 +37,7 @@ from sloop.report.reproduce.sponge.offline import LINK
 from sloop.report.tables import Cell
 from sloop.serve.actuator import detect
 from sloop.serve.actuator.cgroup import Cgroups
+from sloop.serve.actuator.confined import confined
 from sloop.sim.world import BYTES_PER_KB
 from sloop.units import to_s
 
@@ -42,8 +45,12 @@ PAYLOAD_KB: Final = 284.0
 MODEL, PIXELS = "densenet121", 112
 """A sixth of a second and less for a batch on any count of cores, and bodies so small (150 kB) that carrying them takes
 little of the cores that are measured."""
-OVER: Final = 1.1
-"""The rate, of what half the cores bear with the best batch in the median: they must fail, all of them need not."""
+OVER: Final = 1.02
+"""The rate, of what half the cores bear one by one: as in the publication, where 8 cores bear 19.8 of 20 requests/s."""
+CELL_S: Final = 2.0
+"""Of measuring, for each batch on each count of cores: Sponge plans with the P99."""
+DROP: Final = {"limit": 3}
+"""Nothing is given up before three deadlines have passed, for any system, as in the publication's baselines."""
 ARTEFACT: Final = "saeid93__sponge"
 HALF, ALL, PAPER, MARGIN, FA2 = "static, half", "static, all", "sponge, margin 1.0", "sponge, margin 0.9", "fa2-single"
 
@@ -54,22 +61,29 @@ class Experiment(Struct, frozen=True):
     folder: Path
     setting: Setting
     model: Path
-    link: Mapping[str, Any]
+    link: str | dict[str, Any]
+
+    def clients_link(self) -> Link:
+        if isinstance(self.link, str):
+            return read_link(self.link)
+        return link_from(self.link, seed=self.setting.seed, folder=self.folder)
 
 
 def systems_of(setting: Setting) -> dict[str, dict[str, Any]]:
     """What is compared, as application files name it."""
     cores, step = list(setting.cores), setting.cores[0]
-    return {
-        HALF: {"name": "static", "cores": setting.half_cores},
-        ALL: {"name": "static", "cores": setting.cores_max},
+    replicas_max = int(setting.cores_max / step)
+    systems: dict[str, dict[str, Any]] = {
+        HALF: {"name": "static", "cores": setting.half_cores, "batch_max": 1},
+        ALL: {"name": "static", "cores": setting.cores_max, "batch_max": 1},
         PAPER: {"name": "sponge", "margin": 1.0, "cores": cores},
         MARGIN: {"name": "sponge", "margin": 0.9, "cores": cores},
-        FA2: {"name": "fa2-single", "cores": step, "replicas_max": int(setting.cores_max / step), "initial": 1},
+        FA2: {"name": "fa2-single", "cores": step, "replicas_max": replicas_max, "initial": 1},
     }
+    return {label: system | {"drop": DROP} for label, system in systems.items()}
 
 
-def link_of(name: str) -> dict[str, Any]:
+def link_of(name: str) -> str | dict[str, Any]:
     """The declaration of a link: `lte`, or the recorded one of the artefact."""
     if name == "lte":
         return {"kind": "lte"}
@@ -77,7 +91,7 @@ def link_of(name: str) -> dict[str, Any]:
     path = data / ARTEFACT / LINK if data else None
     if path is None or not path.is_file():
         raise InputError("the recorded link is not at hand", help="set SLOOP_SHARED to the folder that holds data/")
-    return {"file": str(path)}
+    return str(path)
 
 
 def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s: float) -> Compared:
@@ -88,7 +102,7 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     (folder / "counts.txt").write_text("".join(f"{count}\n" for count in setting.counts))
     declared = scenario_of(setting, str(experiment.model.absolute()), "./counts.txt")
     declared["systems"] = [dict(system)]
-    declared["truth"]["network"]["link"] = dict(experiment.link)
+    declared["truth"]["network"]["link"] = experiment.link
     declared["truth"]["cold_start"] = {"start_s": start_s, "warm": True}
     dump(folder / "scenario.yaml", declared)
     app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
@@ -147,15 +161,20 @@ def agreements(runs: Mapping[str, Compared]) -> list[tuple[Cell, ...]]:
 def verdicts(runs: Mapping[str, Compared], setting: Setting) -> list[tuple[str, Cell]]:
     """Check 12, clause by clause."""
     missed = {label: violations(run) for label, run in runs.items()}
-    used = runs[MARGIN].live.row.core_seconds / (setting.duration_s * setting.cores_max)
-    return [
-        ("half the cores miss most: ≫ FA2 from a cold start (10 × or more)", missed[HALF] >= 10 * missed[FA2]),
-        ("FA2 from a cold start misses more than Sponge (margin 0.9)", missed[FA2] > missed[MARGIN]),
-        ("Sponge (margin 0.9) misses no less than all cores", missed[MARGIN] >= missed[ALL]),
-        ("Sponge - all cores, points (published: < 0.3)", missed[MARGIN] - missed[ALL]),
-        (f"Sponge's mean allocation / {setting.cores_max:g} cores (published: < 0.8)", used),
-        ("that is at most 0.8", used <= 0.8),
+    given = setting.duration_s * setting.cores_max
+    found: list[tuple[str, Cell]] = [
+        ("half the cores miss far more than FA2 from a cold start (10 × or more)", missed[HALF] >= 10 * missed[FA2])
     ]
+    for label in (PAPER, MARGIN):
+        used = runs[label].live.row.core_seconds / given
+        found += [
+            (f"FA2 from a cold start misses more than {label}", missed[FA2] > missed[label]),
+            (f"{label}, misses no less than all cores", missed[label] >= missed[ALL]),
+            (f"{label}, over all cores, points (published: < 0.3)", missed[label] - missed[ALL]),
+            (f"{label}: mean allocation, of {setting.cores_max:g} cores (published: < 0.8)", used),
+            ("… is at most 0.8", used <= 0.8),
+        ]
+    return found
 
 
 def over_time(runs: Mapping[str, Compared], link: Link, seconds: int) -> Figure:
@@ -184,11 +203,11 @@ def report(runs: Mapping[str, Compared], experiment: Experiment, how: str, start
             f"{MODEL} on images of {PIXELS} × {PIXELS}; {setting.counts[0]} requests in each second, the gaps of each "
             "from the second's start exponential with mean 50 ms (Sponge's generator), deadline "
             f"{setting.slo_ms:g} ms from the client's first byte, {PAYLOAD_KB:g} kB over the link `{link.name}` "
-            f"({link.provenance}); {seconds} s each. Sponge chooses from "
+            f"({link.provenance}); {seconds} s each. Static serves one by one; Sponge chooses from "
             f"{', '.join(f'{cores:g}' for cores in setting.cores)} cores, FA2 has replicas of {setting.cores[0]:g} and "
-            f"begins with one. Cores by {how.partition(':')[0]}. A replica took {start_s:.2f} s to start. The first "
-            "columns are what clients saw (cores: the server's log), the last three the simulator's prediction from "
-            "the profile.",
+            f"begins with one; nothing is dropped before 3 deadlines. Cores by {how.partition(':')[0]}. A replica took "
+            f"{start_s:.2f} s to start. The first columns are what clients saw (cores: the server's log), the last "
+            "three the simulator's prediction from the profile.",
             table(columns, result(runs, seconds)),
             "Acceptance check 12:",
             table(("", ""), verdicts(runs, setting)),
@@ -206,10 +225,12 @@ def prepared(folder: Path, given: Namespace) -> tuple[Experiment, str]:
     cores = choose_cores(local().cores, fractions=isinstance(detected.actuator, Cgroups))
     half = cores[-1] / 2
     say("profile")
-    profile = profiled(model, tuple(sorted({*cores, half})), tell=lambda done, what: None)
-    count = max(1, round(given.over * measured_rps(profile, half)))
-    most = measured_rps(profile, cores[-1])
-    say(f"{count} requests/s; all cores bear {most:.0f}, half of them {measured_rps(profile, half):.0f}")
+    measured = tuple(sorted({*cores, half}))
+    profile = measure(model, batches=BATCHES, cores=measured, seconds=CELL_S, limit=confined)
+    save_profile(profile, path_beside(model))
+    alone_rps = {sample.cores: 1e3 / sample.p50_ms for sample in profile.samples if sample.batch == 1}
+    count = max(1, round(given.over * alone_rps[half]))
+    say(f"{count} requests/s; one by one half the cores bear {alone_rps[half]:.1f}, all {alone_rps[cores[-1]]:.1f}")
     setting = Setting(
         cores=cores,
         half_cores=half,
@@ -224,9 +245,7 @@ def prepared(folder: Path, given: Namespace) -> tuple[Experiment, str]:
 def parser() -> ArgumentParser:
     made = arguments(__doc__, seconds=600, quick=60)
     made.add_argument("--link", choices=("lte", "recorded"), default="lte", help="synthetic, or the published one")
-    made.add_argument(
-        "--over", type=float, default=OVER, help=f"rate, of half the cores' throughput (default {OVER:g})"
-    )
+    made.add_argument("--over", type=float, default=OVER, help="rate, of what half the cores bear one by one")
     return made
 
 
@@ -242,7 +261,7 @@ def main() -> None:
             runs[label] = run(label, system, start_s)
             if label == HALF:
                 start_s = start_s_of(folder / "static-half")
-        link = link_from(experiment.link, seed=given.seed, folder=folder)
+        link = experiment.clients_link()
         text = report(runs, experiment, how, start_s, link)
     figures: Sequence[Figure] = [over_time(runs, link, experiment.setting.duration_s)]
     publish("s3-live", "Sponge's experiment, reduced and real", text, figures, write=not given.no_write)

@@ -1,17 +1,17 @@
 """What a batch costs on its way to a worker and back: microseconds beyond the forward pass, and of the server's CPU.
 
-    python benchmarks/transport.py
+    python -m benchmarks.transport
 
 The model echoes and takes no time, so what is left is frames, sockets and two processes waking each other.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 
 import uvloop
 
+from benchmarks.notebook import arguments, publish, table
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.serve.actuator import detect
 from sloop.serve.backends import Servable
@@ -50,7 +50,8 @@ class Round:
         self._backend.run(BatchId(len(self.overheads_us)), REPLICA, self._batch)
 
 
-async def measure(size_bytes: int, requests: int, count: int) -> dict[str, float]:
+async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]:
+    """Bytes, requests, then median and P99 of what a batch took beyond the pass, and the server's CPU, in µs."""
     backend = LocalBackend({("s", "v"): Servable("fake:sleep:0:0", ECHO)}, detect().actuator)
     request = [Tensor("FP32", (1, size_bytes // 4), bytes(size_bytes))]
     echo = Round(backend, [request] * requests, count)
@@ -61,14 +62,16 @@ async def measure(size_bytes: int, requests: int, count: int) -> dict[str, float
     cpu_us = (time.process_time() - before_s) / count * 1e6
     await backend.close()
     found = sorted(echo.overheads_us)
-    return {
-        "tensor_bytes": size_bytes,
-        "requests": requests,
-        "p50_us": round(found[count // 2]),
-        "p99_us": round(found[int(count * 0.99)]),
-        "server_cpu_us": round(cpu_us),
-    }
+    return size_bytes, requests, round(found[count // 2]), round(found[int(count * 0.99)]), round(cpu_us)
+
+
+def main() -> None:
+    given = arguments(__doc__).parse_args()
+    rows = [uvloop.run(measure(*case)) for case in CASES]
+    columns = ("bytes of a request", "requests in the batch", "p50 µs", "p99 µs", "server's CPU, µs")
+    text = "A model that echoes at once: what is left is frames, sockets and two processes waking each other.\n\n"
+    publish("transport", "A batch's way to a worker and back", text + table(columns, rows), write=not given.no_write)
 
 
 if __name__ == "__main__":
-    print(json.dumps([uvloop.run(measure(*case)) for case in CASES], indent=2))  # noqa: T201
+    main()
