@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
+from msgspec import structs
 
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
@@ -133,6 +134,7 @@ def _measure_on(assignment: Assignment, signature: Signature, seconds: float, li
     # Threads of BLAS, which numpy would start, would take the measured cores' time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     pipe, fds = subprocess.PIPE, (theirs.fileno(),)
+    begin_ns = perf_counter_ns()
     with (
         ours,
         subprocess.Popen(
@@ -142,7 +144,11 @@ def _measure_on(assignment: Assignment, signature: Signature, seconds: float, li
         theirs.close()
         ours.settimeout(SILENCE_S)
         try:
-            yield from _talk(process, ours, assignment, signature, round(seconds * NS_PER_S), limit)
+            if _line(process) != READY:
+                raise _died(process, "before it began")
+            start_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
+            for found in _talk(process, ours, assignment, signature, round(seconds * NS_PER_S), limit):
+                yield found if isinstance(found, Sample) else structs.replace(found, load_ms=found.load_ms + start_ms)
         except OSError as error:  # the socket closes when the process dies
             raise _died(process, f"on {assignment.cores:g} cores") from error
         finally:
@@ -159,8 +165,6 @@ def _talk(
 ) -> Iterator[Sample | Done]:
     assert process.stdin is not None
     decoder = msgspec.json.Decoder(Message)
-    if _line(process) != READY:
-        raise _died(process, "before it began")
     with limit(process.pid, assignment.cores):
         with contextlib.suppress(BrokenPipeError):  # it died: the line that does not come says so
             process.stdin.write(msgspec.json.encode(assignment) + b"\n")
@@ -257,7 +261,7 @@ def _profile(path: Path, samples: list[Sample], ends: list[Done], percentile: st
         latency_ms=fits["table"].params,
         max_batch=max(sample.batch for sample in samples),
         max_cores=max(sample.cores for sample in samples),
-        load_s=median(end.load_ms for end in ends) / 1e3,
+        load_s=_start_ms(ends) / 1e3,
         memory_bytes=max(end.memory_bytes for end in ends),
         hardware=hardware_name(),
         origin="measured",
@@ -268,6 +272,12 @@ def _profile(path: Path, samples: list[Sample], ends: list[Done], percentile: st
         samples=tuple(samples),
         fits=fits,
     )
+
+
+def _start_ms(ends: Sequence[Done]) -> float:
+    """The usual start; with less than a core it takes longer, but a replica has at least one while it starts."""
+    whole = [end.load_ms for end in ends if end.cores >= 1]
+    return median(whole or [end.load_ms for end in ends])
 
 
 def fit_all(points: Sequence[Point]) -> dict[str, Fit]:

@@ -63,6 +63,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_batch: int
     max_cores: float
     load_s: float = 0.0
+    """From the order to start a replica to its first answer: process, libraries, weights, a first pass."""
     memory_bytes: int = 0
     hardware: str = ""
     origin: Origin = "assumed"

@@ -41,9 +41,11 @@ class Assignment(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True, tag="done"):
-    """The end of the measurement, with what loading took."""
+    """The end of the measurement, with what loading took on so many cores."""
 
+    cores: float
     load_ms: float
+    """Until the first pass was over; its parent adds what the process took to begin."""
     memory_bytes: int
 
 
@@ -88,8 +90,8 @@ def run_all(assignment: Assignment, sock: socket.socket) -> Iterator[Message]:
     before_bytes = resident_bytes()
     start_ns = perf_counter_ns()
     session = open_session(path, assignment.threads)
-    load_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
     signature = signature_of(session, path)
+    load_ms = 0.0
     for batch in assignment.batches:
         inputs = synthesise(signature, input_shapes(signature, batch, assignment.shapes, where=""))
         try:
@@ -97,9 +99,10 @@ def run_all(assignment: Assignment, sock: socket.socket) -> Iterator[Message]:
         except Exception as error:  # ONNX Runtime's exceptions share no base; the model refuses this batch
             reason = str(error).splitlines()[0][:300]
             raise InputError(f"a batch of {batch} fails: {reason}", help="measure smaller batches") from error
+        load_ms = load_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
         yield Cell(batch, sum(map(len, map(bytes_of, outputs))))
         run_on_demand(session, inputs, sock)
-    yield Done(load_ms, max(0, resident_bytes() - before_bytes))
+    yield Done(assignment.cores, load_ms, max(0, resident_bytes() - before_bytes))
 
 
 def run_on_demand(session: Any, inputs: Mapping[str, Array], sock: socket.socket) -> None:  # noqa: ANN401
