@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
+from onnx import TensorProto, helper, save
 
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError
@@ -241,6 +242,34 @@ def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, ml
         each.join(60)
     running.close()
     assert statuses == [200] * 120
+
+
+def test_requests_whose_rows_would_mix_are_never_joined(thread: LoopThread, tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["length", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=0)], "g", ports[:1], ports[1:])
+    path = tmp_path / "sequence.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    running = Running(thread, tmp_path / "state", document(path))
+    running.wait_until_ready()
+    answers: list[tuple[int, Any]] = []
+
+    def ask(length: int) -> None:
+        for _ in range(20):
+            status, text = running.ask("POST", "/v2/models/demo/infer", infer_body(length))
+            answers.append((length, json.loads(text)["outputs"][0]["data"] if status == 200 else text))
+
+    lengths = (1, 1, 1, 3, 40)  # the last is longer than the largest batch
+    threads = [threading.Thread(target=ask, args=(length,)) for length in lengths]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    running.close()
+    assert len(answers) == 100
+    for length, answer in answers:
+        x = np.full((length, 4), 0.5, np.float32)
+        (expected,) = ort.InferenceSession(path).run(None, {"x": x})
+        np.testing.assert_allclose(np.reshape(answer, (length, 4)), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("drain_s", "sleep_ms", "status"), [(10, 1000, 200), (0.2, 60_000, 500)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
+from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.serve.frames import Head, Kind, ProtocolError, pack_table, unpack_table
 from sloop.serve.transport import Channel, socket_pair
@@ -80,6 +81,21 @@ def test_a_batch_of_two_passes_is_answered_as_onnx_runtime_would(mlp: Path) -> N
     server.channel.send(Kind.STOP)
     server.thread.join(10)
     assert not server.thread.is_alive()
+    server.end()
+    assert server.error is None
+
+
+def test_a_model_without_inputs_answers_each_pass(tmp_path: Path) -> None:
+    value = numpy_helper.from_array(np.array([7, 8], np.float32))
+    node, port = helper.make_node("Constant", [], ["y"], value=value), ("y", TensorProto.FLOAT, [2])
+    graph = helper.make_graph([node], "constant", [], [helper.make_tensor_value_info(*port)])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    server = Server(str(tmp_path / "m.onnx"))
+    server.until_ready()
+    server.channel.send(Kind.RUN, 9, 0, pack_table([[], []]))
+    head, table, payload = server.receive()
+    assert [piece.shape for row in unpack_table(table, head.payload_bytes) for piece in row] == [(2,), (2,)]
+    assert np.frombuffer(payload, np.float32).tolist() == [7, 8, 7, 8]
     server.end()
     assert server.error is None
 

@@ -13,6 +13,7 @@ from sloop.errors import InputError
 from sloop.profile import batchable
 from sloop.profile.measure import SECONDS, default_cores, measure
 from sloop.profile.profile import Profile, Sample
+from sloop.profile.rows import check_rows
 from sloop.profile.store import path_beside, save_profile
 from sloop.report.tables import Table
 from sloop.serve.actuator.confined import confined
@@ -50,6 +51,8 @@ def profile(
     if free_batch:
         fixed, model = model, model.with_suffix(".free.onnx")
         batchable.free_batch(fixed, model, shapes=rows)
+    if max(batches) > 1:
+        check_rows(model, rows)
     chosen = cores or default_cores()
     with progress(f"measuring {model.name}", total=len(batches) * len(chosen)) as advance:
 

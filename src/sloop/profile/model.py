@@ -104,7 +104,7 @@ def _shape(port: Port, batch: int, row: tuple[int, ...] | None, where: str) -> t
         raise InputError(
             f"the batch of input {port.name!r} is fixed to {port.shape[0]}; a batch of {batch} is asked for",
             where=where,
-            help="export the model with an open first dimension, or let sloop free it (sloop.profile.batchable)",
+            help=f"open it with --free-batch, export it with an open batch, or measure --batches {port.shape[0]}",
         )
     rest = port.shape[1:]
     if row is None and -1 in rest:

@@ -24,6 +24,7 @@ from sloop.app.foreign import foreign_profiles
 from sloop.errors import InputError, MachineError
 from sloop.log import Tee
 from sloop.profile.model import read_signature
+from sloop.profile.rows import obstacle
 from sloop.serve.actuator import capacity_cores, detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
@@ -45,6 +46,8 @@ FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
 """How long a thread that wants the interpreter waits for the one that has it. Granian's thread hands requests over to
 the event loop's; at Python's own 5 ms the same server took half as many requests at 64 connections."""
+ROWS_MAX: Final = 2**31 - 1
+"""A dimension's bound, for models whose first one does not count rows."""
 LEAVE_S: Final = 1.0
 """After the drain, how long clients have to take their last answers."""
 
@@ -134,7 +137,7 @@ async def serving(
     wiring = wire(
         {stage.name: stage.after for stage in application.order},
         {key: model.signature for key, model in models.items()},
-        rows_max=min(belief.batch_max for belief in setup.beliefs.values()),
+        rows_max=rows_max(setup, models),
         where=application.file,
     )
     check_cores(setup)
@@ -199,8 +202,22 @@ def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
                     where=application.locate(f"stages[{index}]"),
                     help="a variant with only a profile can be planned and simulated; to serve it, add `model: FILE`",
                 )
-            found[stage.name, variant.name] = Servable(variant.model, read_signature(Path(variant.model)))
+            path = Path(variant.model)
+            found[stage.name, variant.name] = Servable(variant.model, read_signature(path), obstacle(path))
     return found
+
+
+def rows_max(setup: Setup, models: Mapping[tuple[str, str], Servable]) -> int:
+    """The most rows of one request: as many as the smallest batch believed in, of models that count rows at all."""
+    limit = ROWS_MAX
+    for key, belief in setup.beliefs.items():
+        found = models[key].obstacle
+        if not found:
+            limit = min(limit, belief.batch_max)
+        elif belief.batch_max > 1:
+            each = "each request gets a pass of its own, for which its profile promises too much; measure --batches 1"
+            _log.warning("%s: %s: %s", models[key].model, found, each)
+    return limit
 
 
 def check_cores(setup: Setup) -> None:

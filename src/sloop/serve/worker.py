@@ -129,8 +129,8 @@ class Worker:
         started_ns = time.monotonic_ns()
         try:
             outputs = [
-                runtime.run(inputs[first : first + width], self._threads)[0]
-                for first in range(0, len(inputs), max(width, 1))
+                runtime.run(inputs[place * width : (place + 1) * width], self._threads)[0]
+                for place in range(len(passes))
             ]
             rows = [[np.asarray(array, order="C") for array in row] for row in outputs]
             described = [[(DATATYPE_OF[array.dtype], array.shape) for array in row] for row in rows]

@@ -130,3 +130,16 @@ def test_every_input_must_be_there_with_as_many_rows_and_no_more_than_allowed() 
         INTAKE.whole({"x": tensor(9), "k": tensor(9, "k")})
     whole = {"x": tensor(8), "k": tensor(8, "k")}
     assert INTAKE.whole(whole) is whole
+
+
+def test_only_open_first_dimensions_count_rows() -> None:
+    inputs = (Port("x", "FP32", (-1, 4)), Port("scale", "FP32", ()), Port("weights", "FP32", (9,)))
+    intake = Intake(Signature(inputs, (Port("y", "FP32", (-1, 4)),), rows_max=3))
+    whole = {
+        "x": Tensor("FP32", (3, 4), bytes(48)),
+        "scale": Tensor("FP32", (), bytes(4)),
+        "weights": Tensor("FP32", (9,), bytes(36)),
+    }
+    assert intake.whole(whole) is whole
+    with pytest.raises(Refusal, match="4 rows"):
+        intake.whole(whole | {"x": Tensor("FP32", (4, 4), bytes(64))})

@@ -20,6 +20,8 @@ class Servable(Struct, frozen=True):
     model: str
     """Path of an ONNX model, or `fake:…` (see `sloop.serve.runtimes.fake`)."""
     signature: Signature
+    obstacle: str = ""
+    """Why requests cannot share a forward pass, where that was tried and they cannot (`sloop.profile.rows`)."""
 
 
 class Listener(Protocol):

@@ -50,7 +50,7 @@ class _Replica:
 
     def __init__(self, replica: ReplicaId, servable: Servable) -> None:
         self.id, self.servable = replica, servable
-        self.batchable = is_batchable(servable.signature)
+        self.batchable = not servable.obstacle and is_batchable(servable.signature)
         self.process: subprocess.Popen[bytes] | None = None
         self.link: Link | None = None
         self.timer: TimerHandle | None = None

@@ -73,7 +73,7 @@ class Intake:
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
             raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
-        rows = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors.values()}
+        rows = {tensor.shape[0] for name, tensor in tensors.items() if self.ports[name].shape[:1] == (-1,)}
         if len(rows) > 1:
             raise bad(field, f"the inputs have {sorted(rows)} rows (first dimension)", "send as many rows in each")
         count = next(iter(rows), 1)
