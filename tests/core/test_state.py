@@ -25,8 +25,10 @@ def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() ->
     made = stage(2)
     made.limit = 4
     made.refresh()
-    assert made.visit_ns == s(5), "before any replica is ready, loading one is what there is to wait for"
+    assert made.start_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
+    assert made.visit_ns == round(ms(14) / 4 / 2)
     for replica in made.replicas.values():
         replica.life = Life.READY
     made.refresh()
+    assert made.start_ns == 0
     assert made.visit_ns == round(ms(14) / 4 / 2)

@@ -45,9 +45,10 @@ class DataPath:
             return
         for stage in state.sources:
             queued = len(stage.queue.visits)
-            retry_ns = self._admit.retry_after_ns(now_ns, request, queued, queued * stage.visit_ns)
+            drain_ns = stage.start_ns + queued * stage.visit_ns
+            retry_ns = self._admit.retry_after_ns(now_ns, request, queued, drain_ns)
             if retry_ns:
-                why = f"{queued} requests wait at {stage.name}, about {to_ms(queued * stage.visit_ns):.0f} ms of work"
+                why = f"{queued} requests wait at {stage.name}, about {to_ms(drain_ns):.0f} ms of work"
                 out.append(End(request.id, Outcome.REJECTED, why, retry_ns))
                 return
         if state.flights is not None:

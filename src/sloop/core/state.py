@@ -96,6 +96,7 @@ class Stage:
         "replicas",
         "restart_ns",
         "short",
+        "start_ns",
         "successors",
         "visit_ns",
         "wait_until_ns",
@@ -118,8 +119,10 @@ class Stage:
         """The replica the router chose last."""
         self.limit = 1
         """The largest batch the plan allows."""
+        self.start_ns = 0
+        """Believed time until the first replica is ready; 0 where one is. With `visit_ns`, what admission is told."""
         self.visit_ns = 0
-        """Believed time by which each waiting visit lengthens the queue, for admission."""
+        """Believed time by which each waiting visit lengthens the queue."""
         self.wait_until_ns = FOREVER_NS
         """When the batch policy wants to be asked again."""
         self.expire_ns = FOREVER_NS
@@ -132,13 +135,17 @@ class Stage:
 
     def refresh(self) -> None:
         """Take over what beliefs have learnt. Called when replicas change and at every heartbeat."""
-        per_ns = 0.0
+        ready_per_ns = starting_per_ns = 0.0
         for replica in self.replicas.values():
             replica.costs_ns = costs = replica.belief.costs_ns(replica.cores)
+            batch = min(self.limit, len(costs) - 1)
             if replica.life is Life.READY:
-                batch = min(self.limit, len(costs) - 1)
-                per_ns += batch / costs[batch]
-        self.visit_ns = round(1 / per_ns) if per_ns else max(b.load_ns for b in self.beliefs.values())
+                ready_per_ns += batch / costs[batch]
+            elif replica.life is Life.STARTING:
+                starting_per_ns += batch / costs[batch]
+        self.start_ns = 0 if ready_per_ns else max(belief.load_ns for belief in self.beliefs.values())
+        per_ns = ready_per_ns or starting_per_ns
+        self.visit_ns = round(1 / per_ns) if per_ns else 0
 
     def add_idle(self, replica: Replica) -> None:
         """A ready replica has no batch any more."""
