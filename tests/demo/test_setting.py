@@ -38,8 +38,8 @@ def test_whole_cores_where_the_machine_gives_no_fractions() -> None:
 
 def test_half_the_cores_cannot_bear_the_crest_and_all_can() -> None:
     setting = setting_of(profile(), QUARTERS, duration_s=40, seed=1)
-    assert setting.half_cores == 0.5
-    assert measured_rps(profile(), 0.5) < max(setting.counts) < throughput_rps(profile(), 1.5)
+    assert setting.half_cores == 0.75
+    assert measured_rps(profile(), 0.75) < max(setting.counts) < throughput_rps(profile(), 1.5)
 
 
 def test_a_flat_profile_still_gives_static_too_little() -> None:
@@ -64,4 +64,4 @@ def test_the_scenario_is_one_that_sloop_reads() -> None:
     assert scenario.application.cluster[0].cores == 1.5
     assert scenario.truth.network is not None
     assert scenario.systems[1].parameters["cores"] == list(QUARTERS)
-    assert systems_of(setting)[0] == {"name": "static", "cores": 0.5}
+    assert systems_of(setting)[0] == {"name": "static", "cores": 0.75}

@@ -1,6 +1,6 @@
 """What the demonstration asks of this machine: cores, rates and deadline, derived from the measured profile.
 
-Promises the same shape on any machine: a wave of bursts whose crest half the cores cannot bear and all of them can.
+Promises the same shape on any machine: a wave of bursts whose crest `static`'s cores cannot bear and all of them can.
 Pure: from a profile to files' contents. Source: Sponge specification, section 7.2 (a reduced S3: a share of the CPU
 left to the load generator, the cores that follow the link and the rate, static at half of them).
 """
@@ -22,11 +22,13 @@ LOADER_CORES: Final = 0.5
 """Left to the load generator and the server's own process, which share this machine: a replica that has to fight them
 for a core is slower than its profile."""
 STEP_CORES: Final = 0.25
-TROUGH, CREST = 0.15, 0.5
-"""Of the throughput promised on all cores. A second's requests come at once, so the crest keeps all cores busy for
-most of what the link leaves of the deadline; half the cores would need more than a second for them."""
-SHORT: Final = 0.9
-"""What `static` gets bears less than this share of the crest, however flat the profile is above half the cores."""
+CREST: Final = 0.7
+"""Of the throughput promised on all cores, at most. A second's requests come at once, so that the crest keeps all cores
+busy for most of what the link leaves of the deadline."""
+OVERLOAD: Final = 1.2
+"""The crest over what `static`'s cores bear."""
+TROUGH: Final = 0.3
+"""Of the crest."""
 PERIOD_S: Final = 20
 BURST_MS: Final = 50.0
 
@@ -64,20 +66,21 @@ def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
 def setting_of(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> Setting:
     """The demonstration this profile is worth. `cores` are those it was measured on, ascending."""
     most_rps = throughput_rps(profile, cores[-1])
-    crest_rps = CREST * most_rps
+    half_cores = half_of(profile, cores, CREST * most_rps)
+    crest_rps = min(CREST * most_rps, OVERLOAD * measured_rps(profile, half_cores))
     return Setting(
         cores=tuple(cores),
-        half_cores=half_of(profile, cores, crest_rps),
-        counts=wave(TROUGH * most_rps, crest_rps, duration_s),
+        half_cores=half_cores,
+        counts=wave(TROUGH * crest_rps, crest_rps, duration_s),
         slo_ms=SLO_MS,
         payload_kb=284.0,
         seed=seed,
     )
 
 
-def half_of(profile: Profile, cores: Sequence[float], crest_rps: float) -> float:
-    """The largest count up to half the cores that really cannot bear the crest; the smallest if every count can."""
-    weak = [c for c in cores if c <= cores[-1] / 2 and measured_rps(profile, c) < SHORT * crest_rps]
+def half_of(profile: Profile, cores: Sequence[float], most_rps: float) -> float:
+    """The largest count up to half the cores that `most_rps` really overload; the smallest if they overload none."""
+    weak = [c for c in cores if c <= cores[-1] / 2 and OVERLOAD * measured_rps(profile, c) <= most_rps]
     return max(weak, default=cores[0])
 
 
