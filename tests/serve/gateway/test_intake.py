@@ -132,6 +132,15 @@ def test_every_input_must_be_there_with_as_many_rows_and_no_more_than_allowed() 
     assert INTAKE.whole(whole) is whole
 
 
+def test_a_dimension_of_none_is_taken_where_the_model_has_it() -> None:
+    port = Port("none", "FP32", (-1, 0))
+    intake = Intake(Signature((port,), (port,), rows_max=8))
+    assert intake.shape(port, "FP32", [2, 0], "inputs[0]") == (2, 0)
+    for shape in ([0, 0], [2, 1], [-1, 0]):
+        with pytest.raises(Refusal, match="for input 'none'"):
+            intake.shape(port, "FP32", shape, "inputs[0]")
+
+
 def test_only_open_first_dimensions_count_rows() -> None:
     inputs = (Port("x", "FP32", (-1, 4)), Port("scale", "FP32", ()), Port("weights", "FP32", (9,)))
     intake = Intake(Signature(inputs, (Port("y", "FP32", (-1, 4)),), rows_max=3))

@@ -77,6 +77,18 @@ def test_infers_from_json(ask: Ask, gateway: Gateway) -> None:
     assert (slo_ns, elapsed_ns) == (None, 0)
 
 
+def test_null_is_as_good_as_left_out(ask: Ask) -> None:
+    inputs = [{**X, "parameters": None}, {**K, "parameters": None}]
+    whole = {"id": None, "parameters": None, "inputs": inputs}
+    answered = ask("POST", INFER, {**whole, "outputs": None})
+    assert answered.status == 200
+    assert "id" not in answered.json
+    assert ask("POST", INFER, {**whole, "outputs": [{"name": "n", "parameters": None}]}).json["outputs"][0]["data"] == [
+        1
+    ]
+    assert ask("POST", INFER, {"inputs": [{**X, "data": None}, K]}).error.startswith("inputs[0].data: missing")
+
+
 def test_infers_from_binary_tensors_and_answers_in_the_form_asked_for(ask: Ask) -> None:
     x, k = np.arange(8, dtype="<f4").tobytes(), np.array([3, 4], "<i8").tobytes()
     head = json.dumps(
@@ -164,10 +176,10 @@ def without(tensor: dict[str, object], key: str) -> dict[str, object]:
         ({"inputs": [{**X, "shape": "1,4"}, K]}, "body: Expected `array`, got `str` - at `$.inputs[0].shape`"),
         ({"inputs": [{**X, "data": [1, 2, 3]}, K]}, "inputs[0].data: 3 elements are not the 4 of shape [1, 4]"),
         ({"inputs": [{**X, "data": ["a", 2, 3, 4]}, K]}, "inputs[0].data: not every element is a FP32 value"),
-        ({"inputs": [{**X, "data": "AAAA"}, K]}, "body: Expected `array`, got `str` - at `$.inputs[0].data`"),
+        ({"inputs": [{**X, "data": "AAAA"}, K]}, "body: Expected `array | null`, got `str` - at `$.inputs[0].data`"),
         ({"inputs": [without(X, "data"), K]}, "inputs[0].data: missing"),
         ({"inputs": [X, K], "outputs": [{"name": "z"}]}, "outputs[0].name: there is no output 'z'"),
-        ({"inputs": [X, K], "id": 7}, "body: Expected `str`, got `int` - at `$.id`"),
+        ({"inputs": [X, K], "id": 7}, "body: Expected `str | null`, got `int` - at `$.id`"),
         ({"inputs": [X, K], "parameters": {"binary_data_output": 1}}, "parameters.binary_data_output: 1 is neither"),
         ({"inputs": [X, K], "parameters": {"x-slo-ms": -3}}, "x-slo-ms: -3 is out of range"),
         (
@@ -320,10 +332,10 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dic
     listener = Listener(Rest(service).answer, bodies=Bodies(1000), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state"):
+    for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state", "/nothing"):
         connection.request("GET", path, headers=headers)
         answered = Answered(connection.getresponse())
-        assert answered.status == status
+        assert answered.status == (404 if (path, status) == ("/nothing", 200) else status)
         if status == 401:
             assert answered.headers["www-authenticate"] == "Bearer"
             assert "x-api-key: KEY" in answered.error

@@ -57,7 +57,7 @@ class Intake:
         fits = len(shape) == len(wanted)
         if fits:
             for have, want in zip(shape, wanted, strict=True):
-                if have < 1 or want not in (have, -1):
+                if have < 1 if want == -1 else have != want:
                     fits = False
                     break
         if not fits:

@@ -102,15 +102,15 @@ def infer(service: Service) -> Schema:
         "required": ["name"],
         "properties": {
             "name": {"enum": [port.name for port in intake.signature.outputs]},
-            "parameters": TENSOR_PARAMETERS,
+            "parameters": or_null(TENSOR_PARAMETERS),
         },
     }
     request: Schema = {
         "type": "object",
         "required": ["inputs"],
         "properties": {
-            "id": {"type": "string"},
-            "parameters": PARAMETERS,
+            "id": or_null({"type": "string"}),
+            "parameters": or_null(PARAMETERS),
             "inputs": {
                 "type": "array",
                 "description": "Each input once, in any order.",
@@ -118,7 +118,7 @@ def infer(service: Service) -> Schema:
                 "minItems": len(ports),
                 "maxItems": len(ports),
             },
-            "outputs": {"type": "array", "items": output},
+            "outputs": or_null({"type": "array", "items": output}),
         },
     }
     answer: Schema = {
@@ -170,9 +170,14 @@ def tensor(port: Port) -> Schema:
                 "description": "As many elements as the shape says, flat or nested.",
                 "items": {"anyOf": [ELEMENTS.get(port.datatype, {"type": "number"}), {"type": "array"}]},
             },
-            "parameters": TENSOR_PARAMETERS,
+            "parameters": or_null(TENSOR_PARAMETERS),
         },
     }
+
+
+def or_null(schema: Schema) -> Schema:
+    """What may be left out may be null as well."""
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def one_row(port: Port) -> list[int]:

@@ -25,24 +25,24 @@ class InputObject(Struct, gc=False):
     name: str
     shape: list[int]
     datatype: str
-    data: list[Any] | UnsetType = UNSET
-    parameters: Parameters | UnsetType = UNSET
+    data: list[Any] | None = None
+    parameters: Parameters | None = None
 
 
 class OutputObject(Struct, gc=False):
     """`$request_output`."""
 
     name: str
-    parameters: Parameters | UnsetType = UNSET
+    parameters: Parameters | None = None
 
 
 class InferObject(Struct, gc=False):
-    """`$inference_request`."""
+    """`$inference_request`. A null stands for what is left out: some clients send one for every optional field."""
 
     inputs: list[InputObject]
-    id: str | UnsetType = UNSET
-    parameters: Parameters | UnsetType = UNSET
-    outputs: list[OutputObject] | UnsetType = UNSET
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[OutputObject] | None = None
 
 
 class AnswerOutput(Struct, omit_defaults=True, gc=False):
@@ -90,10 +90,10 @@ def read(body: bytes, header_length: str | None, intake: Intake) -> Wanted:
         raise bad("body", f"malformed JSON ({error})", fix) from None
     except RecursionError:
         raise bad("body", "JSON nested too deeply", "send flat lists of elements") from None
-    parameters = {} if asked.parameters is UNSET else asked.parameters
+    parameters = asked.parameters or {}
     return Wanted(
         intake.whole(read_inputs(asked.inputs, tail, intake)),
-        asked.id,
+        UNSET if asked.id is None else asked.id,
         parameters,
         read_outputs(asked.outputs, parameters, intake),
     )
@@ -121,13 +121,13 @@ def read_inputs(inputs: list[InputObject], tail: memoryview | None, intake: Inta
         if given.name in tensors:
             raise bad(f"{field}.name", f"input {given.name!r} is there twice", "send every input once")
         shape = intake.shape(port, given.datatype, given.shape, field)
-        size = None if given.parameters is UNSET else given.parameters.get("binary_data_size")
+        size = given.parameters and given.parameters.get("binary_data_size")
         data: bytes | memoryview
         if size is not None:
             data = binary(given, size, tail, at, f"{field}.parameters.binary_data_size")
             check_raw(port.datatype, shape, data, f"{field}.parameters.binary_data_size")
             at += len(data)
-        elif given.data is UNSET:
+        elif given.data is None:
             raise bad(f"{field}.data", "missing", "send data, or parameters.binary_data_size and the bytes")
         else:
             data = pack(port.datatype, shape, given.data, f"{field}.data")
@@ -141,7 +141,7 @@ def binary(given: InputObject, size: object, tail: memoryview | None, at: int, f
     """The next `size` bytes behind the JSON."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise bad(field, f"{shown(size)} is not a length in bytes")
-    if given.data is not UNSET:
+    if given.data is not None:
         raise bad(field, "there is data as well", "send one of the two")
     if tail is None:
         raise bad(field, "the header Inference-Header-Content-Length is missing", "send it with the JSON's length")
@@ -150,15 +150,15 @@ def binary(given: InputObject, size: object, tail: memoryview | None, at: int, f
     return tail[at : at + size]
 
 
-def read_outputs(outputs: list[OutputObject] | UnsetType, parameters: Parameters, intake: Intake) -> dict[str, bool]:
+def read_outputs(outputs: list[OutputObject] | None, parameters: Parameters, intake: Intake) -> dict[str, bool]:
     """Which outputs are wanted, and which of them as binary."""
     default = flag(parameters, "binary_data_output", "parameters")
-    if outputs is UNSET or not outputs:
+    if not outputs:
         return {port.name: default for port in intake.signature.outputs}
     wanted: dict[str, bool] = {}
     for index, output in enumerate(outputs):
         field = f"outputs[{index}]"
-        chosen = {} if output.parameters is UNSET else output.parameters
+        chosen = output.parameters or {}
         if "classification" in chosen:
             raise bad(f"{field}.parameters.classification", "not supported", "sort the output on the client's side")
         name = intake.output(output.name, f"{field}.name")

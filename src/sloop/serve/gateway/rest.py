@@ -47,6 +47,8 @@ class Rest:
     def answer(self, exchange: Exchange) -> None:
         """Take a complete request and see to its answer. Raises nothing."""
         try:
+            if self.service.api_key and not exchange.path.startswith("/v2/health/"):
+                self._admit(exchange)
             verbs = self._routes.get(exchange.path)
             if verbs is None:
                 raise self._unknown_path(exchange.path)
@@ -56,8 +58,6 @@ class Rest:
                 refusal = Refusal(405, f"{exchange.path}: {exchange.method} is not possible here", f"use {allowed}")
                 exchange.reply_error(405, refusal.what, refusal.fix, headers=(("allow", allowed),))
                 return
-            if self.service.api_key and not exchange.path.startswith("/v2/health/"):
-                self._admit(exchange)
             answer(exchange)
         except Refusal as refusal:
             refuse(exchange, refusal)
