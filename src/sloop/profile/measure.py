@@ -45,6 +45,8 @@ WARM_MIN: Final = 3
 WARM_SHARE: Final = 0.2
 """Of a cell's time that may go into warming up."""
 RUNS_MIN, RUNS_MAX = 20, 2000
+SOCKET_BYTES: Final = 4 << 20
+"""Asked for as send buffer, as for a replica's socket."""
 LIKELY: Final = 64
 """How many durations stand for a cell's runs: enough to keep their P99, and a power of two, which is drawn quickly."""
 
@@ -130,6 +132,8 @@ def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
 def _measure_on(assignment: Assignment, signature: Signature, seconds: float, limit: Limit) -> Iterator[Sample | Done]:
     """Everything about one core count, from a process of its own. MachineError where it dies or falls silent."""
     ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     command = [sys.executable, "-m", "sloop.profile.stopwatch", str(theirs.fileno())]
     # Threads of BLAS, which numpy would start, would take the measured cores' time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
