@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Final
-from urllib.request import urlopen
 
-import msgspec
 from msgspec import Struct
 
 from benchmarks.accounts import Numbering, account, check, check_rows
 from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, quantile, say, table, worker_pids, workspace
+from benchmarks.watch import state_of, wait_ready
 from sloop.actions import StartReplica
 from sloop.arrivals import trace_from
 from sloop.demo.live import serving
@@ -38,43 +37,12 @@ from sloop.profile.measure import measure
 from sloop.profile.store import path_beside, save_profile
 from sloop.serve.actuator.confined import confined
 from sloop.units import s, to_ms, to_s
-from sloop.vocabulary import Life, ReplicaId
+from sloop.vocabulary import ReplicaId
 
 SLO_MS: Final = 250.0
 CORES: Final = 0.75
 """Of each replica; what two leave of two cores is for server and load generator."""
 BATCHES: Final = (1, 2, 4, 8)
-READY_S_MAX: Final = 60.0
-"""Until all replicas are ready, before the load and, for the last replacement, after it."""
-
-
-class _Replica(Struct, frozen=True):
-    life: Life
-
-
-class _Stage(Struct, frozen=True):
-    replicas: list[_Replica]
-
-
-class _State(Struct, frozen=True):
-    """What is used here of `/v2/sloop/state`."""
-
-    now_s: float
-    stages: list[_Stage]
-
-
-def state_of(url: str) -> _State:
-    with urlopen(f"{url}/v2/sloop/state", timeout=5) as answer:
-        return msgspec.json.decode(answer.read(), type=_State)
-
-
-def wait_ready(url: str, count: int) -> None:
-    """Until so many replicas are ready. TimeoutError after `READY_S_MAX`."""
-    until_s = time.monotonic() + READY_S_MAX
-    while sum(replica.life is Life.READY for stage in state_of(url).stages for replica in stage.replicas) < count:
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"{count} replicas were not ready within {READY_S_MAX:g} s")
-        time.sleep(0.05)
 
 
 class Loss(Struct, frozen=True):
