@@ -1,5 +1,7 @@
 """Plans of equal replicas and the limits of what can be asked for."""
 
+from collections import deque
+
 import pytest
 
 from sloop.core.views import ClusterView, NodeView, StageView
@@ -35,6 +37,24 @@ def test_the_largest_node_bounds_a_replica() -> None:
     nodes = tuple(NodeView(Node(name, "local", cores, 1), 0, 0, {}) for name, cores in (("a", 4.0), ("b", 16.0)))
     assert targets.node_cores_max(ClusterView((STAGE,), nodes, None, {})) == 16
     assert targets.node_cores_max(ClusterView((STAGE,), (), None, {})) == float("inf")
+
+
+def test_cores_on_offer_end_with_the_largest_node() -> None:
+    def choices(node_cores: float, *offered: float) -> list[float]:
+        node = NodeView(Node("n", "local", node_cores, 1), 0, 0, {})
+        return targets.core_choices(ClusterView((STAGE,), (node,), None, {}), offered, 3, "vpa")
+
+    assert choices(2) == [1, 2]
+    assert choices(16) == [1, 2, 3]
+    assert choices(0.5) == [0.5]
+    assert choices(2, 4, 1.5, 1.5, 0.5) == [0.5, 1.5]
+    with pytest.raises(InputError, match=r"system vpa: no core count of \(4,\) fits\nhelp: a node has 2 cores"):
+        choices(2, 4)
+
+
+def test_hysteresis_goes_up_at_once_and_down_when_all_agree() -> None:
+    recent: deque[int] = deque()
+    assert [targets.largest(recent, count, 2, float) for count in (1, 3, 2, 1, 1)] == [1, 3, 3, 2, 1]
 
 
 def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:

@@ -85,6 +85,18 @@ class Value:
             self.wrong("text that is not empty")
         return self.content
 
+    def existing(self, folder: Path, noun: str = "file") -> Path:
+        """The path, made absolute, of a file that exists; a relative one starts at `folder`, the document's own."""
+        text = self.text()
+        try:
+            path = (folder / text).resolve()
+            found = path.is_file()
+        except (OSError, ValueError, RuntimeError):  # a name no file can have
+            path, found = folder, False
+        if not found:
+            self.fail(f"no {noun} {text!r} in {str(folder)!r}", "relative paths start at the folder of this file")
+        return path
+
     def choice(self, known: Sequence[str]) -> str:
         """One of the words in `known`."""
         if not isinstance(self.content, str) or self.content not in known:

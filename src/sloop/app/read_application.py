@@ -116,7 +116,7 @@ def _variant(value: Value, name: str, folder: Path) -> Variant:
     if "model" not in fields and "profile" not in fields:
         keys = "'model' (an ONNX file)" if "after" in fields else "'model' (an ONNX file), 'variants'"
         value.fail(f"{name!r} has neither {keys} nor 'profile'", "add 'model: ./FILE.onnx' to serve it")
-    model = _model(fields["model"], folder) if "model" in fields else None
+    model = fields["model"].existing(folder, "model file") if "model" in fields else None
     profile: Profile | None = None
     if "profile" in fields:
         profile = read_profile(fields["profile"], folder)
@@ -135,20 +135,6 @@ def _profile_beside(model: Path, value: Value) -> Profile:
         again = f"measure it again with `sloop profile {value.content}`, or remove {path_beside(model).name!r}"
         value.fail("the profile beside it was measured on another version of this model", again)
     return profile
-
-
-def _model(value: Value, folder: Path) -> Path:
-    text = value.text()
-    try:
-        path = (folder / text).resolve()
-        found = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # a name no file can have
-        path, found = folder, False
-    if not found:
-        value.fail(
-            f"no model file {text!r} in {str(folder)!r}", "relative paths start at the application file's folder"
-        )
-    return path
 
 
 def _unique(names: Iterable[Value], noun: str) -> None:

@@ -49,22 +49,10 @@ def _trace(value: Value, folder: Path) -> dict[str, object]:
         value.fail("a trace has either 'kind' or 'file'", "for example {kind: poisson, rate: 100}")
     trace: dict[str, object] = {key: field.plain() for key, field in fields.items()}
     if "file" in fields:
-        trace["file"] = _file(fields["file"], folder)
+        trace["file"] = str(fields["file"].existing(folder))
     else:
         trace["kind"] = fields["kind"].text()
     return trace
-
-
-def _file(value: Value, folder: Path) -> str:
-    text = value.text()
-    try:
-        path = (folder / text).resolve()
-        found = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # a name no file can have
-        path, found = folder, False
-    if not found:
-        value.fail(f"no file {text!r} in {str(folder)!r}", "relative paths start at the scenario file's folder")
-    return str(path)
 
 
 def read_truth(value: Value, folder: Path) -> Truth:
@@ -120,7 +108,7 @@ def _network(value: Value, folder: Path) -> NetworkTruth:
     if "semantics" in fields and fields["semantics"].choice(get_args(Delivery)) == "attach":
         semantics = "attach"
     if not isinstance(link.content, dict):
-        return NetworkTruth(_file(link, folder), payloads, semantics)
+        return NetworkTruth(str(link.existing(folder)), payloads, semantics)
     made = {key: field.plain() for key, field in link.mapping(required=("kind",)).items()}
     return NetworkTruth(made, payloads, semantics)
 

@@ -1,10 +1,15 @@
 """Plans for stages made of equal replicas, and the limits of what can be asked for: shared by the scaling policies."""
 
 from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan
+
+V = TypeVar("V")
 
 
 def variant_of(stage: StageView, wanted: str) -> str:
@@ -37,6 +42,31 @@ def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
 def node_cores_max(view: ClusterView) -> float:
     """Cores of the largest node: what one replica can ever have. Infinite where no node is known."""
     return max((node.node.cores for node in view.nodes), default=float("inf"))
+
+
+def core_choices(view: ClusterView, offered: Sequence[float], whole_max: int, system: str) -> list[float]:
+    """What a replica's cores may be, ascending: those `offered`, else 1, 2, … `whole_max`, as far as a node has them.
+
+    All of a node that has less than one core. `InputError` where no node has any of those offered.
+    """
+    most = node_cores_max(view)
+    choices = sorted({cores for cores in offered or range(1, whole_max + 1) if cores <= most})
+    if offered and not choices:
+        raise InputError(
+            f"system {system}: no core count of {tuple(offered)} fits", help=f"a node has {amount(most, 'core')}"
+        )
+    return choices or [most]
+
+
+def largest(recent: deque[V], newest: V, decisions: int, size: Callable[[V], float]) -> V:
+    """Hysteresis: the largest of the last `decisions`, the newest among equals; up at once, down when they agree.
+
+    `recent` remembers them from call to call.
+    """
+    recent.append(newest)
+    while len(recent) > decisions:
+        recent.popleft()
+    return max(reversed(recent), key=size)
 
 
 def one_stage(view: ClusterView, system: str) -> StageView:

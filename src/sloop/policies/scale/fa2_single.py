@@ -72,13 +72,7 @@ class Fa2Single:
         if answer is None:
             why = f"{seen}: no count up to {self.replicas_max} holds; kept as it was"
             return Plan(view.plan.stages, why, feasible=False) if view.plan else planned(self.initial, 1, why)
-        kept = self._damped(answer)
+        kept = targets.largest(self._recent, answer, self.hysteresis, lambda recent: recent.replicas)
         own, rounds = f"{kept.latency_ms:.4g} ms", f"{kept.rounds} × {kept.latency_ms:.4g} ms"
         why = f"{seen} → {targets.amount(kept.replicas, 'replica')}, batch {kept.batch}: {own} + {rounds}"
         return planned(kept.replicas, kept.batch, f"{why} + {way_max_ms:.0f} ms on the way < {limit_ms:.0f} ms")
-
-    def _damped(self, answer: Answer) -> Answer:
-        self._recent.append(answer)
-        while len(self._recent) > self.hysteresis:
-            self._recent.popleft()
-        return max(reversed(self._recent), key=lambda recent: recent.replicas)

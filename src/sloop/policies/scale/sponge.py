@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.core.views import Belief, ClusterView, StageView
-from sloop.errors import InputError
 from sloop.policies.bounds import above, at_least, within
 from sloop.solvers import targets, vertical
 from sloop.solvers.vertical import Grid, Setting
@@ -89,7 +88,7 @@ class Sponge:
             setting, why = found, self._reason(demand, found)
         else:
             setting, why = self._fallback(grid, demand, _current(view.plan, grid))
-        kept = self._damped(setting)
+        kept = targets.largest(self._recent, setting, self.hysteresis, lambda recent: recent.cores)
         if kept != setting:
             why += f"; kept at {_words(kept)}, until {self.hysteresis} decisions agree"
         limit_rps = vertical.max_rate_rps(grid)
@@ -101,14 +100,7 @@ class Sponge:
         return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ())
 
     def _grid(self, view: ClusterView, belief: Belief) -> Grid:
-        most = targets.node_cores_max(view)
-        whole = max(1, math.floor(min(most, math.ceil(belief.cores_max), CORES_MAX)))
-        cores = sorted({c for c in self.cores or range(1, whole + 1) if c <= most})
-        if not cores:
-            if self.cores:
-                largest = targets.amount(most, "core")
-                raise InputError(f"system sponge: no core count of {self.cores} fits", help=f"a node has {largest}")
-            cores = [most]
+        cores = targets.core_choices(view, self.cores, min(math.ceil(belief.cores_max), CORES_MAX), "sponge")
         return vertical.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
 
     def _demand(self, now_ns: int, stage: StageView, rate_rps: float) -> Demand:
@@ -151,13 +143,6 @@ class Sponge:
             return setting, f"{seen}; all {_words(setting)}"
         fate = f"{served} of {demand.count} in time"
         return setting, f"{seen} → all {_words(setting)}: {fate}"
-
-    def _damped(self, setting: Setting) -> Setting:
-        """The largest of the last k decisions, the newest among equals: up at once, down after k."""
-        self._recent.append(setting)
-        while len(self._recent) > self.hysteresis:
-            self._recent.popleft()
-        return max(reversed(self._recent), key=lambda recent: recent.cores)
 
     def _reason(self, demand: Demand, setting: Setting) -> str:
         seen, chosen = _seen(demand, self.period_ns), _words(setting)

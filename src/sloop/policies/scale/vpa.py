@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sloop.core.views import ClusterView, StageView
-from sloop.errors import InputError
 from sloop.policies.bounds import above, at_least, within
 from sloop.solvers import targets
 from sloop.units import s
@@ -56,17 +55,9 @@ class Vpa:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """Each stage by itself."""
-        choices = self._choices(view)
+        choices = targets.core_choices(view, self.cores, CORES_MAX, "vpa")
         decided = [self._stage(now_ns, stage, choices) for stage in view.stages]
         return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
-
-    def _choices(self, view: ClusterView) -> Sequence[float]:
-        most = targets.node_cores_max(view)
-        choices = sorted(c for c in self.cores or range(1, CORES_MAX + 1) if c <= most)
-        if not choices and self.cores:
-            largest = targets.amount(most, "core")
-            raise InputError(f"system vpa: no core count of {self.cores} fits", help=f"a node has {largest}")
-        return choices or [most]
 
     def _stage(self, now_ns: int, stage: StageView, choices: Sequence[float]) -> tuple[StagePlan, str]:
         size = self._sizes.setdefault(stage.name, Size(choices[0], now_ns))
