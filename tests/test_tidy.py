@@ -1,4 +1,4 @@
-"""House rules as a test (style.md, rule 7): every message names the place and says what to do about it."""
+"""House rules as a test: every message names the place and says what to do about it."""
 
 import ast
 import re

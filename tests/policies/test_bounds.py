@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sloop.errors import InputError
-from sloop.policies.bounds import above, at_least, one_of, within
+from sloop.policies.bounds import above, at_least, within
 from sloop.units import ms
 
 
@@ -13,7 +13,6 @@ def test_what_is_in_range_passes() -> None:
     at_least("queue_max", 1, 1)
     above("cores", 0.1, 0)
     within("margin", 1, 0, 1)
-    one_of("criterion", "burst", ("burst", "steady"))
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
@@ -27,9 +26,7 @@ def test_durations_are_named_as_users_write_them() -> None:
         at_least("wait_ns", ms(-2.5), 0)
 
 
-def test_both_ends_and_choices() -> None:
+def test_both_ends_are_named() -> None:
     for value in (0, 1.01, math.nan):
         with pytest.raises(InputError, match="margin must be above 0 and at most 1"):
             within("margin", value, 0, 1)
-    with pytest.raises(InputError, match=r"criterion = 'brust' is not known\nhelp: use one of burst, steady"):
-        one_of("criterion", "brust", ("burst", "steady"))

@@ -4,7 +4,6 @@ Knows parameters only, no policy. Fields in `_ns` are reported in `_ms`, the uni
 """
 
 import math
-from collections.abc import Collection
 
 from sloop.errors import InputError
 from sloop.units import to_ms
@@ -31,12 +30,6 @@ def above(key: str, value: float, bound: float) -> None:
 def within(key: str, value: float, low: float, high: float) -> None:
     """Raise `OutOfRange` unless `low` < `value` ≤ `high`."""
     _require(key, value, low < value <= high, f"above {_shown(key, low)} and at most {_shown(key, high)}")
-
-
-def one_of(key: str, value: str, choices: Collection[str]) -> None:
-    """Raise `OutOfRange` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise OutOfRange(f"{key} = {value!r} is not known", key=key, help=f"use one of {', '.join(choices)}")
 
 
 def _require(key: str, value: float, holds: bool, rule: str) -> None:
