@@ -49,6 +49,22 @@ def test_hostile_texts_are_refused(text: str) -> None:
         _use(parse(text))
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: !foo bar", "f.yaml:1: a: the tag '!foo' means nothing here"),
+        ("a:\n  - !!python/object/apply:os.system [ls]", "f.yaml:2: a[0]: the tag 'tag:yaml.org,2002:python/object/ap"),
+        ("b: &b {c: 1}\na: {<<: *b}", "f.yaml:2: a: mappings cannot be merged with '<<'"),
+        ("a:\n\tb: 1", "f.yaml:2: not YAML"),
+    ],
+)
+def test_what_yaml_has_and_we_have_not_is_named(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(text, "f.yaml")
+    assert str(caught.value).startswith(says)
+    assert caught.value.help
+
+
 def _use(document: Value) -> None:
     """Look at everything, as a reader of applications does."""
     document.plain()

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,3 +85,9 @@ def test_a_variant_nobody_has_measured_is_refused(scenario_file: Path) -> None:
     scenario = load_scenario(scenario_file)
     with pytest.raises(InputError, match="spong"):
         simulate(World.from_scenario(scenario, SystemChoice("sponge", {"spong": 1})))
+
+
+def test_a_trace_that_is_wrong_says_where_in_the_scenario(scenario_file: Path) -> None:
+    scenario_file.write_text(re.sub(r"trace: \{.*\}", "trace: {kind: poisson, rate: -20}", SCENARIO))
+    with pytest.raises(InputError, match=r"\.yaml:\d+: trace\.rate: -20(\.0)? is out of range"):
+        World.from_scenario(load_scenario(scenario_file))

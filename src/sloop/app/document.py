@@ -22,6 +22,9 @@ VALUES_MAX: Final = 200_000
 DEPTH_MAX: Final = 40
 KEY_MAX: Final = 200
 """Characters in a key."""
+KINDS: Final = ("binary", "bool", "float", "int", "map", "null", "seq", "str", "timestamp")
+TAGS: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
+MERGE: Final = "tag:yaml.org,2002:merge"
 
 Key = str | int | float
 Plain = bool | int | float | str | list["Plain"] | dict[Key, "Plain"] | None
@@ -194,7 +197,8 @@ def parse(text: str, file: str = "<text>") -> Value:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
-        raise InputError(f"not YAML: {what}", where=f"{file}:{mark.line + 1 if mark else 1}") from error
+        hint = "indent with spaces, not with tabs" if "\\t" in what else ""
+        raise InputError(f"not YAML: {what}", where=f"{file}:{mark.line + 1 if mark else 1}", help=hint) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
         raise InputError(f"not YAML: {reason}", where=f"{file}:1") from error
@@ -242,6 +246,9 @@ class _Builder:
         if self.count > VALUES_MAX or depth > DEPTH_MAX:
             limit = f"{VALUES_MAX} values" if self.count > VALUES_MAX else f"{DEPTH_MAX} levels"
             raise InputError(f"the document is larger than {limit}", where=f"{self.file}:{line}: {path}"[:200])
+        if node.tag not in TAGS:
+            what = f"the tag {shown(node.tag)} means nothing here"
+            raise InputError(what, where=f"{self.file}:{line}: {path}", help="remove it")
         if isinstance(node, yaml.MappingNode):
             return Value(self._mapping(node, path, depth), self.file, path, line)
         if isinstance(node, yaml.SequenceNode):
@@ -253,6 +260,9 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Key, Value]:
         content: dict[Key, Value] = {}
         for key_node, value_node in node.value:
+            if key_node.tag == MERGE:
+                where = f"{self.file}:{key_node.start_mark.line + 1}: {path}".rstrip(": ")
+                raise InputError("mappings cannot be merged with '<<'", where=where, help="write the keys out")
             key = self._scalar(key_node, path) if isinstance(key_node, yaml.ScalarNode) else None
             line = key_node.start_mark.line + 1
             if key is None or isinstance(key, bool):

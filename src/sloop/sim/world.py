@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from sloop.app.application import Application, SystemChoice
-from sloop.app.scenario import Scenario, Truth
+from sloop.app.scenario import Scenario, ServiceTruth, Truth
 from sloop.arrivals import Link, Trace, link_from, read_link, trace_from
 from sloop.sim.cluster import Cluster, Truths
 from sloop.sim.outside import Stream, later, outside
@@ -18,6 +18,7 @@ from sloop.sim.truth.cold_start import ColdStart
 from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
 from sloop.sim.truth.network import Network
 from sloop.sim.truth.noise import Shape
+from sloop.sim.truth.recorded import Runs, as_recorded
 from sloop.sim.truth.resize import Resize
 from sloop.sim.truth.service import Service, Variant
 from sloop.systems.setup import Setup, set_up
@@ -50,6 +51,8 @@ class World:
     """Drawn per request; empty for the application's own."""
     errors: Mapping[Variant, float] = field(default_factory=dict)
     """True over believed durations, for variants where this differs from `truth.profile_error`."""
+    recorded: Runs = field(default_factory=dict)
+    """How long batches took in a run that this world's are to resemble; goes before `truth.service`."""
     shape: Shape = "normal"
     faults: Faults = NO_FAULTS
     origin: str = ""
@@ -64,7 +67,7 @@ class World:
         choice = choice or scenario.systems[0]
         application, truth = replace(scenario.application, system=choice), scenario.truth
         folder = Path(application.file).parent
-        where = application.locate("trace")
+        where = f"{application.locate('trace')}: trace"
         trace = trace_from(
             scenario.trace, seed=scenario.seed, duration_s=scenario.duration_s, folder=folder, where=where
         )
@@ -93,12 +96,13 @@ class World:
             if variant.profile is not None
         }
         errors = dict.fromkeys(profiles, truth.profile_error) | dict(self.errors)
+        declared = ServiceTruth() if self.recorded else truth.service
         service = Service(
             self.seed,
-            profiles,
+            as_recorded(profiles, self.recorded),
             shape=self.shape,
-            cv=truth.service.cv,
-            ratio=truth.service.ratio,
+            cv=declared.cv,
+            ratio=declared.ratio,
             errors=errors,
         )
         start = truth.cold_start
@@ -134,5 +138,5 @@ def _link(scenario: Scenario, folder: Path) -> Link | None:
         return None
     if isinstance(network.link, str):
         return read_link(network.link)
-    where = scenario.application.locate("truth.network.link")
+    where = f"{scenario.application.locate('truth.network.link')}: truth.network.link"
     return link_from(network.link, seed=scenario.seed, folder=folder, where=where)
