@@ -175,3 +175,16 @@ def test_an_orphan_does_not_start() -> None:
             check=False,
         )
     assert ended.returncode == 0
+
+
+def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) -> None:
+    ours, theirs = socket_pair()
+    command = [sys.executable, "-m", "sloop.serve.worker", str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4"]
+    with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+        ours.settimeout(10)
+        channel = Channel(ours)
+        while (received := channel.receive_head()) is not None and received[0].kind is not Kind.READY:
+            pass
+        channel.send(Kind.STOP)
+        assert process.stderr is not None
+        assert (process.wait(10), process.stderr.read()) == (0, b"")

@@ -168,3 +168,5 @@ def main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(0)  # a session still being made in the background would turn the interpreter's own way out into an abort
