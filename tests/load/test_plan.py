@@ -16,6 +16,14 @@ def test_a_plan_needs_little() -> None:
     assert LoadPlan("https://h/base", "m", ClosedLoop(4, 1.0), 100.0, connections_max=4, warm_connections=0).cpus == ()
 
 
+@pytest.mark.parametrize("inside", ["/v2", "/v2/models/m", "/v2/models/m/infer"])
+def test_the_url_of_a_model_is_answered_with_that_of_its_server(inside: str) -> None:
+    with pytest.raises(InputError, match="inside a server") as caught:
+        split_url(f"http://host:8000/prefix{inside}")
+    assert caught.value.help == "write http://host:8000/prefix, and the model with --model"
+    assert split_url("http://host/v2x").path == "/v2x"
+
+
 @pytest.mark.parametrize(
     "url",
     [

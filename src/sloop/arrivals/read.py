@@ -179,7 +179,9 @@ def _window(recorded: TraceFile, seconds: int, where: str) -> tuple[int, int]:
 
 
 def _beyond(start_s: float, length_s: float, where: str) -> InputError:
-    return InputError(f"start_s {start_s:g} is beyond the end", where=where, help=f"the trace lasts {length_s:g} s")
+    return InputError(
+        f"start_s {start_s:.12g} is beyond the end", where=where, help=f"the trace lasts {length_s:.12g} s"
+    )
 
 
 def _times_ns(text: Text, recorded: TraceFile) -> Iterator[int]:

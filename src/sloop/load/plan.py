@@ -108,6 +108,10 @@ def split_url(url: str) -> SplitResult:
         raise InputError(f"{url!r} is not a server's URL", where="url", help="write http://host:port")
     if not url.isascii() or any(ord(sign) <= 32 for sign in url):
         raise InputError(f"{url!r} has signs a URL cannot have", where="url", help="write http://host:port")
+    before, inside, _ = f"{parts.path}/".partition("/v2/")
+    if inside:
+        root = parts._replace(path=before).geturl()
+        raise InputError(f"{url!r} is inside a server", where="url", help=f"write {root}, and the model with --model")
     return parts
 
 
