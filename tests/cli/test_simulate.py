@@ -53,3 +53,24 @@ def test_an_unknown_system_is_refused(scenario: Path) -> None:
     result = CliRunner().invoke(main, ["simulate", str(scenario), "--system", "statik"])
     assert result.exit_code == 1
     assert "did you mean 'static'?" in result.stderr
+
+
+def test_batches_may_take_what_they_took_in_a_recorded_run(scenario: Path, tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    slow = scenario.with_name("slow.yaml")
+    slow.write_text(scenario.read_text() + "truth: {profile_error: 1.5}\n")
+    arguments = ["simulate", str(slow), "--system", "static", "--seed", "3", "--json"]
+    recorded = json.loads(CliRunner().invoke(main, [*arguments, "--log", str(log)]).stdout)["runs"][0]
+    log = tmp_path / "run-0-static.jsonl"
+    plain, again = (
+        json.loads(CliRunner().invoke(main, ["simulate", str(scenario), *arguments[2:], *more]).stdout)["runs"][0]
+        for more in ([], ["--recorded", str(log)])
+    )
+    assert again["mean_ms"] == pytest.approx(recorded["mean_ms"], rel=0.02)
+    assert plain["mean_ms"] < 0.8 * recorded["mean_ms"]
+
+
+def test_what_is_no_log_is_refused(scenario: Path) -> None:
+    result = CliRunner().invoke(main, ["simulate", str(scenario), "--recorded", str(scenario)])
+    assert result.exit_code == 1
+    assert "log" in result.stderr

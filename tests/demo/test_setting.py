@@ -14,7 +14,8 @@ from sloop.demo.setting import (
     wave,
 )
 from sloop.profile.forms import Amdahl
-from sloop.profile.profile import Profile, Sample
+from sloop.profile.profile import Profile
+from sloop.profile.sample import Sample
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 

@@ -12,8 +12,9 @@ from sloop.cli.screen import progress, table
 from sloop.errors import InputError
 from sloop.profile import batchable
 from sloop.profile.measure import SECONDS, default_cores, measure
-from sloop.profile.profile import Profile, Sample
+from sloop.profile.profile import Profile
 from sloop.profile.rows import check_rows
+from sloop.profile.sample import Sample
 from sloop.profile.store import path_beside, save_profile
 from sloop.report.tables import Table
 from sloop.serve.actuator.confined import confined

@@ -85,25 +85,46 @@ def _within(tell: Tell, begun: float, share: float, what: str, done: float) -> N
 
 def compared(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Callable[[float], None]) -> Compared:
     """One system on the scenario: served and loaded, then simulated; both logs stay in the folder."""
+    seen = observed(folder, scenario, choice, tell)
+    simulated = foretold(scenario, choice, seen, seen.log.with_name("simulated.jsonl"))
+    return Compared(choice.name, seen.outcome, seen.clients, simulated)
+
+
+class Observed(Struct, frozen=True):
+    """A live run: what came of it, and where its log is."""
+
+    outcome: Outcome
+    clients: LoadResult
+    log: Path
+    first_ns: int
+    """When the first request was due to be sent, from the schedule's beginning."""
+
+
+def observed(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Callable[[float], None]) -> Observed:
+    """Serve one system of the scenario, whose application file is in the folder, and load it with the trace."""
     world = World.from_scenario(scenario, choice)
     network = scenario.truth.network
     assert network is not None, "the demonstration's scenario has a link"
     payload_bytes = round(network.payload_kb[0] * BYTES_PER_KB)
     duration_s = round(scenario.duration_s)
     due_ns, elapsed_ns = schedule_of(world.trace, world.link, payload_bytes, Delivery.DELAY)[0].tolist()
+    first_ns = due_ns - elapsed_ns
     sending = Sending(world.trace, world.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
     app, state = folder / f"{choice.name}.yaml", folder / choice.name
-    clients, live_log = observe(app, state, sending, tell=lambda told: tell(told.at_s / duration_s))
-    simulated_log = state / "simulated.jsonl"
-    # The trace begins in the same part of a planning period as it did live.
-    lead_ns = began_ns(live_log, first_ns=due_ns - elapsed_ns)
-    assumed = play(scenario, choice, log=simulated_log, lead_ns=lead_ns).row.assumed
-    return Compared(
-        system=choice.name,
-        live=read_outcome(live_log, first_ns=due_ns - elapsed_ns, duration_s=duration_s),
-        clients=clients,
-        simulated=read_outcome(simulated_log, first_ns=due_ns - elapsed_ns, duration_s=duration_s, assumed=assumed),
-    )
+    clients, log = observe(app, state, sending, tell=lambda told: tell(told.at_s / duration_s))
+    return Observed(read_outcome(log, first_ns=first_ns, duration_s=duration_s), clients, log, first_ns)
+
+
+def foretold(
+    scenario: Scenario, choice: SystemChoice, seen: Observed, log: Path, *, recorded: Path | None = None
+) -> Outcome:
+    """The same run simulated, its log written to `log`; with `recorded`, batches take what they took in that run.
+
+    The trace begins in the same part of a planning period as it did live.
+    """
+    lead_ns = began_ns(seen.log, first_ns=seen.first_ns)
+    assumed = play(scenario, choice, log=log, lead_ns=lead_ns, recorded=recorded).row.assumed
+    return read_outcome(log, first_ns=seen.first_ns, duration_s=round(scenario.duration_s), assumed=assumed)
 
 
 def profiled(model: Path, cores: tuple[float, ...], tell: Tell) -> Profile:

@@ -2,8 +2,9 @@
 
 from sloop.profile.estimate import Estimate
 from sloop.profile.forms import Amdahl, Latency, Quadratic, Table
-from sloop.profile.profile import Fit, Origin, Profile, Region, Sample
+from sloop.profile.profile import Fit, Origin, Profile, Region
 from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
+from sloop.profile.sample import Sample
 
 __all__ = [
     "PUBLISHED",

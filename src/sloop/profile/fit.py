@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from sloop.profile.forms import Amdahl, Latency, Quadratic, Table
-from sloop.profile.profile import Fit, Sample
+from sloop.profile.profile import Fit
+from sloop.profile.sample import Sample
 
 SUBSETS_MAX: Final = 400
 """Minimal subsets a robust fit tries, spread evenly over all there are."""

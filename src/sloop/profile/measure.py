@@ -23,7 +23,6 @@ from time import perf_counter_ns
 from typing import Final
 
 import msgspec
-import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 from msgspec import structs
 
@@ -31,7 +30,8 @@ from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
 from sloop.profile.model import input_shapes, read_signature, synthesise
-from sloop.profile.profile import Fit, Profile, Sample
+from sloop.profile.profile import Fit, Profile
+from sloop.profile.sample import Sample, sample_of
 from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Done, Message, Refused, bytes_of, receive_into
 from sloop.profile.store import digest
 from sloop.tensor import Signature
@@ -47,8 +47,6 @@ WARM_SHARE: Final = 0.2
 RUNS_MIN, RUNS_MAX = 20, 2000
 SOCKET_BYTES: Final = 4 << 20
 """Asked for as send buffer, as for a replica's socket."""
-LIKELY: Final = 64
-"""How many durations stand for a cell's runs: enough to keep their P99, and a power of two, which is drawn quickly."""
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to so many cores for as long as the context is open."""
@@ -208,32 +206,6 @@ def time_runs(sock: socket.socket, inputs: bytes, output_bytes: int, budget_ns: 
         runs_ns.append(run_ns())
     sock.sendall(ENOUGH)
     return runs_ns
-
-
-def sample_of(batch: int, cores: float, runs_ns: Sequence[int]) -> Sample:
-    """What is kept of a cell's runs, durations rounded to microseconds."""
-    ordered_ms = [run_ns / NS_PER_MS for run_ns in sorted(runs_ns)]
-    return Sample(
-        batch=batch,
-        cores=cores,
-        p50_ms=percentile(ordered_ms, 50),
-        p99_ms=percentile(ordered_ms, 99),
-        n=len(ordered_ms),
-        likely_ms=tuple(round(value, 3) or 0.001 for value in likely(ordered_ms, LIKELY)),
-    )
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Nearest-rank percentile of ascending values."""
-    return ordered[(percent * len(ordered) + 99) // 100 - 1]
-
-
-def likely(ordered: Sequence[float], count: int) -> list[float]:
-    """The means of `count` equal parts of ascending values, a value on a border counting to both sides by its share."""
-    sums = np.concatenate(([0.0], np.cumsum(ordered)))
-    borders = np.interp(np.linspace(0, len(ordered), count + 1), np.arange(len(ordered) + 1), sums)
-    means: list[float] = (np.diff(borders) * count / len(ordered)).tolist()
-    return means
 
 
 def _line(process: "subprocess.Popen[bytes]") -> bytes:

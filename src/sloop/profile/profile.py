@@ -10,25 +10,13 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from sloop.profile.forms import Latency, Quadratic, Table
+from sloop.profile.sample import Sample
 
 Origin = Literal["measured", "published", "fitted", "assumed"]
 """`measured` by sloop; `published` as printed; `fitted` to published figures; `assumed` by whoever wrote it down."""
 
 FLOOR_MS = 1e-3
 """No batch takes less: keeps a fit with a negative intercept from promising nothing at all, or less."""
-
-
-class Sample(Struct, frozen=True, forbid_unknown_fields=True):
-    """One cell that was measured: `n` runs of a batch on `cores`."""
-
-    batch: int
-    cores: float
-    p50_ms: float
-    p99_ms: float
-    n: int
-    likely_ms: tuple[float, ...] = ()
-    """Equally likely durations, ascending, that stand for all runs: each is the mean of its share of them, so that
-    their mean is the runs'. Empty where only the percentiles are known."""
 
 
 class Region(Struct, frozen=True, forbid_unknown_fields=True):

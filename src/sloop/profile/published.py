@@ -6,7 +6,8 @@ Source: Razavi et al., Sponge (EuroMLSys 2024), and the figures of its public ar
 """
 
 from sloop.profile.forms import Amdahl, Table
-from sloop.profile.profile import Fit, Profile, Region, Sample
+from sloop.profile.profile import Fit, Profile, Region
+from sloop.profile.sample import Sample
 
 _GRID_CORES = (1, 2, 4, 8, 16, 32)
 _GRID_MS = {

@@ -35,12 +35,22 @@ def choices(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...
     return tuple(found) or scenario.systems
 
 
-def play(scenario: Scenario, choice: SystemChoice, *, log: Path | None = None, lead_ns: int = 0) -> Counted:
+def play(
+    scenario: Scenario,
+    choice: SystemChoice,
+    *,
+    log: Path | None = None,
+    lead_ns: int = 0,
+    recorded: Path | None = None,
+) -> Counted:
     """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file.
 
     With `lead_ns`, the trace begins that much later than the control loop, as it does at a server that was up before.
+    With `recorded`, batches take what they took in the run of that log. InputError where it is no log.
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns)
+    if recorded is not None:
+        world = world.as_recorded(recorded)
     setup = set_up(scenario.application, choice)
     metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0)
     assumptions = Assumptions(setup.application)
@@ -56,7 +66,11 @@ def play(scenario: Scenario, choice: SystemChoice, *, log: Path | None = None, l
 
 
 def play_all(
-    scenario: Scenario, chosen: Sequence[SystemChoice], seed: int | None, log: Path | None
+    scenario: Scenario,
+    chosen: Sequence[SystemChoice],
+    seed: int | None,
+    log: Path | None,
+    recorded: Path | None = None,
 ) -> Iterator[Counted]:
     """One run after another; with several, each log's name carries its system and place."""
     for choice in chosen:
@@ -66,4 +80,4 @@ def play_all(
     for index, choice in enumerate(chosen):
         several = len(chosen) > 1
         path = log.with_name(f"{log.stem}-{index}-{choice.name}{log.suffix}") if log and several else log
-        yield play(scenario, choice, log=path)
+        yield play(scenario, choice, log=path, recorded=recorded)

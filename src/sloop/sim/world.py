@@ -12,13 +12,14 @@ from typing import Self
 from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
 from sloop.arrivals import Link, Trace, link_from, read_link, trace_from
+from sloop.log import read_log
 from sloop.sim.cluster import Cluster, Truths
 from sloop.sim.outside import Stream, later, outside
 from sloop.sim.truth.cold_start import ColdStart
 from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
 from sloop.sim.truth.network import Network
 from sloop.sim.truth.noise import Shape
-from sloop.sim.truth.recorded import Runs, as_recorded
+from sloop.sim.truth.recorded import Runs, as_recorded, runs_of
 from sloop.sim.truth.resize import Resize
 from sloop.sim.truth.service import Service, Variant
 from sloop.systems.setup import Setup, set_up
@@ -81,6 +82,10 @@ class World:
             faults=Faults(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
             origin=f"sloop simulate {application.file} --system {choice.name} --seed {scenario.seed}",
         )
+
+    def as_recorded(self, log: Path) -> Self:
+        """The same world, in which batches take what they took in the run of a log. InputError where it is no log."""
+        return replace(self, recorded=runs_of(read_log(log)))
 
     def setup(self) -> Setup:
         """What the core is made of, fresh; it knows nothing of what is true. InputError as `set_up`."""

@@ -19,7 +19,8 @@ from typing import Final
 from msgspec import Struct
 
 from sloop.profile import Profile, Table
-from sloop.profile.profile import FLOOR_MS, Sample
+from sloop.profile.profile import FLOOR_MS
+from sloop.profile.sample import Sample
 from sloop.sim.truth.noise import Shape, drawn, factors
 from sloop.streams import stream
 from sloop.units import NS_PER_MS
@@ -90,17 +91,19 @@ class Service:
 
 
 def is_measured(profile: Profile) -> bool:
-    """Whether the profile says how its runs were spread, in the same number of parts for every cell."""
-    return len({len(sample.likely_ms) for sample in profile.samples} | {0}) == 2 and all(
-        sample.likely_ms for sample in profile.samples
-    )
+    """Whether the profile says of every cell how its runs were spread."""
+    return bool(profile.samples) and all(sample.likely_ms for sample in profile.samples)
 
 
 def parts_of(samples: Sequence[Sample]) -> list[Table]:
-    """A table over batch and cores for each of the equally likely durations, the shortest first."""
-    count = len(samples[0].likely_ms)
+    """A table over batch and cores for each of the equally likely durations, the shortest first.
+
+    A cell with fewer durations than another counts each of them for several.
+    """
+    count = max(len(sample.likely_ms) for sample in samples)
     cells: list[dict[int, dict[float, float]]] = [{} for _ in range(count)]
     for sample in samples:
-        for part, duration_ms in zip(cells, sample.likely_ms, strict=True):
-            part.setdefault(sample.batch, {})[sample.cores] = duration_ms
+        durations_ms = sample.likely_ms
+        for place, part in enumerate(cells):
+            part.setdefault(sample.batch, {})[sample.cores] = durations_ms[place * len(durations_ms) // count]
     return [Table(part) for part in cells]

@@ -1,0 +1,137 @@
+"""Does the simulator foretell what the server does? The demonstration's trace, live several times and simulated.
+
+    python -m benchmarks.agreement [--repeats 3] [--seconds 60]
+
+The model is profiled once. Then every system is served live several times on the same trace, so that the live runs'
+own spread shows, and each run is simulated twice: from the profile, which is all one has beforehand, and with batches
+taking what they took in that run (`sloop simulate --recorded`), which leaves only what the simulator itself gets wrong.
+Every live run's log is replayed through a fresh core: the same actions?
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import copy
+
+from msgspec import Struct
+
+from benchmarks.accounts import check
+from benchmarks.notebook import arguments, publish, say, table, workspace
+from sloop.app.application import SystemChoice
+from sloop.app.hardware import local
+from sloop.app.scenario import Scenario
+from sloop.demo.model import squeezenet
+from sloop.demo.run import foretold, observed, profiled, written
+from sloop.demo.setting import Setting, choose_cores, setting_of
+from sloop.profile.store import path_beside
+from sloop.report.compare import agreement
+from sloop.report.rows import RunRow
+from sloop.report.tables import Cell
+from sloop.serve.actuator import detect
+from sloop.serve.actuator.cgroup import Cgroups
+
+PROFILED, RECORDED = "from the profile", "as recorded"
+
+
+class Repeat(Struct, frozen=True):
+    """One live run of one system, and its simulations by where their truth comes from."""
+
+    system: str
+    live: RunRow
+    simulated: dict[str, RunRow]
+    complaint: str
+    replays: bool
+
+
+def repeat(folder: Path, scenario: Scenario, choice: SystemChoice) -> Repeat:
+    """Live, then simulated twice, then replayed."""
+    seen = observed(folder, scenario, choice, tell=lambda done: None)
+    truths = {PROFILED: None, RECORDED: seen.log}
+    simulated = {
+        name: foretold(scenario, choice, seen, seen.log.with_name("simulated.jsonl"), recorded=recorded).row
+        for name, recorded in truths.items()
+    }
+    complaint, played = check(seen.log)
+    return Repeat(choice.name, seen.outcome.row, simulated, complaint, played.difference is None)
+
+
+def repeats(folder: Path, model: Path, setting: Setting, count: int) -> list[Repeat]:
+    """Every system, `count` times in turn, each turn in a folder of its own."""
+    found = []
+    for number in range(1, count + 1):
+        place = folder / str(number)
+        place.mkdir(exist_ok=True)
+        for file in (model, path_beside(model)):
+            copy(file, place)
+        scenario = written(place, setting, place / model.name)
+        for choice in scenario.systems:
+            say(f"run {number} of {count}, {choice.name}: live for {setting.duration_s} s, then simulated")
+            found.append(repeat(place, scenario, choice))
+    return found
+
+
+def compared(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
+    """A row for each run and truth."""
+    rows: list[tuple[Cell, ...]] = []
+    for run in found:
+        for truth, simulated in run.simulated.items():
+            attainment, p99, *_, cores = agreement(run.live, simulated)
+            rows.append(
+                (
+                    *(run.system, truth, attainment.live, attainment.simulated, attainment.apart, attainment.agrees),
+                    *(p99.live, p99.simulated, p99.apart, p99.agrees, cores.live, cores.simulated),
+                )
+            )
+    return rows
+
+
+def spread(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
+    """How far the live runs of one system on one trace are from each other."""
+    rows: list[tuple[Cell, ...]] = []
+    for system in dict.fromkeys(run.system for run in found):
+        live = [run.live for run in found if run.system == system]
+        attained = [100 * row.attainment for row in live]
+        p99_ms = [row.p99_ms or 0.0 for row in live]
+        sound = all(run.replays and not run.complaint for run in found if run.system == system)
+        apart = 100 * (max(p99_ms) / min(p99_ms) - 1)
+        rows.append((system, len(live), max(attained) - min(attained), apart, sound))
+    return rows
+
+
+def report(found: Sequence[Repeat], setting: Setting, how: str) -> str:
+    """What is published."""
+    columns = (
+        *("system", "truth", "attainment live, %", "simulated", "points apart", "≤ 1"),
+        *("p99 live, ms", "simulated", "% apart", "≤ 10", "core-seconds live", "simulated"),
+    )
+    return "\n\n".join(
+        [
+            f"SqueezeNet under the demonstration's wave, {min(setting.counts)} to {max(setting.counts)} requests in each "
+            f"second, all in one burst, over a synthetic 4G link; {setting.duration_s} s, deadline {setting.slo_ms:g} ms; "
+            f"`static` on {setting.half_cores:g} cores, `sponge` on up to {setting.cores_max:g}. Cores by "
+            f"{how.partition(':')[0]}. The figures are the server's log's.",
+            table(columns, compared(found)),
+            "How far live runs of the same trace are from each other, and whether every live log satisfies the "
+            "checkers and replays to the same actions:",
+            table(("system", "runs", "attainment, points", "p99, %", "sound, same actions"), spread(found)),
+        ]
+    )
+
+
+def main() -> None:
+    parser = arguments(__doc__, seconds=60, quick=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    detected = detect()
+    detected.actuator.close()
+    cores = choose_cores(local().cores, fractions=isinstance(detected.actuator, Cgroups))
+    with workspace(given.keep) as folder:
+        model = squeezenet(folder)
+        say("profile")
+        profile = profiled(model, cores, tell=lambda share, what: None)
+        setting = setting_of(profile, cores, duration_s=round(given.seconds), seed=given.seed)
+        found = repeats(folder, model, setting, given.repeats)
+    publish("agreement", "Simulator against live", report(found, setting, detected.why), write=not given.no_write)
+
+
+if __name__ == "__main__":
+    main()

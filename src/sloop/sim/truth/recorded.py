@@ -1,0 +1,59 @@
+"""Truth from a recorded run: how long its batches took, by variant, size and cores.
+
+Promises profiles that draw what the run drew where it ran often enough, and are the given ones elsewhere. What a live
+server's log says of this machine on that day is the best calibration there is; a policy still believes its own profile.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import structs
+
+from sloop.actions import StartBatch, StartReplica
+from sloop.events import Finished, Resized
+from sloop.log import Record
+from sloop.profile import Profile, Sample
+from sloop.profile.sample import sample_of
+from sloop.sim.truth.service import Variant, is_measured
+from sloop.vocabulary import BatchId, ReplicaId
+
+RUNS_MIN: Final = 20
+"""Batches of one size on one core count, below which the profile's own cell stays."""
+
+Runs = dict[Variant, dict[tuple[int, float], list[int]]]
+"""Variant → (batch, cores) → durations in ns from the order to the answer."""
+
+
+def runs_of(records: Iterable[tuple[int, Record]]) -> Runs:
+    """How long each finished batch of a log took; those a resize interrupted belong to no core count: left out."""
+    found: Runs = defaultdict(lambda: defaultdict(list))
+    replicas: dict[ReplicaId, tuple[Variant, float]] = {}
+    started: dict[BatchId, tuple[int, StartBatch, float]] = {}
+    for now_ns, record in records:
+        if isinstance(record, StartReplica):
+            replicas[record.replica] = (record.spec.stage, record.spec.variant), record.spec.cores
+        elif isinstance(record, Resized) and record.replica in replicas:
+            replicas[record.replica] = replicas[record.replica][0], record.cores
+        elif isinstance(record, StartBatch):
+            started[record.batch] = now_ns, record, replicas[record.replica][1]
+        elif isinstance(record, Finished) and record.batch in started:
+            begun_ns, batch, cores = started.pop(record.batch)
+            variant, cores_now = replicas[batch.replica]
+            if cores == cores_now:
+                found[variant][len(batch.requests), cores].append(now_ns - begun_ns)
+    return found
+
+
+def as_recorded(profiles: Mapping[Variant, Profile], runs: Runs) -> dict[Variant, Profile]:
+    """The profiles with every cell replaced that the run has at least `RUNS_MIN` batches of."""
+    return {variant: _replaced(profile, runs.get(variant, {})) for variant, profile in profiles.items()}
+
+
+def _replaced(profile: Profile, runs: Mapping[tuple[int, float], list[int]]) -> Profile:
+    recorded = {cell: sample_of(*cell, ran_ns) for cell, ran_ns in runs.items() if len(ran_ns) >= RUNS_MIN}
+    kept: dict[tuple[int, float], Sample] = {}
+    if is_measured(profile):
+        kept = {(sample.batch, sample.cores): sample for sample in profile.samples}
+    cells = kept | recorded
+    return structs.replace(profile, samples=tuple(cells[cell] for cell in sorted(cells))) if recorded else profile
