@@ -105,9 +105,9 @@ def report(found: Sequence[Repeat], setting: Setting, how: str) -> str:
     )
     return "\n\n".join(
         [
-            f"SqueezeNet under the demonstration's wave, {min(setting.counts)} to {max(setting.counts)} requests in each "
-            f"second, all in one burst, over a synthetic 4G link; {setting.duration_s} s, deadline {setting.slo_ms:g} ms; "
-            f"`static` on {setting.half_cores:g} cores, `sponge` on up to {setting.cores_max:g}. Cores by "
+            f"SqueezeNet under the demonstration's wave, {min(setting.counts)} to {max(setting.counts)} requests "
+            f"in each second, all in one burst, over a synthetic 4G link; {setting.duration_s} s, deadline "
+            f"{setting.slo_ms:g} ms; `static` on {setting.half_cores:g} cores, `sponge` on up to {setting.cores_max:g}. Cores by "
             f"{how.partition(':')[0]}. The figures are the server's log's.",
             table(columns, compared(found)),
             "How far live runs of the same trace are from each other, and whether every live log satisfies the "
