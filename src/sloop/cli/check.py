@@ -6,6 +6,7 @@ import click
 
 from sloop.app.load import load_application
 from sloop.cli.command import Answer, command
+from sloop.cli.number import Number
 from sloop.cli.plan import shown
 from sloop.cli.screen import table
 from sloop.report.tables import Table
@@ -15,7 +16,7 @@ from sloop.systems.setup import set_up
 
 @command("check", example="sloop check app.yaml && sloop serve app.yaml")
 @click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rate", "rate_rps", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Requests/s.")
+@click.option("--rate", "rate_rps", type=Number(min=0), default=10.0, show_default=True, help="Requests/s.")
 def check(app: Path, rate_rps: float) -> Answer:
     """Validate the application in APP and print its plan, touching nothing. Fails where the plan is not feasible."""
     application = load_application(app)

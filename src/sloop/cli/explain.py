@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sloop.cli.command import Answer, command
+from sloop.cli.number import Number
 from sloop.cli.screen import table
 from sloop.log import read_log
 from sloop.report.explain import Step, explain_decision, explain_request, reasons
@@ -28,7 +29,7 @@ sloop explain run.jsonl --page run.html
 @command("explain", example=EXAMPLE)
 @click.argument("log", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--request", type=int, help="Explain this request's end.")
-@click.option("--at", "at_s", type=float, metavar="SECONDS", help="Explain the decision in force at this instant.")
+@click.option("--at", "at_s", type=Number(), metavar="SECONDS", help="Explain the decision in force at this instant.")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole run as one HTML file.")
 def explain(log: Path, request: int | None, at_s: float | None, page: Path | None) -> Answer:
     """Say why a request ended as it did or why a decision was taken; with neither, why requests were missed."""

@@ -1,12 +1,17 @@
 """Lists on the command line: `1,2,4` and `NAME=3,224,224`."""
 
+from math import isfinite
+
 import click
 
 
 def numbers(text: str) -> tuple[float, ...]:
     """Numbers separated by commas."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in text.split(","))
+        if not all(map(isfinite, found)):
+            raise ValueError
+        return found
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of numbers; write 0.5,1,2") from None
 

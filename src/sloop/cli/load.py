@@ -6,6 +6,7 @@ import click
 
 from sloop.cli.command import Answer, command
 from sloop.cli.lists import shape
+from sloop.cli.number import Number
 from sloop.cli.screen import facts, progress
 from sloop.cli.source import HELP, link_at, trace_at
 from sloop.load import Delivery, Encoding, LoadPlan, Told, run_load
@@ -22,19 +23,19 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
 @command("load", example=EXAMPLE, more=HELP)
 @click.argument("url")
 @click.option("--trace", required=True, metavar="TRACE", help="When requests are sent.")
-@click.option("--slo-ms", type=click.FloatRange(min=0, min_open=True), required=True, help="End to end, for each.")
+@click.option("--slo-ms", type=Number(min=0, min_open=True), required=True, help="End to end, for each.")
 @click.option("--model", help="Application or model to ask [default: the one URL serves].")
-@click.option("--duration-s", type=click.FloatRange(min=0, min_open=True), help="Only the trace's first seconds.")
+@click.option("--duration-s", type=Number(min=0, min_open=True), help="Only the trace's first seconds.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of arrivals, link and made-up inputs [0].")
 @click.option("--link", metavar="LINK", help="The clients' link: a file, or a mapping such as '{kind: lte}'.")
-@click.option("--payload-kb", type=click.FloatRange(min=0), help="What the link carries [default: the body].")
+@click.option("--payload-kb", type=Number(min=0), help="What the link carries [default: the body].")
 @click.option(
     "--delivery", type=click.Choice([*map(str, Delivery)]), default="delay", help="What the link does [delay]."
 )
 @click.option("--encoding", type=click.Choice([*map(str, Encoding)]), default="auto", help="How tensors travel [auto].")
 @click.option("--input", "input_file", type=click.Path(path_type=Path), help=".npy tensor or .json body to send.")
 @click.option("--shape", "shapes", type=shape, multiple=True, metavar="NAME=SIZES", help="Of an open input, whole.")
-@click.option("--timeout-s", type=click.FloatRange(min=0, min_open=True), default=30.0, help="Per request [30].")
+@click.option("--timeout-s", type=Number(min=0, min_open=True), default=30.0, help="Per request [30].")
 @click.option("--records", type=click.Path(path_type=Path), help="Write a line of JSON for each request here.")
 def load(
     url: str,

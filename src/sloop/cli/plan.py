@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_application
 from sloop.cli.command import Answer, command
+from sloop.cli.number import Number
 from sloop.cli.screen import table
 from sloop.report.tables import Table
 from sloop.report.tables import shown as figure
@@ -18,7 +19,7 @@ from sloop.systems.setup import set_up
 
 @command("plan", example="sloop plan app.yaml --rate 50\nsloop plan app.yaml --rate 50 --system static --json")
 @click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rate", "rate_rps", type=click.FloatRange(min=0), required=True, help="Requests per second, steady.")
+@click.option("--rate", "rate_rps", type=Number(min=0, max=1e7), required=True, help="Requests per second, steady.")
 @click.option("--system", "name", metavar="NAME", help="Ask this system rather than the one APP names.")
 def plan(app: Path, rate_rps: float, name: str | None) -> Answer:
     """Say what the application in APP needs at a steady rate, what it costs, and what it is believed to give."""

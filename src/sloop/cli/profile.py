@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from sloop.cli.command import Answer, command
 from sloop.cli.lists import counts, numbers, shape
+from sloop.cli.number import Number
 from sloop.cli.screen import progress, table
 from sloop.errors import InputError
 from sloop.profile import batchable
@@ -30,7 +31,7 @@ sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--batches", type=counts, default="1,2,4,8", show_default=True, help="Batch sizes.")
 @click.option("--cores", type=numbers, metavar="NUMBERS", help="Fractions where the machine can [default: 1,2,… all].")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=SECONDS, help="Time for each cell.")
+@click.option("--seconds", type=Number(min=0, min_open=True), default=SECONDS, help="Time for each cell.")
 @click.option("--shape", "shapes", type=shape, multiple=True, metavar="NAME=SIZES", help="Of one row of an open input.")
 @click.option("--percentile", type=click.Choice(["p99", "p50"]), default="p99", help="What the profile promises.")
 @click.option("--form", type=click.Choice(FORMS), default="table", help="How it speaks between cells.")

@@ -9,6 +9,7 @@ import click
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_application
 from sloop.cli.command import Answer, command, say
+from sloop.cli.number import Number
 from sloop.serve.server import Serving, Settings
 from sloop.serve.server import serve as serve_until_told
 
@@ -30,9 +31,7 @@ sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
 @click.option(
     "--bodies-bytes", type=click.IntRange(min=1), default=2**30, show_default=True, help="All requests inside together."
 )
-@click.option(
-    "--drain-s", type=click.FloatRange(min=0), default=30.0, show_default=True, help="To finish, when stopped."
-)
+@click.option("--drain-s", type=Number(min=0), default=30.0, show_default=True, help="To finish, when stopped.")
 def serve(
     app: Path,
     host: str,

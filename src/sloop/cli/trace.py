@@ -7,6 +7,7 @@ import click
 from sloop.arrivals.stats import statistics
 from sloop.arrivals.write import write_counts, write_times
 from sloop.cli.command import Answer, command
+from sloop.cli.number import Number
 from sloop.cli.screen import facts
 from sloop.cli.source import HELP, trace_at
 from sloop.report.arrivals import draw, figure_of
@@ -19,7 +20,7 @@ sloop trace '{kind: burst, rate: 20}' --duration-s 60 --times burst.txt
 
 @command("trace", example=EXAMPLE, more=HELP)
 @click.argument("trace", metavar="TRACE")
-@click.option("--duration-s", type=click.FloatRange(min=0, min_open=True), help="Only the first seconds.")
+@click.option("--duration-s", type=Number(min=0, min_open=True), help="Only the first seconds.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn at random.")
 @click.option("--counts", type=click.Path(path_type=Path), help="Write requests per second to this file.")
 @click.option("--times", type=click.Path(path_type=Path), help="Write every arrival, in ns, to this file.")
