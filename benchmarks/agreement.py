@@ -105,10 +105,10 @@ def report(found: Sequence[Repeat], setting: Setting, how: str) -> str:
     )
     return "\n\n".join(
         [
-            f"SqueezeNet under the demonstration's wave, {min(setting.counts)} to {max(setting.counts)} requests "
+            f"SqueezeNet under the demonstration's wave: {min(setting.counts)} to {max(setting.counts)} requests "
             f"in each second, all in one burst, over a synthetic 4G link; {setting.duration_s} s, deadline "
-            f"{setting.slo_ms:g} ms; `static` on {setting.half_cores:g} cores, `sponge` on up to {setting.cores_max:g}. "
-            f"Cores by {how.partition(':')[0]}. The figures are the server's log's.",
+            f"{setting.slo_ms:g} ms; `static` on {setting.half_cores:g} cores, `sponge` on up to "
+            f"{setting.cores_max:g}. Cores by {how.partition(':')[0]}. The figures are the server's log's.",
             table(columns, compared(found)),
             "How far live runs of the same trace are from each other, and whether every live log satisfies the "
             "checkers and replays to the same actions:",
