@@ -10,6 +10,12 @@ def test_lists_are_read() -> None:
     assert shape("data=3,224,224") == ("data", (3, 224, 224))
 
 
+def test_numbers_are_finite() -> None:
+    for text in ("nan", "1,inf"):
+        with pytest.raises(click.BadParameter, match="write"):
+            numbers(text)
+
+
 @pytest.mark.parametrize("text", ["", "1,", "1,x", "1;2"])
 def test_what_is_no_list_is_refused_with_an_example(text: str) -> None:
     for read in (numbers, counts, shape):
