@@ -91,3 +91,18 @@ def test_a_trace_that_is_wrong_says_where_in_the_scenario(scenario_file: Path) -
     scenario_file.write_text(re.sub(r"trace: \{.*\}", "trace: {kind: poisson, rate: -20}", SCENARIO))
     with pytest.raises(InputError, match=r"\.yaml:\d+: trace\.rate: -20(\.0)? is out of range"):
         World.from_scenario(load_scenario(scenario_file))
+
+
+def test_a_recorded_link_is_a_path_or_a_file_with_options(scenario_file: Path) -> None:
+    (scenario_file.parent / "bus.csv").write_text("carrier,mbps\nA,20\nB,1\nA,40\n")
+    text = scenario_file.read_text()
+    assert "{kind: constant, mbps: 20}" in text
+    scenario_file.write_text(
+        text.replace("{kind: constant, mbps: 20}", "{file: bus.csv, column: mbps, only: {carrier: A}}")
+    )
+    link = World.from_scenario(load_scenario(scenario_file)).link
+    assert link is not None
+    assert tuple(link.bytes_per_ms) == (2500.0, 5000.0)
+    scenario_file.write_text(text.replace("{kind: constant, mbps: 20}", "{mbps: 20}"))
+    with pytest.raises(InputError, match=r"link has either `kind` or `file`"):
+        World.from_scenario(load_scenario(scenario_file))

@@ -109,7 +109,7 @@ def _network(value: Value, folder: Path) -> NetworkTruth:
         semantics = "attach"
     if not isinstance(link.content, dict):
         return NetworkTruth(str(link.existing(folder)), payloads, semantics)
-    made = {key: field.plain() for key, field in link.mapping(required=("kind",)).items()}
+    made = {key: field.plain() for key, field in link.mapping().items()}
     return NetworkTruth(made, payloads, semantics)
 
 
