@@ -55,7 +55,7 @@ def check_rows(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) 
         raise InputError(
             f"{found}, so that requests cannot share a forward pass",
             where=str(path),
-            help="measure what one request needs, with --batches 1",
+            help="measure what one request needs, with --batches 1; a batch that was fixed may open with --free-batch",
         )
 
 
