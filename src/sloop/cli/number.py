@@ -19,3 +19,7 @@ class Number(click.FloatRange):
         if not isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+    def _describe_range(self) -> str:
+        """For `--help`: nothing where there are no bounds, which click would show as `x<=None`."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
