@@ -116,7 +116,7 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[Ended] = []
-        first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), on_end=ended.append)
+        first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), age_ns=ms(2), on_end=ended.append)
         assert backend.orders == [("run", 1, R, [[b"in"]])]
         driver.finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])
         assert ended == [Ended(Outcome.SERVED, {"y": tensor(b"out")})]
@@ -127,7 +127,7 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
         assert request.elapsed_ns == ms(5)
         kinds: list[type[Record]] = [Request, StartBatch, Finished, End]
         assert [type(record) for _, record in log] == kinds
-        assert log.records[0][0] >= request.arrived_ns
+        assert log.records[0][0] >= request.arrived_ns + ms(2)
 
     play(scene, finish_at_once, log=log)
 

@@ -114,6 +114,7 @@ class Driver:
         *,
         slo_ns: int | None = None,
         elapsed_ns: int = 0,
+        age_ns: int = 0,
         on_end: Callable[[Ended], None],
     ) -> RequestId:
         """See `sloop.serve.submission.Submitter`."""
@@ -123,10 +124,10 @@ class Driver:
             refused = Outcome.REJECTED if self.crash is None else Outcome.FAILED
             on_end(Ended(refused, why=self._over, retry_after_ns=NS_PER_S))
             return request
-        now_ns = self.now_ns
-        sent_ns = now_ns - elapsed_ns
+        arrived_ns = self.now_ns - age_ns
+        sent_ns = arrived_ns - elapsed_ns
         self._open[request] = _Open(on_end, {APPLICATION: [tensors[name] for name in self._names]})
-        self.happened(Request(request, sent_ns, now_ns, sent_ns + (slo_ns or self._slo_ns)))
+        self.happened(Request(request, sent_ns, arrived_ns, sent_ns + (slo_ns or self._slo_ns)))
         return request
 
     def cancel(self, request: RequestId) -> None:

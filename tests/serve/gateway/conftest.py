@@ -36,7 +36,7 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
 def gateway(shared_gateway: Gateway) -> Gateway:
     driver = shared_gateway.driver
     driver.respond, driver.at_once = None, False
-    for record in (driver.seen, driver.cancelled, driver.heard, driver.gone):
+    for record in (driver.seen, driver.ages_ns, driver.cancelled, driver.heard, driver.gone):
         record.clear()
     shared_gateway.why_unready = ""
     return shared_gateway

@@ -30,6 +30,7 @@ class FakeDriver:
 
     respond: Callable[[Mapping[str, Tensor]], Ended | None] | None = None
     seen: list[tuple[Mapping[str, Tensor], int | None, int]] = field(default_factory=list)
+    ages_ns: list[int] = field(default_factory=list)
     cancelled: list[RequestId] = field(default_factory=list)
     at_once: bool = False
     heard: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,8 +42,10 @@ class FakeDriver:
         *,
         slo_ns: int | None,
         elapsed_ns: int,
+        age_ns: int = 0,
         on_end: Callable[[Ended], None],
     ) -> RequestId:
+        self.ages_ns.append(age_ns)
         self.seen.append((tensors, slo_ns, elapsed_ns))
         self.heard.set()
         ended = (self.respond or scaled)(tensors)

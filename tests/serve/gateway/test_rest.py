@@ -3,6 +3,8 @@
 import asyncio
 import http.client
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -343,3 +345,15 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dic
     assert Answered(connection.getresponse()).status == 200
     connection.close()
     loop_thread.call(listener.close())
+
+
+def test_a_deadline_does_not_wait_for_a_body_that_is_slow_to_come(gateway: Gateway) -> None:
+    body = json.dumps({"inputs": [X, K]}).encode()
+    head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((gateway.host, gateway.port), timeout=10) as sock:
+        sock.sendall(head + body[:5])
+        time.sleep(0.1)
+        sock.sendall(body[5:])
+        assert sock.recv(12) == b"HTTP/1.1 200"
+    assert gateway.driver.seen[0][2] == 0, "nothing was said of the way here"
+    assert gateway.driver.ages_ns[0] > ms(30)

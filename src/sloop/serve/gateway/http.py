@@ -9,6 +9,7 @@ Source: Granian's RSGI specification, version 1.
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import unquote
@@ -44,6 +45,7 @@ class Exchange:
 
     __slots__ = (
         "_answered",
+        "_began_ns",
         "_watch",
         "_wire",
         "body",
@@ -56,8 +58,9 @@ class Exchange:
         "since_s",
     )
 
-    def __init__(self, scope: Scope, wire: Wire, body: bytes) -> None:
+    def __init__(self, scope: Scope, wire: Wire, body: bytes, began_ns: int = 0) -> None:
         self._wire = wire
+        self._began_ns = began_ns or time.monotonic_ns()
         self._answered: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.method = scope.method
@@ -70,6 +73,11 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None
         """Called if the client goes away before the answer."""
         self.since_s = 0.0
+
+    @property
+    def age_ns(self) -> int:
+        """Time since its head arrived."""
+        return time.monotonic_ns() - self._began_ns
 
     def reply(
         self, status: int, body: bytes, *, content_type: str = JSON, headers: tuple[tuple[str, str], ...] = ()
@@ -157,11 +165,12 @@ class Listener:
 
     async def __rsgi__(self, scope: Scope, wire: Wire) -> None:
         """Granian calls this for each request, as a task of its own."""
+        began_ns = time.monotonic_ns()
         with Hold(self._bodies) as hold:
             body = await read(scope, wire, hold)
             if body is None:
                 return
-            exchange = Exchange(scope, wire, body)
+            exchange = Exchange(scope, wire, body, began_ns)
             self._answer(exchange)
             if exchange.is_open:
                 self._waiting[exchange] = None

@@ -111,7 +111,9 @@ class Rest:
         )
         submitter = self.service.submitter
         on_end = partial(self._end, exchange, wanted)
-        request = submitter.submit(wanted.tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, on_end=on_end)
+        request = submitter.submit(
+            wanted.tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, age_ns=exchange.age_ns, on_end=on_end
+        )
         if exchange.is_open:
             exchange.on_gone = partial(submitter.cancel, request)
 

@@ -10,6 +10,7 @@ Source: Open Inference Protocol v2, "gRPC"; gRPC's status codes.
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from math import prod
@@ -160,19 +161,22 @@ class Rpc:
         )
 
     async def _ModelInfer(self, request: Any, context: Context) -> object:  # noqa: ANN401
+        began_ns = time.monotonic_ns()
         self.service.known(request.model_name, request.model_version)
         intake = self.service.intake
         tensors = intake.whole(self._inputs(request))
         names = [intake.output(out.name, f"outputs[{i}].name") for i, out in enumerate(request.outputs)]
         slo_ns, elapsed_ns = self._budget_ns(request, context)
-        ended = await self._submitted(tensors, slo_ns, elapsed_ns)
+        ended = await self._submitted(tensors, slo_ns, elapsed_ns, began_ns)
         if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
             raise of_ended(ended)
         met = "true" if ended.outcome is Outcome.SERVED else "false"
         context.set_trailing_metadata((("x-slo-met", met),))
         return self._answer(request.id, names or [port.name for port in intake.signature.outputs], ended.outputs)
 
-    async def _submitted(self, tensors: Mapping[str, Tensor], slo_ns: int | None, elapsed_ns: int) -> Ended:
+    async def _submitted(
+        self, tensors: Mapping[str, Tensor], slo_ns: int | None, elapsed_ns: int, began_ns: int
+    ) -> Ended:
         """Hand in a request and wait for its end; take it back if the client does not wait."""
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
@@ -181,7 +185,10 @@ class Rpc:
                 future.set_result(ended)
 
         submitter = self.service.submitter
-        request: RequestId = submitter.submit(tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, on_end=on_end)
+        age_ns = time.monotonic_ns() - began_ns
+        request: RequestId = submitter.submit(
+            tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, age_ns=age_ns, on_end=on_end
+        )
         try:
             return await future
         except asyncio.CancelledError:
