@@ -19,9 +19,9 @@ from sloop.sim.truth.cold_start import ColdStart
 from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
 from sloop.sim.truth.network import Network
 from sloop.sim.truth.noise import Shape
-from sloop.sim.truth.recorded import Runs, as_recorded, runs_of
+from sloop.sim.truth.recorded import as_recorded, runs_of
 from sloop.sim.truth.resize import Resize
-from sloop.sim.truth.service import Service, Variant
+from sloop.sim.truth.service import Runs, Service, Variant
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, s
 
@@ -108,6 +108,7 @@ class World:
             shape=self.shape,
             cv=declared.cv,
             ratio=declared.ratio,
+            recorded=self.recorded,
             errors=errors,
         )
         start = truth.cold_start

@@ -1,8 +1,9 @@
 """What a run's batches took, cell by cell, as truth for another run."""
 
-from statistics import fmean
+from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
@@ -18,7 +19,7 @@ R0 = ReplicaId(0)
 PROFILE = Profile(latency_ms=Quadratic(0, 10, 5), max_batch=2, max_cores=2)
 
 
-def log_of(took_ms: list[float], *, batch: int = 1, cores: float = 1.0) -> list[tuple[int, Record]]:
+def log_of(took_ms: Sequence[float], *, batch: int = 1, cores: float = 1.0) -> list[tuple[int, Record]]:
     """One batch after the other on one replica; `service_ns`, without transport, is always 1 ms."""
     records: list[tuple[int, Record]] = [(0, StartReplica(R0, ReplicaSpec("only", "a", cores)))]
     now_ns = 0
@@ -31,25 +32,28 @@ def log_of(took_ms: list[float], *, batch: int = 1, cores: float = 1.0) -> list[
 
 
 def test_a_batch_took_from_its_order_to_its_answer() -> None:
-    assert runs_of(log_of([7, 9], batch=2, cores=0.5)) == {A: {(2, 0.5): [ms(7), ms(9)]}}
+    took_ms = [7, 9] * RUNS_MIN
+    assert runs_of(log_of(took_ms, batch=2, cores=0.5)) == {A: {(2, 0.5): list(map(ms, took_ms))}}
+    assert runs_of(log_of([40.0] * (RUNS_MIN - 1))) == {A: {}}, "too few to say anything"
 
 
 def test_what_a_resize_interrupted_counts_for_no_core_count() -> None:
-    start = (0, StartReplica(R0, ReplicaSpec("only", "a", 1.0)))
-    batch = StartBatch(BatchId(0), R0, "only", (RequestId(0),))
-    after = StartBatch(BatchId(1), R0, "only", (RequestId(1),))
-    records: list[tuple[int, Record]] = [
-        start,
-        (0, batch),
-        (ms(3), Resized(R0, 2.0)),
-        (ms(8), Finished(BatchId(0), R0, ms(8))),
-        (ms(9), after),
-        (ms(13), Finished(BatchId(1), R0, ms(4))),
-    ]
-    assert runs_of(records) == {A: {(1, 2.0): [ms(4)]}}
+    records = log_of([4.0] * RUNS_MIN)
+    at_ns = records[-1][0]
+    more = StartBatch(BatchId(RUNS_MIN), R0, "only", (RequestId(RUNS_MIN),))
+    records += [(at_ns, more), (at_ns + ms(3), Resized(R0, 2.0)), (at_ns + ms(8), Finished(more.batch, R0, ms(8)))]
+    records += [(now_ns + at_ns + ms(9), later(record)) for now_ns, record in log_of([2.0] * RUNS_MIN)[1:]]
+    assert runs_of(records) == {A: {(1, 1.0): [ms(4)] * RUNS_MIN, (1, 2.0): [ms(2)] * RUNS_MIN}}
 
 
-def test_a_cell_with_enough_batches_is_drawn_as_recorded_and_the_rest_stays() -> None:
+def later(record: Record) -> Record:
+    """The same batch with another number."""
+    if isinstance(record, StartBatch | Finished):
+        return structs.replace(record, batch=BatchId(record.batch + 1000))
+    return record
+
+
+def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured() -> None:
     measured = Profile(
         latency_ms=Quadratic(0, 10, 5),
         max_batch=2,
@@ -57,22 +61,22 @@ def test_a_cell_with_enough_batches_is_drawn_as_recorded_and_the_rest_stays() ->
         origin="measured",
         samples=(Sample(1, 1.0, 15, 15, 9, (15.0, 15.0)), Sample(2, 1.0, 25, 25, 9, (20.0, 30.0))),
     )
-    runs = runs_of(log_of([8.0, 12.0] * RUNS_MIN))
-    runs[A][2, 1.0] = [ms(99)] * (RUNS_MIN - 1)
-    assert len(as_recorded({A: measured}, runs)[A].samples) == 2
-    # Cells of different grain: what a stopwatch kept in two parts beside what a run gives in sixty-four.
-    speed = Service(1, as_recorded({A: measured}, runs)).speed(*A, 1.0)
+    took_ms = [8.0, 8.0, 12.0, 12.0] * RUNS_MIN
+    runs = runs_of(log_of(took_ms))
+    speed = Service(1, as_recorded({A: measured}, runs), recorded=runs).speed(*A, 1.0)
     assert speed.means_ns == pytest.approx([0.0, 10e6, 25e6])
-    drawn_ms = [next(speed.noises[1]) * speed.means_ns[1] / 1e6 for _ in range(1000)]
-    assert {round(value) for value in drawn_ms} == {8, 12}
-    assert fmean(drawn_ms) == pytest.approx(10, rel=0.05)
+    assert [next(speed.noises[1]) * speed.means_ns[1] for _ in range(6)] == pytest.approx(
+        [8e6, 8e6, 12e6, 12e6, 8e6, 8e6]
+    )
+    assert {round(next(speed.noises[2]) * 25) for _ in range(100)} == {20, 30}
 
 
-def test_a_promise_gives_way_to_what_was_recorded() -> None:
-    speed = Service(1, as_recorded({A: PROFILE}, runs_of(log_of([40.0] * RUNS_MIN)))).speed(*A, 1.0)
-    assert speed.means_ns[1] == pytest.approx(ms(40))
+def test_between_recorded_cells_a_profile_of_promises_follows_them() -> None:
+    runs = {A: {(1, 1.0): [ms(40)] * RUNS_MIN, (1, 2.0): [ms(20)] * RUNS_MIN}}
+    speed = Service(1, as_recorded({A: PROFILE}, runs), recorded=runs).speed(*A, 4 / 3)
+    assert speed.means_ns[1] == pytest.approx(30e6)
 
 
-def test_too_little_changes_nothing() -> None:
-    assert as_recorded({A: PROFILE}, runs_of(log_of([40.0] * (RUNS_MIN - 1)))) == {A: PROFILE}
+def test_nothing_recorded_changes_nothing() -> None:
     assert as_recorded({A: PROFILE}, {}) == {A: PROFILE}
+    assert as_recorded({A: PROFILE}, {A: {}}) == {A: PROFILE}

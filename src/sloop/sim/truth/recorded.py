@@ -1,11 +1,12 @@
 """Truth from a recorded run: how long its batches took, by variant, size and cores.
 
-Promises profiles that draw what the run drew where it ran often enough, and are the given ones elsewhere. What a live
-server's log says of this machine on that day is the best calibration there is; a policy still believes its own profile.
+Promises the run's own durations where it ran often enough, and profiles that follow them in between and are the given
+ones elsewhere. What a live server's log says of this machine on that day is the best calibration there is; a policy
+still believes its own profile.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import structs
@@ -15,19 +16,19 @@ from sloop.events import Finished, Resized
 from sloop.log import Record
 from sloop.profile import Profile, Sample
 from sloop.profile.sample import sample_of
-from sloop.sim.truth.service import Variant, is_measured
+from sloop.sim.truth.service import Runs, Variant, is_measured
 from sloop.vocabulary import BatchId, ReplicaId
 
 RUNS_MIN: Final = 20
 """Batches of one size on one core count, below which the profile's own cell stays."""
 
-Runs = dict[Variant, dict[tuple[int, float], list[int]]]
-"""Variant → (batch, cores) → durations in ns from the order to the answer."""
-
 
 def runs_of(records: Iterable[tuple[int, Record]]) -> Runs:
-    """How long each finished batch of a log took; those a resize interrupted belong to no core count: left out."""
-    found: Runs = defaultdict(lambda: defaultdict(list))
+    """How long each finished batch of a log took from its order to its answer, cells with few batches left out.
+
+    Those a resize interrupted belong to no core count, and are left out, too.
+    """
+    found: dict[Variant, dict[tuple[int, float], list[int]]] = defaultdict(lambda: defaultdict(list))
     replicas: dict[ReplicaId, tuple[Variant, float]] = {}
     started: dict[BatchId, tuple[int, StartBatch, float]] = {}
     for now_ns, record in records:
@@ -42,16 +43,19 @@ def runs_of(records: Iterable[tuple[int, Record]]) -> Runs:
             variant, cores_now = replicas[batch.replica]
             if cores == cores_now:
                 found[variant][len(batch.requests), cores].append(now_ns - begun_ns)
-    return found
+    return {
+        variant: {cell: runs_ns for cell, runs_ns in cells.items() if len(runs_ns) >= RUNS_MIN}
+        for variant, cells in found.items()
+    }
 
 
 def as_recorded(profiles: Mapping[Variant, Profile], runs: Runs) -> dict[Variant, Profile]:
-    """The profiles with every cell replaced that the run has at least `RUNS_MIN` batches of."""
+    """The profiles with every cell replaced that was recorded."""
     return {variant: _replaced(profile, runs.get(variant, {})) for variant, profile in profiles.items()}
 
 
-def _replaced(profile: Profile, runs: Mapping[tuple[int, float], list[int]]) -> Profile:
-    recorded = {cell: sample_of(*cell, ran_ns) for cell, ran_ns in runs.items() if len(ran_ns) >= RUNS_MIN}
+def _replaced(profile: Profile, runs: Mapping[tuple[int, float], Sequence[int]]) -> Profile:
+    recorded = {cell: sample_of(*cell, runs_ns) for cell, runs_ns in runs.items()}
     kept: dict[tuple[int, float], Sample] = {}
     if is_measured(profile):
         kept = {(sample.batch, sample.cores): sample for sample in profile.samples}

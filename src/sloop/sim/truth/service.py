@@ -9,10 +9,13 @@ table is. Otherwise, from the figures a profile promises,
 where `latency_ms` is a P99, `ratio` says by how much it exceeds the true mean (1.0 to 1.1), and the noise is normal
 with a coefficient of variation of some three per cent. Exponential and deterministic noise exist for comparison with
 queueing theory. In both, `error` says by how much the profile is wrong about this variant.
+Where a run was recorded, its batches' durations come back in their order, cell by cell: a machine is slow for seconds
+on end, which independent draws would not show.
 Must not know beliefs, nor what they have learnt: it reads profiles of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from statistics import fmean
 from typing import Final
 
@@ -27,6 +30,8 @@ from sloop.units import NS_PER_MS
 
 Variant = tuple[str, str]
 """Stage and variant."""
+Runs = Mapping[Variant, Mapping[tuple[int, float], Sequence[int]]]
+"""Variant → (batch, cores) → durations in ns, one batch after the other."""
 RATIO: Final = 1.05
 CV: Final = 0.03
 """Where nothing was measured or declared (sponge specification, §1.4)."""
@@ -52,10 +57,12 @@ class Service:
         cv: float | None = None,
         ratio: float | None = None,
         errors: Mapping[Variant, float] | None = None,
+        recorded: Runs | None = None,
     ) -> None:
         self._profiles = profiles
         self._ratio = RATIO if ratio is None else ratio
         self._errors = errors or {}
+        self._recorded = recorded or {}
         self._random = stream(seed, "service")
         self._noise = factors(shape, CV if cv is None else cv, self._random)
         self._as_measured = shape == "normal" and cv is None and ratio is None
@@ -70,6 +77,11 @@ class Service:
                 known = self._measured(profile, error, cores)
             else:
                 known = self._declared(profile, error / self._ratio, cores)
+            for size in range(1, len(known.means_ns)):
+                runs_ns = self._recorded.get((stage, variant), {}).get((size, cores))
+                if runs_ns:
+                    known.means_ns[size] = mean_ns = fmean(runs_ns)
+                    known.noises[size] = cycle([run_ns / mean_ns for run_ns in runs_ns])
             self._speeds[stage, variant, cores] = known
         return known
 
