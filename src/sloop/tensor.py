@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 NUMPY_TYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
     "BOOL": np.dtype("bool"),
@@ -63,3 +64,10 @@ class Signature(Struct, frozen=True):
         """The number of rows the inputs are fixed to; None where it is open."""
         fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
         return fixed[0] if fixed else None
+
+
+def bytes_of(array: NDArray[np.generic]) -> memoryview:
+    """The memory of an array, copied first if it is not in C order; texts, which NumPy keeps as objects, have none."""
+    if array.dtype == object:
+        return memoryview(b"")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -32,9 +32,9 @@ from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, point
 from sloop.profile.model import input_shapes, read_signature, synthesise
 from sloop.profile.profile import Fit, Profile
 from sloop.profile.sample import Sample, sample_of
-from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Done, Message, Refused, bytes_of, receive_into
+from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Done, Message, Refused, receive_into
 from sloop.profile.store import digest
-from sloop.tensor import Signature
+from sloop.tensor import Signature, bytes_of
 from sloop.units import NS_PER_MS, NS_PER_S
 
 BATCHES: Final = (1, 2, 4, 8)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from sloop.errors import InputError
 from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
+from sloop.tensor import bytes_of
 from sloop.units import NS_PER_MS
 
 READY: Final = b"ready\n"
@@ -122,13 +123,6 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
         if not count:
             raise ConnectionError("the other end closed")
         view = view[count:]
-
-
-def bytes_of(array: Array) -> memoryview:
-    """The memory of an array, which is copied first if its rows are not one after the other; strings have none."""
-    if array.dtype == object:
-        return memoryview(b"")
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def resident_bytes() -> int:

@@ -26,7 +26,7 @@ import numpy as np
 from sloop.serve.frames import Head, Kind, Piece, ProtocolError, pack_table, unpack_table
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
 from sloop.serve.transport import Channel
-from sloop.tensor import NUMPY_TYPES
+from sloop.tensor import NUMPY_TYPES, bytes_of
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """Steps of a cold start; a STEP frame's subject is an index into this."""
@@ -59,11 +59,6 @@ class Desk:
             )
             for piece, start in zip(pieces, starts, strict=True)
         ]
-
-
-def bytes_of(array: Array) -> memoryview:
-    """The memory of a C-contiguous array as bytes."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 class Worker:

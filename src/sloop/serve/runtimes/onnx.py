@@ -26,6 +26,7 @@ class OnnxRuntime:
         self._sessions: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._signature = Signature((), ())
+        self._names: list[str] = []
 
     def load(self, threads: int) -> bool:
         """Make a session with `threads` intra-op threads; False where there is one."""
@@ -33,6 +34,7 @@ class OnnxRuntime:
             return False
         session = open_session(self._path, threads)
         self._signature = signature_of(session, self._path)
+        self._names = [port.name for port in self._signature.inputs]
         with self._lock:
             self._sessions[threads] = session
             while len(self._sessions) > THREAD_COUNTS_MAX:
@@ -58,5 +60,4 @@ class OnnxRuntime:
             loaded = threads if threads in self._sessions else min(self._sessions, key=lambda n: (abs(n - threads), n))
             session = self._sessions[loaded]
             self._sessions.move_to_end(loaded)
-        names = [port.name for port in self._signature.inputs]
-        return session.run(None, dict(zip(names, inputs, strict=True))), loaded
+        return session.run(None, dict(zip(self._names, inputs, strict=True))), loaded
