@@ -13,10 +13,18 @@ import numpy as np
 
 from sloop.errors import InputError
 from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
+from sloop.tensor import Signature
 
 ROWS: Final = 2
 TOLERANCES: Final = {"FP16": 1e-2, "FP32": 1e-3, "FP64": 1e-3}
 """Relative to the largest value of an output: a batch takes other kernels, which add up in another order."""
+
+
+def examine(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> tuple[Signature, str]:
+    """What the model takes and gives, and its `obstacle`, from one session. InputError for an unusable file."""
+    session = open_session(path, 1, optimise=False)
+    signature = signature_of(session, path)
+    return signature, _obstacle(session, signature, path, shapes)
 
 
 def obstacle(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> str:
@@ -25,8 +33,15 @@ def obstacle(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) ->
     `shapes` gives one row's shape for inputs with further open dimensions; without them such a model is not tried.
     InputError for an unusable file.
     """
-    session = open_session(path, 1, optimise=False)
-    signature = signature_of(session, path)
+    return examine(path, shapes)[1]
+
+
+def _obstacle(
+    session: Any,  # noqa: ANN401  # ONNX Runtime has no types
+    signature: Signature,
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+) -> str:
     for port in (*signature.inputs, *signature.outputs):
         if port.shape[:1] != (-1,):
             return f"the first dimension of {port.name!r} {list(port.shape)} is not open"

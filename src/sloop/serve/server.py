@@ -23,8 +23,7 @@ from sloop.app.application import Application, SystemChoice
 from sloop.app.foreign import foreign_profiles
 from sloop.errors import InputError, MachineError
 from sloop.log import Tee
-from sloop.profile.model import read_signature
-from sloop.profile.rows import obstacle
+from sloop.profile.rows import examine
 from sloop.serve.actuator import capacity_cores, detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
@@ -202,8 +201,7 @@ def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
                     where=application.locate(f"stages[{index}]"),
                     help="a variant with only a profile can be planned and simulated; to serve it, add `model: FILE`",
                 )
-            path = Path(variant.model)
-            found[stage.name, variant.name] = Servable(variant.model, read_signature(path), obstacle(path))
+            found[stage.name, variant.name] = Servable(variant.model, *examine(Path(variant.model)))
     return found
 
 
