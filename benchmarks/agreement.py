@@ -28,6 +28,7 @@ from sloop.report.rows import RunRow
 from sloop.report.tables import Cell
 from sloop.serve.actuator import detect
 from sloop.serve.actuator.cgroup import Cgroups
+from sloop.sim.world import NOT_RECORDED, recorded_in
 
 PROFILED, RECORDED = "from the profile", "as recorded"
 
@@ -45,7 +46,7 @@ class Repeat(Struct, frozen=True):
 def repeat(folder: Path, scenario: Scenario, choice: SystemChoice) -> Repeat:
     """Live, then simulated twice, then replayed."""
     seen = observed(folder, scenario, choice, tell=lambda done: None)
-    truths = {PROFILED: None, RECORDED: seen.log}
+    truths = {PROFILED: NOT_RECORDED, RECORDED: recorded_in(seen.log)}
     simulated = {
         name: foretold(scenario, choice, seen, seen.log.with_name("simulated.jsonl"), recorded=recorded).row
         for name, recorded in truths.items()

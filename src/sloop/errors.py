@@ -11,7 +11,7 @@ Programmer errors are `assert`s. Every message says what is wrong, the value, an
 class SloopError(Exception):
     """Anything a user can cause and repair."""
 
-    def __init__(self, what: str, *, help: str = "") -> None:  # the word users read
+    def __init__(self, what: str, *, help: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.help = help

@@ -29,7 +29,7 @@ from sloop.report.simulated import play
 from sloop.serve.actuator import detect
 from sloop.serve.actuator.cgroup import Cgroups
 from sloop.serve.actuator.confined import confined
-from sloop.sim.world import BYTES_PER_KB, World
+from sloop.sim.world import BYTES_PER_KB, NOT_RECORDED, Recorded, World
 
 CELL_S: Final = 1.0
 PROFILED: Final = 0.2
@@ -116,7 +116,7 @@ def observed(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Calla
 
 
 def foretold(
-    scenario: Scenario, choice: SystemChoice, seen: Observed, log: Path, *, recorded: Path | None = None
+    scenario: Scenario, choice: SystemChoice, seen: Observed, log: Path, *, recorded: Recorded = NOT_RECORDED
 ) -> Outcome:
     """The same run simulated, its log written to `log`; with `recorded`, batches take what they took in that run.
 

@@ -15,7 +15,7 @@ from sloop.report.assumptions import Assumptions
 from sloop.report.metrics import Metrics
 from sloop.report.rows import RunRow
 from sloop.sim.run import simulate
-from sloop.sim.world import World
+from sloop.sim.world import NOT_RECORDED, Recorded, World, recorded_in
 from sloop.systems.recording import header_of
 from sloop.systems.setup import set_up
 
@@ -41,16 +41,14 @@ def play(
     *,
     log: Path | None = None,
     lead_ns: int = 0,
-    recorded: Path | None = None,
+    recorded: Recorded = NOT_RECORDED,
 ) -> Counted:
     """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file.
 
     With `lead_ns`, the trace begins that much later than the control loop, as it does at a server that was up before.
-    With `recorded`, batches take what they took in the run of that log. InputError where it is no log.
+    With `recorded`, batches take what they took in that run.
     """
-    world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns)
-    if recorded is not None:
-        world = world.as_recorded(recorded)
+    world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = set_up(scenario.application, choice)
     metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0)
     assumptions = Assumptions(setup.application)
@@ -72,7 +70,11 @@ def play_all(
     log: Path | None,
     recorded: Path | None = None,
 ) -> Iterator[Counted]:
-    """One run after another; with several, each log's name carries its system and place."""
+    """One run after another; with several, each log's name carries its system and place.
+
+    `recorded` is the log of a run whose batches' durations are taken. InputError where it is no log.
+    """
+    runs = recorded_in(recorded) if recorded else NOT_RECORDED
     for choice in chosen:
         set_up(scenario.application, choice)  # what is wrong with the last is said before the first is played
     if seed is not None:
@@ -80,4 +82,4 @@ def play_all(
     for index, choice in enumerate(chosen):
         several = len(chosen) > 1
         path = log.with_name(f"{log.stem}-{index}-{choice.name}{log.suffix}") if log and several else log
-        yield play(scenario, choice, log=path, recorded=recorded)
+        yield play(scenario, choice, log=path, recorded=runs)

@@ -7,7 +7,7 @@ Promises to keep the two halves apart: what the core is given (application, beli
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
@@ -24,6 +24,10 @@ from sloop.sim.truth.resize import Resize
 from sloop.sim.truth.service import Runs, Service, Variant
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, s
+
+Recorded = Runs
+"""What a run's batches took, as those may call it who know nothing of `sim.truth`."""
+NOT_RECORDED: Final[Recorded] = {}
 
 AS_DECLARED = Truth()
 """The truth of a scenario that says nothing of it."""
@@ -52,7 +56,7 @@ class World:
     """Drawn per request; empty for the application's own."""
     errors: Mapping[Variant, float] = field(default_factory=dict)
     """True over believed durations, for variants where this differs from `truth.profile_error`."""
-    recorded: Runs = field(default_factory=dict)
+    recorded: Recorded = field(default_factory=lambda: NOT_RECORDED)
     """How long batches took in a run that this world's are to resemble; goes before `truth.service`."""
     shape: Shape = "normal"
     faults: Faults = NO_FAULTS
@@ -82,10 +86,6 @@ class World:
             faults=Faults(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
             origin=f"sloop simulate {application.file} --system {choice.name} --seed {scenario.seed}",
         )
-
-    def as_recorded(self, log: Path) -> Self:
-        """The same world, in which batches take what they took in the run of a log. InputError where it is no log."""
-        return replace(self, recorded=runs_of(read_log(log)))
 
     def setup(self) -> Setup:
         """What the core is made of, fresh; it knows nothing of what is true. InputError as `set_up`."""
@@ -136,6 +136,11 @@ class World:
         if self.lead_ns:
             arrivals = later(arrivals, self.lead_ns)
         return outside(arrivals, failure, self.lead_ns + self.duration_ns)
+
+
+def recorded_in(log: Path) -> Recorded:
+    """What the batches of a logged run took, for `World.recorded`. InputError where it is no log."""
+    return runs_of(read_log(log))
 
 
 def _link(scenario: Scenario, folder: Path) -> Link | None:
