@@ -27,6 +27,7 @@ from sloop.events import (
     Resized,
     Woke,
 )
+from sloop.units import FOREVER_NS
 from sloop.vocabulary import Node, Plan, Request
 
 Beliefs = Mapping[tuple[str, str], Belief]
@@ -82,27 +83,25 @@ class Core:
         """Whether no request waits or runs."""
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
-    def handle(self, now_ns: int, event: Event) -> list[Action]:
-        """Take in what happened at `now_ns`; returns the orders that follow, to be carried out in this order."""
+    def handle(self, now_ns: int, event: Event, *, more: bool = False) -> list[Action]:
+        """Take in what happened at `now_ns`; returns the orders that follow, to be carried out in this order.
+
+        `more` says that another event of the same instant is about to be handed over. Batches are then not made before
+        the last one: requests that are there together go together.
+        """
         out: list[Action] = []
         if now_ns >= self.wake_ns:
             self._wake(now_ns, out)
-        step = self._steps.get(type(event))
+        kind = type(event)
+        step = self._steps.get(kind)
         if step is not None:
             step(now_ns, event, out)
-            if type(event) is Request:
-                self._poke(now_ns, out)
-        elif type(event) is Draining:
+        elif kind is Draining:
             self.state.draining = True
         else:
-            assert type(event) in (Woke, ReplicaProgressed), f"unknown event {event!r}"
-        wake_ns = self._control.wake_ns
-        for stage in self._stages:
-            if stage.wait_until_ns < wake_ns:  # noqa: PLR1730  # runs for every event; a call of min costs more
-                wake_ns = stage.wait_until_ns
-            if stage.expire_ns < wake_ns:  # noqa: PLR1730
-                wake_ns = stage.expire_ns
-        self.wake_ns = wake_ns
+            assert kind in (Woke, ReplicaProgressed), f"unknown event {event!r}"
+        if not more:
+            self._settle(now_ns, kind is Request, out)
         return out
 
     def _wake(self, now_ns: int, out: list[Action]) -> None:
@@ -112,11 +111,23 @@ class Core:
         for stage in self._stages:
             if now_ns >= stage.expire_ns:
                 self._data.sweep(now_ns, stage, out)
-            if now_ns >= stage.wait_until_ns:
-                self._data.dispatch(now_ns, stage, out)
 
-    def _poke(self, now_ns: int, out: list[Action]) -> None:
+    def _settle(self, now_ns: int, has_arrived: bool, out: list[Action]) -> None:
+        """The instant is over: give waiting requests to idle replicas, and say when to be woken."""
+        wake_ns = self._control.wake_ns
         for stage in self._stages:
-            if not stage.replicas and stage.queue.visits:
-                self._control.poke(now_ns, out)
-                return
+            visits = stage.queue.visits
+            stage.wait_until_ns = FOREVER_NS
+            if visits:
+                if stage.idle:
+                    self._data.dispatch(now_ns, stage, out)
+                elif has_arrived and not stage.replicas:
+                    self._control.poke(now_ns, out)
+            if not visits:
+                stage.expire_ns = FOREVER_NS
+                continue
+            if stage.wait_until_ns < wake_ns:  # noqa: PLR1730  # runs for every event; a call of min costs more
+                wake_ns = stage.wait_until_ns
+            if stage.expire_ns < wake_ns:  # noqa: PLR1730
+                wake_ns = stage.expire_ns
+        self.wake_ns = wake_ns

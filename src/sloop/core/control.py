@@ -79,7 +79,6 @@ class ControlPath:
         self._state.set_life(now_ns, replica, Life.READY)
         replica.stage.add_idle(replica)
         self._reconcile(now_ns, out)
-        self._data.dispatch(now_ns, replica.stage, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
         """A replica died: queue its batch again, replace it. One that was leaving anyway is not missed."""
@@ -98,7 +97,6 @@ class ControlPath:
         self._state.forget(now_ns, replica)
         self._data.give_up(now_ns, replica, event.error, out)
         self._reconcile(now_ns, out)
-        self._data.dispatch(now_ns, stage, out)
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
         """A replica has given its resources back, as it was told to."""
@@ -119,7 +117,6 @@ class ControlPath:
         if not replica.resizing:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
         self._reconcile(now_ns, out)
-        self._data.dispatch(now_ns, replica.stage, out)
 
     def _ask(self, now_ns: int, out: list[Action]) -> None:
         """Show the scaling policy the cluster and adopt what it answers."""
@@ -149,7 +146,6 @@ class ControlPath:
             for id, cores in difference.resize:
                 self._resize(stage, self._state.replicas[id], cores, out)
             self._start(now_ns, stage, difference, out)
-            self._data.dispatch(now_ns, stage, out)
 
     def _difference(self, target: StagePlan) -> Difference:
         replicas = self._state.stages[target.stage].replicas.values()

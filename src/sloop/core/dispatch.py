@@ -56,7 +56,7 @@ class DataPath:
             state.flights[request.id] = flight = Flight(request)
             flight.open = len(state.sources)
         for stage in state.sources:
-            self._enqueue(now_ns, stage, Visit(request, stage.name, now_ns, request.deadline_ns), out)
+            self._enqueue(now_ns, stage, Visit(request, stage.name, now_ns, request.deadline_ns))
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer or pass on its requests, and give the replica more."""
@@ -73,7 +73,7 @@ class DataPath:
         else:
             for visit in batch.visits:
                 self._pass_on(now_ns, stage, visit, out)
-        self._reuse(now_ns, replica, out)
+        self._reuse(replica, out)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
         """The model raised: its requests fail, the replica goes on."""
@@ -82,7 +82,7 @@ class DataPath:
             return
         for visit in self._release(now_ns, replica).visits:
             self._end(visit.request.id, Outcome.FAILED, event.error, out)
-        self._reuse(now_ns, replica, out)
+        self._reuse(replica, out)
 
     def give_up(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
         """A replica is gone with its batch: queue the requests again, or fail those that have tried enough."""
@@ -113,7 +113,6 @@ class DataPath:
     def dispatch(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
         """Give waiting visits to idle replicas for as long as there are both and the batch policy says so."""
         visits, idle = stage.queue.visits, stage.idle
-        stage.wait_until_ns = FOREVER_NS
         while visits and idle:
             index = self._route.choose(now_ns, idle, stage.last)
             replica = idle[index]
@@ -154,12 +153,10 @@ class DataPath:
             earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(visits))
         stage.expire_ns = earliest_ns
 
-    def _enqueue(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
+    def _enqueue(self, now_ns: int, stage: Stage, visit: Visit) -> None:
         stage.monitor.arrive(now_ns, visit.deadline_ns - now_ns)
         stage.queue.push(visit)
-        if stage.idle:
-            self.dispatch(now_ns, stage, out)
-        if visit.deadline_ns < stage.expire_ns and stage.queue.visits:
+        if visit.deadline_ns < stage.expire_ns:
             stage.expire_ns = max(visit.deadline_ns, now_ns) + 1
 
     def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> None:
@@ -192,15 +189,12 @@ class DataPath:
         replica.stage.monitor.finish(now_ns, len(batch.visits), batch.millicores)
         return batch
 
-    def _reuse(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
-        """A replica has finished a batch: stop it if it drains, else give it the next."""
+    def _reuse(self, replica: Replica, out: list[Action]) -> None:
+        """A replica has finished a batch: stop it if it drains, else let it have the next."""
         if replica.life is Life.DRAINING:
             out.append(StopReplica(replica.id, "drained"))
             return
-        stage = replica.stage
-        stage.add_idle(replica)
-        if stage.queue.visits:
-            self.dispatch(now_ns, stage, out)
+        replica.stage.add_idle(replica)
 
     def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
         """A visit of a graph is over: enter the stages whose predecessors are all done, or answer."""
@@ -218,7 +212,7 @@ class DataPath:
             out.append(_answer(now_ns, visit.request))
         for following in entered:
             onward = Visit(visit.request, following.name, now_ns, visit.deadline_ns)
-            self._enqueue(now_ns, following, onward, out)
+            self._enqueue(now_ns, following, onward)
 
     def _drop_visit(self, now_ns: int, visit: Visit, cost_ns: int, why: str, out: list[Action]) -> None:
         slack_ms = to_ms(visit.deadline_ns - now_ns)
