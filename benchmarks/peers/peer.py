@@ -1,0 +1,158 @@
+"""What a server under comparison is: how it is installed, started and asked. The rest of the benchmark sees only this.
+
+Promises that a peer is described by values alone: nothing here starts a process or opens a socket.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+PROGRAMS: Final = Path(__file__).parent / "programs"
+SETTINGS: Final = "PEER_SETTINGS"
+"""The environment variable by which a program is told its `Settings`, as JSON."""
+
+Limits = Mapping[str, float]
+"""Settings of an admission limit, under the peer's own names; empty for none."""
+
+
+class PeerFailed(Exception):
+    """A peer could not be installed, started or asked; the message is its own last words."""
+
+
+class Encoding(StrEnum):
+    """How tensors travel."""
+
+    JSON = "json"
+    BINARY = "binary"
+
+
+class Environment(Struct, frozen=True):
+    """A virtual environment of its own under `.peers/`; no packages: our own interpreter."""
+
+    name: str
+    packages: tuple[str, ...]
+    """With pinned versions."""
+
+
+class Model(Struct, frozen=True):
+    """An ONNX file with one FP32 input and one FP32 output, whose first dimension is the batch."""
+
+    path: Path
+    input: str
+    output: str
+    row: tuple[int, ...]
+    """Shape of one request's input without the batch."""
+    answer: tuple[int, ...]
+    """Shape of one request's output without the batch."""
+
+
+class Case(Struct, frozen=True):
+    """What every server is asked to serve."""
+
+    model: Model
+    encoding: Encoding
+    batch_max: int
+    slo_ms: float
+    folder: Path
+    """For what a server writes."""
+    limits: Limits = {}
+    """Of admission, as one of the peer's `limits` gives them."""
+
+
+class Settings(Struct, frozen=True):
+    """What a program in `programs/` is told."""
+
+    model: str
+    input: str
+    output: str
+    row: tuple[int, ...]
+    answer: tuple[int, ...]
+    encoding: Encoding
+    batch_max: int
+    port: int
+    folder: str
+    limits: Limits
+    options: Mapping[str, str]
+
+
+class Launch(Struct, frozen=True):
+    """How a server is started."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+    port: int
+    ready: str
+    """The path that answers 200 once the server would take a request."""
+
+
+class Ask(Struct, frozen=True):
+    """One request, and how its answer is read."""
+
+    path: str
+    fields: Mapping[str, str]
+    """Of its head, beside host and content-length."""
+    body: bytes
+    read: Callable[[bytes, Mapping[str, str]], list[float]]
+    """The numbers in an answer, of its body and its head's fields (lower case)."""
+
+
+class Peer(Protocol):
+    """A row of the tables."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in the tables."""
+        ...
+
+    @property
+    def environment(self) -> Environment: ...
+
+    @property
+    def encodings(self) -> frozenset[Encoding]: ...
+
+    @property
+    def how(self) -> str:
+        """The settings that matter, in words, for the page."""
+        ...
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        """How to start it; may prepare files in the case's folder."""
+        ...
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        """The request that carries this input, raw FP32."""
+        ...
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        """Settings of its admission limit worth trying where `queue` requests can be answered within a deadline."""
+        ...
+
+
+def program(name: str, case: Case, python: Path, port: int, ready: str, **options: str) -> Launch:
+    """A program of `programs/` run by the peer's interpreter."""
+    settings = settings_of(case, port, options)
+    return Launch((str(python), str(PROGRAMS / name)), settings, port, ready)
+
+
+def settings_of(case: Case, port: int, options: Mapping[str, str]) -> dict[str, str]:
+    """The environment variable that tells a program what to do."""
+    from msgspec import json  # noqa: PLC0415
+
+    model = case.model
+    settings = Settings(
+        model=str(model.path.absolute()),
+        input=model.input,
+        output=model.output,
+        row=model.row,
+        answer=model.answer,
+        encoding=case.encoding,
+        batch_max=case.batch_max,
+        port=port,
+        folder=str(case.folder.absolute()),
+        limits=case.limits,
+        options=options,
+    )
+    return {SETTINGS: json.encode(settings).decode()}

@@ -1,0 +1,51 @@
+"""BentoML: Starlette and an adaptive batcher that learns what a batch takes.
+
+Its two limits: `max_concurrency` (429 beyond it), and `max_latency_ms`, by which the batcher gives up requests that it
+believes to be late (503).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+
+from benchmarks.peers.bodies import plain_json, uploaded
+from benchmarks.peers.peer import PROGRAMS, Ask, Case, Encoding, Environment, Launch, Limits, program
+
+CONCURRENCY, LATENCY = "max_concurrency", "max_latency_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class BentoML:
+    name: str = "BentoML"
+    environment: Environment = Environment("bentoml", ("bentoml==1.4.39", "onnxruntime==1.31.1"))
+    encodings: frozenset[Encoding] = frozenset(Encoding)
+
+    @property
+    def how(self) -> str:
+        return "`workers=1`, `batchable=True`, waits as its batcher learns; binary: the tensor as an uploaded file"
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        made = program("bentoml_program.py", case, python, port, "/readyz")
+        flags = ("--host", "127.0.0.1", "--port", str(port), "--working-dir", str(PROGRAMS))
+        command = (str(python), "-m", "bentoml", "serve", "bentoml_program:Inference", *flags)
+        quiet = {"BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": str(case.folder.absolute() / "bentoml")}
+        return structs.replace(made, command=command, variables=dict(made.variables) | quiet)
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        if case.encoding is Encoding.BINARY:
+            return uploaded("/predict", row, batched=True)
+        return plain_json("/predict", case, row, batched=True)
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        return {
+            "default (none)": {},
+            f"max_latency {slo_ms:g} ms": {LATENCY: slo_ms},
+            f"max_latency {slo_ms * 0.7:g} ms": {LATENCY: slo_ms * 0.7},
+            f"max_concurrency {queue}": {CONCURRENCY: queue},
+        }
+
+
+BENTOML: Final = BentoML()

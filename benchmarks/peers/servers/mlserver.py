@@ -1,0 +1,61 @@
+"""MLServer: FastAPI before worker processes, the Open Inference Protocol in JSON. It has no admission limit.
+
+Over HTTP it does not have the protocol's binary extension; what it has for bytes is base64.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from benchmarks.peers.bodies import oip, oip_base64
+from benchmarks.peers.peer import PROGRAMS, Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.processes import free_port
+
+WAIT_MS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MLServer:
+    name: str = "MLServer"
+    environment: Environment = Environment("mlserver", ("mlserver==1.7.1", "onnxruntime==1.31.1"))
+    encodings: frozenset[Encoding] = frozenset(Encoding)
+
+    @property
+    def how(self) -> str:
+        return f"`parallel_workers=1`, `max_batch_time={WAIT_MS / 1e3:g}` s; binary: base64 in JSON"
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        folder = case.folder.absolute() / "mlserver"
+        folder.mkdir(exist_ok=True)
+        settings = {
+            "host": "127.0.0.1",
+            "http_port": port,
+            "grpc_port": free_port(),
+            "metrics_port": free_port(),
+            "parallel_workers": 1,
+            "debug": False,
+        }
+        model = {
+            "name": "model",
+            "implementation": "mlserver_program.Inference",
+            "max_batch_size": case.batch_max,
+            "max_batch_time": WAIT_MS / 1e3,
+        }
+        (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
+        (folder / "model-settings.json").write_bytes(msgspec.json.encode(model))
+        made = program("mlserver_program.py", case, python, port, "/v2/models/model/ready")
+        command = (str(python.parent / "mlserver"), "start", str(folder))
+        return structs.replace(made, command=command, variables=dict(made.variables) | {"PYTHONPATH": str(PROGRAMS)})
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        return (oip_base64 if case.encoding is Encoding.BINARY else oip)(case, row, "model")
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        return {"none to be set": {}}
+
+
+MLSERVER: Final = MLServer()

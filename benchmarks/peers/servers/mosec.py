@@ -1,0 +1,56 @@
+"""mosec: a Rust server before Python workers. It has a bound on requests inside (429) and a timeout for each (408)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import structs
+
+from benchmarks.peers.bodies import plain_json, raw
+from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
+
+CAPACITY: Final = "capacity"
+TIMEOUT: Final = "timeout"
+WAIT_MS: Final = 1
+"""The least that it takes for `max_wait_time`; its default, 10 ms, adds them to every request of a half-empty batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mosec:
+    """With one of two serialisers."""
+
+    name: str
+    serializer: Literal["json", "msgspec"]
+    encodings: frozenset[Encoding]
+    environment: Environment = Environment("mosec", ("mosec==0.9.8", "msgspec==0.22.0", "onnxruntime==1.31.1"))
+
+    @property
+    def how(self) -> str:
+        by = "msgspec's JSON in `serialize`/`deserialize`" if self.serializer == "msgspec" else "its default JSON"
+        return f"one worker, `max_wait_time={WAIT_MS}` ms; {by}; binary: the raw tensor is the body"
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        made = program("mosec_program.py", case, python, port, "/", serializer=self.serializer, wait_ms=str(WAIT_MS))
+        flags = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+        for name, value in case.limits.items():
+            flags += [f"--{name}", str(int(value))]
+        return structs.replace(made, command=(*made.command, *flags))
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        if case.encoding is Encoding.BINARY:
+            return raw("/inference", row)
+        return plain_json("/inference", case, row)
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        """Its own default holds 1,024."""
+        return {
+            "default (1,024 inside)": {},
+            f"timeout {slo_ms:g} ms": {TIMEOUT: slo_ms},
+            f"capacity {queue}": {CAPACITY: queue},
+            f"capacity {queue // 2}": {CAPACITY: queue // 2},
+        }
+
+
+MOSEC: Final = Mosec("mosec", "json", frozenset(Encoding))
+MOSEC_MSGSPEC: Final = Mosec("mosec, msgspec", "msgspec", frozenset({Encoding.JSON}))

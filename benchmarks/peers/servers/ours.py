@@ -1,0 +1,60 @@
+"""sloop, as its users start it: the model's profile, an application file, `sloop serve`. No limit is set by hand."""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.notebook import say
+from benchmarks.peers.bodies import oip
+from benchmarks.peers.environments import last_line
+from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, PeerFailed
+from sloop.profile.store import path_beside
+
+PROFILE_S_MAX: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sloop:
+    name: str = "sloop"
+    environment: Environment = Environment("sloop", ())
+    encodings: frozenset[Encoding] = frozenset(Encoding)
+
+    @property
+    def how(self) -> str:
+        return (
+            "`sloop profile --batches 1,2,4,…` up to the batch, `system: static`, else its defaults; deadlines, "
+            "decisions and event log on; binary: the protocol's extension"
+        )
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        profiled(case, python)
+        app = case.folder / "app.yaml"
+        model = case.model.path.absolute()
+        app.write_text(
+            f"name: model\nslo_ms: {case.slo_ms:g}\nstages: [{{name: model, model: {model}}}]\nsystem: static\n"
+        )
+        flags = ("--http-port", str(port), "--grpc-port", "0", "--state", str(case.folder.absolute() / "state"))
+        return Launch((str(python), "-m", "sloop", "serve", str(app.absolute()), *flags), {}, port, "/v2/health/ready")
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        return oip(case, row, "model")
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        return {"none set by hand": {}}
+
+
+def profiled(case: Case, python: Path) -> None:
+    """Measure the model, once, for batches up to the case's."""
+    if path_beside(case.model.path).exists():
+        return
+    say(f"sloop profile {case.model.path.name}")
+    batches = ",".join(str(2**power) for power in range(case.batch_max.bit_length()))
+    command = [str(python), "-m", "sloop", "profile", str(case.model.path), "--batches", batches]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROFILE_S_MAX, check=False)
+    if done.returncode:
+        raise PeerFailed(last_line(done.stderr))
+
+
+SLOOP: Final = Sloop()

@@ -1,0 +1,51 @@
+"""Ray Serve: a proxy process before replicas that are actors of a Ray cluster, here of this machine alone.
+
+Its limits: `max_ongoing_requests` at a replica (5 by default, which its guide on batching says to raise to the batch at
+least) and `max_queued_requests` at the proxy (503 beyond it).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+
+from benchmarks.peers.bodies import plain_json, raw
+from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
+
+ONGOING, QUEUED = "max_ongoing_requests", "max_queued_requests"
+WAIT_MS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RayServe:
+    name: str = "Ray Serve"
+    environment: Environment = Environment("ray", ("ray[serve]==2.60.0", "onnxruntime==1.31.1"))
+    encodings: frozenset[Encoding] = frozenset(Encoding)
+
+    @property
+    def how(self) -> str:
+        return (
+            f"one replica, `batch_wait_timeout_s={WAIT_MS / 1e3:g}`, `max_ongoing_requests` twice the batch; "
+            "binary: the raw tensor is the body"
+        )
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        limited = structs.replace(case, limits={ONGOING: 2 * case.batch_max, **case.limits})
+        made = program("ray_program.py", limited, python, port, "/-/healthz", wait_ms=str(WAIT_MS))
+        return structs.replace(made, variables=dict(made.variables) | {"RAY_USAGE_STATS_ENABLED": "0"})
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        return raw("/", row) if case.encoding is Encoding.BINARY else plain_json("/", case, row)
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        return {
+            "default (no queue limit)": {},
+            f"queued {queue}": {QUEUED: queue},
+            f"queued {queue // 2}": {QUEUED: queue // 2},
+            f"ongoing 4, queued {queue // 2}": {ONGOING: 4, QUEUED: queue // 2},
+        }
+
+
+RAY_SERVE: Final = RayServe()

@@ -1,0 +1,50 @@
+"""Triton Inference Server, its model bound by PyTriton: a C++ server before a Python process.
+
+The package brings no ONNX backend, so that ONNX Runtime runs in the bound function, as with every peer. Its limits: the
+queue's length, and how long a request may wait in it (both answer 503 or 4xx).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.peers.bodies import oip
+from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.processes import free_port
+
+SIZE, TIMEOUT = "max_queue_size", "default_timeout_microseconds"
+WAIT_MS: Final = 0.1
+"""What Triton's guide on its batcher begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    name: str = "Triton"
+    environment: Environment = Environment("triton", ("nvidia-pytriton==0.7.0", "onnxruntime==1.31.1"))
+    encodings: frozenset[Encoding] = frozenset(Encoding)
+
+    @property
+    def how(self) -> str:
+        return (
+            f"PyTriton, `DynamicBatcher(max_queue_delay_microseconds={WAIT_MS * 1e3:g})`; "
+            "binary: the protocol's extension"
+        )
+
+    def launch(self, case: Case, python: Path, port: int) -> Launch:
+        options = {"wait_ms": str(WAIT_MS), "metrics_port": str(free_port())}
+        return program("triton_program.py", case, python, port, "/v2/models/model/ready", **options)
+
+    def ask(self, case: Case, row: bytes) -> Ask:
+        return oip(case, row, "model")
+
+    def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
+        return {
+            "default (none)": {},
+            f"queue {queue}": {SIZE: queue},
+            f"queue {queue // 2}": {SIZE: queue // 2},
+            f"waits at most {slo_ms / 2:g} ms": {TIMEOUT: slo_ms * 500},
+        }
+
+
+TRITON: Final = Triton()
