@@ -5,7 +5,7 @@ replay it (its `Header`), and that a log cut short by a crash is read up to the 
 date are given. A file is JSON lines: the header, then one `[now_ns, record]` a line, records tagged by `type`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Protocol, Self, cast, get_args
@@ -57,6 +57,14 @@ class Sink(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Whatever wants to be told of a live run, an instant at a time."""
+
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        """Take the events and actions of one instant, in order; instants increase from call to call."""
+        ...
+
+
 class MemoryLog:
     """A log in memory: `records` is the list, in order."""
 
@@ -65,6 +73,9 @@ class MemoryLog:
 
     def append(self, now_ns: int, record: Record) -> None:
         self.records.append((now_ns, record))
+
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        self.records += [(now_ns, record) for record in records]
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         return iter(self.records)
@@ -85,7 +96,7 @@ class Tee:
 
 
 class FileLog:
-    """A log on disk, replacing what was there; holds back at most `RECORDS_PER_WRITE` records until `flush`.
+    """A log on disk, replacing what was there; holds back about `RECORDS_PER_WRITE` records at most until `flush`.
 
     Raises MachineError where the file cannot be written.
     """
@@ -101,7 +112,10 @@ class FileLog:
         self._write(self._encoder.encode({"sloop_log": VERSION} | msgspec.to_builtins(header)) + b"\n")
 
     def append(self, now_ns: int, record: Record) -> None:
-        self._held.append((now_ns, record))
+        self.extend(now_ns, (record,))
+
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        self._held += [(now_ns, record) for record in records]
         if len(self._held) >= RECORDS_PER_WRITE:
             self.flush()
 

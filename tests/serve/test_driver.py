@@ -34,6 +34,11 @@ TWO = wire({"a": (), "b": ("a",)}, {("a", "v"): MODEL, ("b", "v"): MODEL})
 R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", 1.0, "here")
 
 
+async def turn() -> None:
+    """The event loop's turn ends, and the core is told."""
+    await asyncio.sleep(0)
+
+
 def tensor(content: bytes) -> Tensor:
     return Tensor("UINT8", (1, len(content)), content)
 
@@ -73,10 +78,12 @@ class Script:
         self._answer = answer
         self.wake_ns = wake_ns
         self.events: list[Event] = []
+        self.more: list[bool] = []
         self._is_inside = False
 
-    def handle(self, now_ns: int, event: Event) -> Sequence[Action]:
+    def handle(self, now_ns: int, event: Event, *, more: bool = False) -> Sequence[Action]:
         assert not self._is_inside
+        self.more.append(more)
         self._is_inside = True
         self.events.append(event)
         try:
@@ -96,7 +103,8 @@ def play(
 ) -> None:
     async def main() -> None:
         core, backend = Script(answer, wake_ns), Notes()
-        driver = Driver(core, backend, wiring, slo_ns=ms(200), log=log)  # type: ignore[arg-type]
+        recorders = [] if log is None else [log]
+        driver = Driver(core, backend, wiring, slo_ns=ms(200), recorders=recorders)  # type: ignore[arg-type]
         await scene(driver, backend, core)
 
     asyncio.run(main())
@@ -117,8 +125,10 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[Ended] = []
         first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), age_ns=ms(2), on_end=ended.append)
+        await turn()
         assert backend.orders == [("run", 1, R, [[b"in"]])]
         driver.finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])
+        await turn()
         assert ended == [Ended(Outcome.SERVED, {"y": tensor(b"out")})]
         assert driver.open_requests == 0
         [request, _] = core.events
@@ -146,10 +156,13 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[Ended] = []
         driver.submit({"x": tensor(b"1")}, slo_ns=ms(1), on_end=ended.append)
+        await turn()
         driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"2")]])
+        await turn()
         assert backend.orders[-1] == ("run", 2, R, [[b"2"]])
         driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"stale")]])
         driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"3")]])
+        await turn()
         assert ended == [Ended(Outcome.LATE, {"y": tensor(b"3")}, "late")]
 
     play(scene, answer, wiring=TWO)
@@ -161,19 +174,37 @@ def test_events_from_within_an_order_wait_their_turn() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         driver.start()
+        await turn()
         assert [order[0] for order in backend.orders] == ["start", "resize", "stop"]
         assert core.events == [WOKE, ReplicaProgressed(R, "spawning")]
 
     play(scene, answer)
 
 
-def test_a_rejection_is_answered_before_submit_returns_and_without_outputs() -> None:
+def test_what_one_turn_brings_is_told_together_at_an_instant_of_its_own() -> None:
+    log = MemoryLog()
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        for size in (3, 1, 2):
+            for _ in range(size):
+                driver.submit({"x": tensor(b"in")}, on_end=lambda _: None)
+            await turn()
+        assert core.more == [True, True, False, False, True, False]
+        instants = [now_ns for now_ns, record in log if isinstance(record, Request)]
+        assert instants[0] == instants[2] < instants[3] < instants[4] == instants[5]
+
+    play(scene, log=log)
+
+
+def test_a_rejection_is_answered_without_outputs() -> None:
     def answer(event: Event) -> list[Action]:
         return [End(event.id, Outcome.REJECTED, "full", s(2))] if isinstance(event, Request) else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[Ended] = []
         driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        assert not ended, "answered from within"
+        await turn()
         assert ended == [Ended(Outcome.REJECTED, {}, "full", s(2))]
 
     play(scene, answer)
@@ -185,8 +216,10 @@ def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
         request = driver.submit({"x": tensor(b"in")}, on_end=ended.append)
         driver.cancel(request)
         driver.cancel(request)
+        await turn()
         assert core.events[1:] == [Cancelled(request)]
         driver.finished(Finished(BatchId(request), R, 7), [[tensor(b"out")]])
+        await turn()
         assert not ended
         assert driver.open_requests == 0
         driver.cancel(request)
@@ -208,8 +241,10 @@ def test_the_core_is_woken_when_it_wishes_not_before() -> None:
         core._answer = answer
         core.wake_ns = s(100)
         driver.happened(ReplicaReady(R))
+        await turn()
         core.wake_ns = driver.now_ns + ms(30)
         driver.happened(ReplicaReady(R))
+        await turn()
         core.wake_ns += ms(10)  # a later wish: the timer that is set fires too early, and asks
         driver.happened(ReplicaReady(R))
         await asyncio.wait_for(woken.wait(), 5)
@@ -223,8 +258,10 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
         ended: list[Ended] = []
         for content in (b"quick", b"stuck"):
             driver.submit({"x": tensor(content)}, on_end=ended.append)
+        await turn()
         draining = asyncio.ensure_future(driver.drain(0.05))
-        await asyncio.sleep(0)
+        await turn()
+        await turn()
         assert isinstance(core.events[-1], Draining)
         driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"out")]])
         await draining
@@ -248,6 +285,7 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
         for _ in range(2):
             driver.submit({"x": tensor(b"")}, on_end=ended.append)
         driver.happened(ReplicaLost(R, "gone"))
+        await turn()
         driver.submit({"x": tensor(b"")}, on_end=ended.append)
         assert [end.outcome for end in ended] == [Outcome.FAILED] * 3
         assert "a bug" in ended[2].why
@@ -260,7 +298,7 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
 
 def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLog):
-        def append(self, now_ns: int, record: Record) -> None:
+        def extend(self, now_ns: int, records: Sequence[Record]) -> None:
             raise MachineError("the disk is full")
 
     def raises(ended: Ended) -> None:
@@ -270,7 +308,9 @@ def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest
         ended: list[Ended] = []
         for on_end in (raises, ended.append):
             request = driver.submit({"x": tensor(b"in")}, on_end=on_end)
+            await turn()
             driver.finished(Finished(BatchId(request), ReplicaId(request), 7), [[tensor(b"out")]])
+        await turn()
         assert len(ended) == 1
 
     play(scene, finish_at_once, log=Full())

@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_the_journal_is_a_log_and_keeps_the_previous_one(tmp_path: Path) -> None:
     for instant in (1, 2):
         journal = Journal(tmp_path, HEADER, bytes_max=10_000)
-        journal.append(instant, WOKE)
+        journal.extend(instant, [WOKE])
         journal.close()
         journal.close()
     assert list(read_log(tmp_path / EVENTS)) == [(2, WOKE)]
@@ -47,7 +47,7 @@ def test_the_journal_stops_at_its_bound_and_says_so_once(tmp_path: Path, caplog:
     journal = Journal(tmp_path, HEADER, bytes_max=1000)
     with caplog.at_level(logging.WARNING):
         for instant in range(200):
-            journal.append(instant, WOKE)
+            journal.extend(instant, [WOKE])
             journal.flush()
     journal.close()
     size = (tmp_path / EVENTS).stat().st_size
@@ -61,5 +61,5 @@ def test_a_disk_that_refuses_does_not_stop_the_server(tmp_path: Path, caplog: py
     journal = Journal(tmp_path, HEADER, bytes_max=1000)
     (tmp_path / EVENTS).unlink()
     journal.flush()
-    journal.append(1, WOKE)
+    journal.extend(1, [WOKE])
     assert "serving goes on" in caplog.text

@@ -86,7 +86,7 @@ async def serving(setup: Setup, *models: Servable) -> AsyncIterator[Live]:
     signatures = {key: model.signature for key, model in servables.items()}
     wiring = wire({stage.name: stage.after for stage in stages}, signatures)
     backend, log = LocalBackend(servables, detect().actuator, threads_prepared=2), MemoryLog()
-    driver = Driver(setup.core(), backend, wiring, slo_ns=setup.application.slo_ns, log=log)
+    driver = Driver(setup.core(), backend, wiring, slo_ns=setup.application.slo_ns, recorders=[log])
     driver.start()
     try:
         yield Live(driver, backend, log, {})
@@ -134,7 +134,7 @@ def test_workers_killed_at_random_under_load_lose_nothing() -> None:
                 if ended.outcome in (Outcome.SERVED, Outcome.LATE):
                     assert bytes(ended.outputs["x"].data) == b"%d" % number
             await live.until(ReplicaReady, 3)
-            replayed = replay_log(list(live.log), set_up(setup.application).core())
+            replayed = replay_log(list(live.log), set_up(setup.application).core(), together=True)
             assert replayed.difference is None
 
     uvloop.run(main())

@@ -24,7 +24,7 @@ from sloop.errors import InputError, MachineError
 from sloop.log import read_log
 from sloop.serve.backends import Servable
 from sloop.serve.server import Serving, Settings, is_loopback, servables_of, serve, serving
-from sloop.systems.recording import rebuild, replay_log
+from sloop.systems.recording import rebuild, replay_log, together_in
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature
 from tests.serve.gateway.fakes import LoopThread
@@ -203,7 +203,7 @@ def test_the_log_on_disk_replays(running: Running) -> None:
 def assert_replays(path: Path) -> None:
     """A fresh core, told what happened, decides what was decided."""
     log = read_log(path)
-    replayed = replay_log(log, rebuild(log.header).core())
+    replayed = replay_log(log, rebuild(log.header).core(), together=together_in(log.header))
     assert replayed.difference is None
     assert replayed.actions > 0
 

@@ -6,7 +6,7 @@ import click
 
 from sloop.cli.command import Answer, command
 from sloop.log import read_log
-from sloop.systems.recording import rebuild, replay_log
+from sloop.systems.recording import rebuild, replay_log, together_in
 from sloop.units import to_s
 
 
@@ -15,7 +15,7 @@ from sloop.units import to_s
 def replay(log: Path) -> Answer:
     """Feed the events recorded in LOG to a fresh core and report the first action that differs. Fails if one does."""
     recorded = read_log(log)
-    played = replay_log(recorded, rebuild(recorded.header).core())
+    played = replay_log(recorded, rebuild(recorded.header).core(), together=together_in(recorded.header))
     shown = [f"{played.events:,} events replayed, {played.actions:,} actions compared"]
     if recorded.cut:
         shown.append(recorded.cut)

@@ -49,6 +49,8 @@ class Server(Struct, frozen=True):
     host: str
     port: int
     tls: bool = False
+    mark: bytes = b'"outputs"'
+    """What every answer with status 200 holds; an answer without it is broken."""
 
 
 class Connection(asyncio.Protocol):
@@ -97,7 +99,7 @@ class Connection(asyncio.Protocol):
         else:
             self.idle_since_ns = now_ns
             self._pool.release(self)
-        is_broken = answer.status == 200 and b'"outputs"' not in answer.body
+        is_broken = answer.status == 200 and self._pool.mark not in answer.body
         self._pool.report(outgoing, now_ns, Ending.BROKEN if is_broken else Ending.ANSWERED, answer)
 
     def fail(self, ending: Ending) -> None:
@@ -129,6 +131,7 @@ class Connections:
 
     def __init__(self, server: Server, report: Report, *, connections_max: int, timeout_ns: int) -> None:
         self.report = report
+        self.mark = server.mark
         self.opened = 0
         """Connections ever made."""
         self._kept = 0

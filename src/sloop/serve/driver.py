@@ -1,16 +1,18 @@
 """The live driver: real time and real workers under the core that also runs in the simulator (law 1).
 
 Promises that every request handed in is answered once, that events reach the core one at a time and in order even
-where an order causes the next event at once, that time begins at 0 and never goes back, and that everything the core
-is told and answers is appended to the log. Holds tensors from arrival to answer, by reference. Takes no decision.
-Everything happens in one event loop's thread; no coroutine, future or lock is made per request.
+where an order causes the next event at once, that time begins at 0 and goes on from one instant to the next, and that
+everything the core is told and answers is recorded. Holds tensors from arrival to answer, by reference. Takes no
+decision. Everything happens in one event loop's thread; no coroutine, future or lock is made per request.
+
+What one turn of the event loop brings happens at one instant: the core is told of it together, at the turn's end, and
+makes its batches of all of it. So the busier the server, the larger its batches, and an idle one waits for nothing.
 """
 
 import asyncio
 import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final, Protocol
@@ -29,7 +31,7 @@ from sloop.events import (
     ReplicaLost,
     ReplicaStopped,
 )
-from sloop.log import Record, Sink
+from sloop.log import Record, Recorder
 from sloop.serve.backends import Backend
 from sloop.serve.submission import Ended
 from sloop.serve.wiring import APPLICATION, Wiring
@@ -39,7 +41,7 @@ from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
 
 _log: Final = logging.getLogger("sloop.driver")
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
-FREES: Final = (Finished, BatchFailed, ReplicaLost, ReplicaStopped)
+FREES: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs the batch it was given."""
 
 
@@ -49,7 +51,7 @@ class Brain(Protocol):
     @property
     def wake_ns(self) -> int: ...
 
-    def handle(self, now_ns: int, event: Event) -> Sequence[Action]: ...
+    def handle(self, now_ns: int, event: Event, *, more: bool = False) -> Sequence[Action]: ...
 
 
 class _Open(Struct):
@@ -72,17 +74,21 @@ class Driver:
         wiring: Wiring,
         *,
         slo_ns: int,
-        log: Sink | None = None,
+        recorders: Sequence[Recorder] = (),
         clock: Callable[[], int] = time.monotonic_ns,
         loop: AbstractEventLoop | None = None,
     ) -> None:
         self._core, self._backend, self._wiring, self._slo_ns = core, backend, wiring, slo_ns
-        self._append = log.append if log is not None else None
-        self._clock, self._zero_ns = clock, clock()
+        self._recorders = list(recorders)
+        self._clock, self._zero_ns, self._instant_ns = clock, clock(), -1
         self._loop = loop or asyncio.get_running_loop()
         self._names = [port.name for port in wiring.signature.inputs]
-        self._inbox: deque[Event] = deque()
-        self._is_busy = False
+        self._answers = [
+            (port.name, source.stage, source.position)
+            for port, source in zip(wiring.signature.outputs, wiring.outputs, strict=True)
+        ]
+        self._inbox: list[Event] = []
+        self._is_due = False
         self._open: dict[RequestId, _Open] = {}
         self._running: dict[ReplicaId, StartBatch] = {}
         self._last_id = 0
@@ -168,39 +174,53 @@ class Driver:
         self.happened(event)
 
     def happened(self, event: Event) -> None:
-        """Tell the core, and carry out what it answers; called from within itself it only takes note."""
+        """Take note, to tell the core when this turn of the event loop ends."""
         if self._over:
             return
         self._inbox.append(event)
-        if self._is_busy:
-            return
-        self._is_busy = True
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        """Tell the core what has happened, and carry out what it answers, which may make more happen at once."""
+        self._is_due = True
         try:
             while self._inbox and not self._over:
-                self._step(self._inbox.popleft())
+                events, self._inbox = self._inbox, []
+                self._instant(events)
         except Exception as error:  # a bug in the core: no request may be left without an answer
             _log.exception("the core failed; no further request is served")
             self.crash = error
             self._end_all(f"the server's core has failed: {error!r}")
         finally:
-            self._is_busy = False
+            self._is_due = False
         self._arm()
 
-    def _step(self, event: Event) -> None:
-        if isinstance(event, FREES):
-            self._running.pop(event.replica, None)
-        now_ns = self._clock() - self._zero_ns
-        self._record(now_ns, (event,))
-        actions = self._core.handle(now_ns, event)
-        self._record(now_ns, actions)
-        for action in actions:
-            self._act(action)
+    def _instant(self, events: Sequence[Event]) -> None:
+        """One instant, later than the one before: a log's reader tells from that which events were told together."""
+        self._instant_ns = now_ns = max(self.now_ns, self._instant_ns + 1)
+        records: list[Record] = []
+        left = len(events)
+        try:
+            for event in events:
+                left -= 1
+                if type(event) in FREES:
+                    self._running.pop(event.replica, None)  # type: ignore[union-attr]  # all of them have one
+                records.append(event)
+                actions = self._core.handle(now_ns, event, more=left > 0)
+                records += actions
+                for action in actions:
+                    self._act(action)
+        finally:
+            self._record(now_ns, records)
 
     def _act(self, action: Action) -> None:
-        if isinstance(action, End):
-            self._end(action)
-        elif isinstance(action, StartBatch):
-            self._run(action)
+        kind = type(action)
+        if kind is End:
+            self._end(action)  # type: ignore[arg-type]  # one look at the type costs half of isinstance's
+        elif kind is StartBatch:
+            self._run(action)  # type: ignore[arg-type]
         elif isinstance(action, StartReplica):
             self._backend.start(action.replica, action.spec)
         elif isinstance(action, StopReplica):
@@ -216,15 +236,14 @@ class Driver:
         self._backend.run(action.batch, action.replica, requests)
 
     def _end(self, end: End) -> None:
-        found = self._open[end.request]
-        outputs = {}
-        if found.on_end is not None and end.outcome in ANSWERED:
-            ports = self._wiring.signature.outputs
-            for port, source in zip(ports, self._wiring.outputs, strict=True):
-                outputs[port.name] = found.tensors[source.stage][source.position]
-        del self._open[end.request]
-        if found.on_end is not None:
-            self._answer(found.on_end, Ended(end.outcome, outputs, end.why, end.retry_after_ns))
+        found = self._open.pop(end.request)
+        on_end = found.on_end
+        if on_end is not None:
+            outputs = {}
+            if end.outcome in ANSWERED:
+                tensors = found.tensors
+                outputs = {name: tensors[stage][position] for name, stage, position in self._answers}
+            self._answer(on_end, Ended(end.outcome, outputs, end.why, end.retry_after_ns))
         if not self._open:
             self._emptied.set()
 
@@ -245,15 +264,12 @@ class Driver:
         self._emptied.set()
 
     def _record(self, now_ns: int, records: Sequence[Record]) -> None:
-        append = self._append
-        if append is None:
-            return
-        try:
-            for record in records:
-                append(now_ns, record)
-        except SloopError as error:
-            self._append = None
-            _log.error("serving goes on without a log: %s", error)
+        for recorder in list(self._recorders):
+            try:
+                recorder.extend(now_ns, records)
+            except SloopError as error:
+                self._recorders.remove(recorder)
+                _log.error("serving goes on without a log: %s", error)
 
     # Waking the core
 

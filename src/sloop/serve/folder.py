@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -63,11 +63,11 @@ class Journal:
             self.path.replace(folder / EARLIER)
         self._file: FileLog | None = FileLog(self.path, header)
 
-    def append(self, now_ns: int, record: Record) -> None:
-        """Take one event or action."""
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        """Take the events and actions of one instant."""
         if self._file is not None:
             try:
-                self._file.append(now_ns, record)
+                self._file.extend(now_ns, records)
             except MachineError as error:
                 self._stop(str(error))
 

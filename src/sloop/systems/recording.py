@@ -5,8 +5,8 @@ profiles and its system with its parameters. Knows no driver, no clock, no file.
 """
 
 import platform
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -17,7 +17,8 @@ from sloop.actions import Action
 from sloop.app.application import Application, SystemChoice
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.log import ACTIONS, EVENTS, Header, Record
+from sloop.events import Event
+from sloop.log import ACTIONS, Header, Record
 from sloop.systems.setup import Setup, set_up
 
 
@@ -70,27 +71,66 @@ class Replayed(Struct, frozen=True):
     difference: Difference | None
 
 
-def replay_log(records: Iterable[tuple[int, Record]], core: Core) -> Replayed:
+def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: bool = False) -> Replayed:
     """Feed the recorded events to a fresh core and compare its answers with the recorded actions, up to the first
     difference. What follows an event in a log is the answer to it; a log that was cut may lack the end of the last one.
+
+    `together` for a log whose events of equal instants were handed over together: every live one (`together_in`).
     """
     events = actions = 0
-    pending: list[Action] = []
-    for number, (now_ns, record) in enumerate(records, start=1):
-        if isinstance(record, ACTIONS):
-            actions += 1
-            if not pending or pending[0] != record:
-                return Replayed(events, actions, _difference(now_ns, number, recorded=record, replayed=pending))
-            pending.pop(0)
-            continue
-        assert isinstance(record, EVENTS), record
-        if pending:
-            return Replayed(events, actions, _difference(now_ns, number, recorded=record, replayed=pending))
+    for step in _steps(records):
         events += 1
-        pending = core.handle(now_ns, record)
+        answers = core.handle(step.now_ns, step.event, more=together and step.next_ns == step.now_ns)
+        for place, recorded in enumerate(step.actions):
+            actions += 1
+            if place >= len(answers) or answers[place] != recorded:
+                return Replayed(events, actions, _difference(step, place, answers))
+        if step.next_ns is not None and len(answers) > len(step.actions):
+            return Replayed(events, actions, _difference(step, len(step.actions), answers))
     return Replayed(events, actions, None)
 
 
-def _difference(now_ns: int, number: int, *, recorded: Record, replayed: list[Action]) -> Difference:
-    first = msgspec.to_builtins(replayed[0]) if replayed else None
-    return Difference(now_ns, number, msgspec.to_builtins(recorded), first)
+def together_in(header: Header) -> bool:
+    """Whether the core was told of all events of an instant before it made batches: so does the live driver."""
+    return header.origin == "live"
+
+
+@dataclass(slots=True)
+class _Step:
+    """An event of a log, the actions that follow it, and what comes then: None at the log's end."""
+
+    now_ns: int
+    event: Event
+    record: int
+    """Which record of the log the event is, from 1."""
+    actions: list[Action] = field(default_factory=list)
+    next_ns: int | None = None
+    next_record: Record | None = None
+
+
+def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
+    step: _Step | None = None
+    for number, (now_ns, record) in enumerate(records, start=1):
+        if isinstance(record, ACTIONS):
+            if step is None:
+                what = f"the log begins with an answer: {type(record).__name__}"
+                raise InputError(what, help="the file was changed; record the run again")
+            step.actions.append(record)
+            continue
+        if step is not None:
+            step.next_ns, step.next_record = now_ns, record
+            yield step
+        step = _Step(now_ns, record, number)
+    if step is not None:
+        yield step
+
+
+def _difference(step: _Step, place: int, answers: Sequence[Action]) -> Difference:
+    """At the action in `place` after the step's event, or at the event that follows too early."""
+    recorded = step.actions[place] if place < len(step.actions) else step.next_record
+    return Difference(
+        at_ns=step.now_ns if place < len(step.actions) or step.next_ns is None else step.next_ns,
+        record=step.record + 1 + place,
+        recorded=msgspec.to_builtins(recorded),
+        replayed=msgspec.to_builtins(answers[place]) if place < len(answers) else None,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sloop.errors import MachineError
-from sloop.serve.gateway import bodies
+from sloop.serve.gateway import http
 from sloop.serve.gateway.bodies import Bodies
 from sloop.serve.gateway.http import Exchange, Listener, free_port
 from tests.serve.gateway.fakes import Gateway, LoopThread
@@ -112,7 +112,7 @@ def test_what_is_not_http_is_refused_and_everybody_else_is_served(
 
 
 def test_a_body_that_never_comes_is_not_waited_for(wire: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SEND_S_MAX", 0.05)
+    monkeypatch.setattr(http, "SEND_S_MAX", 0.05)
     wire.sendall(INFER + b"content-length: 10\r\n\r\n{")
     head, body = one(wire)
     assert head.startswith(b"HTTP/1.1 408 ")

@@ -53,8 +53,8 @@ def test_a_plan_for_no_replicas_is_ready_as_it_is() -> None:
 def test_keeps_the_last_decisions_with_their_reasons() -> None:
     insight = insight_of(Scene())
     for number in range(3):
-        insight.append(ms(number), Decided("plan", f"reason {number}", "only"))
-        insight.append(ms(number), End(RequestId(number), Outcome.SERVED))
+        insight.extend(ms(number), [Decided("plan", f"reason {number}", "only")])
+        insight.extend(ms(number), [End(RequestId(number), Outcome.SERVED)])
     told = json.loads(insight.decisions(2))
     assert told["total"] == 3
     assert [(d["at_s"], d["kind"], d["why"]) for d in told["decisions"]] == [

@@ -1,8 +1,8 @@
 """Bodies of requests: how large each may be, and how many bytes all together may be held at one time.
 
 Promises that the bytes of every request that is being read or waits for its answer are counted once, that what would
-go beyond the bounds is refused (413 for one body, 503 with `Retry-After` for all together) and counted, and that a body
-is given up where its sender takes too long. Shared by both protocols. Knows nothing of what is in a body.
+go beyond the bounds is refused (413 for one body, 503 with `Retry-After` for all together) and counted. Shared by both
+protocols. Knows nothing of what is in a body, or of how long it may take.
 """
 
 import asyncio
@@ -17,8 +17,6 @@ from prometheus_client.registry import Collector
 from sloop.serve.gateway.refusal import Refusal
 
 ALL_BYTES_MAX: Final = 2**30
-SEND_S_MAX: Final = 60.0
-"""A client may take this long to send a request's body."""
 LINGER_S: Final = 2.0
 """How long a refused body is read and thrown away."""
 WHOLE_BYTES_MAX: Final = 2**20
@@ -101,31 +99,34 @@ class Hold:
         self._bodies.held_bytes -= self.size
         self.size = 0
 
+    def has_taken(self, size: int) -> bool:
+        """Take room for a body that may be read at once; False, and nothing taken, for one that only `read` may read,
+        or refuse.
+        """
+        bodies = self._bodies
+        if size > min(WHOLE_BYTES_MAX, bodies.each_bytes_max, bodies.all_bytes_max - bodies.held_bytes):
+            return False
+        bodies.held_bytes += size
+        self.size += size
+        return True
+
     async def read(self, incoming: Incoming, declared: int | None, *, asks_first: bool = False) -> bytes:
-        """The body, of `declared` bytes where that is known. Raises a `Refusal`: 408, 413 or 503.
+        """The body, of `declared` bytes where that is known. Raises a `Refusal`: 413 or 503.
 
         A sender that waits to be asked for its body (`asks_first`, HTTP's `Expect`) is refused at once.
         """
+        if declared is None:
+            return await self._gather(incoming)
         try:
-            async with asyncio.timeout(SEND_S_MAX):
-                if declared is None:
-                    return await self._gather(incoming)
-                try:
-                    self._announce(declared)
-                except Refusal:
-                    if not asks_first:
-                        await throw_away(incoming)
-                    raise
-                return await (incoming() if declared <= WHOLE_BYTES_MAX else self._gather(incoming))
-        except TimeoutError:
-            raise Refusal(408, f"the request took more than {SEND_S_MAX:g} s to arrive", "send it faster") from None
-
-    def _announce(self, size: int) -> None:
-        """Refuse a body for its announced size, or take room for it if it is going to be read at once."""
-        if size > self._bodies.each_bytes_max:
-            raise self._bodies.too_large(size)
-        if size <= WHOLE_BYTES_MAX:
-            self.take(size)
+            if declared > self._bodies.each_bytes_max:
+                raise self._bodies.too_large(declared)
+            if declared <= WHOLE_BYTES_MAX:
+                self.take(declared)
+        except Refusal:
+            if not asks_first:
+                await throw_away(incoming)
+            raise
+        return await (incoming() if declared <= WHOLE_BYTES_MAX else self._gather(incoming))
 
     async def _gather(self, incoming: AsyncIterable[bytes]) -> bytes:
         """The body that comes in parts, each of which takes its room."""

@@ -11,6 +11,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final, Protocol
 from urllib.parse import unquote
 
@@ -23,13 +24,16 @@ from granian.server.embed import Server
 from sloop.errors import MachineError
 from sloop.serve.gateway.bodies import Bodies, Hold, Incoming
 from sloop.serve.gateway.refusal import Refusal
+from sloop.units import NS_PER_S
 
 JSON: Final = "application/json"
 BACKLOG: Final = 1024
 HEAD_READ_MS_MAX: Final = 60_000
 """A client may take this long to send a request's head."""
+SEND_S_MAX: Final = 60.0
+"""A client may take this long to send a request's body."""
 WATCH_S: Final = 0.1
-"""A client is watched for going away once its request has waited this long: watching costs as much as answering."""
+"""A client is watched once its request has been here this long: watching costs as much as answering."""
 START_S_MAX: Final = 5.0
 
 
@@ -45,39 +49,48 @@ class Exchange:
 
     __slots__ = (
         "_answered",
-        "_began_ns",
+        "_reader",
+        "_scope",
         "_watch",
         "_wire",
+        "began_ns",
         "body",
         "headers",
+        "is_late",
         "is_open",
         "method",
         "on_gone",
         "path",
-        "query_string",
-        "since_s",
     )
 
-    def __init__(self, scope: Scope, wire: Wire, body: bytes, began_ns: int = 0) -> None:
-        self._wire = wire
-        self._began_ns = began_ns or time.monotonic_ns()
+    def __init__(self, scope: Scope, wire: Wire, reader: asyncio.Task[None] | None = None) -> None:
+        self.began_ns = time.monotonic_ns()
+        """When its head had arrived."""
+        self._scope, self._wire = scope, wire
+        self._reader = reader
         self._answered: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.method = scope.method
-        self.path = unquote(scope.path) if "%" in scope.path else scope.path
-        self.query_string = scope.query_string
+        path = scope.path
+        self.path = unquote(path) if "%" in path else path
         self.headers = scope.headers
         """Looked up by lower-case name: `headers.get("x-slo-ms")`."""
-        self.body = body
+        self.body = b""
         self.is_open = True
+        self.is_late = False
+        """Whether its body was given up for the time it took."""
         self.on_gone: Callable[[], None] | None = None
         """Called if the client goes away before the answer."""
-        self.since_s = 0.0
+
+    @property
+    def query_string(self) -> str:
+        """What follows the path's question mark."""
+        return self._scope.query_string
 
     @property
     def age_ns(self) -> int:
         """Time since its head arrived."""
-        return time.monotonic_ns() - self._began_ns
+        return time.monotonic_ns() - self.began_ns
 
     def reply(
         self, status: int, body: bytes, *, content_type: str = JSON, headers: tuple[tuple[str, str], ...] = ()
@@ -94,20 +107,33 @@ class Exchange:
         """Answer `{"error": …}`: what is wrong with its value, and the fix."""
         self.reply(status, error_body(what, fix), headers=headers)
 
-    def watch(self) -> None:
-        """Notice from now on if the client goes away."""
-        if self._watch is None:
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer with an error, and the headers its status asks for."""
+        headers: tuple[tuple[str, str], ...] = ()
+        if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers = (("retry-after", str(max(1, refusal.retry_after_s))),)
+        elif refusal.status == HTTPStatus.UNAUTHORIZED:
+            headers = (("www-authenticate", "Bearer"),)
+        self.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
+
+    def answered(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """To be awaited where it is still open: done when it is answered, or nobody waits for the answer."""
+        self._answered = answered = loop.create_future()
+        return answered
+
+    def attend(self) -> None:
+        """It has been here for a while: notice if the client goes away, or takes too long to send the body."""
+        if self._answered is None:
+            if self._reader is not None and self.age_ns > SEND_S_MAX * NS_PER_S and not self.is_late:
+                self.is_late = True
+                self._reader.cancel()
+        elif self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._notice())
 
-    async def wait(self, since_s: float) -> None:
-        """Until it is answered, or nobody waits for the answer."""
-        self.since_s = since_s
-        self._answered = asyncio.get_running_loop().create_future()
-        try:
-            await self._answered
-        finally:
-            if self._watch is not None:
-                self._watch.cancel()
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def _notice(self) -> None:
         await self._wire.client_disconnect()
@@ -130,7 +156,8 @@ class Listener:
         self._answer = answer
         self._bodies = bodies
         self._requests_max = requests_max
-        self._waiting: dict[Exchange, None] = {}
+        self._inside: dict[Exchange, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -149,7 +176,7 @@ class Listener:
             backpressure=self._requests_max,
             http1_settings=HTTP1Settings(header_read_timeout=HEAD_READ_MS_MAX),
         )
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._serving = loop.create_task(self._server.serve())
         await self._accepts(host, port)
         self._sweep(loop)
@@ -165,19 +192,31 @@ class Listener:
 
     async def __rsgi__(self, scope: Scope, wire: Wire) -> None:
         """Granian calls this for each request, as a task of its own."""
-        began_ns = time.monotonic_ns()
-        with Hold(self._bodies) as hold:
-            body = await read(scope, wire, hold)
-            if body is None:
-                return
-            exchange = Exchange(scope, wire, body, began_ns)
+        loop, inside = self._loop, self._inside
+        assert loop is not None
+        exchange, hold = Exchange(scope, wire, asyncio.current_task(loop)), Hold(self._bodies)
+        inside[exchange] = None
+        try:
+            length = exchange.headers.get("content-length")
+            if length is not None and hold.has_taken(int(length)):
+                exchange.body = await wire()
+            elif length is not None or "transfer-encoding" in exchange.headers or scope.http_version == "2":
+                asks_first = "expect" in exchange.headers
+                exchange.body = await hold.read(wire, None if length is None else int(length), asks_first=asks_first)
             self._answer(exchange)
             if exchange.is_open:
-                self._waiting[exchange] = None
-                try:
-                    await exchange.wait(asyncio.get_running_loop().time())
-                finally:
-                    del self._waiting[exchange]
+                await exchange.answered(loop)
+        except Refusal as refusal:
+            exchange.refuse(refusal)
+        except asyncio.CancelledError:
+            if not exchange.is_late:
+                raise
+            what = f"the request took more than {SEND_S_MAX:g} s to arrive"
+            exchange.refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, what, "send it faster"))
+        finally:
+            del inside[exchange]
+            hold.drop()
+            exchange.close()
 
     async def _accepts(self, host: str, port: int) -> None:
         """Wait until the port answers: Granian binds it on a thread of its own."""
@@ -195,26 +234,12 @@ class Listener:
                 return
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to watch the clients that have waited for a while; the longest wait comes first."""
-        for exchange in list(self._waiting):
-            if loop.time() - exchange.since_s < WATCH_S:
+        """Attend to those that have been here for a while; they come in the order in which they began."""
+        for exchange in list(self._inside):
+            if exchange.age_ns < WATCH_S * NS_PER_S:
                 break
-            exchange.watch()
+            exchange.attend()
         self._sweeper = loop.call_later(WATCH_S, self._sweep, loop)
-
-
-async def read(scope: Scope, wire: Wire, hold: Hold) -> bytes | None:
-    """The body, for which `hold` takes room; None once it has been refused."""
-    headers = scope.headers
-    length = headers.get("content-length")
-    if length is None and "transfer-encoding" not in headers and scope.http_version != "2":
-        return b""
-    try:
-        return await hold.read(wire, None if length is None else int(length), asks_first="expect" in headers)
-    except Refusal as refusal:
-        after = (("retry-after", str(refusal.retry_after_s)),) if refusal.retry_after_s else ()
-        Exchange(scope, wire, b"").reply_error(refusal.status, refusal.what, refusal.fix, headers=after)
-        return None
 
 
 def free_port(host: str, port: int) -> int:

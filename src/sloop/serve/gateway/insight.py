@@ -4,7 +4,7 @@ Reads the core, never changes it. Instants are seconds since the server began; J
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,18 +19,19 @@ DECISIONS_KEPT: Final = 10_000
 
 
 class Insight:
-    """A log's sink that keeps the last decisions, and a view of the core. `clock` gives the core's own time in ns."""
+    """A recorder that keeps the last decisions, and a view of the core. `clock` gives the core's own time in ns."""
 
     def __init__(self, core: Core, *, application: str, system: str, clock: Callable[[], int]) -> None:
         self._core, self._application, self._system, self._clock = core, application, system, clock
         self._decisions: deque[tuple[int, Decided]] = deque(maxlen=DECISIONS_KEPT)
         self._count = 0
 
-    def append(self, now_ns: int, record: Record) -> None:
-        """Keep it if it is a decision."""
-        if type(record) is Decided:
-            self._count += 1
-            self._decisions.append((now_ns, record))
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        """Keep the decisions among them."""
+        for record in records:
+            if type(record) is Decided:
+                self._count += 1
+                self._decisions.append((now_ns, record))
 
     def decisions(self, limit: int) -> bytes:
         """The last `limit` decisions, oldest first, and how many there were in all."""

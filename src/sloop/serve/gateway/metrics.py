@@ -91,7 +91,7 @@ class Replica:
 
 
 class Metrics(Collector):
-    """A log's sink that can be scraped, and `others` with it, which measure what the log does not see."""
+    """A recorder that can be scraped, and `others` with it, which measure what the log does not see."""
 
     def __init__(self, application: Application, *others: Collector) -> None:
         self._stages = tuple(stage.name for stage in application.order)
@@ -99,8 +99,8 @@ class Metrics(Collector):
         self._successors = application.successors
         self._predecessors = {stage.name: len(stage.after) for stage in application.stages}
         self._sent: dict[RequestId, int] = {}
-        self._queued: dict[tuple[RequestId, str], int] = {}
-        """When a request entered the queue of a stage it waits at."""
+        self._queued: dict[str, dict[RequestId, int]] = {stage: {} for stage in self._stages}
+        """Per stage, when those who wait there entered its queue."""
         self._arrived: dict[tuple[RequestId, str], int] = {}
         """How many of the stages before a stage a request has passed, where there are several."""
         self._replicas: dict[ReplicaId, Replica] = {}
@@ -143,12 +143,14 @@ class Metrics(Collector):
         for collector in (self, *others):
             self._registry.register(collector)
 
-    def append(self, now_ns: int, record: Record) -> None:
-        """Take in one event or action."""
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        """Take in the events and actions of one instant."""
         self._now_ns = now_ns
-        fold = self._folds.get(type(record))
-        if fold is not None:
-            fold(now_ns, record)
+        folds = self._folds
+        for record in records:
+            fold = folds.get(type(record))
+            if fold is not None:
+                fold(now_ns, record)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
@@ -170,7 +172,7 @@ class Metrics(Collector):
     def _arrive(self, now_ns: int, request: Request) -> None:
         self._sent[request.id] = request.sent_ns
         for stage in self._sources:
-            self._queued[request.id, stage] = now_ns
+            self._queued[stage][request.id] = now_ns
 
     def _end(self, now_ns: int, end: End) -> None:
         request = end.request
@@ -182,7 +184,7 @@ class Metrics(Collector):
             return  # it has left every queue
         self.durations[end.outcome.value,].observe(now_ns - sent_ns)
         for stage in self._stages:
-            self._queued.pop((request, stage), None)
+            self._queued[stage].pop(request, None)
             if self._predecessors[stage] > 1:
                 self._arrived.pop((request, stage), None)
 
@@ -190,9 +192,9 @@ class Metrics(Collector):
         stage, replica = start.stage, self._replicas[start.replica]
         replica.batch = start
         self.sizes[replica.key].observe(len(start.requests))
-        waits, queued = self.waits[stage,], self._queued
+        waits, queued = self.waits[stage,], self._queued[stage]
         for request in start.requests:
-            waits.observe(now_ns - queued.pop((request, stage), now_ns))
+            waits.observe(now_ns - queued.pop(request, now_ns))
 
     def _finish(self, now_ns: int, event: Finished) -> None:
         replica, batch = self._take_batch(event.replica, event.batch)
@@ -212,7 +214,7 @@ class Metrics(Collector):
             if arrived < self._predecessors[stage]:
                 self._arrived[request, stage] = arrived
                 return
-        self._queued[request, stage] = now_ns
+        self._queued[stage][request] = now_ns
 
     def _fail(self, _now_ns: int, event: BatchFailed) -> None:
         replica, batch = self._take_batch(event.replica, event.batch)
@@ -270,7 +272,7 @@ class Metrics(Collector):
         if found is not None and found.batch is not None:
             for request in found.batch.requests:
                 if request in self._sent:
-                    self._queued[request, found.batch.stage] = now_ns
+                    self._queued[found.batch.stage][request] = now_ns
         return found
 
     def _resize(self, now_ns: int, order: ResizeReplica) -> None:
@@ -310,7 +312,7 @@ class Metrics(Collector):
             "sloop_attainment_ratio", "Served by the deadline, of all ended since the start.", value=self.attainment
         )
         yield GaugeMetricFamily("sloop_requests_open", "Requests that have not ended.", value=len(self._sent))
-        waiting = Counter(stage for _, stage in self._queued)
+        waiting = {stage: len(queued) for stage, queued in self._queued.items()}
         yield self._by_stage("sloop_queue_length", "Requests that wait.", waiting)
         for histograms in (self.durations, self.waits, self.sizes, self.services, self.starts, self.resizes):
             yield histograms.family()

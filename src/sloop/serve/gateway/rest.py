@@ -7,7 +7,6 @@ Source: Open Inference Protocol v2, "HTTP/REST"; the status codes and headers ar
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -60,7 +59,7 @@ class Rest:
                 return
             answer(exchange)
         except Refusal as refusal:
-            refuse(exchange, refusal)
+            exchange.refuse(refusal)
         except Exception as error:
             self._break(exchange, error)
 
@@ -122,7 +121,7 @@ class Rest:
         try:
             self._tell(exchange, wanted, ended)
         except Refusal as refusal:
-            refuse(exchange, refusal)
+            exchange.refuse(refusal)
         except Exception as error:
             self._break(exchange, error)
 
@@ -193,16 +192,6 @@ class Rest:
 def say(exchange: Exchange, body: Mapping[str, object]) -> None:
     """Answer 200 with a JSON object."""
     exchange.reply(200, msgspec.json.encode(body))
-
-
-def refuse(exchange: Exchange, refusal: Refusal) -> None:
-    """Answer with an error, and the headers its status asks for."""
-    headers: tuple[tuple[str, str], ...] = ()
-    if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers = (("retry-after", str(max(1, refusal.retry_after_s))),)
-    elif refusal.status == HTTPStatus.UNAUTHORIZED:
-        headers = (("www-authenticate", "Bearer"),)
-    exchange.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
 
 
 def of_port(port: Port) -> dict[str, object]:
