@@ -5,10 +5,10 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo fmt lint types contracts check reproduce fuzz clean
+.PHONY: help test demo fmt lint types contracts check reproduce fuzz bench-sim clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sloop needs Python 3.11 or newer\nhelp: make PYTHON=/path/to/python3.11 …")'
@@ -41,6 +41,9 @@ reproduce: $(READY) ## the published experiments, beside what we measure
 
 fuzz: $(READY) ## a minute of random worlds under all checkers
 	$(BIN)/python -m sloop.sim.fuzz $(FLAGS)
+
+bench-sim: $(READY) ## requests simulated per second, beside SimPy, salabim and a bare heap loop
+	$(BIN)/python -m benchmarks.sim_speed $(FLAGS)
 
 clean: ## forget the environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

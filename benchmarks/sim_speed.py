@@ -1,0 +1,250 @@
+"""The simulator's speed: requests per second beside SimPy, salabim and a bare heap loop; against requests; replicas.
+
+    python -m benchmarks.sim_speed [--quick] [--rounds 5]
+
+Two queues that all sides simulate (`benchmarks.simulators`): M/M/8, and four servers that take batches of up to 8 of
+two priorities. Every run is a process of its own and is timed in that process, in processor seconds, from the building
+of the model to its last event; interpreters start and modules are imported outside. One round runs every side once,
+in turn, so that a slow minute of the machine falls on all; ratios are taken within a round. Before that, all sides
+must find the same mean waits.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from benchmarks.notebook import ROOT, arguments, publish, say, table
+from benchmarks.peers.environments import python_of
+from benchmarks.peers.peer import Environment
+from benchmarks.simulators.setting import BATCHING, LOAD, MANY_SERVERS, SERVICE_S
+from sloop.report.figures import Figure, Panel, Series
+from tests.sim.theory.queues import wait_many_s
+
+PEERS: Final = Environment("sim", ("simpy==4.1.2", "salabim==26.0.9"))
+SERVERS: Final = {MANY_SERVERS: 8, BATCHING: 4}
+CHECKED: Final = 1_000_000
+"""Requests of the runs whose waits are compared."""
+APART_MAX: Final = 0.1
+"""Of two sides' mean waits, at that length; successive waits are far from independent."""
+MIB: Final = 2**20
+RUN_S_MAX: Final = 900
+
+
+class Side(NamedTuple):
+    """A simulator and a way to write the model in it."""
+
+    name: str
+    program: str
+    style: str = "plain"
+    weight: float = 1.0
+    """Of the requests it is given: a slow one needs no long run to be timed well."""
+
+
+class Seen(NamedTuple):
+    """One run."""
+
+    requests: int
+    taken_s: float
+    begin_s: float
+    """Of it, before the first request; 0 where that is not told apart."""
+    peak_bytes: int
+    mean_ms: dict[str, float]
+
+    @property
+    def rps(self) -> float:
+        """Requests simulated in a second."""
+        return self.requests / self.taken_s
+
+    @property
+    def each_us(self) -> float:
+        """Microseconds for each request, once everything has begun."""
+        return 1e6 * (self.taken_s - self.begin_s) / self.requests
+
+
+OURS: Final = Side("sloop", "ours")
+CHECKING: Final = Side("sloop, checkers on", "ours", "checked")
+COUNTING: Final = Side("sloop, checkers and metrics (`sloop simulate`)", "ours", "counted")
+LIMIT: Final = Side("bare heap loop", "bare")
+RESOURCE: Final = Side("SimPy, Resource, a process per request", "simpy_models", "resource")
+SALABIM: Final = Side("salabim, Resource, a component per request", "salabim_models", "resource", 0.05)
+SIDES: Final = {
+    MANY_SERVERS: (
+        OURS,
+        CHECKING,
+        COUNTING,
+        RESOURCE,
+        Side("SimPy, Store, a process per server", "simpy_models", "store"),
+        Side("SimPy, bare events, a process per server", "simpy_models", "by-hand"),
+        SALABIM,
+        Side("salabim, bare, a component per server", "salabim_models", "by-hand"),
+        LIMIT,
+    ),
+    BATCHING: (
+        OURS,
+        CHECKING,
+        COUNTING,
+        Side("SimPy, bare events, a process per server", "simpy_models", "by-hand"),
+        Side("salabim, bare, a component per server", "salabim_models", "by-hand"),
+        LIMIT,
+    ),
+}
+
+
+def run(  # what a run is, in the order of the command line
+    side: Side, queue: str, requests: int, *, servers: int = 0, busy: int = 0, seed: int = 1, waits: bool = False
+) -> Seen:
+    """Simulate in a process of its own."""
+    python = python_of(PEERS) if side.program.endswith("_models") else Path(sys.executable)
+    command = [str(python), "-m", f"benchmarks.simulators.{side.program}", "--queue", queue, "--style", side.style]
+    command += ["--requests", str(requests), "--servers", str(servers or SERVERS[queue]), "--busy", str(busy)]
+    command += ["--seed", str(seed), *(["--waits"] if waits else [])]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=RUN_S_MAX)
+    return Seen(requests, **json.loads(done.stdout))
+
+
+def agreement(seed: int) -> list[tuple[object, ...]]:
+    """Mean waits of every side: a row for each queue and class. SystemExit where they are not of one queue."""
+    rows: list[tuple[object, ...]] = []
+    for queue, classes in ((MANY_SERVERS, ("all",)), (BATCHING, ("urgent", "patient"))):
+        sides = [side for side in SIDES[queue] if side.style in ("plain", "by-hand")]
+        say(f"{queue}: do {len(sides)} sides find the same waits?")
+        seen = [run(side, queue, CHECKED, seed=seed, waits=True) for side in sides]
+        for kind in classes:
+            found = [run.mean_ms[kind] for run in seen]
+            theory_ms = 1e3 * wait_many_s(SERVERS[queue], LOAD) if queue == MANY_SERVERS else None
+            centre = theory_ms or median(found)
+            if max(abs(value / centre - 1) for value in found) > APART_MAX:
+                raise SystemExit(f"{queue}, {kind}: mean waits {found} ms are not those of one queue")
+            rows.append((f"{queue}, {kind}", theory_ms, *found))
+    return rows
+
+
+def compared(queue: str, requests: int, rounds: int, seed: int) -> list[tuple[object, ...]]:
+    """Every side's speed, and its ratio to ours of the same round."""
+    sides = SIDES[queue]
+    seen: dict[Side, list[Seen]] = {side: [] for side in sides}
+    for number in range(rounds):
+        say(f"{queue}: round {number + 1} of {rounds}")
+        for side in sides:
+            seen[side].append(run(side, queue, round(requests * side.weight), seed=seed + number))
+    rows: list[tuple[object, ...]] = []
+    for side in sides:
+        ratios = [ours.rps / theirs.rps for ours, theirs in zip(seen[OURS], seen[side], strict=True)]
+        speed_rps, peak_bytes = median(run.rps for run in seen[side]), max(run.peak_bytes for run in seen[side])
+        spread = f"{min(ratios):.2f} … {max(ratios):.2f}"
+        rows.append((side.name, round(speed_rps), 1e6 / speed_rps, median(ratios), spread, peak_bytes / MIB))
+    return rows
+
+
+def along(side: Side, cases: Sequence[tuple[int, int, int]], seed: int, rounds: int) -> list[Seen]:
+    """The run of median speed of several for each case: requests, servers, those of them the load is meant for."""
+    found: list[Seen] = []
+    for requests, servers, busy in cases:
+        say(f"{side.name}: {requests:,} requests, {servers:,} servers, {busy:,} busy")
+        runs = [
+            run(side, MANY_SERVERS, requests, servers=servers, busy=busy, seed=seed + number)
+            for number in range(rounds if requests <= 10**6 else 1)
+        ]
+        found.append(sorted(runs, key=lambda run: run.each_us)[len(runs) // 2])
+    return found
+
+
+def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
+    counts = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
+    servers = SERVERS[MANY_SERVERS]
+    sides = {OURS: counts, CHECKING: counts[:3], RESOURCE: counts[:3], LIMIT: counts}
+    seen = {side: along(side, [(count, servers, servers) for count in of], seed, rounds) for side, of in sides.items()}
+    rows = [
+        (run.requests, side.name, round(run.rps), 1e6 / run.rps, run.peak_bytes / MIB)
+        for place, _ in enumerate(counts)
+        for side, runs in seen.items()
+        for run in runs[place : place + 1]
+    ]
+    columns = ("requests", "side", "requests/s", "µs each", "peak memory, MiB")
+    return table(columns, rows), _figure(
+        "requests", "Cost against length: M/M/8", "requests", [f"{count:,}" for count in counts], seen
+    )
+
+
+def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
+    """All of them loaded, the rate growing with their number; and a rate for ten of them, the rest idle."""
+    counts = (1, 10, 100, 1_000) if quick else (1, 10, 100, 1_000, 10_000)
+    requests = 50_000 if quick else 500_000
+    idle = Side("sloop, load for ten of them", OURS.program)
+    loaded = [(requests, count, count) for count in counts]
+    few = [(requests // 5, count, min(count, 10)) for count in counts]
+    seen = {
+        OURS: along(OURS, loaded, seed, rounds),
+        idle: along(idle, few, seed, rounds),
+        RESOURCE: along(RESOURCE, [(requests // 5, count, count) for _, count, _ in loaded], seed, 1),
+    }
+    rows = [
+        (count, seen[OURS][place].begin_s, *(runs[place].each_us for runs in seen.values()))
+        for place, count in enumerate(counts)
+    ]
+    columns = ("replicas", "to start them, s", *(f"{side.name}: µs a request" for side in seen))
+    return table(columns, rows), _figure(
+        "replicas", "Cost against replicas: M/M/c", "replicas", [f"{count:,}" for count in counts], seen
+    )
+
+
+def _figure(name: str, title: str, x_label: str, ticks: Sequence[str], seen: dict[Side, list[Seen]]) -> Figure:
+    """Requests per second; every tick is ten times the one before, so both axes are logarithmic."""
+    series = tuple(
+        Series(side.name, tuple(range(len(runs))), tuple(1e6 / run.each_us for run in runs))
+        for side, runs in seen.items()
+    )
+    says = "; ".join(f"{line.name}: {', '.join(f'{value:,.0f}' for value in line.y)}" for line in series)
+    return Figure(
+        name=name,
+        title=title,
+        x_label=x_label,
+        panels=(Panel(y_label="requests/s", series=series, ticks=tuple(ticks), log=True),),
+        alt=f"Requests simulated per second against {x_label} ({', '.join(ticks)}). {says}.",
+    )
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken (default 5)")
+    parser.add_argument("--requests", type=int, default=200_000, help="in each compared run (default 200,000)")
+    parser.add_argument("--quick", action="store_true", help="two rounds of short runs, up to 100,000 requests")
+    given = parser.parse_args()
+    text, figures = measured(given)
+    publish("sim-speed", "The simulator's speed", text, figures, write=not given.no_write)
+
+
+def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
+    """The section's text and figures."""
+    rounds, requests = (2, 50_000) if given.quick else (given.rounds, given.requests)
+    waits = agreement(given.seed)
+    columns = ("side", "requests/s", "µs each", "sloop is times as fast", "in the rounds", "peak memory, MiB")
+    parts = [
+        f"Two queues at a load of {LOAD:g}. M/M/8: exponential service of mean {1e3 * SERVICE_S:g} ms, first come "
+        "first served. Batching: four servers that take what waits, up to 8, urgent requests before patient ones, a "
+        "batch of b in (10 + 2b) ms × an exponential factor; in sloop, two deadlines under earliest deadline first. "
+        "sloop runs the core and the policies that a live server runs, a decision for each event; the others run the two queues "
+        "written for the purpose, in the ways named. Each run a process of its own, processor seconds from building "
+        f"the model to its end, medians of {rounds} rounds in which every side ran once; same interpreter for all.",
+        "All sides simulate the same queue, mean waits in ms:",
+        table(
+            ("queue", "theory", "sloop", "SimPy", "salabim", "heap loop"),
+            waits,
+        ),
+    ]
+    for queue, title in ((MANY_SERVERS, "M/M/8"), (BATCHING, "Batches of two priorities")):
+        rows = compared(queue, requests, rounds, given.seed)
+        parts += [f"{title}, {requests:,} requests (salabim's manual style: a twentieth):", table(columns, rows)]
+    long, long_figure = against_requests(given.quick, given.seed, min(rounds, 3))
+    wide, wide_figure = against_replicas(given.quick, given.seed, min(rounds, 3))
+    parts += ["Cost against the number of requests:", long, "Cost against the number of replicas:", wide]
+    return "\n\n".join(parts), [long_figure, wide_figure]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The two queues in sloop: a scenario as a user would write it, played with the policies that are shipped.
+
+Two priorities are two deadlines under earliest deadline first: the patient class has so much longer that no urgent
+request ever comes behind one of its. `plain` plays without checkers, `checked` with them; `counted` is what
+`sloop simulate` does, with checkers and metrics.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from benchmarks.simulators.setting import (
+    BATCH_MAX,
+    BATCHING,
+    EACH_S,
+    FIXED_S,
+    MANY_SERVERS,
+    SERVICE_S,
+    Case,
+    Waits,
+    main,
+)
+from sloop.actions import StartBatch
+from sloop.app.load import load_scenario
+from sloop.arrivals import trace_of
+from sloop.log import Record, Sink
+from sloop.report.metrics import Metrics
+from sloop.sim import World, simulate
+from sloop.units import NS_PER_S, s, to_s
+from sloop.vocabulary import Request, RequestId
+
+URGENT_S: Final = 1.0
+PATIENT_S: Final = 1e6
+ALL_S: Final = 1e5
+CLASSES: Final = {s(URGENT_S): "urgent", s(PATIENT_S): "patient", s(ALL_S): "all"}
+STYLES: Final = ("plain", "checked", "counted")
+
+
+@dataclass
+class Waiting:
+    """A sink that takes down how long requests wait, by class: the deadline tells which."""
+
+    came: dict[RequestId, Request] = field(default_factory=dict)
+    waits_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def append(self, now_ns: int, record: Record) -> None:
+        if isinstance(record, Request):
+            self.came[record.id] = record
+        elif isinstance(record, StartBatch):
+            for id in record.requests:
+                request = self.came.pop(id)
+                waits_s = self.waits_s.setdefault(CLASSES[request.slo_ns], [])
+                waits_s.append(to_s(now_ns - request.arrived_ns))
+
+
+def world(case: Case) -> World:
+    """The scenario of a case, as a file would declare it."""
+    batches = case.queue == BATCHING
+    fixed_s, each_s = (FIXED_S, EACH_S) if batches else (SERVICE_S, 0.0)
+    latency_ms = {"form": "quadratic", "alpha": 0.0, "beta": 1e3 * each_s, "gamma": 1e3 * fixed_s}
+    profile = {"latency_ms": latency_ms, "max_batch": BATCH_MAX if batches else 1, "max_cores": 1}
+    system = {"name": "static", "replicas": case.servers, "drop": "never", "order": "edf" if batches else "fifo"}
+    scenario = load_scenario(
+        {
+            "name": case.queue,
+            "slo_ms": 1e3 * ALL_S,
+            "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
+            "system": system | {"batch_max": BATCH_MAX if batches else 1},
+            "cluster": {"nodes": [{"hardware": "custom", "cores": case.servers, "memory_bytes": 10**9}]},
+            "trace": {"kind": "poisson", "rate": case.rate_rps},
+            "duration_s": case.requests / case.rate_rps,
+            "seed": case.seed,
+            "truth": {"service": {"ratio": 1.0, "cv": 0.0}},
+        }
+    )
+    slos_ns = (s(URGENT_S), s(PATIENT_S)) if batches else ()
+    return replace(World.from_scenario(scenario), shape="exponential", slos_ns=slos_ns)
+
+
+def play(case: Case, style: str) -> Waits:
+    played = world(case)
+    sinks: list[Sink] = []
+    waiting = Waiting()
+    if style == "counted":
+        setup = played.setup()
+        sinks.append(Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0))
+    if case.waits:
+        sinks.append(waiting)
+    run = simulate(played, sinks, checkers=style != "plain")
+    assert run.played.open == 0, f"{run.played.open} requests never ended"
+    return waiting.waits_s
+
+
+def begin(case: Case) -> Waits:
+    """The same world without a request: what starting its servers takes."""
+    silent = trace_of([], duration_ns=NS_PER_S, name="none", provenance="assumed: silence")
+    simulate(replace(world(case), trace=silent, duration_ns=0), checkers=False)
+    return {}
+
+
+def models() -> Mapping[tuple[str, str], Any]:
+    return {(queue, style): partial(play, style=style) for queue in (MANY_SERVERS, BATCHING) for style in STYLES}
+
+
+if __name__ == "__main__":
+    main(models(), before=begin)

@@ -1,0 +1,94 @@
+"""What is simulated, in figures that all sides share, and how a side reports what it took.
+
+Two queues. `many-servers`: M/M/c, first come first served, nothing dropped. `batching`: servers that take what waits,
+up to a batch, the urgent class before the patient one; a batch of b takes (FIXED + EACH · b) · noise, the noise
+exponential of mean 1. Half of the requests are urgent. Both at a load of 0.8.
+
+Promises to import nothing but the standard library: it is read by interpreters that have only a peer installed.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MANY_SERVERS: Final = "many-servers"
+BATCHING: Final = "batching"
+LOAD: Final = 0.8
+SERVICE_S: Final = 0.01
+BATCH_MAX: Final = 8
+FIXED_S: Final = 0.010
+EACH_S: Final = 0.002
+
+
+class Case(NamedTuple):
+    """One run of one side."""
+
+    queue: str
+    requests: int
+    servers: int
+    busy: int
+    """Servers that the load is meant for; the others only stand there."""
+    seed: int
+    style: str
+    """One of the side's own ways to write the model."""
+    waits: bool
+    """Whether to take down how long requests waited; timed runs do not."""
+
+    @property
+    def rate_rps(self) -> float:
+        """At which requests arrive."""
+        if self.queue == MANY_SERVERS:
+            return LOAD * self.busy / SERVICE_S
+        return LOAD * self.busy * BATCH_MAX / batch_s(BATCH_MAX)
+
+
+Waits = Mapping[str, list[float]]
+"""By class, in seconds; empty where none were taken down."""
+Model = Callable[[Case], Waits]
+
+
+def batch_s(size: int) -> float:
+    """What a batch takes on average."""
+    return FIXED_S + EACH_S * size
+
+
+def main(models: Mapping[tuple[str, str], Model], before: Model | None = None) -> None:
+    """Run the model asked for, given by (queue, style), and say on standard output what it took.
+
+    `before` is what a run takes before its first request comes; it is timed by itself.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--queue", choices=(MANY_SERVERS, BATCHING), default=MANY_SERVERS)
+    parser.add_argument("--style", default="plain")
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--servers", type=int, default=8)
+    parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--waits", action="store_true")
+    given = parser.parse_args()
+    case = Case(**{**vars(given), "busy": given.busy or given.servers})
+    model = models[case.queue, case.style]
+    begin_s = timed(before, case)[0] if before else 0.0
+    taken_s, waits = timed(model, case)
+    mean_ms = {name: 1e3 * sum(found) / len(found) for name, found in waits.items() if found}
+    seen = {"taken_s": taken_s, "begin_s": begin_s, "peak_bytes": peak_bytes(), "mean_ms": mean_ms}
+    json.dump(seen, sys.stdout)
+
+
+def timed(model: Model, case: Case) -> tuple[float, Waits]:
+    """Processor seconds of this process, so that others on the machine count little, and the model's answer."""
+    gc.collect()
+    begin_s = time.process_time()
+    waits = model(case)
+    return time.process_time() - begin_s, waits
+
+
+def peak_bytes() -> int:
+    """The most memory this program has had, without what its parent had before it: getrusage would inherit that."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
