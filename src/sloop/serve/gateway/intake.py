@@ -30,53 +30,64 @@ ARRAY_CODES: Final = {
 }
 """`array` turns a flat list into bytes three times as fast as NumPy for small ones, and refuses what does not fit."""
 LENGTH_BYTES: Final = 4
+SHAPES_MAX: Final = 1024
+"""How many shapes of inputs are remembered to be right."""
 
 
 class Intake:
-    """The inputs one application takes, ready to be checked against."""
+    """The inputs one application takes, ready to be checked against.
+
+    What it says of one input names fields within it: `shape`, where the request says `inputs[0].shape`.
+    """
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.ports = {port.name: port for port in signature.inputs}
         self.outputs = frozenset(port.name for port in signature.outputs)
+        self.plain = {port.name: False for port in signature.outputs}
+        """The outputs of a request that asks for none in particular, and none as binary."""
+        self._counting = [port.name for port in signature.inputs if port.shape[:1] == (-1,)]
+        self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
 
-    def port(self, name: str, field: str) -> Port:
-        """The input called `name`; `field` is where the request names it."""
+    def count(self, name: str, datatype: str, shape: tuple[int, ...]) -> int:
+        """How many elements an input of this type and shape has. What was right once is not looked at again."""
+        count = self._found_right.get((name, datatype, shape))
+        if count is None:
+            self._check(name, datatype, shape)
+            count = prod(shape)
+            if len(self._found_right) < SHAPES_MAX:
+                self._found_right[name, datatype, shape] = count
+        return count
+
+    def _check(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
         port = self.ports.get(name)
         if port is None:
-            raise bad(field, f"there is no input {shown(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
-        return port
-
-    def shape(self, port: Port, datatype: str, shape: Sequence[int], field: str) -> tuple[int, ...]:
-        """`shape` if it and `datatype` fit the port."""
+            raise bad("name", f"there is no input {shown(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
         if datatype != port.datatype:
-            raise bad(
-                f"{field}.datatype", f"{shown(datatype)} for input {port.name!r}", f"this input takes {port.datatype}"
-            )
+            raise bad("datatype", f"{shown(datatype)} for input {name!r}", f"this input takes {port.datatype}")
         wanted = port.shape
-        fits = len(shape) == len(wanted)
-        if fits:
-            for have, want in zip(shape, wanted, strict=True):
-                if have < 1 if want == -1 else have != want:
-                    fits = False
-                    break
+        fits = len(shape) == len(wanted) and all(
+            have >= 1 if want == -1 else have == want for have, want in zip(shape, wanted, strict=True)
+        )
         if not fits:
             raise bad(
-                f"{field}.shape",
-                f"{shown(list(shape))} for input {port.name!r}",
+                "shape",
+                f"{shown(list(shape))} for input {name!r}",
                 f"this input's shape is {list(wanted)}, where -1 stands for any number from 1 up",
             )
-        return tuple(shape)
 
     def whole(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
         """`tensors` if no input is missing and all carry the same number of rows, no more than one request may."""
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
             raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
-        rows = {tensor.shape[0] for name, tensor in tensors.items() if self.ports[name].shape[:1] == (-1,)}
-        if len(rows) > 1:
-            raise bad(field, f"the inputs have {sorted(rows)} rows (first dimension)", "send as many rows in each")
-        count = next(iter(rows), 1)
+        count = 0
+        for name in self._counting:
+            rows = tensors[name].shape[0]
+            if count and rows != count:
+                both = sorted((rows, count))
+                raise bad(field, f"the inputs have {both} rows (first dimension)", "send as many rows in each")
+            count = rows
         if count > self.signature.rows_max:
             raise bad(
                 field,
@@ -120,19 +131,15 @@ def check_strings(data: memoryview, count: int, field: str) -> None:
         )
 
 
-def pack(datatype: str, shape: tuple[int, ...], data: list[Any], field: str) -> bytes:
-    """The elements of a JSON or protobuf list, flat or nested as `shape`, as raw bytes."""
-    if data and isinstance(data[0], list):
+def pack(datatype: str, shape: tuple[int, ...], count: int, data: list[Any], field: str = "data") -> bytes:
+    """The elements of a JSON or protobuf list, flat or nested as `shape`, which holds `count` of them, as raw bytes."""
+    if data and type(data[0]) is list:
         data = flatten(data, field)
-    if datatype == "BYTES":
-        raw, count = pack_strings(data, field), len(data)
-    else:
-        raw = pack_numbers(datatype, data, field)
-        count = len(raw) // ITEM_BYTES[datatype]
-    if count != prod(shape):
+    raw = pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
+    if len(data) != count:
         raise bad(
             field,
-            f"{count} elements are not the {prod(shape)} of shape {list(shape)}",
+            f"{len(data)} elements are not the {count} of shape {list(shape)}",
             "send every element once, in row-major order",
         )
     return raw
@@ -179,21 +186,19 @@ def pack_strings(data: list[Any], field: str) -> bytes:
     return b"".join(parts)
 
 
-def unpack(tensor: Tensor) -> list[object]:
+def unpack(tensor: Tensor) -> list[Any]:
     """A tensor's elements as a flat list for JSON; strings must be UTF-8, or `UnicodeDecodeError` is raised."""
     code = ARRAY_CODES.get(tensor.datatype)
     if code is not None:
-        elements: array[float] = array(code)
-        elements.frombytes(tensor.data)
-        return list(elements)
+        return list(memoryview(tensor.data).cast("B").cast(code))
     if tensor.datatype == "BYTES":
         strings, data, at = [], memoryview(tensor.data), 0
         while at < len(data):
             end = at + LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
             strings.append(str(data[at + LENGTH_BYTES : end], "utf-8"))
             at = end
-        return list(strings)
+        return strings
     if tensor.datatype == "BF16":  # the upper half of a float32
         halves = np.frombuffer(tensor.data, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)
-        return list(halves.view(np.float32).tolist())
-    return list(np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]).tolist())
+        return halves.view(np.float32).tolist()  # type: ignore[no-any-return]  # a list, as it has one dimension
+    return np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]).tolist()  # type: ignore[no-any-return]  # likewise

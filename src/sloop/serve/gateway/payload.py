@@ -23,7 +23,7 @@ class InputObject(Struct, gc=False):
     """`$request_input`."""
 
     name: str
-    shape: list[int]
+    shape: tuple[int, ...]
     datatype: str
     data: list[Any] | None = None
     parameters: Parameters | None = None
@@ -70,7 +70,7 @@ class Wanted(Struct, gc=False):
     tensors: Mapping[str, Tensor]
     id: str | UnsetType
     parameters: Parameters
-    outputs: dict[str, bool]
+    outputs: Mapping[str, bool]
     """Outputs to return, in order, and whether each goes as binary."""
 
 
@@ -116,29 +116,30 @@ def read_inputs(inputs: list[InputObject], tail: memoryview | None, intake: Inta
     tensors: dict[str, Tensor] = {}
     at = 0
     for index, given in enumerate(inputs):
-        field = f"inputs[{index}]"
-        port = intake.port(given.name, f"{field}.name")
-        if given.name in tensors:
-            raise bad(f"{field}.name", f"input {given.name!r} is there twice", "send every input once")
-        shape = intake.shape(port, given.datatype, given.shape, field)
-        size = given.parameters and given.parameters.get("binary_data_size")
-        data: bytes | memoryview
-        if size is not None:
-            data = binary(given, size, tail, at, f"{field}.parameters.binary_data_size")
-            check_raw(port.datatype, shape, data, f"{field}.parameters.binary_data_size")
-            at += len(data)
-        elif given.data is None:
-            raise bad(f"{field}.data", "missing", "send data, or parameters.binary_data_size and the bytes")
-        else:
-            data = pack(port.datatype, shape, given.data, f"{field}.data")
-        tensors[given.name] = Tensor(port.datatype, shape, data)
+        try:
+            count = intake.count(given.name, given.datatype, given.shape)
+            if given.name in tensors:
+                raise bad("name", f"input {given.name!r} is there twice", "send every input once")
+            data: bytes | memoryview
+            if given.parameters and given.parameters.get("binary_data_size") is not None:
+                data = binary(given, tail, at)
+                at += len(data)
+            elif given.data is None:
+                raise bad("data", "missing", "send data, or parameters.binary_data_size and the bytes")
+            else:
+                data = pack(given.datatype, given.shape, count, given.data)
+        except Refusal as refusal:
+            raise refusal.within(f"inputs[{index}]") from None
+        tensors[given.name] = Tensor(given.datatype, given.shape, data)
     if tail is not None and at != len(tail):
         raise bad("body", f"{len(tail) - at} bytes follow the last tensor", "make the binary_data_size add up")
     return tensors
 
 
-def binary(given: InputObject, size: object, tail: memoryview | None, at: int, field: str) -> memoryview:
-    """The next `size` bytes behind the JSON."""
+def binary(given: InputObject, tail: memoryview | None, at: int) -> memoryview:
+    """The next `parameters.binary_data_size` bytes behind the JSON."""
+    field = "parameters.binary_data_size"
+    size = given.parameters and given.parameters["binary_data_size"]
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise bad(field, f"{shown(size)} is not a length in bytes")
     if given.data is not None:
@@ -147,14 +148,18 @@ def binary(given: InputObject, size: object, tail: memoryview | None, at: int, f
         raise bad(field, "the header Inference-Header-Content-Length is missing", "send it with the JSON's length")
     if at + size > len(tail):
         raise bad(field, f"{size} bytes are announced, {len(tail) - at} follow the JSON", "send the whole tensor")
-    return tail[at : at + size]
+    data = tail[at : at + size]
+    check_raw(given.datatype, given.shape, data, field)
+    return data
 
 
-def read_outputs(outputs: list[OutputObject] | None, parameters: Parameters, intake: Intake) -> dict[str, bool]:
+def read_outputs(outputs: list[OutputObject] | None, parameters: Parameters, intake: Intake) -> Mapping[str, bool]:
     """Which outputs are wanted, and which of them as binary."""
+    if not outputs and not parameters:
+        return intake.plain
     default = flag(parameters, "binary_data_output", "parameters")
     if not outputs:
-        return {port.name: default for port in intake.signature.outputs}
+        return dict.fromkeys(intake.plain, default)
     wanted: dict[str, bool] = {}
     for index, output in enumerate(outputs):
         field = f"outputs[{index}]"
@@ -182,10 +187,10 @@ def write(model: str, version: str, wanted: Wanted, outputs: Mapping[str, Tensor
         tensor = outputs[name]
         if is_binary:
             size = {"binary_data_size": len(tensor.data)}
-            written.append(AnswerOutput(name, tensor.datatype, tensor.shape, parameters=size))
+            written.append(AnswerOutput(name, tensor.datatype, tensor.shape, UNSET, size))
             tail.append(tensor.data)
         else:
-            written.append(AnswerOutput(name, tensor.datatype, tensor.shape, data=listed(name, tensor)))
+            written.append(AnswerOutput(name, tensor.datatype, tensor.shape, listed(name, tensor)))
     json = _ENCODER.encode(AnswerObject(model, version, written, wanted.id))
     return (b"".join((json, *tail)), len(json)) if tail else (json, None)
 

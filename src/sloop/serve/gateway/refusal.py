@@ -24,6 +24,10 @@ class Refusal(Exception):
         self.fix = fix
         self.retry_after_s = retry_after_s
 
+    def within(self, field: str) -> "Refusal":
+        """The same, its field being a part of `field`."""
+        return Refusal(self.status, f"{field}.{self.what}", self.fix, retry_after_s=self.retry_after_s)
+
     def __str__(self) -> str:
         return f"{self.what}; help: {self.fix}" if self.fix else self.what
 

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from math import prod
 from typing import Any, Final
 
 import grpc
@@ -217,19 +216,19 @@ class Rpc:
             raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
         tensors: dict[str, Tensor] = {}
         for index, given in enumerate(request.inputs):
-            field = f"inputs[{index}]"
-            port = intake.port(given.name, f"{field}.name")
-            if given.name in tensors:
-                raise bad(f"{field}.name", f"input {given.name!r} is there twice", "send every input once")
-            shape = intake.shape(port, given.datatype, given.shape, field)
+            shape = tuple(given.shape)
+            try:
+                count = intake.count(given.name, given.datatype, shape)
+                if given.name in tensors:
+                    raise bad("name", f"input {given.name!r} is there twice", "send every input once")
+                if raws and given.HasField("contents"):
+                    raise bad("contents", "there is raw_input_contents as well", "send one of the two")
+                data = raws[index] if raws else typed(given.datatype, shape, count, given.contents)
+            except Refusal as refusal:
+                raise refusal.within(f"inputs[{index}]") from None
             if raws:
-                if given.HasField("contents"):
-                    raise bad(f"{field}.contents", "there is raw_input_contents as well", "send one of the two")
-                data = raws[index]
-                check_raw(port.datatype, shape, data, f"raw_input_contents[{index}]")
-            else:
-                data = typed(port, shape, given.contents, f"{field}.contents")
-            tensors[given.name] = Tensor(port.datatype, shape, data)
+                check_raw(given.datatype, shape, data, f"raw_input_contents[{index}]")
+            tensors[given.name] = Tensor(given.datatype, shape, data)
         return tensors
 
     def _answer(self, identifier: str, names: list[str], outputs: Mapping[str, Tensor]) -> object:
@@ -248,22 +247,22 @@ def received(parse: Callable[[bytes], object], message: bytes) -> tuple[object, 
     return parse(message), len(message)
 
 
-def typed(port: Port, shape: tuple[int, ...], contents: Any, field: str) -> bytes:  # noqa: ANN401
+def typed(datatype: str, shape: tuple[int, ...], count: int, contents: Any) -> bytes:  # noqa: ANN401
     """The elements of a typed list as raw bytes."""
-    name = CONTENTS.get(port.datatype)
+    name = CONTENTS.get(datatype)
     if name is None:
-        raise bad(field, f"{port.datatype} has no typed contents", "send raw_input_contents")
+        raise bad("contents", f"{datatype} has no typed contents", "send raw_input_contents")
     for other, elements in contents.ListFields():
         if other.name != name:
-            raise bad(f"{field}.{other.name}", f"{len(elements)} elements for {port.datatype}", f"use {name}")
+            raise bad(f"contents.{other.name}", f"{len(elements)} elements for {datatype}", f"use {name}")
     elements = getattr(contents, name)
-    if len(elements) != prod(shape):
+    if len(elements) != count:
         raise bad(
-            f"{field}.{name}",
-            f"{len(elements)} elements are not the {prod(shape)} of shape {list(shape)}",
+            f"contents.{name}",
+            f"{len(elements)} elements are not the {count} of shape {list(shape)}",
             "send every element once, in row-major order, or all inputs as raw_input_contents",
         )
-    return pack(port.datatype, shape, list(elements), f"{field}.{name}")
+    return pack(datatype, shape, count, list(elements), f"contents.{name}")
 
 
 def parameter(value: Any) -> object:  # noqa: ANN401
