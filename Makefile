@@ -45,5 +45,8 @@ fuzz: $(READY) ## a minute of random worlds under all checkers
 bench-sim: $(READY) ## requests simulated per second, beside SimPy, salabim and a bare heap loop
 	$(BIN)/python -m benchmarks.sim_speed $(FLAGS)
 
+bench-peers: $(READY) ## beside mosec, LitServe, BentoML, Ray Serve, Triton and MLServer, each in .peers/; see FLAGS=--help
+	$(BIN)/python -m benchmarks.peers $(FLAGS)
+
 clean: ## forget the environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

@@ -89,7 +89,9 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 def command_line() -> str:
     """How this program was started, as anyone can start it again from the project's root."""
-    return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
 
 
 def publish(name: str, title: str, text: str, figures: Sequence[Figure] = (), *, write: bool = True) -> None:

@@ -4,9 +4,9 @@ from http.client import HTTPConnection, HTTPException
 from math import prod
 
 import numpy as np
-import onnxruntime
 
 from benchmarks.peers.peer import Ask, Model, PeerFailed
+from sloop.profile.model import open_session
 from sloop.streams import stream
 
 TOLERANCE = 1e-3
@@ -22,7 +22,7 @@ def row_of(model: Model, seed: int) -> bytes:
 
 def expected(model: Model, row: bytes) -> list[float]:
     """The bare runtime's answer."""
-    session = onnxruntime.InferenceSession(str(model.path), providers=["CPUExecutionProvider"])
+    session = open_session(model.path, 1)
     tensor = np.frombuffer(row, dtype=np.float32).reshape(1, *model.row)
     values: list[float] = np.asarray(session.run([model.output], {model.input: tensor})[0]).ravel().tolist()
     return values

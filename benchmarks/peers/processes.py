@@ -1,7 +1,7 @@
 """Servers as processes: started in a group of their own, measured as a tree, and ended with everything they started.
 
-Promises that nothing that a server started outlives `running`: each process carries a mark in its environment, and those
-that left the tree (daemons) or hide it are found as children of what was seen before.
+Promises that nothing that a server started outlives `running`: each process carries a mark in its environment, and
+those that hide it are found as children of what was seen before.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What every peer's program does: its settings, and the same forward pass on one thread. Run by the peer's interpreter."""
+"""What every peer's program has: its settings, and the same forward pass on one thread."""
 
 import json
 import os

@@ -14,13 +14,15 @@ from msgspec import structs
 from benchmarks.peers.bodies import plain_json, uploaded
 from benchmarks.peers.peer import PROGRAMS, Ask, Case, Encoding, Environment, Launch, Limits, program
 
-CONCURRENCY, LATENCY = "max_concurrency", "max_latency_ms"
+CONCURRENCY: Final = "max_concurrency"
+LATENCY: Final = "max_latency_ms"
+ENVIRONMENT: Final = Environment("bentoml", ("bentoml==1.4.39", "onnxruntime==1.31.1"))
 
 
 @dataclass(frozen=True, slots=True)
 class BentoML:
     name: str = "BentoML"
-    environment: Environment = Environment("bentoml", ("bentoml==1.4.39", "onnxruntime==1.31.1"))
+    environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property

@@ -9,12 +9,15 @@ from benchmarks.peers.bodies import plain_json, uploaded
 from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
 
 WAIT_MS: Final = 1
+PACKAGES: Final = ("litserve==0.2.19", "python-multipart==0.0.34", "onnxruntime==1.31.1")
+"""The second for uploaded files."""
+ENVIRONMENT: Final = Environment("litserve", PACKAGES)
 
 
 @dataclass(frozen=True, slots=True)
 class LitServe:
     name: str = "LitServe"
-    environment: Environment = Environment("litserve", ("litserve==0.2.19", "onnxruntime==1.31.1"))
+    environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property

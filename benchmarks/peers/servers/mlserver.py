@@ -1,6 +1,7 @@
 """MLServer: FastAPI before worker processes, the Open Inference Protocol in JSON. It has no admission limit.
 
-Over HTTP it does not have the protocol's binary extension; what it has for bytes is base64.
+Over HTTP it does not have the protocol's binary extension; what it has for bytes is base64. It asks for an
+event loop before there is one, which uvloop after 0.21 no longer makes.
 """
 
 from collections.abc import Mapping
@@ -16,12 +17,13 @@ from benchmarks.peers.peer import PROGRAMS, Ask, Case, Encoding, Environment, La
 from benchmarks.peers.processes import free_port
 
 WAIT_MS: Final = 1
+ENVIRONMENT: Final = Environment("mlserver", ("mlserver==1.7.1", "uvloop==0.21.0", "onnxruntime==1.31.1"))
 
 
 @dataclass(frozen=True, slots=True)
 class MLServer:
     name: str = "MLServer"
-    environment: Environment = Environment("mlserver", ("mlserver==1.7.1", "onnxruntime==1.31.1"))
+    environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property

@@ -14,6 +14,7 @@ CAPACITY: Final = "capacity"
 TIMEOUT: Final = "timeout"
 WAIT_MS: Final = 1
 """The least that it takes for `max_wait_time`; its default, 10 ms, adds them to every request of a half-empty batch."""
+ENVIRONMENT: Final = Environment("mosec", ("mosec==0.9.8", "msgspec==0.22.0", "onnxruntime==1.31.1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Mosec:
     name: str
     serializer: Literal["json", "msgspec"]
     encodings: frozenset[Encoding]
-    environment: Environment = Environment("mosec", ("mosec==0.9.8", "msgspec==0.22.0", "onnxruntime==1.31.1"))
+    environment: Environment = ENVIRONMENT
 
     @property
     def how(self) -> str:

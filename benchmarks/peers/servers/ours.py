@@ -13,12 +13,13 @@ from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limi
 from sloop.profile.store import path_beside
 
 PROFILE_S_MAX: Final = 300.0
+ENVIRONMENT: Final = Environment("sloop", ())
 
 
 @dataclass(frozen=True, slots=True)
 class Sloop:
     name: str = "sloop"
-    environment: Environment = Environment("sloop", ())
+    environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property

@@ -14,14 +14,16 @@ from msgspec import structs
 from benchmarks.peers.bodies import plain_json, raw
 from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
 
-ONGOING, QUEUED = "max_ongoing_requests", "max_queued_requests"
+ONGOING: Final = "max_ongoing_requests"
+QUEUED: Final = "max_queued_requests"
 WAIT_MS: Final = 1
+ENVIRONMENT: Final = Environment("ray", ("ray[serve]==2.60.0", "onnxruntime==1.31.1"))
 
 
 @dataclass(frozen=True, slots=True)
 class RayServe:
     name: str = "Ray Serve"
-    environment: Environment = Environment("ray", ("ray[serve]==2.60.0", "onnxruntime==1.31.1"))
+    environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property

@@ -1,27 +1,33 @@
 """Triton Inference Server, its model bound by PyTriton: a C++ server before a Python process.
 
-The package brings no ONNX backend, so that ONNX Runtime runs in the bound function, as with every peer. Its limits: the
-queue's length, and how long a request may wait in it (both answer 503 or 4xx).
+Its Python stub is linked to libpython, and has to find the one of the interpreter that made the environment rather than
+the system's. The package brings no ONNX backend, so that ONNX Runtime runs in the bound function, as with every peer.
+Its limits: the queue's length, and how long a request may wait in it.
 """
 
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from benchmarks.peers.bodies import oip
 from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
 from benchmarks.peers.processes import free_port
 
-SIZE, TIMEOUT = "max_queue_size", "default_timeout_microseconds"
+SIZE: Final = "max_queue_size"
+TIMEOUT: Final = "default_timeout_microseconds"
 WAIT_MS: Final = 0.1
 """What Triton's guide on its batcher begins with."""
+ENVIRONMENT: Final = Environment("triton", ("nvidia-pytriton==0.7.0", "onnxruntime==1.31.1"))
 
 
 @dataclass(frozen=True, slots=True)
 class Triton:
     name: str = "Triton"
-    environment: Environment = Environment("triton", ("nvidia-pytriton==0.7.0", "onnxruntime==1.31.1"))
+    environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property
@@ -33,7 +39,9 @@ class Triton:
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
         options = {"wait_ms": str(WAIT_MS), "metrics_port": str(free_port())}
-        return program("triton_program.py", case, python, port, "/v2/models/model/ready", **options)
+        made = program("triton_program.py", case, python, port, "/v2/models/model/ready", **options)
+        library = {"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR"))}
+        return structs.replace(made, variables=dict(made.variables) | library)
 
     def ask(self, case: Case, row: bytes) -> Ask:
         return oip(case, row, "model")

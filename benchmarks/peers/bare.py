@@ -1,0 +1,60 @@
+"""The limit line: a loop around the bare runtime, one thread, the best batch. A process of its own.
+
+python -m benchmarks.peers.bare MODEL.onnx BATCH_MAX SECONDS
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from benchmarks.peers.environments import last_line
+from benchmarks.peers.models import described
+from benchmarks.peers.peer import Model, PeerFailed
+from sloop.profile.model import open_session
+
+SPARE_S: Final = 60.0
+
+
+class Limit(Struct, frozen=True):
+    """The most that one thread does."""
+
+    rps: float
+    batch: int
+    """The one that gives most."""
+    rps_by_batch: dict[int, float]
+
+
+def limit_of(model: Model, batch_max: int, seconds: float) -> Limit:
+    """Measured in a process of its own, for `seconds` each batch."""
+    command = (sys.executable, "-m", "benchmarks.peers.bare", str(model.path), str(batch_max), f"{seconds:g}")
+    done = subprocess.run(command, capture_output=True, timeout=SPARE_S + seconds * batch_max.bit_length(), check=False)
+    if done.returncode:
+        raise PeerFailed(last_line(done.stderr.decode()))
+    return msgspec.json.decode(done.stdout, type=Limit)
+
+
+def measure(path: Path, batch_max: int, seconds: float) -> Limit:
+    model = described(path)
+    session = open_session(path, 1)
+    found: dict[int, float] = {}
+    for power in range(batch_max.bit_length()):
+        batch = 2**power
+        tensor = np.ones((batch, *model.row), dtype=np.float32)
+        session.run([model.output], {model.input: tensor})
+        begun_s, passes = time.perf_counter(), 0
+        while time.perf_counter() - begun_s < seconds:
+            session.run([model.output], {model.input: tensor})
+            passes += 1
+        found[batch] = passes * batch / (time.perf_counter() - begun_s)
+    best = max(found, key=lambda batch: found[batch])
+    return Limit(found[best], best, found)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(measure(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))

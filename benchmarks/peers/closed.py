@@ -1,0 +1,179 @@
+"""Closed loops over one model: throughput, latency, CPU and memory of every server, side by side in one run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from msgspec import Struct
+
+from benchmarks.notebook import say, table
+from benchmarks.peers.load import closed
+from benchmarks.peers.peer import Case, Encoding, Model, Peer, PeerFailed
+from benchmarks.peers.serving import label, serving
+from sloop.report.figures import Figure, Panel, Series
+
+WARM_S: Final = 1.0
+SLO_MS: Final = 1000.0
+MEBI: Final = 2**20
+
+
+class Plan(Struct, frozen=True):
+    """One comparison."""
+
+    model: Model
+    encodings: tuple[Encoding, ...]
+    connections: tuple[int, ...]
+    batch_max: int
+    seconds: float
+    rounds: int
+    seed: int
+    folder: Path
+
+
+class Sample(Struct, frozen=True):
+    """What one closed loop gave."""
+
+    label: str
+    connections: int
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    cpu_s: float
+    """Of the server's whole process tree, for 1,000 answers."""
+    memory_bytes: int
+    """At its end: proportional shares of all its processes."""
+    wrong: int
+
+
+class Found(Struct, frozen=True):
+    """All of a comparison."""
+
+    samples: list[Sample]
+    failed: dict[str, str]
+    """By label, why there are no samples."""
+
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(sample.label for sample in self.samples))
+
+    def of(self, name: str, connections: int) -> list[Sample]:
+        return [one for one in self.samples if one.label == name and one.connections == connections]
+
+    def rps(self, name: str, connections: int) -> float | None:
+        """The median of all rounds."""
+        rates = [one.rps for one in self.of(name, connections)]
+        return median(rates) if rates else None
+
+
+def compare(plan: Plan, peers: Iterable[Peer]) -> Found:
+    """Every peer in every encoding, with every count of connections, as often as there are rounds."""
+    found = Found([], {})
+    rows = [(peer, encoding) for encoding in plan.encodings for peer in peers if encoding in peer.encodings]
+    for number in range(plan.rounds):
+        for peer, encoding in rows:
+            name = label(peer, encoding)
+            if name in found.failed:
+                continue
+            case = Case(plan.model, encoding, plan.batch_max, SLO_MS, plan.folder / name.replace(", ", "-"))
+            say(f"{plan.model.path.stem}, round {number + 1} of {plan.rounds}: {name}")
+            try:
+                found.samples.extend(_samples(plan, peer, case, name))
+            except PeerFailed as error:
+                say(f"{name}: {error}")
+                found.failed[name] = str(error)
+    return found
+
+
+def _samples(plan: Plan, peer: Peer, case: Case, name: str) -> list[Sample]:
+    samples: list[Sample] = []
+    with serving(peer, case, plan.seed) as served:
+        port, tree = served.server.port, served.server.tree
+        for connections in plan.connections:
+            closed(port, served.ask, connections, WARM_S)
+            before = tree.used()
+            loop = closed(port, served.ask, connections, plan.seconds)
+            after = tree.used()
+            if not loop.answers:
+                raise PeerFailed(f"no answer at {connections} connections, {loop.wrong} wrong")
+            cpu_s = (after.cpu_s - before.cpu_s) / loop.answers * 1000
+            samples.append(
+                Sample(name, connections, loop.rps, loop.p50_ms, loop.p99_ms, cpu_s, after.memory_bytes, loop.wrong)
+            )
+    return samples
+
+
+def tables(found: Found, plan: Plan, first: str) -> str:
+    """A table for each count of connections; `first` is what the others' throughput is set against."""
+    return "\n\n".join(f"{_count(count)}:\n\n{_table(found, count, first)}" for count in plan.connections)
+
+
+def _count(connections: int) -> str:
+    return "1 connection" if connections == 1 else f"{connections} connections"
+
+
+def _table(found: Found, connections: int, first: str) -> str:
+    base = found.rps(first, connections)
+    columns = ("server", "answers/s", f"over {first}", "p50 ms", "p99 ms", "CPU s / 1,000", "memory MiB", "wrong")
+    rows: list[Sequence[object]] = []
+    for name in found.labels():
+        samples = found.of(name, connections)
+        if not samples:
+            continue
+        rps = median(one.rps for one in samples)
+        spread = [round(one.rps) for one in samples]
+        shown = f"{rps:,.0f}" if len(spread) == 1 else f"{rps:,.0f} ({min(spread):,}–{max(spread):,})"
+        rows.append(
+            (
+                *(name, shown, rps / base if base else None),
+                *(median(one.p50_ms for one in samples), median(one.p99_ms for one in samples)),
+                *(median(one.cpu_s for one in samples), max(one.memory_bytes for one in samples) / MEBI),
+                sum(one.wrong for one in samples),
+            )
+        )
+    rows.extend((name, why, *(None,) * (len(columns) - 2)) for name, why in found.failed.items())
+    return table(columns, rows)
+
+
+def orders(found: Found, plan: Plan) -> str:
+    """Whether every round put the servers into the same order of throughput."""
+    if plan.rounds < 2:
+        return "One round: `--repeat 3` shows whether the order stays."
+    lines: list[Sequence[object]] = []
+    for count in plan.connections:
+        names = [name for name in found.labels() if found.of(name, count)]
+        ranked = [tuple(sorted(names, key=partial(_minus_rps, found, count, number))) for number in range(plan.rounds)]
+        lines.append((count, len(set(ranked)) == 1, " > ".join(ranked[0])))
+    return "Order by throughput in each round:\n\n" + table(("connections", "the same", "in the first"), lines)
+
+
+def _minus_rps(found: Found, connections: int, number: int, name: str) -> float:
+    samples = found.of(name, connections)
+    return -samples[number].rps if number < len(samples) else 0.0
+
+
+def bars(found: Found, plan: Plan, *, name: str, title: str) -> Figure:
+    """Throughput, a panel for each count of connections."""
+    labels = found.labels()
+    places = tuple(float(place) for place in range(len(labels)))
+    panels = tuple(
+        Panel(
+            y_label=f"answers/s, {count} conn.",
+            ticks=tuple(one.replace(", ", "\n") for one in labels),
+            series=(Series(_count(count), places, tuple(found.rps(one, count) or 0.0 for one in labels), "bars"),),
+        )
+        for count in plan.connections
+    )
+    last = plan.connections[-1]
+    said = "; ".join(f"{one} {found.rps(one, last) or 0:,.0f}" for one in labels)
+    return Figure(
+        name=name, title=title, x_label="", panels=panels, alt=f"Answers per second at {_count(last)}: {said}."
+    )
+
+
+def settings(peers: Iterable[Peer]) -> str:
+    """How every server was set up."""
+    rows: Mapping[str, str] = {
+        peer.name: f"{', '.join(peer.environment.packages) or 'this project'}; {peer.how}" for peer in peers
+    }
+    return "\n".join(f"- **{name}**: {how}." for name, how in rows.items())

@@ -1,0 +1,158 @@
+"""Load on one server: a closed loop by `wrk`, where it is installed, and both loops by a sender of our own.
+
+Promises the same request for every answer counted: only those with status 200 are. The sender is `sloop.load`'s, with
+heads as each peer wants them, in a process of its own (`sender`); the arrival instants of an open loop are the same for
+every server.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from benchmarks.peers.environments import last_line
+from benchmarks.peers.peer import Ask, PeerFailed
+from sloop.load.orders import RECORDS, SCHEDULE
+from sloop.load.record import read_records
+from sloop.load.result import LoadResult, join, summarise
+from sloop.units import ms, s
+
+TIMEOUT_S: Final = 5.0
+"""For one request: far beyond every deadline here."""
+GRACE_S: Final = 30.0
+BODY: Final = "body.bin"
+ORDERS: Final = "orders.json"
+
+WRK_SCRIPT: Final = """\
+wrk.method = "POST"
+local file = io.open("{body}", "rb")
+wrk.body = file:read("*a")
+file:close()
+{fields}
+done = function(summary, latency, requests)
+  local lost = summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.timeout
+  io.write(string.format('\\n{{"requests":%d,"wrong":%d,"lost":%d,"duration_us":%d,"p50_us":%d,"p99_us":%d}}\\n',
+    summary.requests, summary.errors.status, lost, summary.duration,
+    latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+class Closed(Struct, frozen=True):
+    """A closed loop's result."""
+
+    rps: float
+    """Of answers with status 200."""
+    p50_ms: float
+    p99_ms: float
+    answers: int
+    """As many, all in all."""
+    wrong: int
+    """Answers with another status, and requests without one."""
+
+
+class Orders(Struct, frozen=True):
+    """What `sender` is told, beside the body and the schedule."""
+
+    port: int
+    head: str
+    """All of a request's head."""
+    connections: int
+    """Of a closed loop, or kept warm in an open one."""
+    end_ns: int
+    """Of a closed loop; 0 for an open one, which follows the schedule."""
+    timeout_ns: int
+
+
+class _Wrk(Struct, frozen=True):
+    """What the script prints."""
+
+    requests: int
+    wrong: int
+    lost: int
+    duration_us: int
+    p50_us: int
+    p99_us: int
+
+
+def client() -> str:
+    """By what closed loops are driven here, in words."""
+    if shutil.which("wrk"):
+        return "`wrk -t1`"
+    return "our own client (`wrk` is not installed: your system's package `wrk`)"
+
+
+def closed(port: int, ask: Ask, connections: int, seconds: float) -> Closed:
+    """Each of so many connections asks again as soon as it has its answer."""
+    with tempfile.TemporaryDirectory(prefix="peers-load-") as name:
+        folder = Path(name)
+        if shutil.which("wrk"):
+            return _by_wrk(folder, port, ask, connections, seconds)
+        orders = Orders(port, head_of(port, ask), connections, s(seconds), s(TIMEOUT_S))
+        result = _sent(folder, orders, ask, None, slo_ms=1e3 * TIMEOUT_S, seconds=seconds)
+    answers = result.ok + result.late
+    return Closed(answers / seconds, result.p50_ms or 0.0, result.p99_ms or 0.0, answers, result.sent - answers)
+
+
+def open_loop(port: int, ask: Ask, due_ns: NDArray[np.int64], *, slo_ms: float, seconds: float) -> LoadResult:
+    """A request at each instant, answered or not; goodput is over `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="peers-load-") as name:
+        orders = Orders(port, head_of(port, ask), 16, 0, s(TIMEOUT_S))
+        schedule = np.stack([due_ns, np.zeros_like(due_ns)], axis=1)
+        return _sent(Path(name), orders, ask, schedule, slo_ms=slo_ms, seconds=seconds)
+
+
+def head_of(port: int, ask: Ask) -> str:
+    """A request's head, whole."""
+    fields = {"host": f"127.0.0.1:{port}", "content-length": str(len(ask.body)), **ask.fields}
+    lines = [f"POST {ask.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join(lines) + "\r\n\r\n"
+
+
+def _by_wrk(folder: Path, port: int, ask: Ask, connections: int, seconds: float) -> Closed:
+    body, script = folder / BODY, folder / "ask.lua"
+    body.write_bytes(ask.body)
+    fields = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in ask.fields.items())
+    script.write_text(WRK_SCRIPT.format(body=body, fields=fields))
+    url = f"http://127.0.0.1:{port}{ask.path}"
+    flags = (
+        "-t1",
+        f"-c{connections}",
+        f"-d{round(seconds)}s",
+        f"--timeout={TIMEOUT_S:g}s",
+        "--latency",
+        "-s",
+        str(script),
+    )
+    done = subprocess.run(("wrk", *flags, url), capture_output=True, text=True, timeout=seconds + GRACE_S, check=False)
+    if done.returncode:
+        raise PeerFailed(f"wrk: {last_line(done.stderr) or last_line(done.stdout)}")
+    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=_Wrk)
+    answers = found.requests - found.wrong
+    return Closed(
+        answers / found.duration_us * 1e6, found.p50_us / 1e3, found.p99_us / 1e3, answers, found.wrong + found.lost
+    )
+
+
+def _sent(
+    folder: Path, orders: Orders, ask: Ask, schedule: NDArray[np.int64] | None, *, slo_ms: float, seconds: float
+) -> LoadResult:
+    """Start the sender, wait for its end, fold its records."""
+    (folder / BODY).write_bytes(ask.body)
+    (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
+    if schedule is not None:
+        schedule.tofile(folder / SCHEDULE)
+    command = (sys.executable, "-m", "benchmarks.peers.sender", str(folder))
+    limit_s = seconds + TIMEOUT_S + GRACE_S
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    if done.returncode:
+        raise PeerFailed(f"the sender: {last_line(done.stderr)}")
+    measured = join(read_records(folder / RECORDS), schedule)
+    return summarise(measured, slo_ns=ms(slo_ms), duration_s=seconds, connections=orders.connections, wall_s=seconds)

@@ -1,0 +1,64 @@
+"""The sending process: `sloop.load`'s loops with a peer's own request head. Started by `load`, with a folder."""
+
+import gc
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.peers.load import BODY, ORDERS, Orders
+from sloop.load.child import NICENESS, allowed_connections, run_until_done
+from sloop.load.connections import Server
+from sloop.load.orders import RECORDS, open_schedule
+from sloop.load.record import RecordWriter
+from sloop.load.sender import Progress, Target, send_closed, send_open
+from sloop.load.wire import RequestHead
+
+CONNECTIONS_MAX = 4_096
+
+
+class WholeHead(RequestHead):
+    """A head that is the same for every request."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: str) -> None:
+        self._whole = whole.encode("ascii")
+
+    def render(self, elapsed_ns: int) -> bytes:
+        return self._whole
+
+
+def main(folder: Path) -> None:
+    """Carry out the orders in `folder`; the records are left there."""
+    orders = msgspec.json.decode((folder / ORDERS).read_bytes(), type=Orders)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    gc.freeze()
+    gc.disable()
+    target = Target(
+        server=Server("127.0.0.1", orders.port, mark=b""),
+        heads=[WholeHead(orders.head)],
+        bodies=[(folder / BODY).read_bytes()],
+        connections_max=allowed_connections(CONNECTIONS_MAX),
+        warm_connections=orders.connections,
+        timeout_ns=orders.timeout_ns,
+    )
+    with (folder / RECORDS).open("wb", buffering=0) as file:
+        records = RecordWriter(file)
+        if orders.end_ns:
+            width, end_ns = orders.connections, orders.end_ns
+            run_until_done(send_closed(target, records, _quiet, connections=width, warmup_ns=0, end_ns=end_ns))
+        else:
+            run_until_done(send_open(target, open_schedule(folder), records, _quiet))
+        records.flush()
+
+
+def _quiet(progress: Progress) -> None:
+    """Nobody listens."""
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
