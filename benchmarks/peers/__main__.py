@@ -11,14 +11,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.notebook import arguments, publish, workspace
-from benchmarks.peers import closed
-from benchmarks.peers.load import client
-from benchmarks.peers.models import mlp, pool
+from benchmarks.notebook import arguments, publish, say, workspace
+from benchmarks.peers import closed, open_loop, outcomes
+from benchmarks.peers.bare import limit_of
+from benchmarks.peers.load import TIMEOUT_S, client
+from benchmarks.peers.models import image_model, mlp, pool
 from benchmarks.peers.peer import Encoding, Peer
 from benchmarks.peers.servers import PEERS
+from sloop.report.figures import Figure
 
 FIRST: Final = "sloop"
+LOADS: Final = (0.5, 0.8, 0.9, 1.0, 1.3, 1.5)
+QUICK_LOADS: Final = (0.8, 1.3)
+BARE_S: Final = 2.0
+IMAGE_BATCH_MAX: Final = 8
+IMAGES: Final = (
+    ("squeezenet", "SqueezeNet", 128, 150.0, LOADS, (open_loop.SQUARE, open_loop.STEADY)),
+    ("resnet50", "ResNet-50", 96, 250.0, (0.9, 1.3), (open_loop.SQUARE,)),
+)
+"""Model, its title, pixels, deadline in ms, the loads at which limits are swept, and the waves."""
+OPEN_ABOUT: Final = f"""\
+Real architectures on images small enough for two cores, an open loop: the arrival instants are the same for every
+server, requests go out when due and carry the tensor as each server takes bytes best. One worker with one thread each.
+Load is set against a loop around the bare runtime on one thread, which needs no server and no client beside it: the
+limit. The square wave has {open_loop.BURST:g} and {2 - open_loop.BURST:g} times its mean in turn,
+{open_loop.PERIOD_S / 2:g} s each. A request without an answer after {TIMEOUT_S:g} s has failed. Each peer's admission
+limit was swept and its best setting for each load taken; LitServe and MLServer have none; sloop's is what it decides
+from the deadline and its profile."""
 
 
 def chosen(only: str) -> list[Peer]:
@@ -88,8 +107,37 @@ def bytes_moved(folder: Path, peers: list[Peer], given: Namespace) -> None:
     publish("peers-bytes", "Moving 600 kB, beside other servers", text, [figure], write=not given.no_write)
 
 
+def open_loops(folder: Path, peers: list[Peer], given: Namespace) -> None:
+    texts: list[str] = []
+    figures: list[Figure] = []
+    for name, title, pixels, slo_ms, swept, waves in IMAGES:
+        model = image_model(folder, name, pixels)
+        bare = limit_of(model, IMAGE_BATCH_MAX, 0.5 if given.quick else BARE_S)
+        say(f"{title}: the bare runtime does {bare.rps:.1f} images/s in batches of {bare.batch}")
+        plan = open_loop.Plan(
+            model=model,
+            title=f"{title}, {pixels} × {pixels} pixels",
+            bare=bare,
+            slo_ms=slo_ms,
+            batch_max=IMAGE_BATCH_MAX,
+            loads=QUICK_LOADS if given.quick else LOADS,
+            swept=QUICK_LOADS if given.quick else swept,
+            waves=waves[:1] if given.quick else waves,
+            seconds=3.0 if given.quick else 6.0,
+            rounds=given.repeat,
+            seed=given.seed,
+            folder=folder,
+        )
+        found = open_loop.compare(plan, peers)
+        texts += [outcomes.report(plan, found), outcomes.orders(plan, found)]
+        figures.append(outcomes.curves(plan, found))
+    text = "\n\n".join([OPEN_ABOUT, closed.settings(peers), *filter(None, texts)])
+    publish("peers-open", "Deadlines under bursts, beside other servers", text, figures, write=not given.no_write)
+
+
 PARTS: Final[Mapping[str, Callable[[Path, list[Peer], Namespace], None]]] = {
     "closed": closed_loop,
+    "open": open_loops,
     "bytes": bytes_moved,
 }
 
