@@ -7,7 +7,7 @@ thread, and is proven to give the bare runtime's answer before it is measured.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from benchmarks.peers.bare import limit_of
 from benchmarks.peers.load import TIMEOUT_S, client
 from benchmarks.peers.models import image_model, mlp, pool
 from benchmarks.peers.peer import Encoding, Peer
-from benchmarks.peers.servers import PEERS
+from benchmarks.peers.servers import OPEN_PEERS, PEERS
 from sloop.report.figures import Figure
 
 FIRST: Final = "sloop"
@@ -33,20 +33,20 @@ IMAGES: Final = (
 OPEN_ABOUT: Final = f"""\
 Real architectures on images small enough for two cores, an open loop: the arrival instants are the same for every
 server, requests go out when due and carry the tensor as each server takes bytes best. One worker with one thread each.
-Load is set against a loop around the bare runtime on one thread, which needs no server and no client beside it: the
-limit. The square wave has {open_loop.BURST:g} and {2 - open_loop.BURST:g} times its mean in turn,
-{open_loop.PERIOD_S / 2:g} s each. A request without an answer after {TIMEOUT_S:g} s has failed. Each peer's admission
-limit was swept and its best setting for each load taken; LitServe and MLServer have none; sloop's is what it decides
-from the deadline and its profile."""
+Load is set against a loop around the bare runtime on one thread. The limit is a server of that speed that costs
+nothing, with nothing beside it, that refuses at once what it could not answer in time. The square wave has
+{open_loop.BURST:g} and {2 - open_loop.BURST:g} times its mean in turn, {open_loop.PERIOD_S / 2:g} s each. A request
+without an answer after {TIMEOUT_S:g} s has failed. Each peer's admission limit was swept and its best setting for each
+load taken; LitServe and MLServer have none; sloop's is what it decides from the deadline and its profile."""
 
 
-def chosen(only: str) -> list[Peer]:
+def chosen(only: str, peers: Sequence[Peer]) -> list[Peer]:
     """The peers whose names or environments are among those given; all of none."""
     wanted = {name.strip().lower() for name in only.split(",") if name.strip()}
-    unknown = wanted - {name for peer in PEERS for name in names_of(peer)}
+    unknown = wanted - {name for peer in peers for name in names_of(peer)}
     if unknown:
-        raise SystemExit(f"no peer {', '.join(sorted(unknown))}; known: {', '.join(p.environment.name for p in PEERS)}")
-    return [peer for peer in PEERS if not wanted or wanted & names_of(peer)]
+        raise SystemExit(f"no peer {', '.join(sorted(unknown))}; known: {', '.join(p.environment.name for p in peers)}")
+    return [peer for peer in peers if not wanted or wanted & names_of(peer)]
 
 
 def names_of(peer: Peer) -> set[str]:
@@ -69,7 +69,8 @@ def closed_loop(folder: Path, peers: list[Peer], given: Namespace) -> None:
         [
             f"A small model (16 → 64 → 8), a closed loop by {client()}, {plan.seconds:g} s each after "
             f"{closed.WARM_S:g} s of warming up; batches of up to {plan.batch_max}, one worker with one thread. JSON "
-            "unless it says binary. CPU is that of the server's whole process tree, memory the sum of its processes' "
+            "unless it says binary: sloop, Triton and MLServer read and write the Open Inference Protocol, the others a "
+            "bare `{\"x\": [...]}` of half its bytes. CPU is that of the server's whole process tree, memory the sum of its processes' "
             "proportional shares (PSS) at the end of a run, the largest of them.",
             closed.settings(peers),
             closed.tables(found, plan, FIRST),
@@ -135,10 +136,11 @@ def open_loops(folder: Path, peers: list[Peer], given: Namespace) -> None:
     publish("peers-open", "Deadlines under bursts, beside other servers", text, figures, write=not given.no_write)
 
 
-PARTS: Final[Mapping[str, Callable[[Path, list[Peer], Namespace], None]]] = {
-    "closed": closed_loop,
-    "open": open_loops,
-    "bytes": bytes_moved,
+Part = Callable[[Path, list[Peer], Namespace], None]
+PARTS: Final[Mapping[str, tuple[Part, Sequence[Peer]]]] = {
+    "closed": (closed_loop, PEERS),
+    "open": (open_loops, OPEN_PEERS),
+    "bytes": (bytes_moved, PEERS),
 }
 
 
@@ -156,10 +158,10 @@ def main() -> None:
     parts = given.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
-    peers = chosen(given.only)
     with workspace(given.keep) as folder:
         for part in parts:
-            PARTS[part](folder.absolute(), peers, given)
+            run, peers = PARTS[part]
+            run(folder.absolute(), chosen(given.only, peers), given)
 
 
 if __name__ == "__main__":

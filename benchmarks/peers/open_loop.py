@@ -48,6 +48,18 @@ class Wave(Struct, frozen=True):
         return np.fromiter((at for block in trace.blocks() for at in block), np.int64)
 
 
+def ideal_rps(due_ns: NDArray[np.int64], rps: float, slo_ms: float, seconds: float) -> float:
+    """Goodput of a server that does `rps` and nothing else, refuses at once what it could not answer in time, and
+    answers the rest in turn: with equal deadlines nothing does better."""
+    service_ns, slo_ns = 1e9 / rps, slo_ms * 1e6
+    free_ns, served = 0.0, 0
+    for at_ns in due_ns.tolist():
+        done_ns = max(free_ns, at_ns) + service_ns
+        if done_ns <= at_ns + slo_ns:
+            free_ns, served = done_ns, served + 1
+    return served / seconds
+
+
 SQUARE: Final = Wave("Square wave", True)
 STEADY: Final = Wave("Poisson", False)
 
@@ -75,6 +87,14 @@ class Plan(Struct, frozen=True):
     def queue(self) -> int:
         """Requests that can be answered within a deadline."""
         return max(4, round(self.bare.rps * self.slo_ms / 1e3))
+
+    def due_ns(self, wave: Wave, load: float, number: int) -> NDArray[np.int64]:
+        """When the requests of a round are due: the same instants for every server."""
+        return wave.instants_ns(load * self.bare.rps, self.seconds, self.seed + number)
+
+    def limit_rps(self, wave: Wave, load: float) -> float:
+        """Goodput of the bare runtime, were it a server without any cost, under the first round's arrivals."""
+        return ideal_rps(self.due_ns(wave, load, 0), self.bare.rps, self.slo_ms, self.seconds)
 
 
 class Run(Struct, frozen=True):
@@ -161,7 +181,8 @@ def _played(
         say(f"{plan.title}, round {number + 1} of {plan.rounds}: {peer.name}, {name}")
         try:
             with serving(peer, case, plan.seed) as served:
-                _load(plan, served, STEADY, WARM, WARM_S, number)
+                warming_ns = STEADY.instants_ns(WARM * plan.bare.rps, WARM_S, plan.seed)
+                open_loop(served.server.port, served.ask, warming_ns, slo_ms=plan.slo_ms, seconds=WARM_S)
                 for trial in (one for one in trials if one[0] == name):
                     yield _run(plan, peer.name, served, trial, number)
         except PeerFailed as error:
@@ -173,14 +194,10 @@ def _run(plan: Plan, peer: str, served: Serving, trial: Trial, number: int) -> R
     name, wave, load = trial
     _settled(served)
     before, begun_s = served.server.tree.used(), time.monotonic()
-    result = _load(plan, served, wave, load, plan.seconds, number)
+    due_ns = plan.due_ns(wave, load, number)
+    result = open_loop(served.server.port, served.ask, due_ns, slo_ms=plan.slo_ms, seconds=plan.seconds)
     cores = (served.server.tree.used().cpu_s - before.cpu_s) / (time.monotonic() - begun_s)
     return Run(peer, name, wave.name, load, number, result, cores)
-
-
-def _load(plan: Plan, served: Serving, wave: Wave, load: float, seconds: float, number: int) -> LoadResult:
-    due_ns = wave.instants_ns(load * plan.bare.rps, seconds, plan.seed + number)
-    return open_loop(served.server.port, served.ask, due_ns, slo_ms=plan.slo_ms, seconds=seconds)
 
 
 def _settled(served: Serving) -> None:

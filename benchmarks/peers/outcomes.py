@@ -7,7 +7,7 @@ from benchmarks.notebook import table
 from benchmarks.peers.open_loop import SQUARE, Found, Plan, Run, goodput
 from sloop.report.figures import Figure, Panel, Series
 
-BARE: Final = "bare runtime"
+LIMIT: Final = "limit: the bare runtime"
 
 
 def report(plan: Plan, found: Found) -> str:
@@ -20,15 +20,19 @@ def report(plan: Plan, found: Found) -> str:
         f"{plan.bare.rps:.1f} images/s in batches of {plan.bare.batch} (by batch, {sizes}); loads of {rates} of that "
         f"for {plan.seconds:g} s each.",
     ]
+    heads = ("server", *(f"× {load:g}" for load in plan.loads))
     for wave in plan.waves:
-        rows = [(name, *(_of(found.best(name, wave.name, load)) for load in plan.loads)) for name in found.peers()]
-        limit = (BARE, *(min(load, 1.0) * plan.bare.rps for load in plan.loads))
-        heads = ("server", *(f"× {load:g}" for load in plan.loads))
+        limits = {load: plan.limit_rps(wave, load) for load in plan.loads}
+        runs = {name: {load: found.best(name, wave.name, load) for load in plan.loads} for name in found.peers()}
         parts += [
-            f"{wave.name}: goodput, answers inside the deadline per second, each server with its best limit:",
-            table(heads, [limit, *rows]),
+            f"{wave.name}: goodput, answers inside the deadline per second (over the limit), with the best setting:",
+            table(
+                heads,
+                [(LIMIT, *limits.values())]
+                + [(name, *(_shown(run, limits[load]) for load, run in own.items())) for name, own in runs.items()],
+            ),
             "Attainment, per cent of all requests:",
-            table(heads, [(n, *(_met(found.best(n, wave.name, load)) for load in plan.loads)) for n in found.peers()]),
+            table(heads, [(name, *map(_met, own.values())) for name, own in runs.items()]),
         ]
     parts += [
         f"Past saturation, at {plan.loads[-1]:g} of the bare runtime's capacity ({plan.waves[0].name}):",
@@ -39,6 +43,10 @@ def report(plan: Plan, found: Found) -> str:
     if found.failed:
         parts.append(table(("did not serve", "its last words"), list(found.failed.items())))
     return "\n\n".join(parts)
+
+
+def _shown(run: Run | None, limit_rps: float) -> str | None:
+    return None if run is None else f"{goodput(run):.4g} ({goodput(run) / limit_rps:.2f})"
 
 
 def _of(run: Run | None) -> float | None:
@@ -85,7 +93,7 @@ def curves(plan: Plan, found: Found) -> Figure:
     """Goodput against load, a panel for each wave; the bare runtime is the limit."""
     panels: list[Panel] = []
     for wave in plan.waves:
-        limit = Series(BARE, plan.loads, tuple(min(load, 1.0) * plan.bare.rps for load in plan.loads))
+        limit = Series(LIMIT, plan.loads, tuple(plan.limit_rps(wave, load) for load in plan.loads))
         lines = [limit]
         for name in found.peers():
             met = [(load, run) for load in plan.loads if (run := found.best(name, wave.name, load)) is not None]

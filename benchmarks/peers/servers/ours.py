@@ -18,15 +18,19 @@ ENVIRONMENT: Final = Environment("sloop", ())
 
 @dataclass(frozen=True, slots=True)
 class Sloop:
+    """With one of its systems."""
+
     name: str = "sloop"
+    system: str = "static"
+    """As an application file names it."""
     environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
 
     @property
     def how(self) -> str:
         return (
-            "`sloop profile --batches 1,2,4,…` up to the batch, `system: static`, else its defaults; deadlines, "
-            "decisions and event log on; binary: the protocol's extension"
+            f"`sloop profile --batches 1,2,4,…` up to the batch, `system: {self.system}`, else its defaults; "
+            "deadlines, decisions and event log on; binary: the protocol's extension"
         )
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
@@ -34,7 +38,7 @@ class Sloop:
         app = case.folder / "app.yaml"
         model = case.model.path.absolute()
         app.write_text(
-            f"name: model\nslo_ms: {case.slo_ms:g}\nstages: [{{name: model, model: {model}}}]\nsystem: static\n"
+            f"name: model\nslo_ms: {case.slo_ms:g}\nstages: [{{name: model, model: {model}}}]\nsystem: {self.system}\n"
         )
         flags = ("--http-port", str(port), "--grpc-port", "0", "--state", str(case.folder.absolute() / "state"))
         return Launch((str(python), "-m", "sloop", "serve", str(app.absolute()), *flags), {}, port, "/v2/health/ready")
@@ -59,3 +63,7 @@ def profiled(case: Case, python: Path) -> None:
 
 
 SLOOP: Final = Sloop()
+SLOOP_PREDICTIVE: Final = Sloop(
+    "sloop, predictive", "{name: static, batch: {name: deadline}, drop: {name: predictive}, admit: {name: predictive}}"
+)
+"""Looks ahead: refuses and gives up what its profile says will be late."""
