@@ -26,10 +26,14 @@ QUICK_LOADS: Final = (0.8, 1.3)
 BARE_S: Final = 2.0
 IMAGE_BATCH_MAX: Final = 8
 IMAGES: Final = (
-    ("squeezenet", "SqueezeNet", 128, 150.0, LOADS, (open_loop.SQUARE, open_loop.STEADY)),
+    ("squeezenet", "SqueezeNet", 128, 150.0, (0.8, 1.0, 1.3), (open_loop.SQUARE, open_loop.STEADY)),
     ("resnet50", "ResNet-50", 96, 250.0, (0.9, 1.3), (open_loop.SQUARE,)),
 )
 """Model, its title, pixels, deadline in ms, the loads at which limits are swept, and the waves."""
+CLOSED_ABOUT: Final = """\
+A small model (16 → 64 → 8), a closed loop. JSON unless it says binary: sloop, Triton and MLServer read and write the
+Open Inference Protocol, the others a bare `{"x": [...]}` of half its bytes. CPU is that of the server's whole process
+tree, memory the sum of its processes' proportional shares (PSS) at the end of a run, the largest of them."""
 OPEN_ABOUT: Final = f"""\
 Real architectures on images small enough for two cores, an open loop: the arrival instants are the same for every
 server, requests go out when due and carry the tensor as each server takes bytes best. One worker with one thread each.
@@ -67,11 +71,9 @@ def closed_loop(folder: Path, peers: list[Peer], given: Namespace) -> None:
     found = closed.compare(plan, peers)
     text = "\n\n".join(
         [
-            f"A small model (16 → 64 → 8), a closed loop by {client()}, {plan.seconds:g} s each after "
-            f"{closed.WARM_S:g} s of warming up; batches of up to {plan.batch_max}, one worker with one thread. JSON "
-            "unless it says binary: sloop, Triton and MLServer read and write the Open Inference Protocol, the others a "
-            "bare `{\"x\": [...]}` of half its bytes. CPU is that of the server's whole process tree, memory the sum of its processes' "
-            "proportional shares (PSS) at the end of a run, the largest of them.",
+            CLOSED_ABOUT,
+            f"By {client()}, {plan.seconds:g} s each after {closed.WARM_S:g} s of warming up; batches of up to "
+            f"{plan.batch_max}, one worker with one thread.",
             closed.settings(peers),
             closed.tables(found, plan, FIRST),
             closed.orders(found, plan),
@@ -111,7 +113,7 @@ def bytes_moved(folder: Path, peers: list[Peer], given: Namespace) -> None:
 def open_loops(folder: Path, peers: list[Peer], given: Namespace) -> None:
     texts: list[str] = []
     figures: list[Figure] = []
-    for name, title, pixels, slo_ms, swept, waves in IMAGES:
+    for name, title, pixels, slo_ms, swept, waves in IMAGES[: 1 if given.quick else None]:
         model = image_model(folder, name, pixels)
         bare = limit_of(model, IMAGE_BATCH_MAX, 0.5 if given.quick else BARE_S)
         say(f"{title}: the bare runtime does {bare.rps:.1f} images/s in batches of {bare.batch}")

@@ -197,6 +197,7 @@ def _run(plan: Plan, peer: str, served: Serving, trial: Trial, number: int) -> R
     due_ns = plan.due_ns(wave, load, number)
     result = open_loop(served.server.port, served.ask, due_ns, slo_ms=plan.slo_ms, seconds=plan.seconds)
     cores = (served.server.tree.used().cpu_s - before.cpu_s) / (time.monotonic() - begun_s)
+    say(f"  {wave.name} × {load:g}: {result.goodput_rps:.1f} of {result.offered_rps:.1f}/s in time")
     return Run(peer, name, wave.name, load, number, result, cores)
 
 

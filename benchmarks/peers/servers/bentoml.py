@@ -44,9 +44,8 @@ class BentoML:
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
         return {
             "default (none)": {},
-            f"max_latency {slo_ms:g} ms": {LATENCY: slo_ms},
             f"max_latency {slo_ms * 0.7:g} ms": {LATENCY: slo_ms * 0.7},
-            f"max_concurrency {queue}": {CONCURRENCY: queue},
+            f"max_concurrency {queue // 2}": {CONCURRENCY: queue // 2},
         }
 
 

@@ -48,8 +48,8 @@ class Mosec:
         return {
             "default (1,024 inside)": {},
             f"timeout {slo_ms:g} ms": {TIMEOUT: slo_ms},
-            f"capacity {queue}": {CAPACITY: queue},
             f"capacity {queue // 2}": {CAPACITY: queue // 2},
+            f"capacity {queue // 4}": {CAPACITY: queue // 4},
         }
 
 

@@ -44,7 +44,6 @@ class RayServe:
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
         return {
             "default (no queue limit)": {},
-            f"queued {queue}": {QUEUED: queue},
             f"queued {queue // 2}": {QUEUED: queue // 2},
             f"ongoing 4, queued {queue // 2}": {ONGOING: 4, QUEUED: queue // 2},
         }

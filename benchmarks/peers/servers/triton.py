@@ -49,7 +49,6 @@ class Triton:
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
         return {
             "default (none)": {},
-            f"queue {queue}": {SIZE: queue},
             f"queue {queue // 2}": {SIZE: queue // 2},
             f"waits at most {slo_ms / 2:g} ms": {TIMEOUT: slo_ms * 500},
         }
