@@ -1,6 +1,7 @@
 """The driver between a scripted core and a backend that only takes notes."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[Ended] = []
-        first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), age_ns=ms(2), on_end=ended.append)
+        first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2), on_end=ended.append)
         await turn()
         assert backend.orders == [("run", 1, R, [[b"in"]])]
         driver.finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])

@@ -161,9 +161,10 @@ class DataPath:
 
     def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> None:
         """Drop the hopeless among those that the next batch would be made of."""
-        visits, index, is_hopeless = stage.queue.visits, 0, self._drop.is_hopeless
+        visits, index, is_hopeless, flights = stage.queue.visits, 0, self._drop.is_hopeless, self._state.flights
         while index < limit and index < len(visits):
-            if is_hopeless(now_ns, visits[index], cost_ns) or not self._is_open(visits[index].request.id):
+            visit = visits[index]
+            if is_hopeless(now_ns, visit, cost_ns) or (flights is not None and visit.request.id not in flights):
                 visit = stage.queue.remove_at(index)
                 stage.monitor.queue(now_ns, -1)
                 self._drop_visit(now_ns, visit, cost_ns, "", out)

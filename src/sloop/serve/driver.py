@@ -5,8 +5,9 @@ where an order causes the next event at once, that time begins at 0 and goes on 
 everything the core is told and answers is recorded. Holds tensors from arrival to answer, by reference. Takes no
 decision. Everything happens in one event loop's thread; no coroutine, future or lock is made per request.
 
-What one turn of the event loop brings happens at one instant: the core is told of it together, at the turn's end, and
-makes its batches of all of it. So the busier the server, the larger its batches, and an idle one waits for nothing.
+What one turn of the event loop brings happens at one instant: the core is told of it together, at the turn's end (or
+`TOGETHER_MAX` events at a time), and makes its batches of all of it. So the busier the server, the larger its batches,
+and in an idle one nothing waits.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
 
 _log: Final = logging.getLogger("sloop.driver")
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+TOGETHER_MAX: Final = 32
+"""Events told together at most: in a long turn an idle worker is not left waiting for its end."""
 FREES: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs the batch it was given."""
 
@@ -64,7 +67,7 @@ class _Open(Struct):
 class Driver:
     """Between gateway, core and backend. Make it inside the running event loop, then `start` it.
 
-    `clock` gives nanoseconds that never decrease; the instant of making the driver is 0 for the core and the log.
+    The instant of making the driver is 0 for the core and the log.
     """
 
     def __init__(
@@ -75,12 +78,11 @@ class Driver:
         *,
         slo_ns: int,
         recorders: Sequence[Recorder] = (),
-        clock: Callable[[], int] = time.monotonic_ns,
         loop: AbstractEventLoop | None = None,
     ) -> None:
         self._core, self._backend, self._wiring, self._slo_ns = core, backend, wiring, slo_ns
         self._recorders = list(recorders)
-        self._clock, self._zero_ns, self._instant_ns = clock, clock(), -1
+        self._zero_ns, self._instant_ns = time.monotonic_ns(), -1
         self._loop = loop or asyncio.get_running_loop()
         self._names = [port.name for port in wiring.signature.inputs]
         self._answers = [
@@ -88,7 +90,7 @@ class Driver:
             for port, source in zip(wiring.signature.outputs, wiring.outputs, strict=True)
         ]
         self._inbox: list[Event] = []
-        self._is_due = False
+        self._is_due = self._is_telling = False
         self._open: dict[RequestId, _Open] = {}
         self._running: dict[ReplicaId, StartBatch] = {}
         self._last_id = 0
@@ -103,7 +105,7 @@ class Driver:
     @property
     def now_ns(self) -> int:
         """Nanoseconds since the driver was made."""
-        return self._clock() - self._zero_ns
+        return time.monotonic_ns() - self._zero_ns
 
     @property
     def open_requests(self) -> int:
@@ -120,7 +122,7 @@ class Driver:
         *,
         slo_ns: int | None = None,
         elapsed_ns: int = 0,
-        age_ns: int = 0,
+        began_ns: int | None = None,
         on_end: Callable[[Ended], None],
     ) -> RequestId:
         """See `sloop.serve.submission.Submitter`."""
@@ -130,7 +132,7 @@ class Driver:
             refused = Outcome.REJECTED if self.crash is None else Outcome.FAILED
             on_end(Ended(refused, why=self._over, retry_after_ns=NS_PER_S))
             return request
-        arrived_ns = self.now_ns - age_ns
+        arrived_ns = (time.monotonic_ns() if began_ns is None else began_ns) - self._zero_ns
         sent_ns = arrived_ns - elapsed_ns
         self._open[request] = _Open(on_end, {APPLICATION: [tensors[name] for name in self._names]})
         self.happened(Request(request, sent_ns, arrived_ns, sent_ns + (slo_ns or self._slo_ns)))
@@ -174,17 +176,26 @@ class Driver:
         self.happened(event)
 
     def happened(self, event: Event) -> None:
-        """Take note, to tell the core when this turn of the event loop ends."""
+        """Take note, to tell the core when this turn of the event loop ends, or before it if there is much to tell."""
         if self._over:
             return
         self._inbox.append(event)
-        if not self._is_due:
+        if self._is_telling:
+            return
+        if len(self._inbox) >= TOGETHER_MAX:
+            self._tell()
+        elif not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._tell)
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_due = False
+        if self._inbox:
+            self._tell()
 
     def _tell(self) -> None:
         """Tell the core what has happened, and carry out what it answers, which may make more happen at once."""
-        self._is_due = True
+        self._is_telling = True
         try:
             while self._inbox and not self._over:
                 events, self._inbox = self._inbox, []
@@ -194,13 +205,17 @@ class Driver:
             self.crash = error
             self._end_all(f"the server's core has failed: {error!r}")
         finally:
-            self._is_due = False
+            self._is_telling = False
         self._arm()
 
     def _instant(self, events: Sequence[Event]) -> None:
-        """One instant, later than the one before: a log's reader tells from that which events were told together."""
+        """One instant, later than the one before: a log's reader tells from that which events were told together.
+
+        Clients are answered last: meanwhile the workers are busy again.
+        """
         self._instant_ns = now_ns = max(self.now_ns, self._instant_ns + 1)
         records: list[Record] = []
+        ends: list[End] = []
         left = len(events)
         try:
             for event in events:
@@ -211,16 +226,18 @@ class Driver:
                 actions = self._core.handle(now_ns, event, more=left > 0)
                 records += actions
                 for action in actions:
-                    self._act(action)
+                    if type(action) is End:
+                        ends.append(action)
+                    else:
+                        self._obey(action)
+            for end in ends:
+                self._end(end)
         finally:
             self._record(now_ns, records)
 
-    def _act(self, action: Action) -> None:
-        kind = type(action)
-        if kind is End:
-            self._end(action)  # type: ignore[arg-type]  # one look at the type costs half of isinstance's
-        elif kind is StartBatch:
-            self._run(action)  # type: ignore[arg-type]
+    def _obey(self, action: Action) -> None:
+        if isinstance(action, StartBatch):
+            self._run(action)
         elif isinstance(action, StartReplica):
             self._backend.start(action.replica, action.spec)
         elif isinstance(action, StopReplica):

@@ -32,13 +32,14 @@ class Submitter(Protocol):
         *,
         slo_ns: int | None,
         elapsed_ns: int,
-        age_ns: int = 0,
+        began_ns: int | None = None,
         on_end: Callable[[Ended], None],
     ) -> RequestId:
         """Hand in one request. `tensors` match the application's signature and agree on their number of rows.
 
-        `slo_ns` overrides the application's end-to-end budget, of which `elapsed_ns` was spent on the way here, and
-        `age_ns` since it began to arrive: its deadline does not wait for a body that is slow to come.
+        `slo_ns` overrides the application's end-to-end budget, of which `elapsed_ns` was spent on the way here.
+        `began_ns` says when it began to arrive, in `time.monotonic_ns`, now if left out: its deadline does not wait
+        for a body that is slow to come.
         `on_end` is called once, possibly before `submit` returns (a rejection), and never after `cancel`.
         """
         ...

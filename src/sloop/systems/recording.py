@@ -18,7 +18,7 @@ from sloop.app.application import Application, SystemChoice
 from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import Event
-from sloop.log import ACTIONS, Header, Record
+from sloop.log import ACTIONS, EVENTS, Header, Record
 from sloop.systems.setup import Setup, set_up
 
 
@@ -117,6 +117,7 @@ def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
                 raise InputError(what, help="the file was changed; record the run again")
             step.actions.append(record)
             continue
+        assert isinstance(record, EVENTS), record
         if step is not None:
             step.next_ns, step.next_record = now_ns, record
             yield step

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -42,10 +43,10 @@ class FakeDriver:
         *,
         slo_ns: int | None,
         elapsed_ns: int,
-        age_ns: int = 0,
+        began_ns: int | None = None,
         on_end: Callable[[Ended], None],
     ) -> RequestId:
-        self.ages_ns.append(age_ns)
+        self.ages_ns.append(0 if began_ns is None else time.monotonic_ns() - began_ns)
         self.seen.append((tensors, slo_ns, elapsed_ns))
         self.heard.set()
         ended = (self.respond or scaled)(tensors)

@@ -104,9 +104,10 @@ class Hold:
         or refuse.
         """
         bodies = self._bodies
-        if size > min(WHOLE_BYTES_MAX, bodies.each_bytes_max, bodies.all_bytes_max - bodies.held_bytes):
+        held_bytes = bodies.held_bytes + size
+        if size > WHOLE_BYTES_MAX or size > bodies.each_bytes_max or held_bytes > bodies.all_bytes_max:
             return False
-        bodies.held_bytes += size
+        bodies.held_bytes = held_bytes
         self.size += size
         return True
 

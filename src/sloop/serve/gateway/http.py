@@ -49,25 +49,22 @@ class Exchange:
 
     __slots__ = (
         "_answered",
-        "_reader",
         "_scope",
         "_watch",
         "_wire",
         "began_ns",
         "body",
         "headers",
-        "is_late",
         "is_open",
         "method",
         "on_gone",
         "path",
     )
 
-    def __init__(self, scope: Scope, wire: Wire, reader: asyncio.Task[None] | None = None) -> None:
+    def __init__(self, scope: Scope, wire: Wire) -> None:
         self.began_ns = time.monotonic_ns()
         """When its head had arrived."""
         self._scope, self._wire = scope, wire
-        self._reader = reader
         self._answered: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.method = scope.method
@@ -77,8 +74,6 @@ class Exchange:
         """Looked up by lower-case name: `headers.get("x-slo-ms")`."""
         self.body = b""
         self.is_open = True
-        self.is_late = False
-        """Whether its body was given up for the time it took."""
         self.on_gone: Callable[[], None] | None = None
         """Called if the client goes away before the answer."""
 
@@ -124,9 +119,9 @@ class Exchange:
     def attend(self) -> None:
         """It has been here for a while: notice if the client goes away, or takes too long to send the body."""
         if self._answered is None:
-            if self._reader is not None and self.age_ns > SEND_S_MAX * NS_PER_S and not self.is_late:
-                self.is_late = True
-                self._reader.cancel()
+            if self.is_open and self.age_ns > SEND_S_MAX * NS_PER_S:
+                what = f"the request took more than {SEND_S_MAX:g} s to arrive"
+                self.refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, what, "send it faster"))
         elif self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._notice())
 
@@ -194,7 +189,7 @@ class Listener:
         """Granian calls this for each request, as a task of its own."""
         loop, inside = self._loop, self._inside
         assert loop is not None
-        exchange, hold = Exchange(scope, wire, asyncio.current_task(loop)), Hold(self._bodies)
+        exchange, hold = Exchange(scope, wire), Hold(self._bodies)
         inside[exchange] = None
         try:
             length = exchange.headers.get("content-length")
@@ -203,16 +198,12 @@ class Listener:
             elif length is not None or "transfer-encoding" in exchange.headers or scope.http_version == "2":
                 asks_first = "expect" in exchange.headers
                 exchange.body = await hold.read(wire, None if length is None else int(length), asks_first=asks_first)
-            self._answer(exchange)
+            if exchange.is_open:
+                self._answer(exchange)
             if exchange.is_open:
                 await exchange.answered(loop)
         except Refusal as refusal:
             exchange.refuse(refusal)
-        except asyncio.CancelledError:
-            if not exchange.is_late:
-                raise
-            what = f"the request took more than {SEND_S_MAX:g} s to arrive"
-            exchange.refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, what, "send it faster"))
         finally:
             del inside[exchange]
             hold.drop()

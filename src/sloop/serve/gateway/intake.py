@@ -190,7 +190,7 @@ def unpack(tensor: Tensor) -> list[Any]:
     """A tensor's elements as a flat list for JSON; strings must be UTF-8, or `UnicodeDecodeError` is raised."""
     code = ARRAY_CODES.get(tensor.datatype)
     if code is not None:
-        return list(memoryview(tensor.data).cast("B").cast(code))
+        return list(memoryview(tensor.data).cast("B").cast(code))  # type: ignore[call-overload]  # it is one of those
     if tensor.datatype == "BYTES":
         strings, data, at = [], memoryview(tensor.data), 0
         while at < len(data):

@@ -99,8 +99,8 @@ class Rest:
 
     def _infer(self, exchange: Exchange) -> None:
         headers = exchange.headers
-        encoding = headers.get("content-encoding", "identity")
-        if encoding != "identity":
+        encoding = headers.get("content-encoding")
+        if encoding is not None and encoding != "identity":
             raise Refusal(415, f"content-encoding: {shown(encoding)} is not understood", "send the body as it is")
         wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.intake)
         exchange.body = b""
@@ -111,31 +111,29 @@ class Rest:
         submitter = self.service.submitter
         on_end = partial(self._end, exchange, wanted)
         request = submitter.submit(
-            wanted.tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, age_ns=exchange.age_ns, on_end=on_end
+            wanted.tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, began_ns=exchange.began_ns, on_end=on_end
         )
         if exchange.is_open:
             exchange.on_gone = partial(submitter.cancel, request)
 
     def _end(self, exchange: Exchange, wanted: Wanted, ended: Ended) -> None:
         """Answer an inference. Whatever goes wrong here, the client is told: it would wait for ever."""
+        if not exchange.is_open:
+            return
         try:
-            self._tell(exchange, wanted, ended)
+            outcome = ended.outcome
+            if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
+                raise of_ended(ended)
+            body, json_bytes = write(self.service.model, offer.MODEL_VERSION, wanted, ended.outputs)
+            met = MET if outcome is Outcome.SERVED else NOT_MET
+            if json_bytes is None:
+                exchange.reply(200, body, headers=(met,))
+            else:
+                exchange.reply(200, body, content_type=OCTETS, headers=(met, (HEADER_LENGTH, str(json_bytes))))
         except Refusal as refusal:
             exchange.refuse(refusal)
         except Exception as error:
             self._break(exchange, error)
-
-    def _tell(self, exchange: Exchange, wanted: Wanted, ended: Ended) -> None:
-        if not exchange.is_open:
-            return
-        if ended.outcome is not Outcome.SERVED and ended.outcome is not Outcome.LATE:
-            raise of_ended(ended)
-        body, json_bytes = write(self.service.model, offer.MODEL_VERSION, wanted, ended.outputs)
-        met = MET if ended.outcome is Outcome.SERVED else NOT_MET
-        if json_bytes is None:
-            exchange.reply(200, body, headers=(met,))
-        else:
-            exchange.reply(200, body, content_type=OCTETS, headers=(met, (HEADER_LENGTH, str(json_bytes))))
 
     def _break(self, exchange: Exchange, error: Exception) -> None:
         """Answer for a bug of ours."""

@@ -184,9 +184,8 @@ class Rpc:
                 future.set_result(ended)
 
         submitter = self.service.submitter
-        age_ns = time.monotonic_ns() - began_ns
         request: RequestId = submitter.submit(
-            tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, age_ns=age_ns, on_end=on_end
+            tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, began_ns=began_ns, on_end=on_end
         )
         try:
             return await future
