@@ -8,7 +8,7 @@ from tests.core.scene import Belief
 def stage(replicas: int) -> Stage:
     made = Stage("only", (), {"a": Belief()}, Fifo(), s(1))
     for id in range(replicas):
-        made.replicas[ReplicaId(id)] = Replica(ReplicaId(id), ReplicaSpec("only", "a", 1.0), made, 0)
+        made.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", 1.0), made, 0))
     return made
 
 
@@ -28,7 +28,7 @@ def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() ->
     assert made.start_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
     assert made.visit_ns == round(ms(14) / 4 / 2)
     for replica in made.replicas.values():
-        replica.life = Life.READY
+        made.turn(replica, Life.READY)
     made.refresh()
     assert made.start_ns == 0
     assert made.visit_ns == round(ms(14) / 4 / 2)

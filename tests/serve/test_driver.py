@@ -82,7 +82,7 @@ class Script:
         self.more: list[bool] = []
         self._is_inside = False
 
-    def handle(self, now_ns: int, event: Event, *, more: bool = False) -> Sequence[Action]:
+    def handle(self, now_ns: int, event: Event, more: bool = False) -> Sequence[Action]:
         assert not self._is_inside
         self.more.append(more)
         self._is_inside = True
@@ -125,7 +125,9 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[Ended] = []
-        first = driver.submit({"x": tensor(b"in")}, elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2), on_end=ended.append)
+        first = driver.submit(
+            {"x": tensor(b"in")}, elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2), on_end=ended.append
+        )
         await turn()
         assert backend.orders == [("run", 1, R, [[b"in"]])]
         driver.finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])

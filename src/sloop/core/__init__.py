@@ -83,7 +83,7 @@ class Core:
         """Whether no request waits or runs."""
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
-    def handle(self, now_ns: int, event: Event, *, more: bool = False) -> list[Action]:
+    def handle(self, now_ns: int, event: Event, more: bool = False) -> list[Action]:
         """Take in what happened at `now_ns`; returns the orders that follow, to be carried out in this order.
 
         `more` says that another event of the same instant is about to be handed over. Batches are then not made before

@@ -9,7 +9,7 @@ from sloop.core.diff import Difference, diff
 from sloop.core.dispatch import DataPath
 from sloop.core.ledger import MICRO, Holding, millicores
 from sloop.core.seams import Policies
-from sloop.core.state import Replica, Stage, State
+from sloop.core.state import STUCK_NS_MIN, Replica, Stage, State
 from sloop.core.views import ClusterView
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.units import NS_PER_S, ms, s
@@ -28,13 +28,29 @@ POKE_NS_MIN = ms(100)
 class ControlPath:
     """Owns the plan in force. `wake_ns` is the next heartbeat."""
 
-    __slots__ = ("_data", "_dirty", "_next_plan_ns", "_poked_ns", "_policies", "_state", "plan", "wake_ns")
+    __slots__ = (
+        "_data",
+        "_dirty",
+        "_look_ns",
+        "_met",
+        "_next_plan_ns",
+        "_poked_ns",
+        "_policies",
+        "_state",
+        "plan",
+        "wake_ns",
+    )
 
     def __init__(self, state: State, policies: Policies, data: DataPath) -> None:
         self._state = state
         self._policies = policies
         self._data = data
         self._dirty = False
+        """Something the plan wants could not be done yet: try again at the next heartbeat."""
+        self._met = False
+        """The cluster is what the plan wants, replicas that start counted: nothing to compare until that changes."""
+        self._look_ns = 0
+        """Before then no batch can have become stuck."""
         self._next_plan_ns = 0
         self._poked_ns = -POKE_NS_MIN
         self.plan: Plan | None = None
@@ -90,6 +106,7 @@ class ControlPath:
             return
         stage = replica.stage
         backoff_ns = 0 if not stage.losses else min(RESTART_NS_MAX, s(1) << min(stage.losses - 1, 5))
+        self._met = False
         stage.losses += 1
         stage.restart_ns = now_ns + backoff_ns
         why = f"{event.error}; a replacement starts {'at once' if not backoff_ns else f'in {backoff_ns // NS_PER_S} s'}"
@@ -103,6 +120,8 @@ class ControlPath:
         replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
+        if replica.life is not Life.DRAINING:
+            self._met = False
         self._state.forget(now_ns, replica)
         self._data.give_up(now_ns, replica, "it was stopped", out)
         self._reconcile(now_ns, out)
@@ -132,12 +151,15 @@ class ControlPath:
             stage.limit = target.batch_max
             stage.refresh()
         self._dirty = True
+        self._met = False
 
     def _reconcile(self, now_ns: int, out: list[Action]) -> None:
         """Order whatever separates the cluster from the plan; stay dirty where something could not be done yet."""
-        self._dirty = False
-        if self.plan is None:
+        if self._met or self.plan is None:
+            self._dirty = False
             return
+        self._dirty = False
+        self._met = True
         differences = [(target, self._difference(target)) for target in self.plan.stages]
         for target, difference in differences:
             self._stop(now_ns, self._state.stages[target.stage], difference.stop, "the plan has no use for it", out)
@@ -164,13 +186,17 @@ class ControlPath:
         out.append(ResizeReplica(replica.id, cores))
 
     def _start(self, now_ns: int, stage: Stage, difference: Difference, out: list[Action]) -> None:
+        if difference.hold:
+            self._met = False
         if difference.start and now_ns < stage.restart_ns:
             self._dirty = True
+            self._met = False
             return
         hold = list(difference.hold)
         for spec in difference.start:
             if self._place(now_ns, stage, spec, out):
                 continue
+            self._met = False
             if hold:
                 why = "its replacement has no room beside it"
                 self._stop(now_ns, stage, (hold.pop(0),), why, out)
@@ -196,7 +222,8 @@ class ControlPath:
         state.next_replica += 1
         stage.short = ""
         placed = ReplicaSpec(spec.stage, spec.variant, spec.cores, name, spec.device, spec.share)
-        state.replicas[id] = stage.replicas[id] = Replica(id, placed, stage, now_ns)
+        state.replicas[id] = replica = Replica(id, placed, stage, now_ns)
+        stage.add(replica)
         out.append(StartReplica(id, placed))
         return True
 
@@ -213,7 +240,16 @@ class ControlPath:
                 out.append(Decided("drain", why, stage=stage.name, replica=id))
 
     def _give_up_stuck(self, now_ns: int, out: list[Action]) -> None:
-        stuck = [r for r in self._state.replicas.values() if r.batch is not None and now_ns >= r.batch.stuck_ns]
+        """Every replica is looked at, but only when a batch can have become stuck since the last time."""
+        if now_ns < self._look_ns:
+            return
+        self._look_ns = now_ns + STUCK_NS_MIN
+        stuck: list[Replica] = []
+        for replica in self._state.replicas.values():
+            if replica.batch is not None:
+                self._look_ns = min(self._look_ns, replica.batch.stuck_ns)
+                if now_ns >= replica.batch.stuck_ns:
+                    stuck.append(replica)
         for replica in stuck:
             assert replica.batch is not None
             seconds = (now_ns - replica.batch.started_ns) / NS_PER_S
@@ -223,6 +259,7 @@ class ControlPath:
     def _be_short(self, stage: Stage, why: str, out: list[Action]) -> None:
         """Something the plan wants cannot be had now: say so once, try again at the next heartbeat."""
         self._dirty = True
+        self._met = False
         if stage.short != why:
             stage.short = why
             out.append(Decided("short", why, stage=stage.name))

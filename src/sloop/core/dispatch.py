@@ -4,6 +4,8 @@ All decisions are the policies'; this file keeps the promises no policy may brea
 goes to a ready replica, a request ends exactly once, the requests of a lost batch are tried again or answered.
 """
 
+from typing import Final
+
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.core.seams import Policies
 from sloop.core.state import Flight, Replica, Running, Stage, State
@@ -14,13 +16,13 @@ from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
 ATTEMPTS_MAX = 2
 """A request whose batch was lost twice fails: it may be what kills the replicas."""
 
-STUCK_FACTOR = 20
-STUCK_NS_MIN = s(10)
-"""A batch that takes 20 times its believed duration, and at least this long, is held to be lost."""
-
 SWEEP_NS_MIN = ms(10)
 SWEEP_NS_PER_VISIT = 10_000
 """Queues are searched for passed deadlines at most this often, and long ones less, to bound what it costs."""
+
+SERVED: Final = Outcome.SERVED
+DRAINING: Final = Life.DRAINING
+"""Bound here once: looking a member up in its enumeration costs as much as making an action."""
 
 CROWDED = "the batch it would force is too small for those behind it"
 
@@ -43,10 +45,11 @@ class DataPath:
         if state.draining:
             out.append(End(request.id, Outcome.REJECTED, "the server is shutting down", s(1)))
             return
+        retry_after_ns = self._admit.retry_after_ns
         for stage in state.sources:
             queued = len(stage.queue.visits)
             drain_ns = stage.start_ns + queued * stage.visit_ns
-            retry_ns = self._admit.retry_after_ns(now_ns, request, queued, drain_ns)
+            retry_ns = retry_after_ns(now_ns, request, queued, drain_ns)
             if retry_ns:
                 why = f"{queued} requests wait at {stage.name}, about {to_ms(drain_ns):.0f} ms of work"
                 out.append(End(request.id, Outcome.REJECTED, why, retry_ns))
@@ -61,17 +64,20 @@ class DataPath:
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer or pass on its requests, and give the replica more."""
         replica = self._state.replicas.get(event.replica)
-        if replica is None or replica.batch is None or replica.batch.id != event.batch:
+        if replica is None or (batch := replica.batch) is None or batch.id != event.batch:
             return
-        batch = self._release(now_ns, replica)
-        stage = replica.stage
-        replica.belief.observe(len(batch.visits), batch.cores, now_ns - batch.started_ns)
+        stage, visits = replica.stage, batch.visits
+        replica.batch = None
+        stage.monitor.finish(now_ns, len(visits), batch.millicores)
+        replica.pace.belief.observe(len(visits), batch.cores, now_ns - batch.started_ns)
         if stage.losses:
             stage.losses = 0
         if self._state.flights is None:
-            out.extend([_answer(now_ns, visit.request) for visit in batch.visits])
+            for visit in visits:  # not a comprehension, which costs a call where most batches are small
+                answer = End(visit.request.id, SERVED) if now_ns <= visit.deadline_ns else _late(now_ns, visit)
+                out.append(answer)
         else:
-            for visit in batch.visits:
+            for visit in visits:
                 self._pass_on(now_ns, stage, visit, out)
         self._reuse(replica, out)
 
@@ -114,12 +120,10 @@ class DataPath:
         """Give waiting visits to idle replicas for as long as there are both and the batch policy says so."""
         visits, idle = stage.queue.visits, stage.idle
         while visits and idle:
-            index = self._route.choose(now_ns, idle, stage.last)
+            index = self._route.choose(now_ns, idle, stage.last) if len(idle) > 1 else 0
             replica = idle[index]
-            costs_ns = replica.costs_ns
-            limit = min(stage.limit, len(costs_ns) - 1)
-            self._prune(now_ns, stage, limit, costs_ns[1], out)
-            if not visits:
+            costs_ns, limit = replica.pace.costs_ns, replica.pace.limit
+            if self._prune(now_ns, stage, limit, costs_ns[1], out) and not visits:
                 return
             take = self._batch.decide(now_ns, visits, limit, costs_ns)
             if take.skip:
@@ -127,13 +131,14 @@ class DataPath:
                     stage.monitor.queue(now_ns, -1)
                     self._drop_visit(now_ns, visit, costs_ns[1], CROWDED, out)
                 continue  # those behind have not been pruned yet
-            if not take.count:
+            count = take.count
+            if not count:
                 assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
                 stage.wait_until_ns = take.wait_until_ns
                 return
-            assert take.count <= limit, f"batch of {take.count} where {limit} is the limit at {stage.name}"
+            assert count <= limit, f"batch of {count} where {limit} is the limit at {stage.name}"
             del idle[index]
-            self._start(now_ns, stage, replica, stage.queue.take(take.count), out)
+            self._start(now_ns, stage, replica, stage.queue.take(count), out)
 
     def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
         """Drop what no replica could serve in time, without waiting for one to become free."""
@@ -154,33 +159,38 @@ class DataPath:
         stage.expire_ns = earliest_ns
 
     def _enqueue(self, now_ns: int, stage: Stage, visit: Visit) -> None:
-        stage.monitor.arrive(now_ns, visit.deadline_ns - now_ns)
+        deadline_ns = visit.deadline_ns
+        stage.monitor.arrive(now_ns, deadline_ns - now_ns)
         stage.queue.push(visit)
-        if visit.deadline_ns < stage.expire_ns:
-            stage.expire_ns = max(visit.deadline_ns, now_ns) + 1
+        if deadline_ns < stage.expire_ns:
+            stage.expire_ns = max(deadline_ns, now_ns) + 1
 
-    def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> None:
-        """Drop the hopeless among those that the next batch would be made of."""
-        visits, index, is_hopeless, flights = stage.queue.visits, 0, self._drop.is_hopeless, self._state.flights
+    def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> bool:
+        """Drop the hopeless among those that the next batch would be made of; returns whether there were any."""
+        visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
+        index, pruned = 0, False
         while index < limit and index < len(visits):
             visit = visits[index]
             if is_hopeless(now_ns, visit, cost_ns) or (flights is not None and visit.request.id not in flights):
-                visit = stage.queue.remove_at(index)
+                pruned = True
+                stage.queue.remove_at(index)
                 stage.monitor.queue(now_ns, -1)
                 self._drop_visit(now_ns, visit, cost_ns, "", out)
             else:
                 index += 1
+        return pruned
 
     def _start(self, now_ns: int, stage: Stage, replica: Replica, visits: list[Visit], out: list[Action]) -> None:
-        state, count = self._state, len(visits)
+        state, id, count, millicores = self._state, replica.id, len(visits), replica.millicores
         batch = BatchId(state.next_batch)
-        state.next_batch += 1
-        stuck_ns = now_ns + max(STUCK_NS_MIN, STUCK_FACTOR * replica.costs_ns[count])
-        replica.batch = Running(batch, visits, now_ns, stuck_ns, replica.cores, replica.millicores)
+        state.next_batch = batch + 1
+        replica.batch = Running(batch, visits, now_ns, replica.cores, millicores, replica.pace.costs_ns)
         replica.batches += 1
-        stage.last = replica.id
-        stage.monitor.start(now_ns, count, replica.millicores)
-        out.append(StartBatch(batch, replica.id, stage.name, tuple([visit.request.id for visit in visits])))
+        stage.last = id
+        stage.monitor.start(now_ns, count, millicores)
+        # A comprehension is a call of its own, which a batch of one does without.
+        ids = (visits[0].request.id,) if count == 1 else tuple([visit.request.id for visit in visits])
+        out.append(StartBatch(batch, id, stage.name, ids))
 
     def _release(self, now_ns: int, replica: Replica) -> Running:
         """Take the batch off a replica."""
@@ -192,10 +202,10 @@ class DataPath:
 
     def _reuse(self, replica: Replica, out: list[Action]) -> None:
         """A replica has finished a batch: stop it if it drains, else let it have the next."""
-        if replica.life is Life.DRAINING:
+        if replica.life is DRAINING:
             out.append(StopReplica(replica.id, "drained"))
-            return
-        replica.stage.add_idle(replica)
+        else:
+            replica.stage.add_idle(replica)
 
     def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
         """A visit of a graph is over: enter the stages whose predecessors are all done, or answer."""
@@ -210,7 +220,7 @@ class DataPath:
         flight.open += len(entered)
         if not flight.open:
             del flights[visit.request.id]
-            out.append(_answer(now_ns, visit.request))
+            out.append(End(visit.request.id, SERVED) if now_ns <= visit.deadline_ns else _late(now_ns, visit))
         for following in entered:
             onward = Visit(visit.request, following.name, now_ns, visit.deadline_ns)
             self._enqueue(now_ns, following, onward)
@@ -232,7 +242,6 @@ class DataPath:
         out.append(End(request, outcome, why))
 
 
-def _answer(now_ns: int, request: Request) -> End:
-    if now_ns <= request.deadline_ns:
-        return End(request.id, Outcome.SERVED)
-    return End(request.id, Outcome.LATE, f"finished {to_ms(now_ns - request.deadline_ns):.1f} ms after its deadline")
+def _late(now_ns: int, visit: Visit) -> End:
+    late_ms = to_ms(now_ns - visit.deadline_ns)
+    return End(visit.request.id, Outcome.LATE, f"finished {late_ms:.1f} ms after its deadline")

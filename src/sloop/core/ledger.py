@@ -41,6 +41,8 @@ class Ledger:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.holdings: dict[ReplicaId, Holding] = {}
+        self._views: dict[str, NodeView | None] = dict.fromkeys(self.nodes)
+        """None for a node that has changed since it was looked at."""
         self._free = {
             node.name: _Free(millicores(node.cores), node.memory_bytes, dict.fromkeys(node.devices, MICRO))
             for node in self.nodes.values()
@@ -77,6 +79,7 @@ class Ledger:
         free = self._free[holding.node]
         if extra > free.millicores:
             return False
+        self._views[holding.node] = None
         holding.millicores += extra
         free.millicores -= extra
         return True
@@ -87,18 +90,21 @@ class Ledger:
 
     def views(self) -> tuple[NodeView, ...]:
         """Every node with what is free on it, in the order the nodes were declared."""
-        return tuple(
-            NodeView(
-                node=node,
-                free_cores=self._free[name].millicores / MILLI,
-                free_memory_bytes=self._free[name].memory_bytes,
-                free_share={device: share / MICRO for device, share in self._free[name].micro_share.items()},
-            )
-            for name, node in self.nodes.items()
+        return tuple([view if view else self._view(name) for name, view in self._views.items()])
+
+    def _view(self, name: str) -> NodeView:
+        free = self._free[name]
+        self._views[name] = view = NodeView(
+            node=self.nodes[name],
+            free_cores=free.millicores / MILLI,
+            free_memory_bytes=free.memory_bytes,
+            free_share={device: share / MICRO for device, share in free.micro_share.items()},
         )
+        return view
 
     def _take(self, holding: Holding, sign: int) -> None:
         free = self._free[holding.node]
+        self._views[holding.node] = None
         free.millicores -= sign * holding.millicores
         free.memory_bytes -= sign * holding.memory_bytes
         if holding.device:

@@ -24,6 +24,7 @@ class Monitor:
         "_closed",
         "_ready_sum",
         "_running_sum",
+        "_slack",
         "_waiting_sum",
         "bucket_ns",
         "buckets",
@@ -39,13 +40,12 @@ class Monitor:
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
         self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
         self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT)
-        self.now = Bucket(start_ns=0)
+        self._open(0)
         self._closed = (0, 0, 0, 0)
 
     def arrive(self, now_ns: int, slack_ns: int) -> None:
         """A visit enters the queue with so much of its budget left."""
-        self.now.arrivals += 1
-        self.now.slack_ns.append(slack_ns)
+        self._slack(slack_ns)
         self.waiting += 1
         self._waiting_sum -= now_ns
 
@@ -56,10 +56,11 @@ class Monitor:
 
     def start(self, now_ns: int, count: int, millicores: int) -> None:
         """`count` visits leave the queue as a batch on a replica of so many cores."""
+        moved = count * now_ns
         self.waiting -= count
-        self._waiting_sum += count * now_ns
+        self._waiting_sum += moved
         self.running += count
-        self._running_sum -= count * now_ns
+        self._running_sum -= moved
         self.busy_millicores += millicores
         self._busy_sum -= millicores * now_ns
 
@@ -85,6 +86,7 @@ class Monitor:
                 self._ready_sum + self.ready_millicores * end_ns,
             )
             bucket, before = self.now, self._closed
+            bucket.arrivals = len(bucket.slack_ns)
             bucket.waiting_ns = totals[0] - before[0]
             bucket.running_ns = totals[1] - before[1]
             bucket.busy_core_ns = (totals[2] - before[2]) // 1000
@@ -93,4 +95,8 @@ class Monitor:
             self.buckets.append(bucket)
             if len(self.buckets) > SLACK_BUCKETS_KEPT:
                 self.buckets[-SLACK_BUCKETS_KEPT - 1].slack_ns = []
-            self.now = Bucket(start_ns=end_ns)
+            self._open(end_ns)
+
+    def _open(self, start_ns: int) -> None:
+        self.now = Bucket(start_ns=start_ns)
+        self._slack = self.now.slack_ns.append

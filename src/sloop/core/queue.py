@@ -13,15 +13,15 @@ from sloop.vocabulary import RequestId, Visit
 class Queue:
     """Waiting visits, first to serve first. Equal keys keep the order in which they came."""
 
-    __slots__ = ("_keys", "_order", "visits")
+    __slots__ = ("_key", "_keys", "visits")
 
     def __init__(self, order: Order) -> None:
-        self._order = order
+        self._key = order.key
         self._keys: list[int] = []
         self.visits: list[Visit] = []
 
     def push(self, visit: Visit) -> None:
-        key = self._order.key(visit)
+        key = self._key(visit)
         keys = self._keys
         if not keys or key >= keys[-1]:
             keys.append(key)
@@ -33,6 +33,9 @@ class Queue:
 
     def take(self, count: int) -> list[Visit]:
         """Remove and return the first `count` visits."""
+        if count == 1:
+            del self._keys[0]
+            return [self.visits.pop(0)]
         taken = self.visits[:count]
         del self.visits[:count]
         del self._keys[:count]

@@ -6,30 +6,64 @@ It does not know who drives it: nothing here can tell a live server from a simul
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
 from sloop.core.queue import Queue
 from sloop.core.seams import Order
 from sloop.core.views import Belief, ReplicaView, StageView
-from sloop.units import FOREVER_NS
+from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
+STUCK_FACTOR = 20
+STUCK_NS_MIN = s(10)
+"""A batch that takes 20 times its believed duration, and at least this long, is held to be lost."""
 
-class Running:
-    """A batch in service."""
 
-    __slots__ = ("cores", "id", "millicores", "started_ns", "stuck_ns", "visits")
+class Running(Struct, frozen=True, gc=False):
+    """A batch in service, on the cores its replica had when it began."""
 
-    def __init__(
-        self, id: BatchId, visits: list[Visit], started_ns: int, stuck_ns: int, cores: float, millicores: int
-    ) -> None:
-        self.id = id
-        self.visits = visits
-        self.started_ns = started_ns
-        self.stuck_ns = stuck_ns
+    id: BatchId
+    visits: list[Visit]
+    started_ns: int
+    cores: float
+    millicores: int
+    costs_ns: Sequence[int]
+
+    @property
+    def stuck_ns(self) -> int:
         """When the replica is given up if the batch has not finished."""
+        return self.started_ns + max(STUCK_NS_MIN, STUCK_FACTOR * self.costs_ns[len(self.visits)])
+
+
+class Pace:
+    """What is believed of the speed of one variant on so many cores, for all of a stage's replicas that are that."""
+
+    __slots__ = ("belief", "cores", "costs_ns", "limit", "ready", "replicas", "starting")
+
+    def __init__(self, belief: Belief, cores: float) -> None:
+        self.belief = belief
         self.cores = cores
-        self.millicores = millicores
+        self.costs_ns: Sequence[int] = (0,)
+        """Believed durations by size of a batch."""
+        self.limit = 0
+        """The largest batch these replicas are sent."""
+        self.replicas = self.ready = self.starting = 0
+        """How many there are, in all and in these states of life."""
+
+    def refresh(self, limit: int) -> None:
+        """Take over what the belief has learnt; `limit` is the largest batch the plan allows."""
+        self.costs_ns = costs_ns = self.belief.costs_ns(self.cores)
+        self.limit = min(limit, len(costs_ns) - 1)
+
+    def count(self, life: Life, change: int) -> None:
+        """So many replicas more in this state of life, or fewer."""
+        self.replicas += change
+        if life is Life.READY:
+            self.ready += change
+        elif life is Life.STARTING:
+            self.starting += change
 
 
 class Replica:
@@ -38,12 +72,11 @@ class Replica:
     __slots__ = (
         "batch",
         "batches",
-        "belief",
         "cores",
-        "costs_ns",
         "id",
         "life",
         "millicores",
+        "pace",
         "resizing",
         "since_ns",
         "spec",
@@ -55,7 +88,7 @@ class Replica:
         self.id = id
         self.spec = spec
         self.stage = stage
-        self.belief = stage.beliefs[spec.variant]
+        self.pace = stage.pace(spec.variant, spec.cores)
         self.cores = spec.cores
         """Cores in effect."""
         self.millicores = millicores(spec.cores)
@@ -63,7 +96,6 @@ class Replica:
         """Cores last asked for; differs from `cores` while a resize is under way."""
         self.resizing = 0
         """Resizes ordered and not yet in effect. Until there is none, the most that was asked for stays reserved."""
-        self.costs_ns: Sequence[int] = self.belief.costs_ns(spec.cores)
         self.life = Life.STARTING
         self.since_ns = now_ns
         self.batch: Running | None = None
@@ -91,6 +123,7 @@ class Stage:
         "losses",
         "monitor",
         "name",
+        "paces",
         "queue",
         "ready",
         "replicas",
@@ -112,6 +145,8 @@ class Stage:
         self.queue = Queue(order)
         self.monitor = Monitor(bucket_ns)
         self.replicas: dict[ReplicaId, Replica] = {}
+        self.paces: dict[tuple[str, float], Pace] = {}
+        """By variant and cores, for replicas of this stage: what they share, so that no heartbeat visits them all."""
         self.idle: list[Replica] = []
         """Ready replicas without a batch, sorted by id."""
         self.ready = 0
@@ -136,16 +171,42 @@ class Stage:
     def refresh(self) -> None:
         """Take over what beliefs have learnt. Called when replicas change and at every heartbeat."""
         ready_per_ns = starting_per_ns = 0.0
-        for replica in self.replicas.values():
-            replica.costs_ns = costs = replica.belief.costs_ns(replica.cores)
-            batch = min(self.limit, len(costs) - 1)
-            if replica.life is Life.READY:
-                ready_per_ns += batch / costs[batch]
-            elif replica.life is Life.STARTING:
-                starting_per_ns += batch / costs[batch]
+        for pace in self.paces.values():
+            pace.refresh(self.limit)
+            if pace.limit:
+                per_ns = pace.limit / pace.costs_ns[pace.limit]
+                ready_per_ns += pace.ready * per_ns
+                starting_per_ns += pace.starting * per_ns
         self.start_ns = 0 if ready_per_ns else max(belief.load_ns for belief in self.beliefs.values())
         per_ns = ready_per_ns or starting_per_ns
         self.visit_ns = round(1 / per_ns) if per_ns else 0
+
+    def pace(self, variant: str, cores: float) -> Pace:
+        """That of replicas of a variant on so many cores."""
+        found = self.paces.get((variant, cores))
+        if found is None:
+            self.paces = {key: pace for key, pace in self.paces.items() if pace.replicas}
+            self.paces[variant, cores] = found = Pace(self.beliefs[variant], cores)
+            found.refresh(self.limit)
+        return found
+
+    def add(self, replica: Replica) -> None:
+        """A replica is ordered."""
+        self.replicas[replica.id] = replica
+        replica.pace.count(replica.life, 1)
+
+    def turn(self, replica: Replica, life: Life) -> None:
+        """A replica enters a state of life."""
+        replica.pace.count(replica.life, -1)
+        replica.life = life
+        replica.pace.count(life, 1)
+
+    def remove(self, replica: Replica) -> None:
+        """A replica is gone."""
+        if replica.life is Life.READY and replica.batch is None:
+            self.remove_idle(replica)
+        del self.replicas[replica.id]
+        replica.pace.count(replica.life, -1)
 
     def add_idle(self, replica: Replica) -> None:
         """A ready replica has no batch any more."""
@@ -223,7 +284,7 @@ class State:
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica on in its life, keeping the stage's counts right."""
         stage, was = replica.stage, replica.life
-        replica.life = life
+        stage.turn(replica, life)
         replica.since_ns = now_ns
         if Life.READY in (was, life) and was is not life:
             sign = 1 if life is Life.READY else -1
@@ -235,6 +296,9 @@ class State:
         """A resize took effect."""
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, millicores(cores) - replica.millicores)
+        replica.pace.count(replica.life, -1)
+        replica.pace = replica.stage.pace(replica.spec.variant, cores)
+        replica.pace.count(replica.life, 1)
         replica.cores = cores
         replica.millicores = millicores(cores)
         replica.stage.refresh()
@@ -242,11 +306,9 @@ class State:
     def forget(self, now_ns: int, replica: Replica) -> None:
         """A replica is gone: give back all it holds."""
         if replica.life is Life.READY:
-            if replica.batch is None:
-                replica.stage.remove_idle(replica)
             replica.stage.ready -= 1
             replica.stage.monitor.ready(now_ns, -replica.millicores)
         self.ledger.release(replica.id)
         del self.replicas[replica.id]
-        del replica.stage.replicas[replica.id]
+        replica.stage.remove(replica)
         replica.stage.refresh()

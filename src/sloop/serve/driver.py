@@ -54,7 +54,7 @@ class Brain(Protocol):
     @property
     def wake_ns(self) -> int: ...
 
-    def handle(self, now_ns: int, event: Event, *, more: bool = False) -> Sequence[Action]: ...
+    def handle(self, now_ns: int, event: Event, more: bool = False) -> Sequence[Action]: ...
 
 
 class _Open(Struct):
@@ -223,7 +223,7 @@ class Driver:
                 if type(event) in FREES:
                     self._running.pop(event.replica, None)  # type: ignore[union-attr]  # all of them have one
                 records.append(event)
-                actions = self._core.handle(now_ns, event, more=left > 0)
+                actions = self._core.handle(now_ns, event, left > 0)
                 records += actions
                 for action in actions:
                     if type(action) is End:

@@ -16,4 +16,5 @@ class WorkConserving:
     """The first `limit` visits, or all of them."""
 
     def decide(self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> Take:
-        return Take(count=min(len(queue), limit))
+        count = len(queue)
+        return Take(count if count < limit else limit)

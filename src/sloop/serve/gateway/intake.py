@@ -6,7 +6,7 @@ Source: Open Inference Protocol v2, "Tensor Data", and Triton's binary tensor da
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from math import prod
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sloop.serve.gateway.refusal import bad, shown
-from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature, Tensor
+from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Signature, Tensor
 
 ARRAY_CODES: Final = {
     "UINT8": "B",
