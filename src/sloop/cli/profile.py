@@ -13,6 +13,7 @@ from sloop.cli.screen import progress, table
 from sloop.errors import InputError
 from sloop.profile import batchable
 from sloop.profile.measure import SECONDS, default_cores, measure
+from sloop.profile.paying import paying_batches
 from sloop.profile.profile import Profile
 from sloop.profile.rows import check_rows
 from sloop.profile.sample import Sample
@@ -29,7 +30,7 @@ sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --
 
 @command("profile", example=EXAMPLE)
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--batches", type=counts, default="1,2,4,8", show_default=True, help="Batch sizes.")
+@click.option("--batches", type=counts, metavar="COUNTS", help="[default: 1,2,4,8,… while larger ones bring more].")
 @click.option("--cores", type=numbers, metavar="NUMBERS", help="Fractions where the machine can [default: 1,2,… all].")
 @click.option("--seconds", type=Number(min=0, min_open=True), default=SECONDS, help="Time for each cell.")
 @click.option("--shape", "shapes", type=shape, multiple=True, metavar="NAME=SIZES", help="Of one row of an open input.")
@@ -39,7 +40,7 @@ sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")
 def profile(
     model: Path,
-    batches: tuple[int, ...],
+    batches: tuple[int, ...] | None,
     cores: tuple[float, ...] | None,
     seconds: float,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
@@ -53,9 +54,11 @@ def profile(
     if free_batch:
         fixed, model = model, model.with_suffix(".free.onnx")
         batchable.free_batch(fixed, model, shapes=rows)
-    if max(batches) > 1:
+    if batches is None or max(batches) > 1:
         check_rows(model, rows)
     chosen = cores or default_cores()
+    if batches is None:
+        batches = paying_batches(model, cores=max(chosen), shapes=rows, limit=confined)
     with progress(f"measuring {model.name}", total=len(batches) * len(chosen)) as advance:
 
         def show(done: int, cells: int, sample: Sample) -> None:

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -102,7 +103,7 @@ def measure(
     ends: list[Done] = []
     for count in cores:
         assignment = Assignment(str(model_path), ceil(count), count, batches, shapes or {})
-        for found in _measure_on(assignment, signature, seconds, limit):
+        for found in measure_on(assignment, signature, seconds, limit):
             if isinstance(found, Done):
                 ends.append(found)
             else:
@@ -127,8 +128,13 @@ def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({float(count) for count in cores}))
 
 
-def _measure_on(assignment: Assignment, signature: Signature, seconds: float, limit: Limit) -> Iterator[Sample | Done]:
-    """Everything about one core count, from a process of its own. MachineError where it dies or falls silent."""
+def measure_on(
+    assignment: Assignment, signature: Signature, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN
+) -> Generator[Sample | Done, None, None]:
+    """Everything about one core count, from a process of its own, which ends when the iterator is closed.
+
+    MachineError where it dies or falls silent.
+    """
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
@@ -149,7 +155,8 @@ def _measure_on(assignment: Assignment, signature: Signature, seconds: float, li
             if _line(process) != READY:
                 raise _died(process, "before it began")
             start_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            for found in _talk(process, ours, assignment, signature, round(seconds * NS_PER_S), limit):
+            take = partial(time_runs, ours, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
+            for found in _talk(process, assignment, signature, take, limit):
                 yield found if isinstance(found, Sample) else structs.replace(found, load_ms=found.load_ms + start_ms)
         except OSError as error:  # the socket closes when the process dies
             raise _died(process, f"on {assignment.cores:g} cores") from error
@@ -159,10 +166,9 @@ def _measure_on(assignment: Assignment, signature: Signature, seconds: float, li
 
 def _talk(
     process: "subprocess.Popen[bytes]",
-    sock: socket.socket,
     assignment: Assignment,
     signature: Signature,
-    budget_ns: int,
+    take: Callable[[bytes, int], list[int]],
     limit: Limit,
 ) -> Iterator[Sample | Done]:
     assert process.stdin is not None
@@ -178,13 +184,15 @@ def _talk(
                 yield message
                 return
             inputs = synthesise(signature, input_shapes(signature, message.batch, assignment.shapes, where=""))
-            runs_ns = time_runs(sock, b"".join(map(bytes_of, inputs.values())), message.output_bytes, budget_ns)
+            runs_ns = take(b"".join(map(bytes_of, inputs.values())), message.output_bytes)
             yield sample_of(message.batch, assignment.cores, runs_ns)
     raise _died(process, f"on {assignment.cores:g} cores")
 
 
-def time_runs(sock: socket.socket, inputs: bytes, output_bytes: int, budget_ns: int) -> list[int]:
-    """Durations in ns of runs that follow each other within the budget, after warm-up; at least `RUNS_MIN` of them."""
+def time_runs(
+    sock: socket.socket, inputs: bytes, output_bytes: int, budget_ns: int, runs_min: int = RUNS_MIN
+) -> list[int]:
+    """Durations in ns of runs that follow each other within the budget, after warm-up; at least `runs_min` of them."""
     order, outputs = RUN + inputs, memoryview(bytearray(output_bytes))
 
     def run_ns() -> int:
@@ -202,7 +210,7 @@ def time_runs(sock: socket.socket, inputs: bytes, output_bytes: int, budget_ns: 
             break
     runs_ns: list[int] = []
     start_ns = perf_counter_ns()
-    while len(runs_ns) < RUNS_MIN or (len(runs_ns) < RUNS_MAX and perf_counter_ns() - start_ns < budget_ns):
+    while len(runs_ns) < runs_min or (len(runs_ns) < RUNS_MAX and perf_counter_ns() - start_ns < budget_ns):
         runs_ns.append(run_ns())
     sock.sendall(ENOUGH)
     return runs_ns

@@ -46,8 +46,8 @@ SWITCH_S: Final = 0.0005
 """How long a thread that wants the interpreter waits for the one that has it. Granian's thread hands requests over to
 the event loop's; at Python's own 5 ms the same server took half as many requests at 64 connections."""
 GARBAGE_MIN: Final = 50_000
-"""Objects made and not freed before Python looks for cycles among them. Requests leave none behind: at Python's own 700,
-with everything imported looked through again and again, the search took a third of a request's time."""
+"""Objects made and not freed before Python looks for cycles among them. Requests leave none behind: at Python's own
+700, with everything imported looked through again and again, the search took a third of a request's time."""
 ROWS_MAX: Final = 2**31 - 1
 """A dimension's bound, for models whose first one does not count rows."""
 LEAVE_S: Final = 1.0

@@ -80,7 +80,7 @@ def test_bfloat16_is_the_upper_half_of_a_float() -> None:
     ],
 )
 def test_elements_of_the_wrong_kind_are_refused(datatype: str, data: list[object]) -> None:
-    with pytest.raises(Refusal, match="^data: ") as caught:
+    with pytest.raises(Refusal, match=r"^data: ") as caught:
         pack(datatype, (2,), 2, data)
     assert caught.value.status == 400
     assert caught.value.fix
@@ -107,7 +107,7 @@ def test_a_shape_that_does_not_fit_is_refused_each_time(shape: tuple[int, ...]) 
 
 
 def test_a_type_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(Refusal, match="^datatype: 'BYTES' for input 'x'") as caught:
+    with pytest.raises(Refusal, match=r"^datatype: 'BYTES' for input 'x'") as caught:
         INTAKE.count("x", "BYTES", (1, 4))
     assert caught.value.fix == "this input takes FP32"
     assert [INTAKE.count("x", "FP32", (8, 4)) for _ in range(2)] == [32, 32]
