@@ -1,5 +1,6 @@
 """The limit is what an ideal server does, arrivals are the seed's alone, and sweeps choose on the right side."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -8,12 +9,9 @@ from sloop.load.result import LoadResult
 
 
 def result(goodput_rps: float) -> LoadResult:
-    return LoadResult(
-        **{name: 0 for name in LoadResult.__struct_fields__ if name not in ("goodput_rps", "error_kinds", "seconds")},
-        goodput_rps=goodput_rps,
-        error_kinds={},
-        seconds=[],
-    )
+    zeros = dict.fromkeys(LoadResult.__struct_fields__, 0)
+    given = {"goodput_rps": goodput_rps, "error_kinds": {}, "seconds": [], "note": ""}
+    return msgspec.convert(zeros | given, LoadResult)
 
 
 def run(setting: str, number: int, goodput_rps: float) -> Run:
