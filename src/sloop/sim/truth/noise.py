@@ -11,8 +11,9 @@ from itertools import repeat
 from math import log
 from random import Random
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, TypeVar
 
+Value = TypeVar("Value")
 Shape = Literal["normal", "exponential", "deterministic"]
 
 _BITS = 12
@@ -35,8 +36,15 @@ def drawn(values: Sequence[float], random: Random) -> Iterator[float]:
     """An endless series of draws, each of the values being equally likely; quickest for a power of two of them."""
     bits = (len(values) - 1).bit_length()
     if len(values) != 1 << bits:
-        return map(random.choice, repeat(values))
+        return chosen(values, random)
     return map(values.__getitem__, map(random.getrandbits, repeat(bits)))
+
+
+def chosen(values: Sequence[Value], random: Random) -> Iterator[Value]:
+    """An endless series of what `random.choice(values)` would return, without a call of Python for each."""
+    count = len(values)
+    indices = filter(count.__gt__, map(random.getrandbits, repeat(count.bit_length())))
+    return map(values.__getitem__, indices)
 
 
 def _exponential(random: Random) -> Iterator[float]:
