@@ -6,6 +6,7 @@ Each server runs in an environment of its own (`.peers/`, made where it is missi
 thread, and is proven to give the bare runtime's answer before it is measured.
 """
 
+import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -155,8 +156,17 @@ def parser() -> ArgumentParser:
     return made
 
 
+def end(number: int, frame: object) -> None:
+    """Leave as on Ctrl-C, so that servers are ended."""
+    raise KeyboardInterrupt
+
+
 def main() -> None:
+    """Run the parts. Both signals that ask for an end are heard, even where a shell in the background had us ignore
+    one: what we ignore, the servers would be started to ignore too."""
     given = parser().parse_args()
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
     parts = given.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")

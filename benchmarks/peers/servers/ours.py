@@ -29,7 +29,7 @@ class Sloop:
     @property
     def how(self) -> str:
         return (
-            f"`sloop profile --batches 1,2,4,…` up to the batch, `system: {self.system}`, else its defaults; "
+            f"`sloop profile`, `system: {self.system}`, else its defaults (batches as the profile finds them worth it); "
             "deadlines, decisions and event log on; binary: the protocol's extension"
         )
 
@@ -51,12 +51,11 @@ class Sloop:
 
 
 def profiled(case: Case, python: Path) -> None:
-    """Measure the model, once, for batches up to the case's."""
+    """Measure the model, once; which batches are worth it, it finds out itself."""
     if path_beside(case.model.path).exists():
         return
     say(f"sloop profile {case.model.path.name}")
-    batches = ",".join(str(2**power) for power in range(case.batch_max.bit_length()))
-    command = [str(python), "-m", "sloop", "profile", str(case.model.path), "--batches", batches]
+    command = [str(python), "-m", "sloop", "profile", str(case.model.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROFILE_S_MAX, check=False)
     if done.returncode:
         raise PeerFailed(last_line(done.stderr))
