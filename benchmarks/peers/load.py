@@ -24,7 +24,7 @@ from sloop.load.record import read_records
 from sloop.load.result import LoadResult, join, summarise
 from sloop.units import ms, s
 
-TIMEOUT_S: Final = 3.0
+TIMEOUT_S: Final = 2.0
 """For one request: far beyond every deadline here."""
 GRACE_S: Final = 30.0
 BODY: Final = "body.bin"

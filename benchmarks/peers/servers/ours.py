@@ -29,7 +29,7 @@ class Sloop:
     @property
     def how(self) -> str:
         return (
-            f"`sloop profile`, `system: {self.system}`, else its defaults (batches as the profile finds them worth it); "
+            f"`sloop profile`, `system: {self.system}`, else its defaults (batches as its profile finds); "
             "deadlines, decisions and event log on; binary: the protocol's extension"
         )
 
