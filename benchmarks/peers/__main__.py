@@ -33,7 +33,7 @@ IMAGES: Final = (
 """Model, its title, pixels, deadline in ms, the loads at which limits are swept, and the waves."""
 CLOSED_ABOUT: Final = """\
 A small model (16 → 64 → 8), a closed loop. JSON unless it says binary: sloop, Triton and MLServer read and write the
-Open Inference Protocol, the others a bare `{"x": [...]}` of half its bytes. CPU is that of the server's whole process
+Open Inference Protocol, the others a bare `{"x": [...]}`, which is shorter. CPU is that of the server's whole process
 tree, memory the sum of its processes' proportional shares (PSS) at the end of a run, the largest of them."""
 OPEN_ABOUT: Final = f"""\
 Real architectures on images small enough for two cores, an open loop: the arrival instants are the same for every

@@ -75,7 +75,9 @@ def compare(plan: Plan, peers: Iterable[Peer]) -> Found:
             name = label(peer, encoding)
             if name in found.failed:
                 continue
-            case = Case(plan.model, encoding, plan.batch_max, SLO_MS, plan.folder / name.replace(", ", "-"))
+            case = Case(
+                plan.model, encoding, plan.batch_max, SLO_MS, plan.folder / name.replace(", ", "-").replace(" ", "-")
+            )
             say(f"{plan.model.path.stem}, round {number + 1} of {plan.rounds}: {name}")
             try:
                 found.samples.extend(_samples(plan, peer, case, name))

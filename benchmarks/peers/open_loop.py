@@ -5,6 +5,7 @@ Each peer's admission limit is swept: a server is started with each of its setti
 goodput stands for it. sloop has none set by hand.
 """
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -176,7 +177,8 @@ def _played(
 ) -> Iterator[Run]:
     """Each setting's trials on one server of that setting."""
     for name in dict.fromkeys(trial[0] for trial in trials):
-        folder = plan.folder / peer.environment.name / f"{plan.model.path.stem}-{abs(hash(name)):x}"
+        words = re.sub(r"[^a-z0-9]+", "-", f"{plan.model.path.stem} {peer.name} {name}".lower())
+        folder = plan.folder / peer.environment.name / words.strip("-")
         case = Case(plan.model, Encoding.BINARY, plan.batch_max, plan.slo_ms, folder, settings[name])
         say(f"{plan.title}, round {number + 1} of {plan.rounds}: {peer.name}, {name}")
         try:
