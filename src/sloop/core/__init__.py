@@ -100,8 +100,25 @@ class Core:
             self.state.draining = True
         else:
             assert kind in (Woke, ReplicaProgressed), f"unknown event {event!r}"
-        if not more:
-            self._settle(now_ns, kind is Request, out)
+        if more:
+            return out
+        # The instant is over: give waiting requests to idle replicas, and say when to be woken. No function of its own:
+        # this runs for every event, and so do the comparisons, which cost less than calls of min.
+        wake_ns = self._control.wake_ns
+        for stage in self._stages:
+            visits, wait_until_ns = stage.queue.visits, FOREVER_NS
+            if visits:
+                if stage.idle:
+                    wait_until_ns = self._data.dispatch(now_ns, stage, out)
+                elif kind is Request and not stage.replicas:
+                    self._control.poke(now_ns, out)
+            if not visits:
+                stage.expire_ns = FOREVER_NS
+                continue
+            wake_ns = min(wake_ns, wait_until_ns)
+            if stage.expire_ns < wake_ns:  # noqa: PLR1730
+                wake_ns = stage.expire_ns
+        self.wake_ns = wake_ns
         return out
 
     def _wake(self, now_ns: int, out: list[Action]) -> None:
@@ -111,23 +128,3 @@ class Core:
         for stage in self._stages:
             if now_ns >= stage.expire_ns:
                 self._data.sweep(now_ns, stage, out)
-
-    def _settle(self, now_ns: int, has_arrived: bool, out: list[Action]) -> None:
-        """The instant is over: give waiting requests to idle replicas, and say when to be woken."""
-        wake_ns = self._control.wake_ns
-        for stage in self._stages:
-            visits = stage.queue.visits
-            stage.wait_until_ns = FOREVER_NS
-            if visits:
-                if stage.idle:
-                    self._data.dispatch(now_ns, stage, out)
-                elif has_arrived and not stage.replicas:
-                    self._control.poke(now_ns, out)
-            if not visits:
-                stage.expire_ns = FOREVER_NS
-                continue
-            if stage.wait_until_ns < wake_ns:  # noqa: PLR1730  # runs for every event; a call of min costs more
-                wake_ns = stage.wait_until_ns
-            if stage.expire_ns < wake_ns:  # noqa: PLR1730
-                wake_ns = stage.expire_ns
-        self.wake_ns = wake_ns

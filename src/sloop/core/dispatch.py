@@ -11,7 +11,7 @@ from sloop.core.seams import Policies
 from sloop.core.state import Flight, Replica, Running, Stage, State
 from sloop.events import BatchFailed, Cancelled, Finished
 from sloop.units import FOREVER_NS, ms, s, to_ms
-from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
+from sloop.vocabulary import Life, Outcome, Request, RequestId, Visit
 
 ATTEMPTS_MAX = 2
 """A request whose batch was lost twice fails: it may be what kills the replicas."""
@@ -58,8 +58,12 @@ class DataPath:
             assert request.id not in state.flights, f"request {request.id} arrived twice"
             state.flights[request.id] = flight = Flight(request)
             flight.open = len(state.sources)
+        deadline_ns = request.deadline_ns
         for stage in state.sources:
-            self._enqueue(now_ns, stage, Visit(request, stage.name, now_ns, request.deadline_ns))
+            stage.monitor.arrive(now_ns, deadline_ns - now_ns)
+            stage.queue.push(Visit(request, stage.name, now_ns, deadline_ns))
+            if deadline_ns < stage.expire_ns:
+                stage.expire_ns = (deadline_ns if deadline_ns > now_ns else now_ns) + 1
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer or pass on its requests, and give the replica more."""
@@ -79,7 +83,10 @@ class DataPath:
         else:
             for visit in visits:
                 self._pass_on(now_ns, stage, visit, out)
-        self._reuse(replica, out)
+        if replica.life is DRAINING:
+            out.append(StopReplica(replica.id, "drained"))
+        else:
+            stage.add_idle(replica)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
         """The model raised: its requests fail, the replica goes on."""
@@ -116,15 +123,23 @@ class DataPath:
         if self._state.flights is not None:
             self._end(request, Outcome.DROPPED, "the client went away", out)
 
-    def dispatch(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
-        """Give waiting visits to idle replicas for as long as there are both and the batch policy says so."""
+    def dispatch(self, now_ns: int, stage: Stage, out: list[Action]) -> int:
+        """Give waiting visits to idle replicas for as long as there are both and the batch policy says so.
+
+        Returns until when that policy would rather wait; `FOREVER_NS` where it does not.
+        """
         visits, idle = stage.queue.visits, stage.idle
+        is_hopeless, flights = self._drop.is_hopeless, self._state.flights
         while visits and idle:
             index = self._route.choose(now_ns, idle, stage.last) if len(idle) > 1 else 0
             replica = idle[index]
             costs_ns, limit = replica.pace.costs_ns, replica.pace.limit
-            if self._prune(now_ns, stage, limit, costs_ns[1], out) and not visits:
-                return
+            for visit in visits[:limit]:
+                if is_hopeless(now_ns, visit, costs_ns[1]) or (flights is not None and visit.request.id not in flights):
+                    self._prune(now_ns, stage, limit, costs_ns[1], out)
+                    break
+            if not visits:
+                break
             take = self._batch.decide(now_ns, visits, limit, costs_ns)
             if take.skip:
                 for visit in stage.queue.take(take.skip):
@@ -134,11 +149,19 @@ class DataPath:
             count = take.count
             if not count:
                 assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                stage.wait_until_ns = take.wait_until_ns
-                return
+                return take.wait_until_ns
             assert count <= limit, f"batch of {count} where {limit} is the limit at {stage.name}"
             del idle[index]
-            self._start(now_ns, stage, replica, stage.queue.take(count), out)
+            taken, batch, id = stage.queue.take(count), next(self._state.batch_ids), replica.id
+            millicores = replica.millicores
+            replica.batch = Running(batch, taken, now_ns, replica.cores, millicores, costs_ns)
+            replica.batches += 1
+            stage.last = id
+            stage.monitor.start(now_ns, count, millicores)
+            # A comprehension is a call of its own, which a batch of one does without.
+            ids = (taken[0].request.id,) if count == 1 else tuple([visit.request.id for visit in taken])
+            out.append(StartBatch(batch, id, stage.name, ids))
+        return FOREVER_NS
 
     def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
         """Drop what no replica could serve in time, without waiting for one to become free."""
@@ -179,18 +202,6 @@ class DataPath:
             else:
                 index += 1
         return pruned
-
-    def _start(self, now_ns: int, stage: Stage, replica: Replica, visits: list[Visit], out: list[Action]) -> None:
-        state, id, count, millicores = self._state, replica.id, len(visits), replica.millicores
-        batch = BatchId(state.next_batch)
-        state.next_batch = batch + 1
-        replica.batch = Running(batch, visits, now_ns, replica.cores, millicores, replica.pace.costs_ns)
-        replica.batches += 1
-        stage.last = id
-        stage.monitor.start(now_ns, count, millicores)
-        # A comprehension is a call of its own, which a batch of one does without.
-        ids = (visits[0].request.id,) if count == 1 else tuple([visit.request.id for visit in visits])
-        out.append(StartBatch(batch, id, stage.name, ids))
 
     def _release(self, now_ns: int, replica: Replica) -> Running:
         """Take the batch off a replica."""

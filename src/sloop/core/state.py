@@ -4,7 +4,10 @@ It does not know who drives it: nothing here can tell a live server from a simul
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import cast
 
 from msgspec import Struct
 
@@ -132,7 +135,6 @@ class Stage:
         "start_ns",
         "successors",
         "visit_ns",
-        "wait_until_ns",
     )
 
     def __init__(
@@ -147,7 +149,7 @@ class Stage:
         self.replicas: dict[ReplicaId, Replica] = {}
         self.paces: dict[tuple[str, float], Pace] = {}
         """By variant and cores, for replicas of this stage: what they share, so that no heartbeat visits them all."""
-        self.idle: list[Replica] = []
+        self.idle: deque[Replica] = deque()
         """Ready replicas without a batch, sorted by id."""
         self.ready = 0
         self.last = ReplicaId(-1)
@@ -158,8 +160,6 @@ class Stage:
         """Believed time until the first replica is ready; 0 where one is. With `visit_ns`, what admission is told."""
         self.visit_ns = 0
         """Believed time by which each waiting visit lengthens the queue."""
-        self.wait_until_ns = FOREVER_NS
-        """When the batch policy wants to be asked again."""
         self.expire_ns = FOREVER_NS
         """The first deadline that passes in the queue."""
         self.losses = 0
@@ -210,11 +210,13 @@ class Stage:
 
     def add_idle(self, replica: Replica) -> None:
         """A ready replica has no batch any more."""
-        idle = self.idle
-        if not idle or replica.id > idle[-1].id:
+        idle, id = self.idle, replica.id
+        if not idle or id > idle[-1].id:
             idle.append(replica)
+        elif id < idle[0].id:
+            idle.appendleft(replica)
         else:
-            idle.insert(bisect_left(idle, replica.id, key=_by_id), replica)
+            idle.insert(bisect_left(idle, id, key=_by_id), replica)
 
     def remove_idle(self, replica: Replica) -> None:
         """A ready replica without a batch is to get none."""
@@ -258,10 +260,10 @@ class State:
     """The whole of it."""
 
     __slots__ = (
+        "batch_ids",
         "draining",
         "flights",
         "ledger",
-        "next_batch",
         "next_replica",
         "replicas",
         "slo_ns",
@@ -277,7 +279,7 @@ class State:
         self.ledger = Ledger(nodes)
         self.flights: dict[RequestId, Flight] | None = {} if len(stages) > 1 else None
         """None for an application of one stage, whose requests are where their only visit is."""
-        self.next_batch = 0
+        self.batch_ids = cast(Iterator[BatchId], count())
         self.next_replica = 0
         self.draining = False
 

@@ -7,14 +7,18 @@ Source of the correction: Sponge, specification §6.16: the latency is multiplie
 predicted), clipped to [0.8, 1.5].
 """
 
+from itertools import chain
+
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
 
 CORRECTION_MIN, CORRECTION_MAX = 0.8, 1.5
 EVERY = 64
 """Observations between two corrections: what keeps `observe` far below a microsecond on average."""
-WINDOW = 4 * EVERY
-"""Observations the P99 is taken over."""
+BLOCKS = 4
+"""So many corrections' observations the P99 is taken over."""
+HIGHEST = BLOCKS * EVERY // 100 + 1
+"""Of each of them the P99 of all can only be one of the highest."""
 WEIGHT = 0.3
 """Of the newest P99 in the moving average."""
 NOTICED = 0.005
@@ -36,7 +40,7 @@ class Estimate:
         "_block",
         "_correct",
         "_costs_ns",
-        "_window",
+        "_highest",
         "accuracy",
         "margin",
         "profile",
@@ -53,7 +57,7 @@ class Estimate:
         self._average = 1.0
         self._applied = 1.0
         self._block: list[float] = []
-        self._window: list[float] = []
+        self._highest: list[list[float]] = []
         self._base_ns: dict[float, tuple[int, ...]] = {}
         self._costs_ns: dict[float, tuple[int, ...]] = {}
 
@@ -115,10 +119,10 @@ class Estimate:
 
     def _learn(self) -> None:
         """Fold a full block into the moving average, and show it to policies if it moved enough."""
-        self._window = (self._window + self._block)[-WINDOW:]
+        self._highest = [*self._highest, sorted(self._block)[-HIGHEST:]][-BLOCKS:]
         self._block.clear()
-        ordered = sorted(self._window)
-        p99 = ordered[(99 * len(ordered) + 99) // 100 - 1]
+        above = EVERY * len(self._highest) // 100
+        p99 = sorted(chain.from_iterable(self._highest))[-1 - above]
         self._average += WEIGHT * (min(CORRECTION_MAX, max(CORRECTION_MIN, p99)) - self._average)
         if abs(self._average - self._applied) > NOTICED:
             self._applied = self._average

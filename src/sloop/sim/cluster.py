@@ -60,21 +60,18 @@ Entry = tuple[int, int, Happening]
 class SimulatedReplica:
     """A process: what it is, how fast it runs, and what is under way on it."""
 
-    __slots__ = ("cores", "end_ns", "finished", "resized_ns", "sequence", "size", "spec", "speed", "stopping")
+    __slots__ = ("cores", "news", "resized_ns", "size", "spec", "speed")
 
     def __init__(self, spec: ReplicaSpec, speed: Speed) -> None:
         self.spec = spec
         self.cores = spec.cores
         self.speed = speed
         """On the cores in effect."""
-        self.finished: Finished | None = None
-        """The news of the last batch started, of `size` requests, due at `end_ns` as heap entry `sequence`."""
+        self.news: tuple[int, int, Finished] | None = None
+        """The heap's entry for the end of the last batch started, of `size` requests; None where it comes to none."""
         self.size = 0
-        self.end_ns = -1
-        self.sequence = -1
         self.resized_ns = 0
         """When the last resize ordered is in force; later ones cannot overtake it."""
-        self.stopping = False
 
 
 class Cluster:
@@ -101,7 +98,7 @@ class Cluster:
     def start_batch(self, now_ns: int, order: StartBatch) -> None:
         """Run a batch. The hot path of every simulation."""
         replica = self._replicas.get(order.replica)
-        if replica is None or replica.stopping:
+        if replica is None:
             return
         replica.size = size = len(order.requests)
         speed = replica.speed
@@ -109,10 +106,9 @@ class Cluster:
         if self._touches_batches:
             self._start_in_trouble(now_ns, order, replica, service_ns)
             return
-        replica.finished = finished = Finished(order.batch, order.replica, service_ns)
-        replica.end_ns = end_ns = now_ns + service_ns
-        replica.sequence = sequence = next(self._sequences)
-        heappush(self.pending, (end_ns, sequence, finished))
+        finished = Finished(order.batch, order.replica, service_ns)
+        replica.news = news = (now_ns + service_ns, next(self._sequences), finished)
+        heappush(self.pending, news)
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Carry out an order about a replica; notes are no orders."""
@@ -139,7 +135,7 @@ class Cluster:
             return None
         if isinstance(event, ReplicaProgressed | ReplicaReady | Resized | BatchFailed):
             replica = self._replicas.get(event.replica)
-            if replica is None or replica.stopping:
+            if replica is None:
                 return None
             if isinstance(event, Resized):
                 return self._resize_now(now_ns, replica, event)
@@ -169,21 +165,21 @@ class Cluster:
         faults, failure = self._faults, self._failure
         if failure.strikes("straggler", faults.straggler):
             service_ns = round(service_ns * faults.straggler_factor)
-        replica.finished = None
+        replica.news = None
         if failure.strikes("failed_batch", faults.failed_batch):
             at_ns = now_ns + failure.within_ns("failed_batch", service_ns)
             self._push(at_ns, BatchFailed(order.batch, order.replica, "the model raised"))
             return
         if failure.strikes("lost_finished", faults.lost_finished):
             return
-        replica.finished = Finished(order.batch, order.replica, service_ns)
-        replica.end_ns = now_ns + service_ns
+        finished = Finished(order.batch, order.replica, service_ns)
+        end_ns = now_ns + service_ns
         if failure.strikes("late_finished", faults.late_finished):
-            replica.end_ns += failure.within_ns("late_finished", faults.late_finished_ns)
-        replica.sequence = self._push(replica.end_ns, replica.finished)
+            end_ns += failure.within_ns("late_finished", faults.late_finished_ns)
+        replica.news = (end_ns, self._push(end_ns, finished), finished)
         if failure.strikes("repeated_finished", faults.repeated_finished):
-            again_ns = replica.end_ns + failure.within_ns("repeated_finished", faults.late_finished_ns)
-            self._push(again_ns, replica.finished)
+            again_ns = end_ns + failure.within_ns("repeated_finished", faults.late_finished_ns)
+            self._push(again_ns, finished)
 
     def _start(self, now_ns: int, order: StartReplica) -> None:
         spec, id = order.spec, order.replica
@@ -202,21 +198,17 @@ class Cluster:
         self._push(now_ns + length_ns, ReplicaReady(id))
 
     def _stop(self, now_ns: int, id: ReplicaId) -> None:
-        replica = self._replicas.get(id)
-        if replica is None or replica.stopping:
-            return
-        replica.stopping = True
-        self._abandon_batch(now_ns, replica)
-        self._push(now_ns, ReplicaStopped(id))
+        replica = self._replicas.pop(id, None)
+        if replica is not None:
+            self._abandon_batch(now_ns, replica)
+            self._push(now_ns, ReplicaStopped(id))
 
     def _lose(self, now_ns: int, id: ReplicaId, error: str) -> None:
         """A replica that has not been told to stop is gone."""
-        replica = self._replicas.get(id)
-        if replica is None or replica.stopping:
-            return
-        self._abandon_batch(now_ns, replica)
-        del self._replicas[id]
-        self._push(now_ns, ReplicaLost(id, error))
+        replica = self._replicas.pop(id, None)
+        if replica is not None:
+            self._abandon_batch(now_ns, replica)
+            self._push(now_ns, ReplicaLost(id, error))
 
     def _lose_node(self, now_ns: int, failure: NodeFailed) -> None:
         """Everything on a node is lost, and nothing starts there until it is repaired."""
@@ -227,9 +219,9 @@ class Cluster:
         self._foresee(back_ns, "node", self._faults.node_mtbf_s, failure)
 
     def _abandon_batch(self, now_ns: int, replica: SimulatedReplica) -> None:
-        if replica.finished is not None and replica.end_ns > now_ns:
-            self.void.add(replica.sequence)
-        replica.finished = None
+        if replica.news is not None and replica.news[0] > now_ns:
+            self.void.add(replica.news[1])
+        replica.news = None
 
     def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: Resized) -> Resized:
         if not self._healed and self._failure.strikes("refused_resize", self._faults.refused_resize):
@@ -238,15 +230,15 @@ class Cluster:
         replica.cores = event.cores
         replica.speed = self._service.speed(spec.stage, spec.variant, event.cores)
         after_ns = replica.speed.means_ns
-        if self._resize.rescales and replica.finished is not None and replica.end_ns > now_ns:
-            self._rescale(now_ns, replica, replica.finished, after_ns[replica.size] / before_ns[replica.size])
+        if self._resize.rescales and replica.news is not None and replica.news[0] > now_ns:
+            self._rescale(now_ns, replica, replica.news, after_ns[replica.size] / before_ns[replica.size])
         return event
 
-    def _rescale(self, now_ns: int, replica: SimulatedReplica, finished: Finished, ratio: float) -> None:
+    def _rescale(self, now_ns: int, replica: SimulatedReplica, news: tuple[int, int, Finished], ratio: float) -> None:
         """What is left of the batch in flight goes on at the new speed."""
-        left_ns = replica.end_ns - now_ns
+        end_ns, sequence, finished = news
+        left_ns = end_ns - now_ns
         longer_ns = round(left_ns * ratio) - left_ns
-        self.void.add(replica.sequence)
-        replica.finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns)
-        replica.end_ns += longer_ns
-        replica.sequence = self._push(replica.end_ns, replica.finished)
+        self.void.add(sequence)
+        finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns)
+        replica.news = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)

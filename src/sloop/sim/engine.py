@@ -99,10 +99,10 @@ def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a ca
         for action in handle(now_ns, event):
             if append is not None:
                 append(now_ns, action)
-            if type(action) is StartBatch:
-                start_batch(now_ns, action)
-            elif type(action) is End:
+            if type(action) is End:
                 ended += 1
+            elif type(action) is StartBatch:
+                start_batch(now_ns, action)
             else:
                 cluster.obey(now_ns, action)
         if ended == requests and limit_ns != FOREVER_NS:
