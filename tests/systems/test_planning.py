@@ -76,7 +76,7 @@ def test_every_system_settles_on_a_plan(name: str) -> None:
             "cluster": {"nodes": [{"hardware": "c5.4xlarge", "count": 4}]},
         }
     )
-    choice = SystemChoice(name, {"cores": 8} if name == "static" else {})
+    choice = SystemChoice(name, {"cores": 8} if name in ("static", "early-drop") else {})
     busy, idle = need(set_up(application, choice), 60.0), need(set_up(application, choice), 0.0)
     assert busy.feasible, busy.why
     assert busy.cores >= idle.cores

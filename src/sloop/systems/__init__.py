@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sloop.policies.build import Where, known, nowhere
+from sloop.systems.early_drop import EARLY_DROP
 from sloop.systems.fa2_single import FA2_SINGLE
 from sloop.systems.hpa import HPA
 from sloop.systems.kpa import KPA
@@ -12,7 +13,9 @@ from sloop.systems.static import STATIC
 from sloop.systems.system import System
 from sloop.systems.vpa import VPA
 
-SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in (SPONGE, FA2_SINGLE, HPA, KPA, VPA, STATIC)}
+SYSTEMS: Final[Mapping[str, System]] = {
+    system.name: system for system in (SPONGE, FA2_SINGLE, EARLY_DROP, HPA, KPA, VPA, STATIC)
+}
 
 
 def build_system(name: str, parameters: Mapping[str, Any] | None = None, *, where: Where = nowhere) -> System:
