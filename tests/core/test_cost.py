@@ -1,0 +1,105 @@
+"""What the core does for a request and for a replica, counted, so that a regression shows without a clock.
+
+The bounds stand some per cent above what is counted today on CPython 3.11; whoever makes them fail has made every
+request of the live server and of the simulator dearer, and either has a reason to raise them or a line to mend.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from sloop.actions import StartBatch, StartReplica
+from sloop.core import Core
+from sloop.events import WOKE, Finished, ReplicaReady
+from sloop.units import ms, s
+from sloop.vocabulary import Node, ReplicaId
+from tests.core.scene import Scene, plan_of, request
+from tests.counting import calls_of, instructions_of
+
+CALLS_A_REQUEST = 18
+INSTRUCTIONS_A_REQUEST = 850
+CALLS_A_BATCH_OF_EIGHT = 70
+CALLS_A_REPLICA = 65
+
+
+def warm(replicas: int, batch_max: int = 1) -> Scene:
+    """A core whose replicas are ready and idle."""
+    node = Node("n0", "local", cores=float(replicas), memory_bytes=10**9)
+    scene = Scene(plan_of(replicas, batch_max=batch_max), nodes=(node,))
+    begin(scene.core)
+    return scene
+
+
+def begin(core: Core) -> None:
+    """The first heartbeat, and every replica it starts is ready."""
+    for action in core.handle(0, WOKE):
+        if isinstance(action, StartReplica):
+            core.handle(0, ReplicaReady(action.replica))
+
+
+def served(core: Core, count: int, *, together: int = 1, at_ns: int = ms(1)) -> Callable[[], None]:
+    """`count` batches, one after the other, each of requests that come at one instant; ready to be run."""
+    handle = core.handle
+    batches = [[request(batch * together + i, at_ms=at_ns / ms(1)) for i in range(together)] for batch in range(count)]
+
+    def serve() -> None:
+        for *others, last in batches:
+            for other in others:
+                handle(at_ns, other, True)
+            start = handle(at_ns, last)[-1]
+            assert isinstance(start, StartBatch)
+            assert len(start.requests) == together
+            handle(at_ns, Finished(start.batch, start.replica, at_ns))
+
+    return serve
+
+
+def test_a_request_costs_few_calls() -> None:
+    calls = calls_of(served(warm(4).core, 100))
+    assert calls.total() <= 100 * CALLS_A_REQUEST, calls.most_common()
+    asked = {name: count for name, count in calls.items() if name.partition(".")[2] in ("choose", "decide", "key")}
+    assert max(asked.values()) <= 100, f"policies are asked once for each request: {asked}"
+
+
+def test_a_request_costs_few_instructions() -> None:
+    core = warm(4).core
+    served(core, 10)()
+    found = instructions_of(served(core, 100))
+    assert found <= 100 * INSTRUCTIONS_A_REQUEST, f"{found / 100} for each request"
+
+
+def test_a_batch_shares_its_costs() -> None:
+    calls = calls_of(served(warm(4, batch_max=8).core, 100, together=8))
+    assert calls.total() <= 100 * CALLS_A_BATCH_OF_EIGHT, calls.most_common()
+
+
+def test_no_cost_grows_with_idle_replicas() -> None:
+    few, many = (calls_of(served(warm(count).core, 100)).total() for count in (4, 400))
+    assert many <= few + 10
+
+
+def test_starting_replicas_is_linear_in_them() -> None:
+    few, many = (calls_of(partial(warm, count)).total() for count in (50, 400))
+    assert (many - few) / 350 <= CALLS_A_REPLICA
+
+
+def test_a_heartbeat_visits_replicas_only_to_show_them() -> None:
+    few, many = (calls_of(partial(warm(count).core.handle, s(1), WOKE)) for count in (4, 400))
+    shown = Counter({name: count for name, count in many.items() if "view" in name or "<genexpr>" in name})
+    assert (many - shown).total() <= few.total(), many - few
+
+
+def test_memory_does_not_grow_with_requests() -> None:
+    """One request a second for longer than any window that is kept, then as long again."""
+    scene, blocks = warm(1), []
+    core = scene.core
+    for second in range(1, 1_801):
+        core.handle(s(second), WOKE)
+        served(core, 1, at_ns=s(second))()
+        if second in (900, 1_800):
+            scene.script.seen.clear()
+            scene.beliefs["only", "a"].observed.clear()
+            blocks.append(sys.getallocatedblocks())
+    assert blocks[1] - blocks[0] < 200
+    assert core.state.stages["only"].replicas[ReplicaId(0)].batches == 1_800

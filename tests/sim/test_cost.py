@@ -1,0 +1,86 @@
+"""What a simulated request costs, counted: events, decisions, calls, instructions, memory. Bounds as in `tests.core`.
+
+The bounds stand some per cent above what is counted today on CPython 3.11.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sloop.arrivals import trace_of
+from sloop.log import Record
+from sloop.sim import World, simulate
+from sloop.units import ms, s
+from tests.counting import calls_of, instructions_of
+from tests.sim.scene import WORK_CONSERVING, world
+
+CALLS_A_REQUEST = {"plain": 20, "checked": 39}
+INSTRUCTIONS_A_REQUEST = {"plain": 1_120, "checked": 1_850}
+POLICIES = ("Open.retry_after_ns", "Fifo.key", "Never.is_hopeless", "WorkConserving.decide")
+
+
+def quiet(requests: int, *, every_ns: int = ms(20), replicas: int = 4, **changes: Any) -> World:
+    """Requests at equal distances, each served alone by the first of some replicas before the next one comes."""
+    trace = trace_of(range(0, requests * every_ns, every_ns), name="equal", provenance="assumed: for counting")
+    system = WORK_CONSERVING | {"replicas": replicas, "cores": 1.0}
+    made = world(system=system, trace={"kind": "poisson", "rate": 1}, cores=float(replicas), slo_ms=1e6, **changes)
+    return replace(made, trace=trace, duration_ns=requests * every_ns, faults=made.faults)
+
+
+def each(counted: Sequence[int]) -> float:
+    """What one more request costs, from runs of 500 and of 1,500: setting up falls out."""
+    return (counted[1] - counted[0]) / 1_000
+
+
+def test_a_request_is_two_events_and_heartbeats_come_once_a_second() -> None:
+    played = simulate(quiet(1_500)).played
+    assert played.requests == 1_500
+    assert played.events <= 2 * 1_500 + 2 * 30 + 10
+
+
+@pytest.mark.parametrize("style", ["plain", "checked"])
+def test_a_request_costs_few_calls(style: str) -> None:
+    short, long = (calls_of(partial(simulate, quiet(n), checkers=style == "checked")) for n in (500, 1_500))
+    found = each((short.total(), long.total()))
+    assert found <= CALLS_A_REQUEST[style], f"{found} for each request: {(long - short).most_common(40)}"
+    assert {name: each((short[name], long[name])) for name in POLICIES} == pytest.approx(dict.fromkeys(POLICIES, 1.0))
+
+
+@pytest.mark.parametrize("style", ["plain", "checked"])
+def test_a_request_costs_few_instructions(style: str) -> None:
+    short, long = (instructions_of(partial(simulate, quiet(n), checkers=style == "checked")) for n in (500, 1_500))
+    assert each((short, long)) <= INSTRUCTIONS_A_REQUEST[style]
+
+
+def test_a_request_costs_the_same_among_many_replicas() -> None:
+    """Enough of them for each request to be served alone, and one heartbeat, which shows every replica to the policy; nothing else visits them all."""
+
+    def cost(replicas: int) -> float:
+        worlds = [quiet(requests, replicas=replicas, every_ns=ms(1)) for requests in (500, 1_500)]
+        return each([calls_of(partial(simulate, each_world, checkers=False)).total() for each_world in worlds])
+
+    assert cost(400) <= cost(40) + 3.0
+
+
+@dataclass
+class Blocks:
+    """A sink that takes down how many blocks of memory are in use at these instants."""
+
+    at_ns: Sequence[int]
+    seen: list[int] = field(default_factory=list)
+
+    def append(self, now_ns: int, record: Record) -> None:
+        if len(self.seen) < len(self.at_ns) and now_ns >= self.at_ns[len(self.seen)]:
+            self.seen.append(sys.getallocatedblocks())
+
+
+@pytest.mark.parametrize("checkers", [False, True])
+def test_memory_does_not_grow_with_the_length_of_a_run(checkers: bool) -> None:
+    """Four requests a second for longer than any window that is kept, then twice as long; some are made ahead."""
+    blocks = Blocks((s(800), s(2_400)))
+    simulate(quiet(10_000, every_ns=ms(250)), [blocks], checkers=checkers)
+    assert blocks.seen[1] - blocks.seen[0] < 2_000, "6,400 requests between the two"
