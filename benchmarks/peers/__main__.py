@@ -42,7 +42,7 @@ Load is set against a loop around the bare runtime on one thread. The limit is a
 nothing, with nothing beside it, that refuses at once what it could not answer in time. The square wave has
 {open_loop.BURST:g} and {2 - open_loop.BURST:g} times its mean in turn, {open_loop.PERIOD_S / 2:g} s each. A request
 without an answer after {TIMEOUT_S:g} s has failed. Each peer's admission limit was swept and its best setting for each
-load taken; LitServe and MLServer have none; sloop's is what it decides from the deadline and its profile."""
+load taken (none at all, the default of most, ends as LitServe does); LitServe and MLServer have none; sloop's is what it decides from the deadline and its profile."""
 
 
 def chosen(only: str, peers: Sequence[Peer]) -> list[Peer]:
@@ -127,7 +127,7 @@ def open_loops(folder: Path, peers: list[Peer], given: Namespace) -> None:
             loads=QUICK_LOADS if given.quick else LOADS,
             swept=QUICK_LOADS if given.quick else swept,
             waves=waves[:1] if given.quick else waves,
-            seconds=3.0 if given.quick else 6.0,
+            seconds=2.5 if given.quick else 5.0,
             rounds=given.repeat,
             seed=given.seed,
             folder=folder,

@@ -25,7 +25,7 @@ from sloop.load.result import LoadResult
 
 BURST: Final = 1.6
 """The square wave's high, over its mean; its low is as far below."""
-PERIOD_S: Final = 3.0
+PERIOD_S: Final = 2.5
 WARM: Final = 0.5
 """Load of the warming up."""
 WARM_S: Final = 2.0

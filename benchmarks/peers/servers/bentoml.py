@@ -1,7 +1,7 @@
 """BentoML: Starlette and an adaptive batcher that learns what a batch takes.
 
 Its two limits: `max_concurrency` (429 beyond it), and `max_latency_ms`, by which the batcher gives up requests that it
-believes to be late (503).
+believes to be late (503). Neither is set by default.
 """
 
 from collections.abc import Mapping
@@ -43,9 +43,8 @@ class BentoML:
 
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
         return {
-            "default (none)": {},
             f"max_latency {slo_ms * 0.7:g} ms": {LATENCY: slo_ms * 0.7},
-            f"max_concurrency {queue // 2}": {CONCURRENCY: queue // 2},
+            f"max_concurrency {queue // 8 + 1}": {CONCURRENCY: queue // 8 + 1},
         }
 
 

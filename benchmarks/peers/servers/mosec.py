@@ -1,4 +1,7 @@
-"""mosec: a Rust server before Python workers. It has a bound on requests inside (429) and a timeout for each (408)."""
+"""mosec: a Rust server before Python workers. It has a bound on requests inside (429) and a timeout for each (408).
+
+By default 1,024 requests and three seconds.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,9 +47,7 @@ class Mosec:
         return plain_json("/inference", case, row)
 
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
-        """Its own default holds 1,024."""
         return {
-            "default (1,024 inside)": {},
             f"timeout {slo_ms:g} ms": {TIMEOUT: slo_ms},
             f"capacity {queue // 2}": {CAPACITY: queue // 2},
             f"capacity {queue // 4}": {CAPACITY: queue // 4},

@@ -1,7 +1,7 @@
 """Ray Serve: a proxy process before replicas that are actors of a Ray cluster, here of this machine alone.
 
 Its limits: `max_ongoing_requests` at a replica (5 by default, which its guide on batching says to raise to the batch at
-least) and `max_queued_requests` at the proxy (503 beyond it).
+least) and `max_queued_requests` at the proxy (503 beyond it), without one by default.
 """
 
 from collections.abc import Mapping
@@ -43,9 +43,8 @@ class RayServe:
 
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
         return {
-            "default (no queue limit)": {},
             f"queued {queue // 2}": {QUEUED: queue // 2},
-            f"ongoing 4, queued {queue // 2}": {ONGOING: 4, QUEUED: queue // 2},
+            "ongoing 4, queued 4": {ONGOING: 4, QUEUED: 4},
         }
 
 

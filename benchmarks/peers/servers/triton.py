@@ -48,8 +48,7 @@ class Triton:
 
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
         return {
-            "default (none)": {},
-            f"queue {queue // 2}": {SIZE: queue // 2},
+            f"queue {queue // 8 + 1}": {SIZE: queue // 8 + 1},
             f"waits at most {slo_ms / 2:g} ms": {TIMEOUT: slo_ms * 500},
         }
 
