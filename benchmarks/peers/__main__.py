@@ -42,7 +42,8 @@ Load is set against a loop around the bare runtime on one thread. The limit is a
 nothing, with nothing beside it, that refuses at once what it could not answer in time. The square wave has
 {open_loop.BURST:g} and {2 - open_loop.BURST:g} times its mean in turn, {open_loop.PERIOD_S / 2:g} s each. A request
 without an answer after {TIMEOUT_S:g} s has failed. Each peer's admission limit was swept and its best setting for each
-load taken (none at all, the default of most, ends as LitServe does); LitServe and MLServer have none; sloop's is what it decides from the deadline and its profile."""
+load taken (none at all, the default of most, ends as LitServe does); LitServe and MLServer have none to be set; sloop's
+is what it decides from the deadline and its profile."""
 
 
 def chosen(only: str, peers: Sequence[Peer]) -> list[Peer]:
