@@ -152,7 +152,7 @@ def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
     with ours, theirs:
         thread = threading.Thread(target=answer)
         thread.start()
-        assert len(time_runs(ours, b"data", 5, 0)) == 20
+        assert len(time_runs(ours, None, [memoryview(b"data")], 5, 0)) == 20
         thread.join()
     assert runs == [b"data"] * 21  # one to warm up
 
@@ -162,7 +162,7 @@ def test_a_process_that_hangs_up_is_noticed() -> None:
     with ours:
         theirs.close()
         with pytest.raises(OSError, match=r"closed|pipe|reset"):
-            time_runs(ours, b"data", 5, 0)
+            time_runs(ours, None, [memoryview(b"data")], 5, 0)
 
 
 def test_fits_only_what_the_points_suffice_for() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.serve.frames import Head, Kind, ProtocolError, pack_table, unpack_table
 from sloop.serve.transport import Channel, socket_pair
-from sloop.serve.worker import ALIGNMENT, MILLIONTHS, Desk, Worker
+from sloop.serve.worker import MILLIONTHS, Desk, Worker
+from sloop.shared import ALIGNMENT, SharedMemory, lay_out
 
 pytestmark = pytest.mark.live
 
@@ -163,11 +165,27 @@ def test_the_desk_is_aligned_reused_and_grows() -> None:
     assert large.shape == (1000,)
 
 
+def test_what_is_shared_is_found_where_it_was_laid_out() -> None:
+    shared = SharedMemory.make()
+    if shared is None:
+        pytest.skip("this system has no anonymous memory to share")
+    with closing(shared):
+        pieces = unpack_table(pack_table([[("UINT8", (3,)), ("FP32", (2, 2))]]), None)[0]
+        size = lay_out(shared, [[b"a", b"bc"], [bytes(16)]])
+        first, second = Desk(SharedMemory(shared.fd)).found(pieces, size)
+        assert (first.tobytes(), second.tolist()) == (b"abc", [[0, 0], [0, 0]])
+        assert second.ctypes.data % ALIGNMENT == 0
+        with pytest.raises(ProtocolError, match="the frame says 1"):
+            Desk(shared).found(pieces, 1)
+    with pytest.raises(ProtocolError, match="of shared memory"):
+        Desk().found(pieces, size)
+
+
 def test_an_orphan_does_not_start() -> None:
     """Its parent, process 1 at best, is not who the arguments say."""
     ours, theirs = socket_pair()
     with ours, theirs:
-        arguments = [str(theirs.fileno()), str(os.getpid() + 1), "fake:sleep:0:0", "1", "0"]
+        arguments = [str(theirs.fileno()), str(os.getpid() + 1), "fake:sleep:0:0", "1", "0", "-1"]
         ended = subprocess.run(
             [sys.executable, "-m", "sloop.serve.worker", *arguments],
             pass_fds=[theirs.fileno()],
@@ -179,7 +197,8 @@ def test_an_orphan_does_not_start() -> None:
 
 def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) -> None:
     ours, theirs = socket_pair()
-    command = [sys.executable, "-m", "sloop.serve.worker", str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4"]
+    arguments = [str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4", "-1"]
+    command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = Channel(ours)

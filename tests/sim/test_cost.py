@@ -57,7 +57,7 @@ def test_a_request_costs_few_instructions(style: str) -> None:
 
 
 def test_a_request_costs_the_same_among_many_replicas() -> None:
-    """Enough of them for each request to be served alone, and one heartbeat, which shows every replica to the policy; nothing else visits them all."""
+    """Enough of them to serve each request alone; the one heartbeat shows them all, nothing else visits them."""
 
     def cost(replicas: int) -> float:
         worlds = [quiet(requests, replicas=replicas, every_ns=ms(1)) for requests in (500, 1_500)]

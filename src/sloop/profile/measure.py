@@ -35,6 +35,7 @@ from sloop.profile.profile import Fit, Profile
 from sloop.profile.sample import Sample, sample_of
 from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Done, Message, Refused, receive_into
 from sloop.profile.store import digest
+from sloop.shared import SHARED_BYTES_MIN, SharedMemory, lay_out
 from sloop.tensor import Signature, bytes_of
 from sloop.units import NS_PER_MS, NS_PER_S
 
@@ -138,12 +139,14 @@ def measure_on(
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-    command = [sys.executable, "-m", "sloop.profile.stopwatch", str(theirs.fileno())]
+    shared = SharedMemory.make()
+    command = [sys.executable, "-m", "sloop.profile.stopwatch", str(theirs.fileno()), str(shared.fd if shared else -1)]
     # Threads of BLAS, which numpy would start, would take the measured cores' time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    pipe, fds = subprocess.PIPE, (theirs.fileno(),)
+    pipe, fds = subprocess.PIPE, (theirs.fileno(), *([shared.fd] if shared else []))
     begin_ns = perf_counter_ns()
     with (
+        contextlib.closing(shared) if shared else contextlib.nullcontext(),
         ours,
         subprocess.Popen(
             command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, pass_fds=fds
@@ -155,7 +158,7 @@ def measure_on(
             if _line(process) != READY:
                 raise _died(process, "before it began")
             start_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            take = partial(time_runs, ours, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
+            take = partial(time_runs, ours, shared, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
             for found in _talk(process, assignment, signature, take, limit):
                 yield found if isinstance(found, Sample) else structs.replace(found, load_ms=found.load_ms + start_ms)
         except OSError as error:  # the socket closes when the process dies
@@ -168,7 +171,7 @@ def _talk(
     process: "subprocess.Popen[bytes]",
     assignment: Assignment,
     signature: Signature,
-    take: Callable[[bytes, int], list[int]],
+    take: Callable[[Sequence[memoryview], int], list[int]],
     limit: Limit,
 ) -> Iterator[Sample | Done]:
     assert process.stdin is not None
@@ -184,20 +187,33 @@ def _talk(
                 yield message
                 return
             inputs = synthesise(signature, input_shapes(signature, message.batch, assignment.shapes, where=""))
-            runs_ns = take(b"".join(map(bytes_of, inputs.values())), message.output_bytes)
+            runs_ns = take([bytes_of(array) for array in inputs.values()], message.output_bytes)
             yield sample_of(message.batch, assignment.cores, runs_ns)
     raise _died(process, f"on {assignment.cores:g} cores")
 
 
 def time_runs(
-    sock: socket.socket, inputs: bytes, output_bytes: int, budget_ns: int, runs_min: int = RUNS_MIN
+    sock: socket.socket,
+    shared: SharedMemory | None,
+    inputs: Sequence[memoryview],
+    output_bytes: int,
+    budget_ns: int,
+    runs_min: int = RUNS_MIN,
 ) -> list[int]:
-    """Durations in ns of runs that follow each other within the budget, after warm-up; at least `runs_min` of them."""
-    order, outputs = RUN + inputs, memoryview(bytearray(output_bytes))
+    """Durations in ns of runs that follow each other within the budget, after warm-up; at least `runs_min` of them.
+
+    Inputs go the way that a replica's do: large ones through shared memory.
+    """
+    order, outputs = b"".join((RUN, *inputs)), memoryview(bytearray(output_bytes))
+    is_shared = shared is not None and len(order) - len(RUN) >= SHARED_BYTES_MIN
 
     def run_ns() -> int:
         begin_ns = perf_counter_ns()
-        sock.sendall(order)
+        if is_shared and shared is not None:
+            lay_out(shared, [[array] for array in inputs])
+            sock.sendall(RUN)
+        else:
+            sock.sendall(order)
         receive_into(sock, outputs)
         return perf_counter_ns() - begin_ns
 

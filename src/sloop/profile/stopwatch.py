@@ -1,9 +1,10 @@
-"""The process that is measured: `python -m sloop.profile.stopwatch FD` loads one model and runs batches on demand.
+"""The process that is measured: `python -m sloop.profile.stopwatch FD SHARED` loads a model and runs batches on demand.
 
 Promises to do nothing before it is told to go, so that the parent can confine it first, and to take each batch's bytes
-from the socket FD and to give the outputs' bytes back, as a replica does: moving them costs the replica's cores too.
-Speaks JSON lines: an `Assignment` in; `ready`, a `Cell` per batch size, then `Done` or `Refused` out. After a `Cell`
-the socket carries `RUN` and the inputs for every run, the outputs back, and `ENOUGH` in the end.
+from the socket FD, large ones from the memory SHARED, and to give the outputs' bytes back, as a replica does: moving
+them costs the replica's cores too. Speaks JSON lines: an `Assignment` in; `ready`, a `Cell` per batch size, then `Done`
+or `Refused` out. After a `Cell` the socket carries `RUN` and the inputs, unless they are shared, for every run, the
+outputs back, and `ENOUGH` in the end.
 """
 
 import os
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from sloop.errors import InputError
 from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
+from sloop.shared import SHARED_BYTES_MIN, SharedMemory, places
 from sloop.tensor import bytes_of
 from sloop.units import NS_PER_MS
 
@@ -77,7 +79,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     assignment = msgspec.json.decode(line, type=Assignment)
     try:
-        for message in run_all(assignment, socket.socket(fileno=int(arguments[0]))):
+        fd, memory = map(int, arguments)
+        shared = SharedMemory(memory) if memory >= 0 else None
+        for message in run_all(assignment, socket.socket(fileno=fd), shared):
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except InputError as error:
@@ -85,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         out.flush()
 
 
-def run_all(assignment: Assignment, sock: socket.socket) -> Iterator[Message]:
+def run_all(assignment: Assignment, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
     """Each batch size in turn, for as long as the other end of the socket wants, then what loading took."""
     path = Path(assignment.model)
     before_bytes = resident_bytes()
@@ -102,18 +106,38 @@ def run_all(assignment: Assignment, sock: socket.socket) -> Iterator[Message]:
             raise InputError(f"a batch of {batch} fails: {reason}", help="measure smaller batches") from error
         load_ms = load_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
         yield Cell(batch, sum(map(len, map(bytes_of, outputs))))
-        run_on_demand(session, inputs, sock)
+        run_on_demand(session, inputs, sock, shared)
     yield Done(assignment.cores, load_ms, max(0, resident_bytes() - before_bytes))
 
 
-def run_on_demand(session: Any, inputs: Mapping[str, Array], sock: socket.socket) -> None:  # noqa: ANN401
+def run_on_demand(
+    session: Any,  # noqa: ANN401
+    inputs: Mapping[str, Array],
+    sock: socket.socket,
+    shared: SharedMemory | None,
+) -> None:
     """Take inputs, run, give outputs, until it is enough."""
     memory = [bytes_of(array) for array in inputs.values()]
+    is_shared = shared is not None and sum(map(len, memory)) >= SHARED_BYTES_MIN
     while sock.recv(1) == RUN:
-        for view in memory:
-            receive_into(sock, view)
+        if is_shared:
+            inputs = found(inputs, shared)
+        else:
+            for view in memory:
+                receive_into(sock, view)
         for output in session.run(None, inputs):
             sock.sendall(bytes_of(output))
+
+
+def found(alike: Mapping[str, Array], shared: SharedMemory | None) -> dict[str, Array]:
+    """Arrays of the same types and shapes, where the other side has laid them out."""
+    assert shared is not None
+    starts, size = places(array.nbytes for array in alike.values())
+    memory = shared.seen(size)
+    return {
+        name: np.frombuffer(memory, array.dtype, array.size, start).reshape(array.shape)
+        for (name, array), start in zip(alike.items(), starts, strict=True)
+    }
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:

@@ -44,7 +44,8 @@ class Kind(IntEnum):
     """What a frame says. `subject` and `value` are its two numbers."""
 
     RUN = 1
-    """To a worker: run batch `subject`."""
+    """To a worker: run batch `subject`. Its tensors are the payload or, where `value` is not 0, lie in the first
+    `value` bytes of the shared memory, at their `sloop.shared.places`."""
     RESIZE = 2
     """To a worker: `subject` threads and a duty cycle of `value` millionths from the next batch on."""
     STOP = 3
@@ -128,8 +129,11 @@ def pack_table(passes: Sequence[Sequence[tuple[str, Shape]]]) -> bytes:
     return table
 
 
-def unpack_table(table: bytes, payload_bytes: int) -> list[list[Piece]]:
-    """Read a table; raise `ProtocolError` where it is malformed or its tensors do not fill the payload exactly."""
+def unpack_table(table: bytes, payload_bytes: int | None) -> list[list[Piece]]:
+    """Read a table; raise `ProtocolError` where it is malformed or its tensors do not fill the payload exactly.
+
+    None for a frame whose tensors are not in its payload.
+    """
     try:
         passes, width = _COUNTS.unpack_from(table)
         offset = _COUNTS.size
@@ -146,6 +150,6 @@ def unpack_table(table: bytes, payload_bytes: int) -> list[list[Piece]]:
     except (LayoutError, IndexError) as error:
         raise ProtocolError(f"a table of {len(table)} B is malformed: {error}") from error
     told = sum(piece.size_bytes for row in found for piece in row)
-    if offset != len(table) or told != payload_bytes:
+    if offset != len(table) or (payload_bytes is not None and told != payload_bytes):
         raise ProtocolError(f"a table describes {told} B in {offset} B; the frame has {payload_bytes} in {len(table)}")
     return found

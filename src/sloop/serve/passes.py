@@ -10,18 +10,23 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from sloop.serve.frames import ProtocolError, Shape, pack_table, unpack_table
+from sloop.shared import Buffer
 from sloop.tensor import Signature, Tensor
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Joined(Struct, frozen=True, gc=False):
     """A batch ready to be sent: its table and payload, and for each pass which requests it holds with how many rows."""
 
     table: bytes
-    payload: list[Buffer]
+    payload: list[list[Buffer]]
+    """Per tensor of the table, the parts it is joined of."""
     members: list[list[tuple[int, int]]]
     """Per pass, (index of the request in the batch, its rows)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(len(part) for parts in self.payload for part in parts)
 
 
 def is_batchable(signature: Signature) -> bool:
@@ -42,7 +47,7 @@ def join(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Joined:
             by_shape.setdefault(key, []).append(index)
         groups = list(by_shape.values())
     described: list[list[tuple[str, Shape]]] = []
-    payload: list[Buffer] = []
+    payload: list[list[Buffer]] = []
     members: list[list[tuple[int, int]]] = []
     for group in groups:
         rows = [_rows(requests[index]) for index in group]
@@ -52,8 +57,7 @@ def join(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Joined:
         else:
             total = sum(rows)
             described.append([(tensor.datatype, (total, *tensor.shape[1:])) for tensor in first])
-        for place in range(len(first)):
-            payload.extend(requests[index][place].data for index in group)
+        payload.extend([requests[index][place].data for index in group] for place in range(len(first)))
         members.append(list(zip(group, rows, strict=True)))
     return Joined(pack_table(described), payload, members)
 

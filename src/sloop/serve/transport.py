@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final
 
 from sloop.serve.frames import HEADER, Frame, Head, Kind, ProtocolError, pack_head, unpack_head
+from sloop.shared import Buffer
 
 SCRATCH_BYTES: Final = 64 * 1024
 """Holds any header and table, and with them most answers, so that one receive takes in a whole frame."""
@@ -23,8 +24,6 @@ SOCKET_BYTES: Final = 4 << 20
 
 CLOSED: Final = "its socket closed"
 """Why a link ends where the peer just went."""
-
-Buffer = bytes | bytearray | memoryview
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -1,8 +1,8 @@
 """The worker: one process, one replica. Reads batches from its socket, runs the model, writes the answers.
 
-`python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED`, started by a backend; never by hand. Promises that
-it never outlives the server (Linux: parent death signal, otherwise the socket's end), that each batch is answered once,
-that its input memory is reused, and that on a malformed frame it dies with a message rather than guess.
+`python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED SHARED`, started by a backend; never by hand. Promises
+that it never outlives the server (Linux: parent death signal, otherwise the socket's end), that each batch is answered
+once, that its input memory is reused, and that on a malformed frame it dies with a message rather than guess.
 Threads equal what the last resize asked, from the next batch on; sessions for other thread counts are made in the
 background, and until one is ready batches run on the nearest. Where cores are withheld by no one else (a fall-back
 actuator), the duty cycle withholds them here: after computing for t it rests for t·(1/duty − 1).
@@ -26,49 +26,61 @@ import numpy as np
 from sloop.serve.frames import Head, Kind, Piece, ProtocolError, pack_table, unpack_table
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
 from sloop.serve.transport import Channel
+from sloop.shared import ALIGNMENT, SharedMemory, places
 from sloop.tensor import NUMPY_TYPES, bytes_of
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """Steps of a cold start; a STEP frame's subject is an index into this."""
 
-ALIGNMENT: Final = 64
-"""A cache line: tensors begin at multiples of it, as vector instructions like it."""
 MILLIONTHS: Final = 1_000_000
 PR_SET_PDEATHSIG: Final = 1
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
 class Desk:
-    """The memory batches are received into: grown to the largest batch seen, then reused."""
+    """Where a batch's tensors lie: in memory of its own, grown to the largest batch seen and reused, or in that which
+    is shared with the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedMemory | None = None) -> None:
         self._memory = np.empty(0, np.uint8)
+        self._shared = shared
 
     def lay_out(self, pieces: Sequence[Piece]) -> list[Array]:
-        """An array for each piece, none overlapping; valid until the next call."""
-        starts, end = [], 0
-        for piece in pieces:
-            starts.append(end)
-            end += -(-piece.size_bytes // ALIGNMENT) * ALIGNMENT
-        if end + ALIGNMENT > len(self._memory):
-            self._memory = np.empty(end + ALIGNMENT, np.uint8)
+        """An array to be filled for each piece, none overlapping; valid until the next call."""
+        starts, size = places(piece.size_bytes for piece in pieces)
+        if size + ALIGNMENT > len(self._memory):
+            self._memory = np.empty(size + ALIGNMENT, np.uint8)
         base = -self._memory.ctypes.data % ALIGNMENT
-        return [
-            np.frombuffer(self._memory, NUMPY_TYPES[piece.datatype], prod(piece.shape), base + start).reshape(
-                piece.shape
-            )
-            for piece, start in zip(pieces, starts, strict=True)
-        ]
+        return _arrays(self._memory.data[base:], pieces, starts)
+
+    def found(self, pieces: Sequence[Piece], size: int) -> list[Array]:
+        """The arrays that the server has laid out in `size` bytes of shared memory; valid until it is answered."""
+        starts, told = places(piece.size_bytes for piece in pieces)
+        if self._shared is None or told != size:
+            raise ProtocolError(f"a table describes {told} B of shared memory; the frame says {size}")
+        try:
+            return _arrays(self._shared.seen(size), pieces, starts)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+
+
+def _arrays(memory: memoryview, pieces: Sequence[Piece], starts: Sequence[int]) -> list[Array]:
+    return [
+        np.frombuffer(memory, NUMPY_TYPES[piece.datatype], prod(piece.shape), start).reshape(piece.shape)
+        for piece, start in zip(pieces, starts, strict=True)
+    ]
 
 
 class Worker:
     """Serves one model over one socket until it is told to stop or the server is gone."""
 
-    def __init__(self, channel: Channel, model: str, threads: int, prepared: int = 0) -> None:
+    def __init__(
+        self, channel: Channel, model: str, threads: int, prepared: int = 0, shared: SharedMemory | None = None
+    ) -> None:
         self._channel, self._model = channel, model
         self._threads, self._prepared = threads, prepared
         self._duty = 1.0
-        self._desk = Desk()
+        self._desk = Desk(shared)
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -116,11 +128,16 @@ class Worker:
         self._channel.send(Kind.RESIZED, head.subject)
 
     def _run(self, runtime: Runtime, head: Head, table: bytes) -> None:
-        passes = unpack_table(table, head.payload_bytes)
+        is_shared = head.value != 0
+        passes = unpack_table(table, None if is_shared else head.payload_bytes)
         width = len(passes[0]) if passes else 0
-        inputs = self._desk.lay_out([piece for row in passes for piece in row])
-        for array in inputs:
-            self._channel.receive_into(bytes_of(array))
+        pieces = [piece for row in passes for piece in row]
+        if is_shared:
+            inputs = self._desk.found(pieces, head.value)
+        else:
+            inputs = self._desk.lay_out(pieces)
+            for array in inputs:
+                self._channel.receive_into(bytes_of(array))
         started_ns = time.monotonic_ns()
         try:
             outputs = [
@@ -152,13 +169,16 @@ def die_with(parent: int) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Entry of the process: see the module's text for its arguments."""
-    fd, parent, model, threads, prepared = arguments
+    fd, parent, model, threads, prepared, memory = arguments
     die_with(int(parent))
     for number in (signal.SIGTERM, signal.SIGINT):  # a service manager sends them to all processes: the server drains
         signal.signal(number, signal.SIG_IGN)
-    os.set_inheritable(int(fd), False)
+    for inherited in (int(fd), int(memory)):
+        if inherited >= 0:
+            os.set_inheritable(inherited, False)
+    shared = SharedMemory(int(memory)) if int(memory) >= 0 else None
     with socket.socket(fileno=int(fd)) as sock, contextlib.suppress(ConnectionError):  # the server has gone: so do we
-        Worker(Channel(sock), model, int(threads), int(prepared)).serve()
+        Worker(Channel(sock), model, int(threads), int(prepared), shared).serve()
 
 
 if __name__ == "__main__":

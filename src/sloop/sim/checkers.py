@@ -17,7 +17,10 @@ from sloop.sim.books import Books, OpenRequest, Rooms, TrackedReplica
 from sloop.units import to_ms
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request
 
-ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+SERVED: Final = Outcome.SERVED
+LATE: Final = Outcome.LATE
+REJECTED: Final = Outcome.REJECTED
+ANSWERED: Final = (SERVED, LATE)
 EVENT_TYPES: Final = frozenset(EVENTS)
 
 
@@ -191,11 +194,11 @@ class Checkers:
         if (entry.done >= self._books.sinks) is not (outcome in ANSWERED):
             self._fail(f"{outcome} after stages {sorted(entry.done)}")
         in_time = self._now_ns <= entry.request.deadline_ns
-        if outcome is Outcome.SERVED and not in_time:
+        if outcome is SERVED and not in_time:
             self._fail("served, after its deadline")
-        if outcome is Outcome.LATE and in_time:
+        if outcome is LATE and in_time:
             self._fail("late, before its deadline")
-        if outcome is Outcome.REJECTED and self._event is not entry.request:
+        if outcome is REJECTED and self._event is not entry.request:
             self._fail("rejected, but not at the door")
 
     def _start_replica(self, order: StartReplica) -> None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from sloop.errors import MachineError
@@ -28,6 +29,7 @@ from sloop.serve.frames import Frame, Kind, ProtocolError
 from sloop.serve.passes import Joined, cut, is_batchable, join
 from sloop.serve.transport import CLOSED, Link, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS
+from sloop.shared import SHARED_BYTES_MIN, SharedMemory, lay_out
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
@@ -53,6 +55,7 @@ class _Replica:
         self.batchable = not servable.obstacle and is_batchable(servable.signature)
         self.process: subprocess.Popen[bytes] | None = None
         self.link: Link | None = None
+        self.shared: SharedMemory | None = None
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
         self.batch: BatchId | None = None
@@ -151,7 +154,10 @@ class LocalBackend:
             self._tell(BatchFailed(batch, replica, str(error)))
             return
         found.batch, found.joined = batch, joined
-        found.link.send(Kind.RUN, batch, 0, joined.table, joined.payload)
+        if found.shared is not None and joined.size_bytes >= SHARED_BYTES_MIN:
+            found.link.send(Kind.RUN, batch, lay_out(found.shared, joined.payload), joined.table)
+        else:
+            found.link.send(Kind.RUN, batch, 0, joined.table, list(chain.from_iterable(joined.payload)))
 
     async def close(self) -> None:
         self._listener = None
@@ -175,13 +181,16 @@ class LocalBackend:
                 lambda why: self._on_end(replica, why),
             )
             expected = Grant(cores)
-            arguments = (theirs.fileno(), os.getpid(), replica.servable.model, expected.threads, self._threads_prepared)
+            replica.shared = SharedMemory.make()
+            fds = [theirs.fileno(), *([replica.shared.fd] if replica.shared else [])]
+            own = (theirs.fileno(), os.getpid(), replica.servable.model, expected.threads, self._threads_prepared)
+            arguments = (*own, replica.shared.fd if replica.shared else -1)
             replica.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sloop.serve.worker", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print must not end up in our own output
                 env=os.environ | ONE_THREAD,
-                pass_fds=[theirs.fileno()],
+                pass_fds=fds,
                 start_new_session=True,
             )
         replica.cores = cores
@@ -225,6 +234,8 @@ class LocalBackend:
             return
         if process is not None:
             self._actuator.release(process.pid)
+        if replica.shared is not None:
+            replica.shared.close()
         del self._replicas[replica.id]
         if replica.is_stopping:
             self._tell(ReplicaStopped(replica.id))
