@@ -27,10 +27,12 @@ from tests.sim.theory.queues import wait_many_s
 
 PEERS: Final = Environment("sim", ("simpy==4.1.2", "salabim==26.0.9"))
 SERVERS: Final = {MANY_SERVERS: 8, BATCHING: 4}
-CHECKED: Final = 1_000_000
+CHECKED: Final = 500_000
 """Requests of the runs whose waits are compared."""
-APART_MAX: Final = 0.1
+APART_MAX: Final = 0.15
 """Of two sides' mean waits, at that length; successive waits are far from independent."""
+LONG: Final = 1_000_000
+"""Runs of so many requests are made once."""
 MIB: Final = 2**20
 RUN_S_MAX: Final = 900
 
@@ -148,7 +150,7 @@ def along(side: Side, cases: Sequence[tuple[int, int, int]], seed: int, rounds: 
         say(f"{side.name}: {requests:,} requests, {servers:,} servers, {busy:,} busy")
         runs = [
             run(side, MANY_SERVERS, requests, servers=servers, busy=busy, seed=seed + number)
-            for number in range(rounds if requests <= 10**6 else 1)
+            for number in range(rounds if requests < LONG else 1)
         ]
         found.append(sorted(runs, key=lambda run: run.each_us)[len(runs) // 2])
     return found
@@ -176,7 +178,7 @@ def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
     counts = (1, 10, 100, 1_000) if quick else (1, 10, 100, 1_000, 10_000)
     requests = 50_000 if quick else 500_000
     idle = Side("sloop, load for ten of them", OURS.program)
-    loaded = [(requests, count, count) for count in counts]
+    loaded = [(max(requests, 100 * count), count, count) for count in counts]
     few = [(requests // 5, count, min(count, 10)) for count in counts]
     seen = {
         OURS: along(OURS, loaded, seed, rounds),
@@ -228,8 +230,8 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
         f"Two queues at a load of {LOAD:g}. M/M/8: exponential service of mean {1e3 * SERVICE_S:g} ms, first come "
         "first served. Batching: four servers that take what waits, up to 8, urgent requests before patient ones, a "
         "batch of b in (10 + 2b) ms × an exponential factor; in sloop, two deadlines under earliest deadline first. "
-        "sloop runs the core and the policies that a live server runs, a decision for each event; the others run the two queues "
-        "written for the purpose, in the ways named. Each run a process of its own, processor seconds from building "
+        "sloop runs the core and the policies that a live server runs, a decision for each event; the others run the two "
+        "queues written for the purpose, in the ways named. Each run a process of its own, processor seconds from building "
         f"the model to its end, medians of {rounds} rounds in which every side ran once; same interpreter for all.",
         "All sides simulate the same queue, mean waits in ms:",
         table(
@@ -240,8 +242,8 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
     for queue, title in ((MANY_SERVERS, "M/M/8"), (BATCHING, "Batches of two priorities")):
         rows = compared(queue, requests, rounds, given.seed)
         parts += [f"{title}, {requests:,} requests (salabim's manual style: a twentieth):", table(columns, rows)]
-    long, long_figure = against_requests(given.quick, given.seed, min(rounds, 3))
-    wide, wide_figure = against_replicas(given.quick, given.seed, min(rounds, 3))
+    long, long_figure = against_requests(given.quick, given.seed, min(rounds, 2))
+    wide, wide_figure = against_replicas(given.quick, given.seed, min(rounds, 2))
     parts += ["Cost against the number of requests:", long, "Cost against the number of replicas:", wide]
     return "\n\n".join(parts), [long_figure, wide_figure]
 
