@@ -230,9 +230,9 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
         f"Two queues at a load of {LOAD:g}. M/M/8: exponential service of mean {1e3 * SERVICE_S:g} ms, first come "
         "first served. Batching: four servers that take what waits, up to 8, urgent requests before patient ones, a "
         "batch of b in (10 + 2b) ms × an exponential factor; in sloop, two deadlines under earliest deadline first. "
-        "sloop runs the core and the policies that a live server runs, a decision for each event; the others run the two "
-        "queues written for the purpose, in the ways named. Each run a process of its own, processor seconds from building "
-        f"the model to its end, medians of {rounds} rounds in which every side ran once; same interpreter for all.",
+        "sloop runs the core and the policies that a live server runs, a decision for each event; the others run "
+        "the two queues written for the purpose, in the ways named. Each run a process of its own, processor seconds "
+        f"from building the model to its end, medians of {rounds} rounds in which every side ran once; same interpreter for all.",
         "All sides simulate the same queue, mean waits in ms:",
         table(
             ("queue", "theory", "sloop", "SimPy", "salabim", "heap loop"),

@@ -1,8 +1,9 @@
 """The two queues in SimPy, each in the ways that someone who knows it well would write them.
 
-`resource`: as SimPy's own examples do, a process for each request that asks a Resource for a turn and gives it back at
-the end of a `with`. `store`: a process for each server that takes requests from a Store. `by-hand`: a process for each server over a plain deque, SimPy's
-events used only to wake one that is idle; the fewest events a model in SimPy can have, and nothing of its resources.
+`resource`: as SimPy's own examples do, a process for each request that asks a Resource for a turn and gives it back
+at the end of a `with`. `store`: a process for each server that takes requests from a Store. `by-hand`: a process for
+each server over a plain deque, SimPy's events used only to wake one that is idle; the fewest events a model in SimPy
+can have, and nothing of its resources.
 Chance is drawn in line, as all sides do: `Random.expovariate` would cost each of them a call.
 """
 
