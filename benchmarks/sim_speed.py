@@ -232,8 +232,8 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
         "batch of b in (10 + 2b) ms × an exponential factor; in sloop, two deadlines under earliest deadline first. "
         "sloop runs the core and the policies that a live server runs, a decision for each event; the others run "
         "the two queues written for the purpose, in the ways named. Each run a process of its own, processor seconds "
-        f"from building the model to its end, medians of {rounds} rounds in which every side ran once; same interpreter "
-        "for all.",
+        f"from building the model to its end, medians of {rounds} rounds in which every side ran once; the same "
+        "interpreter for all.",
         "All sides simulate the same queue, mean waits in ms:",
         table(
             ("queue", "theory", "sloop", "SimPy", "salabim", "heap loop"),
