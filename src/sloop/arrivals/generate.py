@@ -38,8 +38,8 @@ class Poisson:
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         for start_ns in range(0, duration_ns, NS_PER_S):
-            block = [start_ns + offset for offset in poisson_ns(rng, self.rate)]
-            yield block if start_ns + NS_PER_S <= duration_ns else [at for at in block if at < duration_ns]
+            span_ns = min(NS_PER_S, duration_ns - start_ns)
+            yield [start_ns + offset for offset in poisson_ns(rng, self.rate, span_ns)]
 
 
 @dataclass(frozen=True, slots=True)

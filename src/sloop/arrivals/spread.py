@@ -37,15 +37,15 @@ def equal_ns(count: int) -> list[int]:
     return [place * NS_PER_S // count for place in range(count)]
 
 
-def poisson_ns(rng: Random, rate_rps: float) -> list[int]:
-    """A Poisson process of `rate_rps` over one second: sorted offsets in ns."""
+def poisson_ns(rng: Random, rate_rps: float, span_ns: int = NS_PER_S) -> list[int]:
+    """A Poisson process of `rate_rps` over one second, or the first part of it: sorted offsets in ns."""
     if rate_rps <= 0:
         return []
     random = rng.random
     offsets: list[int] = []
     gap_ns = -NS_PER_S / rate_rps
     at_ns = gap_ns * log(1.0 - random())
-    while at_ns < NS_PER_S:
+    while at_ns < span_ns:
         offsets.append(int(at_ns))
         at_ns += gap_ns * log(1.0 - random())
     return offsets
