@@ -156,7 +156,7 @@ def along(side: Side, cases: Sequence[tuple[int, int, int]], seed: int, rounds: 
     return found
 
 
-def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
+def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[Seen]]:
     counts = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
     servers = SERVERS[MANY_SERVERS]
     sides = {OURS: counts, CHECKING: counts[:3], RESOURCE: counts[:3], LIMIT: counts}
@@ -168,12 +168,11 @@ def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
         for run in runs[place : place + 1]
     ]
     columns = ("requests", "side", "requests/s", "µs each", "peak memory, MiB")
-    return table(columns, rows), _figure(
-        "requests", "Cost against length: M/M/8", "requests", [f"{count:,}" for count in counts], seen
-    )
+    figure = _figure("requests", "Cost against length: M/M/8", "requests", [f"{count:,}" for count in counts], seen)
+    return table(columns, rows), figure, seen[OURS]
 
 
-def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
+def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[Seen]]:
     """All of them loaded, the rate growing with their number; and a rate for ten of them, the rest idle."""
     counts = (1, 10, 100, 1_000) if quick else (1, 10, 100, 1_000, 10_000)
     requests = 50_000 if quick else 500_000
@@ -190,9 +189,8 @@ def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure]:
         for place, count in enumerate(counts)
     ]
     columns = ("replicas", "to start them, s", *(f"{side.name}: µs a request" for side in seen))
-    return table(columns, rows), _figure(
-        "replicas", "Cost against replicas: M/M/c", "replicas", [f"{count:,}" for count in counts], seen
-    )
+    figure = _figure("replicas", "Cost against replicas: M/M/c", "replicas", [f"{count:,}" for count in counts], seen)
+    return table(columns, rows), figure, seen[OURS]
 
 
 def _figure(name: str, title: str, x_label: str, ticks: Sequence[str], seen: dict[Side, list[Seen]]) -> Figure:
@@ -221,6 +219,18 @@ def main() -> None:
     publish("sim-speed", "The simulator's speed", text, figures, write=not given.no_write)
 
 
+def asked(ratio: float, long: Sequence[Seen], wide: Sequence[Seen]) -> str:
+    """What the simulator is to be, beside what it is: its `ratio` to SimPy, its runs by length and by replicas."""
+    peak_bytes, by_length = long[-1].peak_bytes, long[-1].each_us / long[1].each_us
+    rows = [
+        ("M/M/8 in SimPy's Resource, times as fast", "≥ 2", ratio, ratio >= 2),
+        (f"µs a request: {long[-1].requests:,} over {long[1].requests:,}", "≤ 1.1", by_length, by_length <= 1.1),
+        (f"memory of {long[-1].requests:,} requests, MiB", "≤ 2,048", peak_bytes / MIB, peak_bytes <= 2048 * MIB),
+        ("µs a request: most replicas over ten", "≤ 2", (found := wide[-1].each_us / wide[1].each_us), found <= 2),
+    ]
+    return table(("", "asked", "measured", "met"), rows)
+
+
 def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
     """The section's text and figures."""
     rounds, requests = (2, 50_000) if given.quick else (given.rounds, given.requests)
@@ -240,12 +250,17 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
             waits,
         ),
     ]
+    ratios: dict[tuple[str, object], object] = {}
     for queue, title in ((MANY_SERVERS, "M/M/8"), (BATCHING, "Batches of two priorities")):
         rows = compared(queue, requests, rounds, given.seed)
+        ratios |= {(queue, row[0]): row[3] for row in rows}
         parts += [f"{title}, {requests:,} requests (salabim's manual style: a twentieth):", table(columns, rows)]
-    long, long_figure = against_requests(given.quick, given.seed, min(rounds, 2))
-    wide, wide_figure = against_replicas(given.quick, given.seed, min(rounds, 2))
+    long, long_figure, ours_long = against_requests(given.quick, given.seed, min(rounds, 2))
+    wide, wide_figure, ours_wide = against_replicas(given.quick, given.seed, min(rounds, 2))
     parts += ["Cost against the number of requests:", long, "Cost against the number of replicas:", wide]
+    ratio = ratios[MANY_SERVERS, RESOURCE.name]
+    assert isinstance(ratio, float)
+    parts.insert(1, asked(ratio, ours_long, ours_wide))
     return "\n\n".join(parts), [long_figure, wide_figure]
 
 
