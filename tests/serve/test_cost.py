@@ -1,0 +1,55 @@
+"""What a request costs in the server's own process, counted in calls, so that a regression shows without a clock.
+
+The bounds stand some per cent above what is counted today on CPython 3.11.
+"""
+
+import asyncio
+import gc
+from collections import Counter
+from pathlib import Path
+
+from tests.counting import calls_of
+from tests.serve.path import Way
+
+CALLS_A_REQUEST = 75
+REQUESTS = 32
+
+
+def walked(folder: Path, rounds: int) -> tuple[Counter[str], list[int]]:
+    """Calls of a whole run with so many rounds of `REQUESTS` at one time, and the status codes of all."""
+
+    async def main() -> list[int]:
+        way = Way(folder)
+        await way.warm_up()
+        for _ in range(rounds):
+            await way.walk(REQUESTS)
+        await way.close()
+        return way.wire.statuses
+
+    statuses: list[int] = []
+    found = calls_of(lambda: statuses.extend(asyncio.run(main())))
+    return found, statuses
+
+
+def test_a_request_costs_few_calls(tmp_path: Path) -> None:
+    few, statuses = walked(tmp_path, 1)
+    many, more = walked(tmp_path, 11)
+    assert set(statuses + more) == {200}
+    assert len(more) == 11 * REQUESTS
+    calls = (many - few).total() / (10 * REQUESTS)
+    assert calls <= CALLS_A_REQUEST, (many - few).most_common(40)
+
+
+def test_a_request_leaves_no_cycles_behind(tmp_path: Path) -> None:
+    async def main() -> int:
+        way = Way(tmp_path)
+        await way.warm_up()
+        await way.walk(REQUESTS)
+        gc.collect()
+        for _ in range(10):
+            await way.walk(REQUESTS)
+        found = gc.collect()
+        await way.close()
+        return found
+
+    assert asyncio.run(main()) < REQUESTS
