@@ -7,10 +7,10 @@ from benchmarks.peers.servers.bentoml import BENTOML
 from benchmarks.peers.servers.litserve import LITSERVE
 from benchmarks.peers.servers.mlserver import MLSERVER
 from benchmarks.peers.servers.mosec import MOSEC, MOSEC_MSGSPEC
-from benchmarks.peers.servers.ours import SLOOP, SLOOP_PREDICTIVE
+from benchmarks.peers.servers.ours import SLOOP, SLOOP_STATIC
 from benchmarks.peers.servers.ray import RAY_SERVE
 from benchmarks.peers.servers.triton import TRITON
 
 PEERS: Final[tuple[Peer, ...]] = (SLOOP, MOSEC, MOSEC_MSGSPEC, LITSERVE, BENTOML, RAY_SERVE, TRITON, MLSERVER)
-OPEN_PEERS: Final[tuple[Peer, ...]] = (SLOOP, SLOOP_PREDICTIVE, *PEERS[1:])
-"""Under deadlines sloop stands twice: as it is by default, and with the policies that look ahead."""
+OPEN_PEERS: Final[tuple[Peer, ...]] = (SLOOP, SLOOP_STATIC, *PEERS[1:])
+"""Under deadlines sloop stands twice: as it is meant for them, and with the baseline that lets everybody in."""

@@ -21,7 +21,7 @@ class Sloop:
     """With one of its systems."""
 
     name: str = "sloop"
-    system: str = "static"
+    system: str = "early-drop"
     """As an application file names it."""
     environment: Environment = ENVIRONMENT
     encodings: frozenset[Encoding] = frozenset(Encoding)
@@ -62,7 +62,5 @@ def profiled(case: Case, python: Path) -> None:
 
 
 SLOOP: Final = Sloop()
-SLOOP_PREDICTIVE: Final = Sloop(
-    "sloop, predictive", "{name: static, batch: {name: deadline}, drop: {name: predictive}, admit: {name: predictive}}"
-)
-"""Looks ahead: refuses and gives up what its profile says will be late."""
+SLOOP_STATIC: Final = Sloop("sloop, static", "static")
+"""The baseline of every paper: it lets everybody in."""
