@@ -62,3 +62,16 @@ def test_every_request_ends_once_and_the_same_events_give_the_same_actions(choic
     again = Scene(plan_of(2))
     replayed = [action for now_ns, event in events for action in again.core.handle(now_ns, event)]
     assert replayed == actions
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_requests_of_one_instant_go_together_the_most_urgent_first(slacks: list[int]) -> None:
+    scene = Scene(plan_of(2, batch_max=4))
+    scene.warm_up()
+    arrived = [request(id, at_ms=10, slo_ms=500 + slack) for id, slack in enumerate(slacks)]
+    *others, last = arrived
+    assert not [action for each in others for action in scene.core.handle(ms(10), each, True)]
+    batches = [action for action in scene.core.handle(ms(10), last) if isinstance(action, StartBatch)]
+    urgent = [each.id for each in sorted(arrived, key=lambda each: each.deadline_ns)]
+    assert [list(batch.requests) for batch in batches] == [part for part in (urgent[:4], urgent[4:8]) if part]

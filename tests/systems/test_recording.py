@@ -6,7 +6,7 @@ from sloop.actions import End, StartReplica
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
-from sloop.log import FileLog, Header, MemoryLog, Record, read_log
+from sloop.log import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.systems.recording import header_of, rebuild, replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms
@@ -72,6 +72,27 @@ def test_a_replay_of_an_honest_recording_finds_no_difference() -> None:
     assert played.actions == sum(
         not isinstance(record, (type(WOKE), Request, Finished, ReplicaReady)) for _, record in recorded()
     )
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_replay_tells_together_what_a_live_driver_told_together(together: bool) -> None:
+    core, log = setup().core(), MemoryLog()
+    begun = [record for record in recorded() if record[0] < ms(2)]
+    for now_ns, record in begun:
+        if isinstance(record, EVENTS):
+            core.handle(now_ns, record)
+    pair = [Request(RequestId(id), ms(1), ms(2), ms(901)) for id in (0, 1)]
+    for place, request in enumerate(pair):
+        log.append(ms(2), request)
+        for action in core.handle(ms(2), request, together and place == 0):
+            log.append(ms(2), action)
+    assert replay_log([*begun, *log], setup().core(), together=together).difference is None
+    assert replay_log([*begun, *log], setup().core(), together=not together).difference is not None
+
+
+def test_a_log_that_begins_with_an_answer_is_refused() -> None:
+    with pytest.raises(InputError, match="begins with an answer"):
+        replay_log(recorded()[1:], setup().core())
 
 
 def test_a_changed_action_is_found_where_it_is() -> None:
