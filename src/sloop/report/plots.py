@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-PALETTE: Final = ("#2f7ed8", "#e0702f", "#27a083", "#c2549d", "#b8931a", "#7a66d6", "#5f9e2f", "#8a8f98", "#a8323a", "#17456e")
+PALETTE: Final = (
+    "#2f7ed8",
+    "#e0702f",
+    "#27a083",
+    "#c2549d",
+    "#b8931a",
+    "#7a66d6",
+    "#5f9e2f",
+    "#8a8f98",
+    "#a8323a",
+    "#17456e",
+)
 """Told apart by most eyes, on white and on near-black; in the order series appear."""
 
 INK: Final = "#1b1f23"
