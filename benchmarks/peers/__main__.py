@@ -137,7 +137,10 @@ def open_loops(folder: Path, peers: list[Peer], given: Namespace) -> None:
         texts += [outcomes.report(plan, found), outcomes.orders(plan, found)]
         figures.append(outcomes.curves(plan, found))
     text = "\n\n".join([OPEN_ABOUT, closed.settings(peers), *filter(None, texts)])
-    publish("peers-open", "Deadlines under bursts, beside other servers", text, figures, write=not given.no_write)
+    name = f"peers-open-{given.name}" if given.name else "peers-open"
+    again = f" ({given.name})" if given.name else ""
+    title = f"Deadlines under bursts, beside other servers{again}"
+    publish(name, title, text, figures, write=not given.no_write)
 
 
 Part = Callable[[Path, list[Peer], Namespace], None]
@@ -153,6 +156,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--quick", action="store_true", help="a short look: fewer loads, shorter runs")
     made.add_argument("--only", default="", metavar="NAMES", help="these peers, by name, with commas between")
     made.add_argument("--parts", default=",".join(PARTS), metavar="NAMES", help=f"of {', '.join(PARTS)} (default all)")
+    made.add_argument("--name", default="", help="publish the open loops in a section of this name")
     made.add_argument("--repeat", type=int, default=1, metavar="N", help="rounds, to see whether the order stays")
     return made
 
