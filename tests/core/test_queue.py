@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sloop.core.queue import Queue
@@ -12,6 +12,7 @@ def visit(id: int, *, arrived: int = 0, deadline: int = 0) -> Visit:
 
 
 @given(st.lists(st.integers(0, 20), max_size=30), st.integers(0, 30))
+@example([], 1)
 def test_edf_takes_the_earliest_deadlines_and_ties_in_order_of_arrival(deadlines: list[int], count: int) -> None:
     queue = Queue(Edf())
     for id, deadline in enumerate(deadlines):

@@ -32,8 +32,8 @@ class Queue:
         self.visits.insert(at, visit)
 
     def take(self, count: int) -> list[Visit]:
-        """Remove and return the first `count` visits."""
-        if count == 1:
+        """Remove and return the first `count` visits, or all there are."""
+        if count == 1 and self.visits:
             del self._keys[0]
             return [self.visits.pop(0)]
         taken = self.visits[:count]
