@@ -5,7 +5,7 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo fmt lint types contracts check reproduce fuzz bench-sim clean
+.PHONY: help test demo fmt lint types contracts check reproduce fuzz bench-peers bench-sim clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
