@@ -6,7 +6,8 @@ is its length as 4 little-endian bytes followed by that many bytes (the protocol
 This module knows nothing of HTTP, processes or model files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -71,3 +72,13 @@ def bytes_of(array: NDArray[np.generic]) -> memoryview:
     if array.dtype == object:
         return memoryview(b"")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def arrays_at(
+    memory: memoryview, kinds: Sequence[tuple[np.dtype[np.generic], tuple[int, ...]]], starts: Sequence[int]
+) -> list[NDArray[np.generic]]:
+    """Arrays of these types and shapes that begin at these bytes of `memory`, without a copy."""
+    return [
+        np.frombuffer(memory, dtype, prod(shape), start).reshape(shape)
+        for (dtype, shape), start in zip(kinds, starts, strict=True)
+    ]

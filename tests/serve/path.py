@@ -114,12 +114,11 @@ class Way:
     def __init__(self, folder: Path) -> None:
         application = load_application(APPLICATION)
         setup = set_up(application)
-        self.signature = wire({"only": ()}, {("only", "v"): MODEL}, rows_max=64).signature
-        self.core, self.intake = setup.core(), Intake(self.signature)
+        wiring = wire({"only": ()}, {("only", "v"): MODEL}, rows_max=64)
+        self.core, self.intake = setup.core(), Intake(wiring.signature)
         bodies = Bodies(1 << 20)
         self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""), bytes_max=1 << 30)
         self.recorders: Sequence[Recorder] = (Metrics(application, bodies), journal)
-        wiring = wire({"only": ()}, {("only", "v"): MODEL}, rows_max=64)
         self.driver = Driver(self.core, Echo(), wiring, slo_ns=application.slo_ns, recorders=self.recorders)
         service = Service("path", application.slo_ns, self.intake, self.driver, str, bytes, bytes, lambda _: b"")
         self.wire = Wire()

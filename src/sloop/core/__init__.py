@@ -115,7 +115,8 @@ class Core:
             if not visits:
                 stage.expire_ns = FOREVER_NS
                 continue
-            wake_ns = min(wake_ns, wait_until_ns)
+            if wait_until_ns < wake_ns:  # noqa: PLR1730
+                wake_ns = wait_until_ns
             if stage.expire_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = stage.expire_ns
         self.wake_ns = wake_ns

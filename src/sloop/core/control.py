@@ -155,10 +155,9 @@ class ControlPath:
 
     def _reconcile(self, now_ns: int, out: list[Action]) -> None:
         """Order whatever separates the cluster from the plan; stay dirty where something could not be done yet."""
-        if self._met or self.plan is None:
-            self._dirty = False
-            return
         self._dirty = False
+        if self._met or self.plan is None:
+            return
         self._met = True
         differences = [(target, self._difference(target)) for target in self.plan.stages]
         for target, difference in differences:

@@ -60,6 +60,7 @@ class DataPath:
             flight.open = len(state.sources)
         deadline_ns = request.deadline_ns
         for stage in state.sources:
+            # As `_enqueue`, which would be a call for each request.
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
             stage.queue.push(Visit(request, stage.name, now_ns, deadline_ns))
             if deadline_ns < stage.expire_ns:
@@ -83,7 +84,7 @@ class DataPath:
         else:
             for visit in visits:
                 self._pass_on(now_ns, stage, visit, out)
-        if replica.life is DRAINING:
+        if replica.life is DRAINING:  # as `_reuse`, which would be a call for each batch
             out.append(StopReplica(replica.id, "drained"))
         else:
             stage.add_idle(replica)
@@ -188,20 +189,18 @@ class DataPath:
         if deadline_ns < stage.expire_ns:
             stage.expire_ns = max(deadline_ns, now_ns) + 1
 
-    def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> bool:
-        """Drop the hopeless among those that the next batch would be made of; returns whether there were any."""
+    def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> None:
+        """Drop the hopeless among those that the next batch would be made of."""
         visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
-        index, pruned = 0, False
+        index = 0
         while index < limit and index < len(visits):
             visit = visits[index]
             if is_hopeless(now_ns, visit, cost_ns) or (flights is not None and visit.request.id not in flights):
-                pruned = True
                 stage.queue.remove_at(index)
                 stage.monitor.queue(now_ns, -1)
                 self._drop_visit(now_ns, visit, cost_ns, "", out)
             else:
                 index += 1
-        return pruned
 
     def _release(self, now_ns: int, replica: Replica) -> Running:
         """Take the batch off a replica."""

@@ -205,11 +205,12 @@ def time_runs(
     Inputs go the way that a replica's do: large ones through shared memory.
     """
     order, outputs = b"".join((RUN, *inputs)), memoryview(bytearray(output_bytes))
-    is_shared = shared is not None and len(order) - len(RUN) >= SHARED_BYTES_MIN
+    if len(order) - len(RUN) < SHARED_BYTES_MIN:
+        shared = None
 
     def run_ns() -> int:
         begin_ns = perf_counter_ns()
-        if is_shared and shared is not None:
+        if shared is not None:
             lay_out(shared, [[array] for array in inputs])
             sock.sendall(RUN)
         else:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sloop.errors import InputError
 from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
 from sloop.shared import SHARED_BYTES_MIN, SharedMemory, places
-from sloop.tensor import bytes_of
+from sloop.tensor import arrays_at, bytes_of
 from sloop.units import NS_PER_MS
 
 READY: Final = b"ready\n"
@@ -118,9 +118,10 @@ def run_on_demand(
 ) -> None:
     """Take inputs, run, give outputs, until it is enough."""
     memory = [bytes_of(array) for array in inputs.values()]
-    is_shared = shared is not None and sum(map(len, memory)) >= SHARED_BYTES_MIN
+    if sum(map(len, memory)) < SHARED_BYTES_MIN:
+        shared = None
     while sock.recv(1) == RUN:
-        if is_shared:
+        if shared is not None:
             inputs = found(inputs, shared)
         else:
             for view in memory:
@@ -129,15 +130,11 @@ def run_on_demand(
             sock.sendall(bytes_of(output))
 
 
-def found(alike: Mapping[str, Array], shared: SharedMemory | None) -> dict[str, Array]:
+def found(alike: Mapping[str, Array], shared: SharedMemory) -> dict[str, Array]:
     """Arrays of the same types and shapes, where the other side has laid them out."""
-    assert shared is not None
     starts, size = places(array.nbytes for array in alike.values())
-    memory = shared.seen(size)
-    return {
-        name: np.frombuffer(memory, array.dtype, array.size, start).reshape(array.shape)
-        for (name, array), start in zip(alike.items(), starts, strict=True)
-    }
+    kinds = [(array.dtype, array.shape) for array in alike.values()]
+    return dict(zip(alike, arrays_at(shared.seen(size), kinds, starts), strict=True))
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:

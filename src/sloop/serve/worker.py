@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -27,7 +26,7 @@ from sloop.serve.frames import Head, Kind, Piece, ProtocolError, pack_table, unp
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
 from sloop.serve.transport import Channel
 from sloop.shared import ALIGNMENT, SharedMemory, places
-from sloop.tensor import NUMPY_TYPES, bytes_of
+from sloop.tensor import NUMPY_TYPES, arrays_at, bytes_of
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """Steps of a cold start; a STEP frame's subject is an index into this."""
@@ -65,10 +64,7 @@ class Desk:
 
 
 def _arrays(memory: memoryview, pieces: Sequence[Piece], starts: Sequence[int]) -> list[Array]:
-    return [
-        np.frombuffer(memory, NUMPY_TYPES[piece.datatype], prod(piece.shape), start).reshape(piece.shape)
-        for piece, start in zip(pieces, starts, strict=True)
-    ]
+    return arrays_at(memory, [(NUMPY_TYPES[piece.datatype], piece.shape) for piece in pieces], starts)
 
 
 class Worker:
