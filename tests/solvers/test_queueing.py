@@ -1,0 +1,51 @@
+"""The queueing model: its formula against queues of evenly spaced arrivals played out."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.solvers.queueing import fill_ms, replicas_needed
+
+
+def test_fill() -> None:
+    assert fill_ms(1, 10.0) == 0.0
+    assert fill_ms(5, 10.0) == 400.0
+    assert fill_ms(5, 0.0) == 0.0
+
+
+def test_replicas() -> None:
+    assert replicas_needed(0.0, 4, 100.0) == 1
+    assert replicas_needed(30.0, 1, 100.0) == 3
+    assert replicas_needed(30.0 + 1e-12, 1, 100.0) == 3, "a sum of floats does not cost a replica"
+    assert replicas_needed(30.1, 1, 100.0) == 4
+    assert replicas_needed(30.0, 2, 100.0) == 2
+
+
+def worst_ms(rate_rps: float, batch: int, latency_ms: float, replicas: int, batches: int) -> float:
+    """The longest that the first of a batch is in the stage: even arrivals, full batches, replicas in turn."""
+    gap_ms = 1000.0 / rate_rps
+    free_ms = [0.0] * replicas
+    worst = 0.0
+    for index in range(batches):
+        first_ms, full_ms = index * batch * gap_ms, ((index + 1) * batch - 1) * gap_ms
+        turn = index % replicas
+        free_ms[turn] = max(full_ms, free_ms[turn]) + latency_ms
+        worst = max(worst, free_ms[turn] - first_ms)
+    return worst
+
+
+@given(st.floats(0.1, 200.0), st.integers(1, 16), st.floats(1.0, 500.0), st.integers(0, 3))
+def test_even_arrivals_never_wait_longer(rate_rps: float, batch: int, latency_ms: float, spare: int) -> None:
+    replicas = replicas_needed(rate_rps, batch, latency_ms) + spare
+    bound_ms = fill_ms(batch, rate_rps) + latency_ms
+    assert worst_ms(rate_rps, batch, latency_ms, replicas, 60) <= bound_ms * (1 + 1e-6)
+
+
+@given(st.floats(0.1, 200.0), st.integers(1, 16), st.floats(1.0, 500.0))
+def test_one_replica_less_would_fall_behind(rate_rps: float, batch: int, latency_ms: float) -> None:
+    replicas = replicas_needed(rate_rps, batch, latency_ms)
+    needed = rate_rps * latency_ms / (1000.0 * batch)
+    assert replicas >= needed - 1e-6
+    assert replicas == 1 or replicas - 1 < needed
+    assert math.isfinite(replicas)
