@@ -1,4 +1,5 @@
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from sloop.arrivals.archive import read_text
 from sloop.arrivals.cells import Gaps, Unit, quick_counts
-from sloop.arrivals.read import Format, TraceFile, read_trace
+from sloop.arrivals.read import Format, TraceFile, read_counts, read_trace
 from sloop.arrivals.spread import Spread
 from sloop.arrivals.stats import statistics
 from sloop.errors import InputError
@@ -37,6 +38,20 @@ def test_counts_are_cut_then_scaled(tmp_path: Path) -> None:
     assert half.duration_ns == s(1.5)
     assert list(half.counts_per_s()) == [10, 6]
     assert list(read_trace(TraceFile(path, start_s=98, duration_s=50.0)).counts_per_s()) == [98, 99]
+
+
+@pytest.mark.parametrize("spread", [Spread.UNIFORM, Spread.EQUAL])
+def test_counts_are_known_without_a_walk(tmp_path: Path, spread: Spread) -> None:
+    trace = read_trace(TraceFile(written(tmp_path, "3 0 5 9"), spread=spread, scale=1.5))
+    assert trace.counted is not None
+    assert list(trace.counts_per_s()) == list(replace(trace, counted=None).counts_per_s()) == [4, 0, 8, 13]
+    assert read_trace(TraceFile(tmp_path / "trace.txt", spread=Spread.BURST)).counted is None
+
+
+def test_the_counts_of_a_file(tmp_path: Path) -> None:
+    assert list(read_counts(TraceFile(written(tmp_path, "3 0\n5\n"), start_s=1))) == [3, 0, 5]
+    with pytest.raises(InputError, match=r"trace\.txt:2"):
+        read_counts(TraceFile(written(tmp_path, "3\n-1\n")))
 
 
 def test_counts_in_csv_with_gaps(tmp_path: Path) -> None:

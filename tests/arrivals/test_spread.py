@@ -54,6 +54,14 @@ def test_burst_offsets_have_the_published_mean() -> None:
     assert sum(last_ms) / len(last_ms) == pytest.approx(180, rel=0.02)  # 50 ms times the 20th harmonic number
 
 
+def test_early_arrivals_fill_two_thirds_of_their_second() -> None:
+    """IPA specification 2.13: gaps of mean 1/(1.5 n), so that the last of n comes after two thirds of a second."""
+    blocks = list(spread_counts([200] * 500, Spread.EARLY, Random(0), mean_ms=0, duration_ns=500 * NS_PER_S))
+    assert [len(block) for block in blocks] == [200] * 500
+    last_s = [block[-1] % NS_PER_S / NS_PER_S for block in blocks]
+    assert sum(last_s) / len(last_s) == pytest.approx(2 / 3, rel=0.02)
+
+
 @settings(max_examples=50, deadline=None)
 @given(COUNTS, st.floats(0.01, 10))
 def test_scaling_counts_loses_less_than_one_request(counts: list[int], factor: float) -> None:

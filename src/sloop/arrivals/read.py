@@ -135,11 +135,19 @@ def _cells(text: Text, recorded: TraceFile, candidates: Sequence[str]) -> Iterat
     return words(text)
 
 
-def _counted(text: Text, recorded: TraceFile, seed: int) -> Trace:
+def read_counts(recorded: TraceFile) -> "array[int]":
+    """The requests per second of a file of counts, all of them and as they stand in it."""
+    return _counts(read_text(recorded.file, member=recorded.member), recorded)
+
+
+def _counts(text: Text, recorded: TraceFile) -> "array[int]":
     csv_like = bool(recorded.column) or _is_csv(text)
     counts = None if csv_like else quick_counts(text)
-    if counts is None:
-        counts = careful_counts(_cells(text, recorded, COUNT_COLUMNS), text.where, recorded.gaps)
+    return counts or careful_counts(_cells(text, recorded, COUNT_COLUMNS), text.where, recorded.gaps)
+
+
+def _counted(text: Text, recorded: TraceFile, seed: int) -> Trace:
+    counts = _counts(text, recorded)
     first, last = _window(recorded, len(counts), text.where)
     chosen = counts[first:last]
     name = recorded.file.name
@@ -156,13 +164,16 @@ def counted(counts: "array[int]", recorded: TraceFile, *, name: str, provenance:
     if recorded.duration_s is not None:
         duration_ns = min(duration_ns, s(recorded.duration_s))
 
+    def scaled() -> "array[int]":
+        return counts if recorded.scale == 1.0 else array("q", scaled_counts(counts, recorded.scale))
+
     def blocks() -> Iterator[Sequence[int]]:
-        scaled = counts if recorded.scale == 1.0 else scaled_counts(counts, recorded.scale)
         rng = stream(seed, "arrivals")
-        walk = spread_counts(scaled, recorded.spread, rng, mean_ms=recorded.mean_ms, duration_ns=duration_ns)
+        walk = spread_counts(scaled(), recorded.spread, rng, mean_ms=recorded.mean_ms, duration_ns=duration_ns)
         return islice(walk, -(-duration_ns // NS_PER_S))
 
-    return Trace(name, duration_ns, provenance, blocks)
+    kept = recorded.spread in (Spread.UNIFORM, Spread.EQUAL) and duration_ns == len(counts) * NS_PER_S
+    return Trace(name, duration_ns, provenance, blocks, scaled if kept else None)
 
 
 def _window(recorded: TraceFile, seconds: int, where: str) -> tuple[int, int]:

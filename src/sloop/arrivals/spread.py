@@ -1,12 +1,13 @@
 """Where inside its second an arrival falls, for traces that only count requests per second.
 
-Promises that a second's arrivals lie at or after its start, and that walks with equal generators are equal. The four
-ways are those of the Sponge specification, section 4.1.
+Promises that a second's arrivals lie at or after its start, and that walks with equal generators are equal. The ways
+are those of the Sponge specification, section 4.1, and `early`, of the IPA specification, section 2.13.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
+from itertools import accumulate
 from math import log
 from random import Random
 
@@ -24,6 +25,8 @@ class Spread(StrEnum):
     """n is a rate: a Poisson-distributed number of arrivals."""
     BURST = "burst"
     """Exactly n, each an exponential offset from the start of the second: together at once, then silence."""
+    EARLY = "early"
+    """Exactly n, one after another with exponential gaps of mean 1/(1.5 n) s: most in the second's first two thirds."""
 
 
 def uniform_ns(rng: Random, count: int) -> list[int]:
@@ -62,12 +65,20 @@ def burst_ns(rng: Random, count: int, *, mean_ms: float) -> list[int]:
     return sorted([int(mean_ns * log(1.0 - random())) for _ in range(count)])
 
 
+def early_ns(rng: Random, count: int) -> list[int]:
+    """`count` offsets from the start of a second, their gaps exponential and of mean 1/(1.5 `count`) s, in ns; few may
+    lie beyond its end. The load generator of IPA's and Biscale's artefacts (IPA specification 2.13)."""
+    random = rng.random
+    gap_ns = -NS_PER_S / (1.5 * max(1, count))
+    return [int(at_ns) for at_ns in accumulate(gap_ns * log(1.0 - random()) for _ in range(count))]
+
+
 def spread_counts(
     counts: Iterable[int], spread: Spread, rng: Random, *, mean_ms: float, duration_ns: int
 ) -> Iterator[list[int]]:
     """Lay out `counts[k]` requests in second k: one sorted block of ns offsets for each second.
 
-    Only a burst can reach into later seconds; what would fall at or after `duration_ns` is cut off.
+    Only `burst` and `early` can reach into later seconds; what would fall at or after `duration_ns` is cut off.
     """
     place = _placer(spread, rng, mean_ms=mean_ms)
     carried: list[int] = []
@@ -90,6 +101,8 @@ def _placer(spread: Spread, rng: Random, *, mean_ms: float) -> Callable[[int], l
         return partial(poisson_ns, rng)
     if spread == Spread.BURST:
         return partial(burst_ns, rng, mean_ms=mean_ms)
+    if spread == Spread.EARLY:
+        return partial(early_ns, rng)
     return partial(uniform_ns, rng)
 
 
