@@ -12,6 +12,8 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
     replica: ReplicaId
     stage: str
     requests: tuple[RequestId, ...]
+    parts: tuple[int, ...] = ()
+    """Which part of each request it is, at a stage that runs for parts; otherwise empty."""
 
 
 class End(Struct, frozen=True, gc=False, tag="end"):

@@ -14,6 +14,9 @@ class Finished(Struct, frozen=True, gc=False, tag="finished"):
     batch: BatchId
     replica: ReplicaId
     service_ns: int
+    ways: tuple[tuple[int, ...], ...] = ()
+    """Where its requests go next: for each of the batch, and each edge that leads away from the stage, how many parts
+    take that edge: 0 or 1, any number where the edge takes apart. Empty where all take every edge, once."""
 
 
 class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed"):

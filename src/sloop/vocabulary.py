@@ -48,6 +48,8 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
     sent_ns: int
     arrived_ns: int
     deadline_ns: int
+    enters: tuple[str, ...] = ()
+    """The stages it begins at; empty for all that requests can enter."""
 
     @property
     def slo_ns(self) -> int:
@@ -58,6 +60,17 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
         return self.arrived_ns - self.sent_ns
 
 
+class Path(Struct, frozen=True):
+    """A chain of stages from where requests enter to where they are answered, with its own end-to-end deadline.
+
+    `share` is the fraction of requests believed to go along all of it, 0 to 1.
+    """
+
+    stages: tuple[str, ...]
+    slo_ns: int
+    share: float = 1.0
+
+
 class Visit(Struct, gc=False):
     """A request's passage through one stage: what queues hold and batches are made of."""
 
@@ -66,9 +79,12 @@ class Visit(Struct, gc=False):
     arrived_ns: int
     """When it entered this stage's queue."""
     deadline_ns: int
-    """The request's end-to-end deadline, kept here because every queue and batch policy reads it."""
+    """The request's end-to-end deadline, kept here because every queue and batch policy reads it. Where paths have
+    deadlines of their own, the loosest of those it may still turn out to be on."""
     attempts: int = 0
     """Batches it was in whose replica was lost."""
+    part: int = 0
+    """Which of the request's parts it is for, where the stage runs for each."""
 
 
 class ReplicaSpec(Struct, frozen=True):
@@ -101,6 +117,8 @@ class StagePlan(Struct, frozen=True):
     batch_max: int
     in_place: bool = True
     """Whether a replica that only differs in cores is resized; if not, it is replaced by a new one."""
+    wait_ns: int = 0
+    """How long a batch is worth waiting for, for batch policies that fill the batches of a plan."""
 
 
 class Plan(Struct, frozen=True):

@@ -1,7 +1,10 @@
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.core.diff import diff
+from sloop.core.diff import Difference
+from sloop.core.diff import diff as told_rates
 from sloop.core.views import ReplicaView
 from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, StagePlan
 
@@ -16,18 +19,28 @@ def plan(
     return StagePlan("s", (Group(ReplicaSpec("s", variant, cores, node), count),), 1, in_place)
 
 
+def diff(replicas: Sequence[ReplicaView], target: StagePlan) -> Difference:
+    """With one request per second for each core, twice that for variant `b`."""
+    by_id = {replica.id: rate_rps(replica.spec) for replica in replicas}
+    return told_rates(replicas, target, by_id.__getitem__, rate_rps)
+
+
+def rate_rps(spec: ReplicaSpec) -> float:
+    return spec.cores * (2 if spec.variant == "b" else 1)
+
+
 def test_nothing_changes_when_nothing_needs_to() -> None:
     change = diff([replica(0), replica(1)], plan(2))
-    assert (change.resize, change.start, change.stop, change.hold) == ((), (), (), ())
+    assert change == Difference((), (), (), (), (), ())
 
 
 def test_a_replica_that_only_differs_in_cores_is_resized() -> None:
-    assert diff([replica(0)], plan(1, cores=3)).resize == ((ReplicaId(0), 3),)
+    assert diff([replica(0)], plan(1, cores=3)).grow == ((ReplicaId(0), 3),)
 
 
 def test_where_resizing_is_not_allowed_the_old_one_is_held_until_the_new_one_is_ready() -> None:
     change = diff([replica(0)], plan(1, cores=3, in_place=False))
-    assert (change.resize, len(change.start), change.stop, change.hold) == ((), 1, (), (ReplicaId(0),))
+    assert (change.grow, len(change.start), change.stop, change.hold) == ((), 1, (), (ReplicaId(0),))
     ready = diff([replica(0), replica(1, cores=3)], plan(1, cores=3, in_place=False))
     assert (ready.start, ready.stop, ready.hold) == ((), (ReplicaId(0),), ())
 
@@ -57,10 +70,31 @@ def test_ready_capacity_never_falls_below_the_target_or_what_there_was(
     given_replicas: list[tuple[Life, float, str]], count: int, cores: float, in_place: bool
 ) -> None:
     now = [replica(id, life, c, variant) for id, (life, c, variant) in enumerate(given_replicas)]
-    change = diff(now, plan(count, cores, in_place=in_place))
-    ready = {r.id for r in now if r.life is Life.READY}
-    assert len(ready - set(change.stop)) >= min(count, len(ready))
-    touched = [*change.stop, *change.hold, *(id for id, _ in change.resize)]
+    target = plan(count, cores, in_place=in_place)
+    change = diff(now, target)
+    ready = {r.id: rate_rps(r.spec) for r in now if r.life is Life.READY}
+    smaller = {id: cores * (2 if now[id].spec.variant == "b" else 1) for id, cores in change.shrink if id in ready}
+    left_rps = sum((ready | smaller)[id] for id in ready if id not in change.stop)
+    wanted_rps = sum(rate_rps(group.spec) * group.count for group in target.groups)
+    assert left_rps >= min(sum(ready.values()), wanted_rps)
+    resized = [id for id, _ in (*change.grow, *change.shrink, *change.hold_shrink)]
+    touched = [*change.stop, *change.hold, *resized]
     assert len(touched) == len(set(touched))
-    kept = len(now) - len(change.stop) - len(change.hold)
-    assert kept + len(change.start) == count
+    assert len(now) - len(change.stop) - len(change.hold) + len(change.start) == count
+
+
+def test_what_is_to_be_smaller_stays_large_until_others_are_ready() -> None:
+    target = plan(4)
+    change = diff([replica(0, cores=4)], target)
+    assert (change.shrink, change.hold_shrink, len(change.start)) == ((), ((ReplicaId(0), 1),), 3)
+    others = [replica(id) for id in (1, 2, 3)]
+    assert diff([replica(0, cores=4), *others], target).shrink == ((ReplicaId(0), 1),)
+
+
+def test_it_is_made_smaller_at_once_where_less_is_wanted() -> None:
+    assert diff([replica(0, cores=4)], plan(1, cores=2)).shrink == ((ReplicaId(0), 2),)
+
+
+def test_two_slow_replicas_both_wait_for_one_that_does_the_same() -> None:
+    change = diff([replica(0), replica(1), replica(2, Life.STARTING, variant="b")], plan(1, variant="b"))
+    assert (change.stop, change.hold) == ((), (ReplicaId(1), ReplicaId(0)))

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from sloop.app.graph import Each, Graph, Step, When
 from sloop.profile.profile import Profile
 from sloop.units import ms
-from sloop.vocabulary import Node
+from sloop.vocabulary import Node, Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,15 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of the pipeline, done by one of its variants once all stages in `after` are done."""
+    """A step of the pipeline, done by one of its variants once all stages in `after` are done (see `app.graph`)."""
 
     name: str
     variants: tuple[Variant, ...]
     after: tuple[str, ...] = ()
+    when: tuple[When, ...] = ()
+    each: Each | None = None
+    join: bool = False
+    entry: bool = False
 
     def variant(self, name: str) -> Variant:
         """The variant called `name`. KeyError where there is none."""
@@ -68,6 +73,8 @@ class Application:
     system: SystemChoice
     cluster: tuple[Node, ...] = ()
     estimates: Estimates = Estimates()
+    ways: tuple[Path, ...] = ()
+    """Paths with deadlines or shares of their own, as declared; empty for those that the stages make."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """Line of every dotted key of the file."""
@@ -81,6 +88,22 @@ class Application:
     def by_name(self) -> Mapping[str, Stage]:
         """Stages by name, in the file's order."""
         return {stage.name: stage for stage in self.stages}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What leads where. InputError for stages that fit no graph, see `app.graph.scopes_of`."""
+        steps = [Step(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
+        return Graph(steps, self.ways, self.slo_ns)
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """Every way through the graph, as declared or as the stages make them."""
+        return self.graph.paths()
+
+    @cached_property
+    def visits(self) -> Mapping[str, float]:
+        """How often a request is believed to visit each stage, before any has come."""
+        return self.graph.visits()
 
     @cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:

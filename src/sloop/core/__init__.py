@@ -51,9 +51,7 @@ class Core:
             )
             for stage in application.order
         ]
-        for stage in stages:
-            stage.successors = tuple(other for other in stages if stage.name in other.after)
-        self.state = State(stages, application.slo_ns, nodes)
+        self.state = State(stages, application.graph, nodes)
         self._stages = tuple(stages)
         self._data = DataPath(self.state, policies)
         self._control = ControlPath(self.state, policies, self._data)

@@ -10,7 +10,7 @@ from sloop.core.dispatch import DataPath
 from sloop.core.ledger import MICRO, Holding, millicores
 from sloop.core.seams import Policies
 from sloop.core.state import STUCK_NS_MIN, Replica, Stage, State
-from sloop.core.views import ClusterView
+from sloop.core.views import ClusterView, Traffic
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
@@ -34,6 +34,7 @@ class ControlPath:
         "_look_ns",
         "_met",
         "_next_plan_ns",
+        "_paths",
         "_poked_ns",
         "_policies",
         "_state",
@@ -45,6 +46,7 @@ class ControlPath:
         self._state = state
         self._policies = policies
         self._data = data
+        self._paths = state.graph.paths()
         self._dirty = False
         """Something the plan wants could not be done yet: try again at the next heartbeat."""
         self._met = False
@@ -59,15 +61,30 @@ class ControlPath:
     def view(self, now_ns: int) -> ClusterView:
         """The cluster as a scaling policy is shown it."""
         state = self._state
-        stages = tuple(stage.view(now_ns, state.slo_ns) for stage in state.stages.values())
-        demand = {stage.name: self._policies.forecast.demand_rps(now_ns, stage) for stage in stages}
-        return ClusterView(stages=stages, nodes=state.ledger.views(), plan=self.plan, demand_rps=demand)
+        visits = state.visits()
+        door = Traffic(buckets=tuple(state.door.buckets), bucket_ns=state.door.bucket_ns)
+        forecast_rps = self._policies.forecast.demand_rps(now_ns, door)
+        return ClusterView(
+            stages=tuple(stage.view(state.slo_ns, visits[stage.name]) for stage in state.stages.values()),
+            nodes=state.ledger.views(),
+            plan=self.plan,
+            demand_rps={name: forecast_rps * often for name, often in visits.items()},
+            door=door,
+            forecast_rps=forecast_rps,
+            paths=self._paths,
+        )
 
     def beat(self, now_ns: int, out: list[Action]) -> None:
         """The heartbeat: close buckets, give up stuck batches, plan if it is time, work towards the plan."""
-        for stage in self._state.stages.values():
+        state = self._state
+        for stage in state.stages.values():
             stage.monitor.roll(now_ns)
             stage.refresh()
+        if state.flights is not None:
+            state.door.roll(now_ns)
+            state.look_ahead()
+        if state.flows is not None:
+            state.flows.age(now_ns)
         self._give_up_stuck(now_ns, out)
         if now_ns >= self._next_plan_ns:
             period_ns = self._policies.scale.period_ns
@@ -75,7 +92,7 @@ class ControlPath:
             self._ask(now_ns, out)
         if self._dirty:
             self._reconcile(now_ns, out)
-        bucket_ns = min(stage.monitor.bucket_ns for stage in self._state.stages.values())
+        bucket_ns = state.door.bucket_ns
         self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, self._next_plan_ns)
 
     def poke(self, now_ns: int, out: list[Action]) -> None:
@@ -144,11 +161,13 @@ class ControlPath:
             return
         before, self.plan = self.plan, plan
         if plan.same_target(before):
+            if before is not None and before.feasible and not plan.feasible:
+                out.append(Decided("kept", plan.why, plan=plan))
             return
         out.append(Decided("plan", plan.why, plan=plan))
         for target in plan.stages:
             stage = self._state.stages[target.stage]
-            stage.limit = target.batch_max
+            stage.limit, stage.wait_ns = target.batch_max, target.wait_ns
             stage.refresh()
         self._dirty = True
         self._met = False
@@ -159,51 +178,54 @@ class ControlPath:
         if self._met or self.plan is None:
             return
         self._met = True
-        differences = [(target, self._difference(target)) for target in self.plan.stages]
-        for target, difference in differences:
-            self._stop(now_ns, self._state.stages[target.stage], difference.stop, "the plan has no use for it", out)
-        for target, difference in differences:
-            stage = self._state.stages[target.stage]
-            for id, cores in difference.resize:
-                self._resize(stage, self._state.replicas[id], cores, out)
+        differences = [(self._state.stages[target.stage], self._difference(target)) for target in self.plan.stages]
+        for stage, difference in differences:
+            self._stop(now_ns, stage, difference.stop, "the plan has no use for it", out)
+        for stage, difference in differences:
+            self._resize(stage, difference.shrink, out)
+        for stage, difference in differences:
+            self._resize(stage, difference.grow, out)
             self._start(now_ns, stage, difference, out)
 
     def _difference(self, target: StagePlan) -> Difference:
-        replicas = self._state.stages[target.stage].replicas.values()
-        return diff([replica.view() for replica in replicas if replica.life is not Life.DRAINING], target)
+        stage = self._state.stages[target.stage]
+        staying = [replica.view() for replica in stage.replicas.values() if replica.life is not Life.DRAINING]
+        return diff(staying, target, stage.now_rps, lambda spec: stage.rate_rps(spec.variant, spec.cores))
 
-    def _resize(self, stage: Stage, replica: Replica, cores: float, out: list[Action]) -> None:
-        if replica.target_cores == cores:
-            return
-        if not self._state.ledger.grow(replica.id, cores):
-            node = replica.spec.node
-            why = f"replica {replica.id} has {replica.target_cores:g} cores, not {cores:g}: {node} has no more free"
-            self._be_short(stage, why, out)
-            return
-        replica.target_cores = cores
-        replica.resizing += 1
-        out.append(ResizeReplica(replica.id, cores))
+    def _resize(self, stage: Stage, resizes: tuple[tuple[ReplicaId, float], ...], out: list[Action]) -> None:
+        for id, cores in resizes:
+            replica = self._state.replicas[id]
+            if replica.target_cores == cores:
+                continue
+            if not self._state.ledger.grow(replica.id, cores):
+                node = replica.spec.node
+                why = f"replica {id} has {replica.target_cores:g} cores, not {cores:g}: {node} has no more free"
+                self._be_short(stage, why, out)
+                continue
+            replica.target_cores = cores
+            replica.resizing += 1
+            out.append(ResizeReplica(id, cores))
 
     def _start(self, now_ns: int, stage: Stage, difference: Difference, out: list[Action]) -> None:
-        if difference.hold:
+        if difference.hold or difference.hold_shrink:
             self._met = False
         if difference.start and now_ns < stage.restart_ns:
             self._dirty = True
             self._met = False
             return
-        hold = list(difference.hold)
         for spec in difference.start:
             if self._place(now_ns, stage, spec, out):
                 continue
             self._met = False
-            if hold:
-                why = "its replacement has no room beside it"
-                self._stop(now_ns, stage, (hold.pop(0),), why, out)
+            if not (difference.hold or difference.hold_shrink) or stage.expects:
+                why = f"no node has room for a replica of {spec.variant} with {spec.cores:g} cores"
+                self._be_short(stage, why, out)
+            elif difference.hold_shrink:
                 self._dirty = True
-            elif not any(replica.life is Life.DRAINING for replica in stage.replicas.values()):
-                self._be_short(
-                    stage, f"no node has room for a replica of {spec.variant} with {spec.cores:g} cores", out
-                )
+                self._resize(stage, difference.hold_shrink[:1], out)
+            else:
+                self._dirty = True
+                self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room beside it", out)
             break
 
     def _place(self, now_ns: int, stage: Stage, spec: ReplicaSpec, out: list[Action]) -> bool:
@@ -256,9 +278,10 @@ class ControlPath:
             self.lost(now_ns, ReplicaLost(replica.id, f"a batch ran for {seconds:.1f} s"), out)
 
     def _be_short(self, stage: Stage, why: str, out: list[Action]) -> None:
-        """Something the plan wants cannot be had now: say so once, try again at the next heartbeat."""
+        """Something the plan wants cannot be had now: try again at the next heartbeat. Said once, and not at all while
+        room is on its way."""
         self._dirty = True
         self._met = False
-        if stage.short != why:
+        if stage.short != why and not any(replica.is_giving_back for replica in self._state.replicas.values()):
             stage.short = why
             out.append(Decided("short", why, stage=stage.name))

@@ -1,22 +1,32 @@
 """From the cluster that is to the cluster that should be: which replicas to keep, resize, start and stop (law 3).
 
-A pure function of a stage's replicas and its plan. What may be stopped *now* is limited so that the number of ready
-replicas never falls below what the plan asks for, or what there was: a replacement must be ready first.
+A pure function of a stage's replicas and its plan. What may be stopped or made smaller *now* is limited so that what
+the ready replicas can do together never falls below what the plan's can, or what it was: replacements come first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sloop.core.ledger import millicores
 from sloop.core.views import ReplicaView
 from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, StagePlan
 
+Resizes = tuple[tuple[ReplicaId, float], ...]
+
+TOLERANCE = 1e-9
+"""Sums of the same rates in another order differ by less, relatively."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """What to do about one stage, each list in the order to do it in."""
 
-    resize: tuple[tuple[ReplicaId, float], ...]
+    grow: Resizes
+    """To the cores they have already, too: they are as the plan wants them."""
+    shrink: Resizes
+    """May be made smaller now."""
+    hold_shrink: Resizes
+    """Larger than in the plan until enough others are ready."""
     start: tuple[ReplicaSpec, ...]
     stop: tuple[ReplicaId, ...]
     """May be stopped now."""
@@ -24,8 +34,14 @@ class Difference:
     """Not in the plan, but kept until enough others are ready."""
 
 
-def diff(replicas: Sequence[ReplicaView], plan: StagePlan) -> Difference:
-    """`replicas` are the stage's replicas that are starting or ready; draining ones are gone already.
+def diff(
+    replicas: Sequence[ReplicaView],
+    plan: StagePlan,
+    now_rps: Callable[[ReplicaId], float],
+    rate_rps: Callable[[ReplicaSpec], float],
+) -> Difference:
+    """`replicas` are the stage's replicas that are starting or ready; draining ones are gone already. `now_rps` says
+    what one of them can do on the cores it has, `rate_rps` what a replica of the plan could.
 
     Exact matches are kept first, then replicas that only differ in cores are resized in place where the plan allows it.
     Ready replicas are kept before starting ones and older before newer, so that what goes first is what started last.
@@ -34,20 +50,39 @@ def diff(replicas: Sequence[ReplicaView], plan: StagePlan) -> Difference:
     spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
 
     missing = _match(wanted, spare, same_cores=True)
-    kept_for_resize: list[tuple[ReplicaId, float]] = []
+    resized: list[tuple[ReplicaId, float]] = []
     if plan.in_place:
-        missing = _match(missing, spare, same_cores=False, resized=kept_for_resize)
+        missing = _match(missing, spare, same_cores=False, resized=resized)
 
-    ready = sum(replica.life is Life.READY for replica in replicas)
-    may_stop = max(0, ready - len(wanted))
-    surplus_ready = [replica.id for replica in reversed(spare) if replica.life is Life.READY]
-    starting = [replica.id for replica in reversed(spare) if replica.life is Life.STARTING]
-    return Difference(
-        resize=tuple(kept_for_resize),
-        start=tuple(missing),
-        stop=(*starting, *surplus_ready[:may_stop]),
-        hold=tuple(surplus_ready[may_stop:]),
-    )
+    if not resized and not spare:
+        return Difference((), (), (), tuple(missing), (), ())
+    left_rps = sum(now_rps(replica.id) for replica in replicas if replica.life is Life.READY)
+    needed_rps = min(left_rps, sum(map(rate_rps, wanted))) * (1 - TOLERANCE)
+
+    found = {replica.id: replica for replica in replicas}
+
+    def may_lose(rps: float) -> bool:
+        nonlocal left_rps
+        if left_rps - rps < needed_rps:
+            return False
+        left_rps -= rps
+        return True
+
+    grow, shrink, hold_shrink = [], [], []
+    for id, cores in resized:
+        replica = found[id]
+        if cores >= replica.spec.cores:
+            grow.append((id, cores))
+            continue
+        spec = ReplicaSpec(plan.stage, replica.spec.variant, cores)
+        loses_rps = now_rps(id) - rate_rps(spec) if replica.life is Life.READY else 0.0
+        (shrink if may_lose(loses_rps) else hold_shrink).append((id, cores))
+    stop = [replica.id for replica in reversed(spare) if replica.life is Life.STARTING]
+    hold: list[ReplicaId] = []
+    for replica in reversed(spare):
+        if replica.life is Life.READY:
+            (stop if may_lose(now_rps(replica.id)) else hold).append(replica.id)
+    return Difference(tuple(grow), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold))
 
 
 def _match(

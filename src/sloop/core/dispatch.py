@@ -4,9 +4,11 @@ All decisions are the policies'; this file keeps the promises no policy may brea
 goes to a ready replica, a request ends exactly once, the requests of a lost batch are tried again or answered.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from sloop.actions import Action, End, StartBatch, StopReplica
+from sloop.app.journey import Entered
 from sloop.core.seams import Policies
 from sloop.core.state import Flight, Replica, Running, Stage, State
 from sloop.events import BatchFailed, Cancelled, Finished
@@ -56,11 +58,15 @@ class DataPath:
                 return
         if state.flights is not None:
             assert request.id not in state.flights, f"request {request.id} arrived twice"
-            state.flights[request.id] = flight = Flight(request)
-            flight.open = len(state.sources)
+            state.door.arrive(now_ns, request.deadline_ns - now_ns)
+            if state.flows is not None:
+                state.flows.begin(request.enters)
+            state.flights[request.id] = flight = Flight(request, state.graph)
+            self._enter(now_ns, flight, flight.journey.begin(request.enters))
+            return
         deadline_ns = request.deadline_ns
         for stage in state.sources:
-            # As `_enqueue`, which would be a call for each request.
+            # As `_enter`, which would be a call for each request.
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
             stage.queue.push(Visit(request, stage.name, now_ns, deadline_ns))
             if deadline_ns < stage.expire_ns:
@@ -79,11 +85,12 @@ class DataPath:
             stage.losses = 0
         if self._state.flights is None:
             for visit in visits:  # not a comprehension, which costs a call where most batches are small
-                answer = End(visit.request.id, SERVED) if now_ns <= visit.deadline_ns else _late(now_ns, visit)
-                out.append(answer)
+                id, deadline_ns = visit.request.id, visit.deadline_ns
+                out.append(End(id, SERVED) if now_ns <= deadline_ns else _late(id, now_ns, deadline_ns))
         else:
-            for visit in visits:
-                self._pass_on(now_ns, stage, visit, out)
+            ways = event.ways or ((),) * len(visits)
+            for visit, way in zip(visits, ways, strict=True):
+                self._pass_on(now_ns, stage, visit, way, out)
         if replica.life is DRAINING:  # as `_reuse`, which would be a call for each batch
             out.append(StopReplica(replica.id, "drained"))
         else:
@@ -95,7 +102,7 @@ class DataPath:
         if replica is None or replica.batch is None or replica.batch.id != event.batch:
             return
         for visit in self._release(now_ns, replica).visits:
-            self._end(visit.request.id, Outcome.FAILED, event.error, out)
+            self._end(now_ns, visit.request.id, Outcome.FAILED, event.error, out)
         self._reuse(replica, out)
 
     def give_up(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
@@ -107,7 +114,7 @@ class DataPath:
             visit.attempts += 1
             if visit.attempts >= ATTEMPTS_MAX:
                 why = f"the replica it ran on was lost {visit.attempts} times, last by: {error}"
-                self._end(visit.request.id, Outcome.FAILED, why, out)
+                self._end(now_ns, visit.request.id, Outcome.FAILED, why, out)
             elif self._is_open(visit.request.id):
                 stage.queue.push(visit)
                 stage.monitor.queue(now_ns, 1)
@@ -120,9 +127,9 @@ class DataPath:
             removed = stage.queue.remove_request(request)
             stage.monitor.queue(now_ns, -removed)
             if removed and self._state.flights is None:
-                self._end(request, Outcome.DROPPED, "the client went away", out)
+                self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
         if self._state.flights is not None:
-            self._end(request, Outcome.DROPPED, "the client went away", out)
+            self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
 
     def dispatch(self, now_ns: int, stage: Stage, out: list[Action]) -> int:
         """Give waiting visits to idle replicas for as long as there are both and the batch policy says so.
@@ -135,17 +142,20 @@ class DataPath:
             index = self._route.choose(now_ns, idle, stage.last) if len(idle) > 1 else 0
             replica = idle[index]
             costs_ns, limit = replica.pace.costs_ns, replica.pace.limit
+            alone_ns, full_ns = costs_ns[1] + stage.rest_ns, costs_ns[limit] + stage.rest_full_ns
             for visit in visits[:limit]:
-                if is_hopeless(now_ns, visit, costs_ns[1]) or (flights is not None and visit.request.id not in flights):
-                    self._prune(now_ns, stage, limit, costs_ns[1], out)
+                if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
+                    flights is not None and visit.request.id not in flights
+                ):
+                    self._prune(now_ns, stage, limit, alone_ns, full_ns, out)
                     break
             if not visits:
                 break
-            take = self._batch.decide(now_ns, visits, limit, costs_ns)
+            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.wait_ns)
             if take.skip:
                 for visit in stage.queue.take(take.skip):
                     stage.monitor.queue(now_ns, -1)
-                    self._drop_visit(now_ns, visit, costs_ns[1], CROWDED, out)
+                    self._drop_visit(now_ns, visit, alone_ns, CROWDED, out)
                 continue  # those behind have not been pruned yet
             count = take.count
             if not count:
@@ -161,7 +171,10 @@ class DataPath:
             stage.monitor.start(now_ns, count, millicores)
             # A comprehension is a call of its own, which a batch of one does without.
             ids = (taken[0].request.id,) if count == 1 else tuple([visit.request.id for visit in taken])
-            out.append(StartBatch(batch, id, stage.name, ids))
+            if stage.runs_for_parts:
+                out.append(StartBatch(batch, id, stage.name, ids, tuple([visit.part for visit in taken])))
+            else:
+                out.append(StartBatch(batch, id, stage.name, ids))
         return FOREVER_NS
 
     def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
@@ -170,10 +183,10 @@ class DataPath:
         earliest_ns = FOREVER_NS
         while index < len(visits):
             visit = visits[index]
-            if self._drop.is_hopeless(now_ns, visit, 0):
+            if self._drop.is_hopeless(now_ns, visit, stage.rest_ns, stage.rest_full_ns):
                 stage.queue.remove_at(index)
                 stage.monitor.queue(now_ns, -1)
-                self._drop_visit(now_ns, visit, 0, "no replica was free", out)
+                self._drop_visit(now_ns, visit, stage.rest_ns, "no replica was free", out)
                 continue
             if now_ns < visit.deadline_ns + 1 < earliest_ns:
                 earliest_ns = visit.deadline_ns + 1
@@ -182,20 +195,17 @@ class DataPath:
             earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(visits))
         stage.expire_ns = earliest_ns
 
-    def _enqueue(self, now_ns: int, stage: Stage, visit: Visit) -> None:
-        deadline_ns = visit.deadline_ns
-        stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-        stage.queue.push(visit)
-        if deadline_ns < stage.expire_ns:
-            stage.expire_ns = max(deadline_ns, now_ns) + 1
-
-    def _prune(self, now_ns: int, stage: Stage, limit: int, cost_ns: int, out: list[Action]) -> None:
+    def _prune(  # what the caller has worked out is handed over
+        self, now_ns: int, stage: Stage, limit: int, cost_ns: int, full_ns: int, out: list[Action]
+    ) -> None:
         """Drop the hopeless among those that the next batch would be made of."""
         visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
         index = 0
         while index < limit and index < len(visits):
             visit = visits[index]
-            if is_hopeless(now_ns, visit, cost_ns) or (flights is not None and visit.request.id not in flights):
+            if is_hopeless(now_ns, visit, cost_ns, full_ns) or (
+                flights is not None and visit.request.id not in flights
+            ):
                 stage.queue.remove_at(index)
                 stage.monitor.queue(now_ns, -1)
                 self._drop_visit(now_ns, visit, cost_ns, "", out)
@@ -217,41 +227,66 @@ class DataPath:
         else:
             replica.stage.add_idle(replica)
 
-    def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, out: list[Action]) -> None:
-        """A visit of a graph is over: enter the stages whose predecessors are all done, or answer."""
+    def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, ways: Sequence[int], out: list[Action]) -> None:
+        """A visit of a graph is over: enter the stages that follow from it, or answer."""
         flights = self._state.flights
         assert flights is not None
-        flight = flights.get(visit.request.id)
+        request = visit.request
+        flight = flights.get(request.id)
         if flight is None:
             return
-        flight.done.add(stage.name)
-        flight.open -= 1
-        entered = [after for after in stage.successors if flight.done.issuperset(after.after)]
-        flight.open += len(entered)
-        if not flight.open:
-            del flights[visit.request.id]
-            out.append(End(visit.request.id, SERVED) if now_ns <= visit.deadline_ns else _late(now_ns, visit))
-        for following in entered:
-            onward = Visit(visit.request, following.name, now_ns, visit.deadline_ns)
-            self._enqueue(now_ns, following, onward)
+        for count, (target, most) in zip(ways, stage.parts_max, strict=False):
+            if count > most:
+                why = f"{stage.name} gave {count} parts to {target}, which takes {most} of a request at most"
+                self._end(now_ns, request.id, Outcome.FAILED, why, out)
+                return
+        if self._state.flows is not None:
+            self._state.flows.passed(stage.name, ways)
+        journey = flight.journey
+        entered = journey.finish(stage.name, visit.part, ways)
+        if journey.open:
+            self._enter(now_ns, flight, entered)
+            return
+        del flights[request.id]
+        self._state.door.queue(now_ns, -1)
+        deadline_ns = request.deadline_ns
+        if self._state.graph.has_deadlines:
+            deadline_ns = journey.deadline_ns(request.sent_ns, request.slo_ns, ended=True)
+        out.append(End(request.id, SERVED) if now_ns <= deadline_ns else _late(request.id, now_ns, deadline_ns))
+
+    def _enter(self, now_ns: int, flight: Flight, entered: Entered) -> None:
+        """Queue a request of a graph, or parts of it, at the stages it has come to."""
+        request, stages = flight.request, self._state.stages
+        deadline_ns = request.deadline_ns
+        if self._state.graph.has_deadlines:
+            deadline_ns = flight.journey.deadline_ns(request.sent_ns, request.slo_ns)
+        for name, part in entered:
+            stage = stages[name]
+            stage.monitor.arrive(now_ns, deadline_ns - now_ns)
+            stage.queue.push(Visit(request, name, now_ns, deadline_ns, 0, part))
+            if deadline_ns < stage.expire_ns:
+                stage.expire_ns = max(deadline_ns, now_ns) + 1
 
     def _drop_visit(self, now_ns: int, visit: Visit, cost_ns: int, why: str, out: list[Action]) -> None:
         slack_ms = to_ms(visit.deadline_ns - now_ns)
-        detail = f"slack {slack_ms:.1f} ms at {visit.stage}, where a batch of one takes {to_ms(cost_ns):.1f} ms"
-        self._end(visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out)
+        needed = "where a batch of one takes" if self._state.flights is None else "where the least to the answer is"
+        detail = f"slack {slack_ms:.1f} ms at {visit.stage}, {needed} {to_ms(cost_ns):.1f} ms"
+        self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out)
 
     def _is_open(self, request: RequestId) -> bool:
         """Whether the request has not ended. In an application of one stage whatever waits is open."""
         return self._state.flights is None or request in self._state.flights
 
-    def _end(self, request: RequestId, outcome: Outcome, why: str, out: list[Action]) -> None:
+    def _end(self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action]) -> None:
         """End a request other than by serving it; a request of a graph may have ended on another branch."""
         flights = self._state.flights
-        if flights is not None and flights.pop(request, None) is None:
-            return
+        if flights is not None:
+            if flights.pop(request, None) is None:
+                return
+            self._state.door.queue(now_ns, -1)
         out.append(End(request, outcome, why))
 
 
-def _late(now_ns: int, visit: Visit) -> End:
-    late_ms = to_ms(now_ns - visit.deadline_ns)
-    return End(visit.request.id, Outcome.LATE, f"finished {late_ms:.1f} ms after its deadline")
+def _late(request: RequestId, now_ns: int, deadline_ns: int) -> End:
+    late_ms = to_ms(now_ns - deadline_ns)
+    return End(request, Outcome.LATE, f"finished {late_ms:.1f} ms after its deadline")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sloop.core.views import ClusterView, NodeView, StageView
+from sloop.core.views import ClusterView, NodeView, Traffic
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit
 
@@ -37,9 +37,12 @@ class Take(Struct, frozen=True, gc=False):
 class Batch(Protocol):
     """How many of the waiting visits to run now on an idle replica."""
 
-    def decide(self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> Take:
+    def decide(
+        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+    ) -> Take:
         """`queue` is in queue order and not empty; `limit` ≥ 1 is the largest batch allowed;
-        `costs_ns[n]` is the believed duration of a batch of n on this replica, for n ≤ limit."""
+        `costs_ns[n]` is the believed duration of a batch of n on this replica, for n ≤ limit;
+        `wait_ns` is how long the plan in force finds a full batch worth waiting for."""
         ...
 
 
@@ -67,8 +70,10 @@ class Route(Protocol):
 class Drop(Protocol):
     """Whether a waiting visit should be given up. Asked when a batch is formed, from the head of the queue on."""
 
-    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int) -> bool:
-        """`cost_ns` is the believed duration of the visit alone, on the replica that is free."""
+    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
+        """`cost_ns` is the least time its request is believed to need from here to the answer: the visit alone on the
+        replica that is free, then alone at every stage still to come. `full_ns` is the same in full batches of the
+        plan."""
         ...
 
 
@@ -92,9 +97,11 @@ class Place(Protocol):
 
 
 class Forecast(Protocol):
-    """How many requests per second to expect at a stage."""
+    """How many requests per second to expect."""
 
-    def demand_rps(self, now_ns: int, stage: StageView) -> float: ...
+    def demand_rps(self, now_ns: int, door: Traffic) -> float:
+        """`door` counts the requests that have come to the application."""
+        ...
 
 
 class Scale(Protocol):

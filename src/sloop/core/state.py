@@ -11,12 +11,15 @@ from typing import cast
 
 from msgspec import Struct
 
+from sloop.app.graph import Graph
+from sloop.app.journey import Journey
+from sloop.core.flows import Flows
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
 from sloop.core.queue import Queue
 from sloop.core.seams import Order
 from sloop.core.views import Belief, ReplicaView, StageView
-from sloop.units import FOREVER_NS, s
+from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
 STUCK_FACTOR = 20
@@ -104,6 +107,11 @@ class Replica:
         self.batch: Running | None = None
         self.batches = 0
 
+    @property
+    def is_giving_back(self) -> bool:
+        """Whether it is about to leave cores to others."""
+        return self.life is Life.DRAINING or self.target_cores < self.cores
+
     def view(self) -> ReplicaView:
         """As policies see it, with the cores it was last asked to have."""
         spec = self.spec
@@ -127,14 +135,18 @@ class Stage:
         "monitor",
         "name",
         "paces",
+        "parts_max",
         "queue",
         "ready",
         "replicas",
+        "rest_full_ns",
+        "rest_ns",
         "restart_ns",
+        "runs_for_parts",
         "short",
         "start_ns",
-        "successors",
         "visit_ns",
+        "wait_ns",
     )
 
     def __init__(
@@ -143,7 +155,9 @@ class Stage:
         self.name = name
         self.after = after
         self.beliefs = beliefs
-        self.successors: tuple[Stage, ...] = ()
+        self.runs_for_parts = False
+        self.parts_max: tuple[tuple[str, int], ...] = ()
+        """For each edge that leads away, its target and how many parts of one request may take it."""
         self.queue = Queue(order)
         self.monitor = Monitor(bucket_ns)
         self.replicas: dict[ReplicaId, Replica] = {}
@@ -156,6 +170,10 @@ class Stage:
         """The replica the router chose last."""
         self.limit = 1
         """The largest batch the plan allows."""
+        self.wait_ns = 0
+        """How long the plan finds a full batch worth waiting for."""
+        self.rest_ns = self.rest_full_ns = 0
+        """Believed least time from leaving this stage to the answer, in batches of one, and in full ones."""
         self.start_ns = 0
         """Believed time until the first replica is ready; 0 where one is. With `visit_ns`, what admission is told."""
         self.visit_ns = 0
@@ -180,6 +198,28 @@ class Stage:
         self.start_ns = 0 if ready_per_ns else max(belief.load_ns for belief in self.beliefs.values())
         per_ns = ready_per_ns or starting_per_ns
         self.visit_ns = round(1 / per_ns) if per_ns else 0
+
+    def least_ns(self) -> tuple[int, int]:
+        """Believed duration of a batch of one, and of a full one, on the fastest replicas there are; 0 without any."""
+        paces = [p for p in self.paces.values() if p.ready] or [p for p in self.paces.values() if p.starting]
+        alone_ns = min((pace.costs_ns[1] for pace in paces if pace.limit), default=0)
+        return alone_ns, min((pace.costs_ns[pace.limit] for pace in paces), default=0)
+
+    def rate_rps(self, variant: str, cores: float) -> float:
+        """What one replica of a variant on so many cores is believed to do, in the largest batches the plan allows."""
+        costs_ns = self.beliefs[variant].costs_ns(cores)
+        batch = min(self.limit, len(costs_ns) - 1)
+        return batch * NS_PER_S / costs_ns[batch]
+
+    def now_rps(self, id: ReplicaId) -> float:
+        """What a replica is believed to do on the cores it has, or on those it will have if they are fewer."""
+        replica = self.replicas[id]
+        return self.rate_rps(replica.spec.variant, min(replica.cores, replica.target_cores))
+
+    @property
+    def expects(self) -> bool:
+        """Whether replicas are on their way: started and not ready, or about to leave room."""
+        return any(r.life is Life.STARTING or r.is_giving_back for r in self.replicas.values())
 
     def pace(self, variant: str, cores: float) -> Pace:
         """That of replicas of a variant on so many cores."""
@@ -224,7 +264,7 @@ class Stage:
         assert self.idle[at] is replica, f"replica {replica.id} is not idle"
         del self.idle[at]
 
-    def view(self, now_ns: int, slo_ns: int) -> StageView:
+    def view(self, slo_ns: int, visits: float) -> StageView:
         """As policies see it. Draining replicas are gone for them."""
         return StageView(
             name=self.name,
@@ -236,6 +276,7 @@ class Stage:
             running=self.monitor.running,
             buckets=tuple(self.monitor.buckets),
             bucket_ns=self.monitor.bucket_ns,
+            visits=visits,
         )
 
 
@@ -246,14 +287,11 @@ def _by_id(replica: Replica) -> ReplicaId:
 class Flight:
     """A request on its way through a graph of several stages."""
 
-    __slots__ = ("done", "open", "request")
+    __slots__ = ("journey", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, graph: Graph) -> None:
         self.request = request
-        self.open = 0
-        """Visits that wait or run."""
-        self.done: set[str] = set()
-        """Stages it has passed."""
+        self.journey = Journey(graph)
 
 
 class State:
@@ -261,8 +299,11 @@ class State:
 
     __slots__ = (
         "batch_ids",
+        "door",
         "draining",
         "flights",
+        "flows",
+        "graph",
         "ledger",
         "next_replica",
         "replicas",
@@ -271,17 +312,44 @@ class State:
         "stages",
     )
 
-    def __init__(self, stages: Sequence[Stage], slo_ns: int, nodes: Sequence[Node]) -> None:
+    def __init__(self, stages: Sequence[Stage], graph: Graph, nodes: Sequence[Node]) -> None:
         self.stages = {stage.name: stage for stage in stages}
-        self.sources = tuple(stage for stage in stages if not stage.after)
-        self.slo_ns = slo_ns
+        self.graph = graph
+        self.sources = tuple(self.stages[name] for name in graph.entries)
+        for stage in stages:
+            stage.runs_for_parts = bool(graph.scopes[stage.name])
+            stage.parts_max = tuple((edge.target, graph.parts_max(edge)) for edge in graph.edges[stage.name])
+        self.slo_ns = graph.slo_ns
         self.replicas: dict[ReplicaId, Replica] = {}
         self.ledger = Ledger(nodes)
         self.flights: dict[RequestId, Flight] | None = {} if len(stages) > 1 else None
         """None for an application of one stage, whose requests are where their only visit is."""
+        self.door = stages[0].monitor if len(stages) == 1 else Monitor(stages[0].monitor.bucket_ns)
+        """What comes to the application; of several stages, those inside it count as waiting."""
+        self.flows = None if len(stages) == 1 or (graph.is_plain and not graph.ways) else Flows(graph)
+        """None where every request visits every stage once."""
         self.batch_ids = cast(Iterator[BatchId], count())
         self.next_replica = 0
         self.draining = False
+
+    def visits(self) -> Mapping[str, float]:
+        """How often a request visits each stage, as far as is known."""
+        return self.flows.visits() if self.flows is not None else dict.fromkeys(self.stages, 1.0)
+
+    def look_ahead(self) -> None:
+        """Bring up to date how long requests have still to go from each stage on. Of alternatives the quickest counts;
+        what may be left out counts for nothing."""
+        least_ns = {name: stage.least_ns() for name, stage in self.stages.items()}
+        for name in reversed(self.stages):
+            stage = self.stages[name]
+            sure, either = [(0, 0)], []
+            for edge in self.graph.edges[name]:
+                after, own_ns = self.stages[edge.target], least_ns[edge.target]
+                onward_ns = own_ns[0] + after.rest_ns, own_ns[1] + after.rest_full_ns
+                (either if edge.when is not None else sure).append(onward_ns)
+            if either and self.graph.is_exhaustive(name):
+                sure.append((min(alone for alone, _ in either), min(full for _, full in either)))
+            stage.rest_ns, stage.rest_full_ns = max(alone for alone, _ in sure), max(full for _, full in sure)
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica on in its life, keeping the stage's counts right."""
@@ -292,7 +360,7 @@ class State:
             sign = 1 if life is Life.READY else -1
             stage.ready += sign
             stage.monitor.ready(now_ns, sign * replica.millicores)
-        stage.refresh()
+        self._refresh(stage)
 
     def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
         """A resize took effect."""
@@ -303,7 +371,7 @@ class State:
         replica.pace.count(replica.life, 1)
         replica.cores = cores
         replica.millicores = millicores(cores)
-        replica.stage.refresh()
+        self._refresh(replica.stage)
 
     def forget(self, now_ns: int, replica: Replica) -> None:
         """A replica is gone: give back all it holds."""
@@ -313,4 +381,9 @@ class State:
         self.ledger.release(replica.id)
         del self.replicas[replica.id]
         replica.stage.remove(replica)
-        replica.stage.refresh()
+        self._refresh(replica.stage)
+
+    def _refresh(self, stage: Stage) -> None:
+        stage.refresh()
+        if self.flights is not None:
+            self.look_ahead()

@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sloop.units import NS_PER_S
-from sloop.vocabulary import Life, Node, Plan, ReplicaId, ReplicaSpec, Visit
+from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec, Visit
 
 
 class Belief(Protocol):
@@ -72,26 +72,12 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Requests in its current batch; 0 when idle."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageView:
-    """One stage at a control tick. Buckets are complete ones, oldest first, the last ending at or before now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What arrived, and what became of it, in buckets: complete ones, oldest first, the last ending at or before now."""
 
-    name: str
-    slo_ns: int
-    """The application's end-to-end SLO."""
-    after: tuple[str, ...]
-    variants: Mapping[str, Belief]
-    replicas: tuple[ReplicaView, ...]
-    queue: tuple[Visit, ...]
-    """Waiting visits in queue order."""
-    running: int
-    """Requests being executed now."""
     buckets: Sequence[Bucket]
     bucket_ns: int
-
-    def count(self, life: Life) -> int:
-        """Replicas in this state of life."""
-        return sum(replica.life is life for replica in self.replicas)
 
     def window(self, length_ns: int) -> Sequence[Bucket]:
         """The last buckets that make up `length_ns`, fewer at the start of a run."""
@@ -105,7 +91,7 @@ class StageView:
         return sum(bucket.arrivals for bucket in window) * NS_PER_S / (len(window) * self.bucket_ns)
 
     def concurrency(self, length_ns: int) -> float:
-        """Mean number of requests in the stage, waiting or running, over the last `length_ns`."""
+        """Mean number of requests inside, waiting or running, over the last `length_ns`."""
         window = self.window(length_ns)
         if not window:
             return 0.0
@@ -116,6 +102,28 @@ class StageView:
         window = self.window(length_ns)
         ready = sum(bucket.ready_core_ns for bucket in window)
         return sum(bucket.busy_core_ns for bucket in window) / ready if ready else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView(Traffic):
+    """One stage at a control tick."""
+
+    name: str
+    slo_ns: int
+    """The application's end-to-end SLO."""
+    after: tuple[str, ...]
+    variants: Mapping[str, Belief]
+    replicas: tuple[ReplicaView, ...]
+    queue: tuple[Visit, ...]
+    """Waiting visits in queue order."""
+    running: int
+    """Requests being executed now."""
+    visits: float = 1.0
+    """How often a request is believed to visit the stage: less than once behind a branch, more behind a fan-out."""
+
+    def count(self, life: Life) -> int:
+        """Replicas in this state of life."""
+        return sum(replica.life is life for replica in self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +146,10 @@ class ClusterView:
     plan: Plan | None
     """The plan in force."""
     demand_rps: Mapping[str, float]
-    """Per stage, the forecast policy's answer."""
+    """Per stage, the forecast for the door times the visits a request makes."""
+    door: Traffic
+    """Requests that arrive at the application."""
+    forecast_rps: float
+    """The forecast policy's answer: requests per second to expect at the door."""
+    paths: tuple[Path, ...]
+    """Every way through the graph from an entry to an end, with its deadline."""

@@ -29,7 +29,9 @@ class Deadline:
     def __post_init__(self) -> None:
         at_least("wait_ns", self.wait_ns, 0)
 
-    def decide(self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> Take:
+    def decide(
+        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+    ) -> Take:
         skip, count = 0, _affordable(queue[0].deadline_ns - now_ns, limit, costs_ns)
         if count < min(limit, len(queue)):
             visible = min(len(queue), limit * LOOKAHEAD_BATCHES)

@@ -22,7 +22,9 @@ class Slack:
     def __post_init__(self) -> None:
         at_least("guard_ns", self.guard_ns, 0)
 
-    def decide(self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> Take:
+    def decide(
+        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+    ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
         tightest_ns = min(visit.deadline_ns for visit in queue)

@@ -25,7 +25,9 @@ class Timeout:
         at_least("size", self.size, 0)
         at_least("wait_ns", self.wait_ns, 0)
 
-    def decide(self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> Take:
+    def decide(
+        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+    ) -> Take:
         size = min(self.size or limit, limit)
         if len(queue) >= size:
             return Take(count=size)

@@ -20,6 +20,6 @@ class Age:
     def __post_init__(self) -> None:
         above("limit", self.limit, 0)
 
-    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int) -> bool:
+    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         request = visit.request
         return now_ns - request.sent_ns > self.limit * request.slo_ns

@@ -12,5 +12,5 @@ from sloop.vocabulary import Visit
 class Never:
     """Nothing is hopeless."""
 
-    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int) -> bool:
+    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         return False

@@ -19,5 +19,5 @@ class Predictive:
     def __post_init__(self) -> None:
         at_least("trust", self.trust, 0)
 
-    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int) -> bool:
+    def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         return self.trust * cost_ns > visit.deadline_ns - now_ns

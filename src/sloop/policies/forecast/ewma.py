@@ -6,7 +6,7 @@ approaches only at the pace of its half-life, upwards as well as downwards.
 
 from dataclasses import dataclass
 
-from sloop.core.views import StageView
+from sloop.core.views import Traffic
 from sloop.policies.bounds import above
 from sloop.units import NS_PER_S, s
 
@@ -20,10 +20,10 @@ class Ewma:
     def __post_init__(self) -> None:
         above("half_life_ns", self.half_life_ns, 0)
 
-    def demand_rps(self, now_ns: int, stage: StageView) -> float:
-        decay = 0.5 ** (stage.bucket_ns / self.half_life_ns)
+    def demand_rps(self, now_ns: int, door: Traffic) -> float:
+        decay = 0.5 ** (door.bucket_ns / self.half_life_ns)
         weighted, weights = 0.0, 0.0
-        for bucket in stage.buckets:  # oldest first, so every step ages all that came before
+        for bucket in door.buckets:  # oldest first, so every step ages all that came before
             weighted = weighted * decay + bucket.arrivals
             weights = weights * decay + 1.0
-        return weighted * NS_PER_S / (weights * stage.bucket_ns) if weights else 0.0
+        return weighted * NS_PER_S / (weights * door.bucket_ns) if weights else 0.0

@@ -5,7 +5,7 @@ What Sponge and FA2 do: purely reactive. Fails on a ramp, where it is always one
 
 from dataclasses import dataclass
 
-from sloop.core.views import StageView
+from sloop.core.views import Traffic
 from sloop.policies.bounds import above
 from sloop.units import s
 
@@ -19,5 +19,5 @@ class Last:
     def __post_init__(self) -> None:
         above("window_ns", self.window_ns, 0)
 
-    def demand_rps(self, now_ns: int, stage: StageView) -> float:
-        return stage.rate_rps(self.window_ns)
+    def demand_rps(self, now_ns: int, door: Traffic) -> float:
+        return door.rate_rps(self.window_ns)

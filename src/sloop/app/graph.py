@@ -1,0 +1,219 @@
+"""The graph of an application: which stage hands what to which, once or in parts, always or only sometimes.
+
+Promises the one reading of `after`, `when`, `each`, `join` and `entry` that core, server, simulator and checkers share:
+
+- A stage is entered once every stage before it has finished or is known to be left out, if at least one of them sends
+  it something; otherwise it is left out too, and those after it are told.
+- `when` sends something only where an output of the stage before says so.
+- `each` enters a stage once for every row of an output of the stage before: its parts. Stages after it run for each
+  part as well, until one joins them. A join is entered when all parts are done.
+
+Knows no tensors, requests or policies: how many parts a request has is found out while it is served.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+from sloop.errors import InputError
+from sloop.vocabulary import Path
+
+PARTS_MAX: Final = 1_000
+"""Parts one request may have unless `most` says otherwise: what a wrong output could cost is bounded."""
+SURE: Final = 0.999
+"""Shares of alternatives that sum up to so much leave none out."""
+PATHS_MAX: Final = 10_000
+"""Paths through a graph; more could not be planned for one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """An edge that is taken only by some requests: those for which `output` of stage `of` is one of `values`, or not 0
+    where none are given. `share` is how many are believed to be so, 0 to 1, until it is measured."""
+
+    of: str
+    output: str = ""
+    """Empty for a stage that is only planned and simulated."""
+    values: tuple[int, ...] = ()
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """An edge that is taken once for every row of `output` of stage `of`; a request with more than `most` fails."""
+
+    of: str
+    output: str = ""
+    mean: float = 1.0
+    """Parts a request is believed to have, until that is measured."""
+    most: int = PARTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage's place in the graph."""
+
+    name: str
+    after: tuple[str, ...] = ()
+    when: tuple[When, ...] = ()
+    each: Each | None = None
+    join: bool = False
+    entry: bool = False
+    """Whether requests may begin here although other stages come before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """From one stage to one after it. `one`: a request or part goes on; `each`: it is taken apart; `join`: parts meet."""
+
+    source: str
+    target: str
+    kind: Literal["one", "each", "join"]
+    when: When | None = None
+
+
+class Graph:
+    """The steps of an application in topological order, and what follows from them.
+
+    InputError, naming the stage, for steps that fit no graph: see `scopes_of`.
+    """
+
+    def __init__(self, steps: Sequence[Step], ways: Sequence[Path] = (), slo_ns: int = 0) -> None:
+        self.steps = {step.name: step for step in steps}
+        self.ways = tuple(ways)
+        """Paths with deadlines or shares of their own."""
+        self.slo_ns = slo_ns
+        self.scopes = scopes_of(steps)
+        """For each stage the `each` stage whose parts it runs for; "" where it runs once."""
+        self.entries = tuple(step.name for step in steps if step.entry or not step.after)
+        self.edges: Mapping[str, tuple[Edge, ...]] = {
+            step.name: tuple(self._edge(step.name, other) for other in steps if step.name in other.after)
+            for step in steps
+        }
+        """Per stage, those that lead away from it, in the order of their targets; empty for a last one."""
+        self.told_by = {step.name: len(step.after) + (step.name in self.entries) for step in steps}
+        """By how many a stage must be told before it is known whether it is entered."""
+        self.has_deadlines = any(path.slo_ns != slo_ns for path in self.ways)
+        """Whether the deadline depends on which path a request turns out to be on."""
+        self.on = {
+            name: sum(1 << bit for bit, path in enumerate(self.ways) if name in path.stages) for name in self.steps
+        }
+        """Per stage which of the declared paths lead through it, as bits."""
+        self.is_plain = not any(step.each or step.when or (step.entry and step.after) for step in steps)
+        """Whether every request visits every stage once."""
+
+    def _edge(self, source: str, target: Step) -> Edge:
+        when = next((when for when in target.when if when.of == source), None)
+        if target.each is not None:
+            return Edge(source, target.name, "each", when)
+        return Edge(source, target.name, "join" if target.join and self.scopes[source] else "one", when)
+
+    def parts_max(self, edge: Edge) -> int:
+        """How many parts of one request may take an edge: 1 unless it takes apart."""
+        each = self.steps[edge.target].each
+        return each.most if edge.kind == "each" and each is not None else 1
+
+    def is_exhaustive(self, stage: str) -> bool:
+        """Whether of the edges away from a stage that have a condition one is believed to be taken by every request."""
+        edges = [edge for edge in self.edges[stage] if edge.when is not None]
+        return len({edge.when.output for edge in edges if edge.when}) == 1 and sum(map(self.likelihood, edges)) >= SURE
+
+    def inside(self, scope: str) -> tuple[str, ...]:
+        """The stages that run for the parts made at stage `scope`, itself first."""
+        return tuple(name for name, own in self.scopes.items() if own == scope)
+
+    def likelihood(self, edge: Edge) -> float:
+        """How many of those that finish the source are believed to take the edge; alternatives share evenly unless
+        told."""
+        if edge.when is None:
+            return 1.0
+        if edge.when.share is not None:
+            return edge.when.share
+        rivals = [other.when for other in self.edges[edge.source] if other.when is not None]
+        told = [rival.share for rival in rivals if rival.output == edge.when.output and rival.share is not None]
+        untold = sum(rival.output == edge.when.output and rival.share is None for rival in rivals)
+        return max(0.0, 1.0 - sum(told)) / max(untold, 2 - len(told))
+
+    def shares(self) -> dict[tuple[str, str], float]:
+        """How many visits to an edge's target follow from one to its source, as believed: from the declared paths where
+        there are any, else from the edges. "" is the source of an entry: how many requests begin there."""
+        shares = {("", name): 1.0 for name in self.entries}
+        for source, edges in self.edges.items():
+            for edge in edges:
+                each = self.steps[edge.target].each
+                shares[source, edge.target] = self.likelihood(edge) * (each.mean if edge.kind == "each" and each else 1)
+        if self.ways:
+            among = [(("", *path.stages), path.share) for path in self.ways]
+            for source, target in shares:
+                past = sum(share for stages, share in among if source in stages)
+                taken = sum(share for stages, share in among if (source, target) in pairwise(stages))
+                shares[source, target] = taken / past if past else 0.0
+        return shares
+
+    def visits(self, shares: Mapping[tuple[str, str], float] | None = None) -> dict[str, float]:
+        """How often a request visits each stage, by what is believed, or measured, of the `shares` of all edges."""
+        shares = shares or self.shares()
+        visits: dict[str, float] = {}
+        for name, step in self.steps.items():
+            scope = self.scopes[name]
+            most = visits.get(scope, 1.0) if scope != name else float("inf")
+            coming = shares.get(("", name), 0.0)
+            for source in step.after:
+                meet = step.join and self.scopes[source]
+                coming += (min(1.0, visits[source]) if meet else visits[source]) * shares[source, name]
+            visits[name] = min(most, coming)
+        return visits
+
+    def paths(self) -> tuple[Path, ...]:
+        """The declared paths; without any, every chain from an entry to a last stage, with the share of requests
+        believed to go along all of it. InputError for more than can be planned for."""
+        if self.ways:
+            return self.ways
+        found: list[Path] = []
+        for entry in self.entries:
+            open: list[tuple[tuple[str, ...], float]] = [((entry,), 1.0)]
+            while open:
+                chain, share = open.pop()
+                edges = self.edges[chain[-1]]
+                if not edges:
+                    found.append(Path(chain, self.slo_ns, share))
+                open += [((*chain, edge.target), share * self.likelihood(edge)) for edge in reversed(edges)]
+                if len(found) + len(open) > PATHS_MAX:
+                    raise InputError(f"more than {PATHS_MAX} paths lead through the stages", help="join some of them")
+        return tuple(found)
+
+
+def scopes_of(steps: Sequence[Step]) -> dict[str, str]:
+    """For each stage the `each` stage for whose parts it runs, "" where it runs once for a request.
+
+    InputError where parts would be taken apart again, or meet what has none without a join.
+    """
+    scopes: dict[str, str] = {}
+    for step in steps:
+        before = {name: scopes[name] for name in step.after}
+        parted = [name for name, scope in before.items() if scope]
+        if step.each is not None:
+            if parted:
+                what = f"stage {step.name!r} takes apart what comes from {parted[0]!r}, which is a part already"
+                raise InputError(what, where=step.name, help="join the parts first: `join: true` at a stage between")
+            if len(step.after) > 1:
+                what = f"stage {step.name!r} has `each` and comes after {len(step.after)} stages"
+                raise InputError(what, where=step.name, help="let it come after the one whose output it takes apart")
+            scopes[step.name] = step.name
+        elif step.join:
+            if not parted:
+                what = f"stage {step.name!r} joins, and nothing before it runs in parts"
+                raise InputError(what, where=step.name, help="remove `join`, or add `each` to a stage before it")
+            scopes[step.name] = ""
+        else:
+            kinds = set(before.values())
+            if len(kinds) > 1:
+                shown = ", ".join(f"{name} ({scope or 'whole'})" for name, scope in before.items())
+                what = f"stage {step.name!r} comes after stages that run for different parts: {shown}"
+                raise InputError(what, where=step.name, help="add `join: true`, so that it waits for all parts")
+            scopes[step.name] = kinds.pop() if kinds else ""
+        if step.entry and scopes[step.name]:
+            what = f"stage {step.name!r} runs for parts, and no request can begin with one"
+            raise InputError(what, where=step.name, help="remove `entry`")
+    return scopes
