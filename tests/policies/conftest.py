@@ -1,16 +1,17 @@
 """Values policies are shown, written as short literals: visits, idle replicas, nodes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from msgspec import Struct
 
-from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import ms, s
-from sloop.vocabulary import Life, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
 
 class Idle(Struct, frozen=True):
@@ -46,7 +47,7 @@ def make_node(
 def make_arrivals(*counts: int, bucket_ns: int = s(1)) -> StageView:
     """A stage that has seen `counts` arrivals in its last buckets, oldest first, and nothing else."""
     buckets = [Bucket(index * bucket_ns, arrivals=count) for index, count in enumerate(counts)]
-    return StageView("stage", s(1), (), {}, (), (), 0, buckets, bucket_ns)
+    return replace(make_stage(*buckets), bucket_ns=bucket_ns)
 
 
 def make_belief(profile: Profile = YOLOV5S_S) -> Belief:
@@ -60,19 +61,45 @@ def make_stage(
     queue: Sequence[Visit] = (),
     replicas: Sequence[ReplicaView] = (),
     slo_ms: float = 1000,
+    variants: Mapping[str, Belief] | None = None,
 ) -> StageView:
-    """A stage with one variant, `v`, that has seen `buckets` of a second each, oldest first."""
-    variants = {"v": belief or make_belief()}
-    return StageView(name, ms(slo_ms), (), variants, tuple(replicas), tuple(queue), 0, buckets, s(1))
+    """A stage with one variant, `v`, unless told otherwise, that has seen `buckets` of a second each, oldest first."""
+    return StageView(
+        name=name,
+        slo_ns=ms(slo_ms),
+        after=(),
+        variants={"v": belief or make_belief()} if variants is None else variants,
+        replicas=tuple(replicas),
+        queue=tuple(queue),
+        running=0,
+        buckets=buckets,
+        bucket_ns=s(1),
+    )
 
 
 def make_view(
-    *stages: StageView, cores: float = 64, plan: Plan | None = None, rates: Mapping[str, float] | None = None
+    *stages: StageView,
+    cores: float = 64,
+    nodes: Sequence[NodeView] | None = None,
+    plan: Plan | None = None,
+    rates: Mapping[str, float] | None = None,
+    paths: Sequence[Path] = (),
 ) -> ClusterView:
-    """The cluster: one node, and as demand what came in each stage's last second."""
+    """The cluster: one node unless told otherwise, and as demand what came in each stage's last second; its stages form
+    a chain unless paths are told."""
     node = NodeView(Node("n", "local", cores, 1 << 30), cores, 1 << 30, {})
     demand = {stage.name: stage.rate_rps() for stage in stages} | dict(rates or {})
-    return ClusterView(stages, (node,), plan, demand)
+    door = Traffic(buckets=stages[0].buckets, bucket_ns=stages[0].bucket_ns)
+    chain = Path(tuple(stage.name for stage in stages), stages[0].slo_ns)
+    return ClusterView(
+        stages=stages,
+        nodes=(node,) if nodes is None else tuple(nodes),
+        plan=plan,
+        demand_rps=demand,
+        door=door,
+        forecast_rps=demand[stages[0].name],
+        paths=tuple(paths) or (chain,),
+    )
 
 
 def make_replica(number: int, life: Life = Life.READY, *, cores: float = 1.0, since_ns: int = 0) -> ReplicaView:

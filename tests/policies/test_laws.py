@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.core.seams import Take
-from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.core.views import Bucket, NodeView, ReplicaView, StageView
 from sloop.policies import POLICIES
 from sloop.policies.build import build
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from tests.policies.conftest import make_stage, make_view
 
 BELIEF = Estimate(YOLOV5S_S, correct=False)
 laws = settings(max_examples=50, deadline=None)
@@ -152,7 +153,7 @@ def stage_of(counts: Sequence[int], ready: int, starting: int, queue: Sequence[V
         )
         for at, count in enumerate(counts)
     ]
-    return StageView("stage", s(1), (), {"v": BELIEF}, replicas, tuple(queue), 0, buckets, s(1))
+    return make_stage(*buckets, belief=BELIEF, queue=queue, replicas=replicas)
 
 
 @pytest.mark.parametrize("name", POLICIES["forecast"])
@@ -183,7 +184,7 @@ def test_plans_can_be_carried_out(name: str, history: list[tuple[list[int], int,
     for step, (counts, ready, starting) in enumerate(history):
         now_s = 60 + 15 * step
         stage = stage_of(counts, ready, starting, queue, now_s)
-        view = ClusterView((stage,), (node,), plan, {"stage": stage.rate_rps()})
+        view = make_view(stage, nodes=(node,), plan=plan)
         answer = twice(policy, "plan", s(now_s), view)
         assert answer == again.plan(s(now_s), view)
         if answer is None:

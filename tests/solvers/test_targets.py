@@ -4,15 +4,16 @@ from collections import deque
 
 import pytest
 
-from sloop.core.views import ClusterView, NodeView, StageView
+from sloop.core.views import NodeView
 from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import targets
-from sloop.units import ms, s
+from sloop.units import ms
 from sloop.vocabulary import Group, Node, ReplicaSpec, StagePlan
+from tests.policies.conftest import make_stage, make_view
 
-STAGE = StageView("detect", s(1), (), {"small": Estimate(YOLOV5S_S), "large": Estimate(YOLOV5S_S)}, (), (), 0, (), s(1))
+STAGE = make_stage(name="detect", variants={"small": Estimate(YOLOV5S_S), "large": Estimate(YOLOV5S_S)})
 
 
 def test_the_first_variant_unless_another_is_wanted() -> None:
@@ -35,14 +36,14 @@ def test_the_largest_batch_within_a_time(cores: float, limit_ms: float, expected
 
 def test_the_largest_node_bounds_a_replica() -> None:
     nodes = tuple(NodeView(Node(name, "local", cores, 1), 0, 0, {}) for name, cores in (("a", 4.0), ("b", 16.0)))
-    assert targets.node_cores_max(ClusterView((STAGE,), nodes, None, {})) == 16
-    assert targets.node_cores_max(ClusterView((STAGE,), (), None, {})) == float("inf")
+    assert targets.node_cores_max(make_view(STAGE, nodes=nodes)) == 16
+    assert targets.node_cores_max(make_view(STAGE, nodes=())) == float("inf")
 
 
 def test_cores_on_offer_end_with_the_largest_node() -> None:
     def choices(node_cores: float, *offered: float) -> list[float]:
         node = NodeView(Node("n", "local", node_cores, 1), 0, 0, {})
-        return targets.core_choices(ClusterView((STAGE,), (node,), None, {}), offered, 3, "vpa")
+        return targets.core_choices(make_view(STAGE, nodes=(node,)), offered, 3, "vpa")
 
     assert choices(2) == [1, 2]
     assert choices(16) == [1, 2, 3]
@@ -58,9 +59,9 @@ def test_hysteresis_goes_up_at_once_and_down_when_all_agree() -> None:
 
 
 def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:
-    assert targets.one_stage(ClusterView((STAGE,), (), None, {}), "sponge") is STAGE
+    assert targets.one_stage(make_view(STAGE, nodes=()), "sponge") is STAGE
     with pytest.raises(InputError, match="system sponge serves one model, and the application has 2 stages"):
-        targets.one_stage(ClusterView((STAGE, STAGE), (), None, {}), "sponge")
+        targets.one_stage(make_view(STAGE, STAGE, nodes=()), "sponge")
 
 
 def test_amounts_in_words() -> None:

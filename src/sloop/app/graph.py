@@ -65,7 +65,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From one stage to one after it. `one`: a request or part goes on; `each`: it is taken apart; `join`: parts meet."""
+    """From one stage to one after it. `one`: a request, or part, goes on; `each`: it is taken apart; `join`: parts
+    meet."""
 
     source: str
     target: str

@@ -74,7 +74,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived, and what became of it, in buckets: complete ones, oldest first, the last ending at or before now."""
+    """What arrived, and what became of it, in buckets: complete ones, oldest first, the last ended at or before now."""
 
     buckets: Sequence[Bucket]
     bucket_ns: int

@@ -20,7 +20,7 @@ from sloop.app.application import Application
 from sloop.app.foreign import foreign_profiles
 from sloop.core.ledger import Holding, Ledger, millicores
 from sloop.core.monitor import BUCKETS_KEPT
-from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.systems.setup import Setup
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
@@ -62,7 +62,10 @@ def need(setup: Setup, rate_rps: float) -> Need:
     started_ns = time.perf_counter_ns()
     plan = steady_plan(setup, rate_rps)
     solve_ms = (time.perf_counter_ns() - started_ns) / 1e6
-    stages = tuple(row for target in plan.stages for row in _stage_needs(target, setup.beliefs, rate_rps))
+    visits = setup.application.visits
+    stages = tuple(
+        row for target in plan.stages for row in _stage_needs(target, setup.beliefs, rate_rps * visits[target.stage])
+    )
     placed, short = _placed(plan, setup)
     predicted_ms = _longest_ms(setup.application, stages)
     reasons = [plan.why, *short]
@@ -99,16 +102,32 @@ def steady_plan(setup: Setup, rate_rps: float) -> Plan:
 
 def _view(now_ns: int, setup: Setup, plan: Plan, rate_rps: float) -> ClusterView:
     targets = {target.stage: target for target in plan.stages}
+    application = setup.application
+    visits = application.visits
     stages = tuple(
-        _stage_view(now_ns, setup, stage.name, targets.get(stage.name), rate_rps) for stage in setup.application.order
+        _stage_view(now_ns, setup, name, targets.get(name), rate_rps * often) for name, often in visits.items()
     )
-    forecast = setup.system.policies.forecast
-    demand = {stage.name: forecast.demand_rps(now_ns, stage) for stage in stages}
+    slack_ns = [application.slo_ns] * min(round(rate_rps), SLACKS_MAX)
+    door = Traffic(
+        buckets=[
+            Bucket(start_ns=start_ns, arrivals=round(rate_rps), slack_ns=slack_ns)
+            for start_ns in range(now_ns - BUCKETS_KEPT * NS_PER_S, now_ns, NS_PER_S)
+        ],
+        bucket_ns=NS_PER_S,
+    )
+    forecast_rps = setup.system.policies.forecast.demand_rps(now_ns, door)
     nodes = tuple(
-        NodeView(node, node.cores, node.memory_bytes, dict.fromkeys(node.devices, 1.0))
-        for node in setup.application.cluster
+        NodeView(node, node.cores, node.memory_bytes, dict.fromkeys(node.devices, 1.0)) for node in application.cluster
     )
-    return ClusterView(stages=stages, nodes=nodes, plan=plan if plan.stages else None, demand_rps=demand)
+    return ClusterView(
+        stages=stages,
+        nodes=nodes,
+        plan=plan if plan.stages else None,
+        demand_rps={name: forecast_rps * often for name, often in visits.items()},
+        door=door,
+        forecast_rps=forecast_rps,
+        paths=application.paths,
+    )
 
 
 def _stage_view(now_ns: int, setup: Setup, name: str, target: StagePlan | None, rate_rps: float) -> StageView:
@@ -145,6 +164,7 @@ def _stage_view(now_ns: int, setup: Setup, name: str, target: StagePlan | None, 
         running=0,
         buckets=buckets,
         bucket_ns=NS_PER_S,
+        visits=setup.application.visits[name],
     )
 
 

@@ -13,6 +13,7 @@ from sloop.policies.scale.sponge import Sponge
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import ms, s
 from sloop.vocabulary import Plan, Visit
+from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]
 View = Callable[..., ClusterView]
@@ -51,10 +52,8 @@ def test_a_second_of_the_published_run(stage: Stage, view: View) -> None:
 @given(st.lists(st.integers(650, 1000), min_size=20, max_size=20))
 def test_what_it_chooses_holds_for_the_tightest(slacks_ms: list[int]) -> None:
     buckets = (second(*slacks_ms),)
-    (stage,) = [
-        StageView("stage", s(1), (), {"v": _yolo()}, (), (), 0, buckets, s(1)),
-    ]
-    plan = Sponge(margin=0.9).plan(s(1), ClusterView((stage,), (), None, {"stage": 20.0}))
+    stage = make_stage(*buckets, belief=_yolo())
+    plan = Sponge(margin=0.9).plan(s(1), make_view(stage, nodes=(), rates={"stage": 20.0}))
     assert plan is not None
     cores, batch = chosen(plan)
     latency_ms = YOLOV5S_S.latency_ms.latency_ms(batch, cores)

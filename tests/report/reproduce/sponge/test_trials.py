@@ -2,12 +2,13 @@
 
 from msgspec import structs
 
-from sloop.core.views import Bucket, ClusterView, StageView
+from sloop.core.views import Bucket, ClusterView
 from sloop.policies.scale.sponge import Sponge
 from sloop.report.reproduce.sponge.evaluation import FA2_WARM, SPONGE, STATIC_16
 from sloop.report.reproduce.sponge.trials import SECONDS, KnownRate, Oracle, link_of, play, world_of
 from sloop.units import s
 from sloop.vocabulary import Node, Plan
+from tests.policies.conftest import make_stage, make_view
 
 
 def test_the_same_trial_has_the_same_outcome() -> None:
@@ -46,8 +47,8 @@ class Curious:
 def test_the_oracle_knows_the_coming_second() -> None:
     link, inner = link_of(""), Curious()
     oracle = Oracle(inner, link, 284 * 1024)
-    stage = StageView("detect", s(1), (), {}, (), (), 0, [Bucket(start_ns=0, slack_ns=[5])], s(1))
-    oracle.plan(s(7), ClusterView((stage,), (), None, {}))
+    stage = make_stage(Bucket(start_ns=0, slack_ns=[5]), name="detect")
+    oracle.plan(s(7), make_view(stage, nodes=()))
     assert inner.slack_ns == [s(1) - link.transfer_ns(s(7), 284 * 1024)] * 20
     assert oracle.period_ns == Sponge().period_ns
     assert KnownRate(20).demand_rps(0, stage) == 20

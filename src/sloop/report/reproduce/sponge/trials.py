@@ -22,7 +22,7 @@ from sloop.arrivals.generate import generated, kind_of
 from sloop.arrivals.link import LinkFile
 from sloop.core import Core
 from sloop.core.seams import Scale
-from sloop.core.views import Bucket, ClusterView, StageView
+from sloop.core.views import Bucket, ClusterView, StageView, Traffic
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.report.metrics import Metrics
@@ -85,7 +85,7 @@ class KnownRate:
 
     rate_rps: float
 
-    def demand_rps(self, now_ns: int, stage: StageView) -> float:
+    def demand_rps(self, now_ns: int, door: Traffic) -> float:
         return self.rate_rps
 
 
