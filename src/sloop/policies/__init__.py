@@ -17,8 +17,12 @@ from sloop.policies.drop.age import Age
 from sloop.policies.drop.never import Never
 from sloop.policies.drop.predictive import Predictive as DropPredictive
 from sloop.policies.forecast.ewma import Ewma
+from sloop.policies.forecast.holt import Holt
 from sloop.policies.forecast.last import Last
 from sloop.policies.forecast.moving_max import MovingMax
+from sloop.policies.forecast.oracle import Oracle
+from sloop.policies.forecast.p99_rate import P99Rate
+from sloop.policies.forecast.times import Times
 from sloop.policies.order.edf import Edf
 from sloop.policies.order.fifo import Fifo
 from sloop.policies.place.best_fit import BestFit
@@ -46,6 +50,14 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "drop": {"never": Never, "age": Age, "predictive": DropPredictive},
     "admit": {"open": Open, "bounded": Bounded, "predictive": AdmitPredictive},
     "place": {"best_fit": BestFit, "spread": Spread},
-    "forecast": {"last": Last, "ewma": Ewma, "moving_max": MovingMax},
+    "forecast": {
+        "last": Last,
+        "times": Times,
+        "moving_max": MovingMax,
+        "ewma": Ewma,
+        "holt": Holt,
+        "p99_rate": P99Rate,
+        "oracle": Oracle,
+    },
     "scale": {"static": Static, "sponge": Sponge, "fa2_single": Fa2Single, "hpa": Hpa, "kpa": Kpa, "vpa": Vpa},
 }
