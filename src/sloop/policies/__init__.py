@@ -10,6 +10,7 @@ from sloop.policies.admit.bounded import Bounded
 from sloop.policies.admit.open import Open
 from sloop.policies.admit.predictive import Predictive as AdmitPredictive
 from sloop.policies.batch.deadline import Deadline
+from sloop.policies.batch.planned import Planned
 from sloop.policies.batch.slack import Slack
 from sloop.policies.batch.timeout import Timeout
 from sloop.policies.batch.work_conserving import WorkConserving
@@ -31,16 +32,24 @@ from sloop.policies.route.first_idle import FirstIdle
 from sloop.policies.route.least_loaded import LeastLoaded
 from sloop.policies.route.round_robin import RoundRobin
 from sloop.policies.route.smooth_weighted import SmoothWeighted
+from sloop.policies.scale.biscale import Biscale
 from sloop.policies.scale.fa2_single import Fa2Single
 from sloop.policies.scale.hpa import Hpa
 from sloop.policies.scale.kpa import Kpa
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
+from sloop.policies.scale.vertical import Vertical
 from sloop.policies.scale.vpa import Vpa
 
 POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "order": {"edf": Edf, "fifo": Fifo},
-    "batch": {"work_conserving": WorkConserving, "timeout": Timeout, "slack": Slack, "deadline": Deadline},
+    "batch": {
+        "work_conserving": WorkConserving,
+        "timeout": Timeout,
+        "planned": Planned,
+        "slack": Slack,
+        "deadline": Deadline,
+    },
     "route": {
         "first_idle": FirstIdle,
         "round_robin": RoundRobin,
@@ -59,5 +68,14 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "p99_rate": P99Rate,
         "oracle": Oracle,
     },
-    "scale": {"static": Static, "sponge": Sponge, "fa2_single": Fa2Single, "hpa": Hpa, "kpa": Kpa, "vpa": Vpa},
+    "scale": {
+        "static": Static,
+        "sponge": Sponge,
+        "fa2_single": Fa2Single,
+        "hpa": Hpa,
+        "kpa": Kpa,
+        "vpa": Vpa,
+        "biscale": Biscale,
+        "vertical": Vertical,
+    },
 }

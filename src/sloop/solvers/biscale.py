@@ -11,7 +11,7 @@ rate, n replicas. Ties in cores go to the smaller sum of batches, then to the lo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,12 +66,14 @@ class Program:
     """The stages, the chains of them that must keep a time, in ms, and the sum of all cores there are, in units.
 
     The segments form a forest, as `cheapest_tree` wants it; Biscale's own applications are one chain, see `chain`.
+    Where stages meet, `rivals` are other forests that keep the same times; the cheapest answer of all is taken.
     """
 
     models: tuple[Model, ...]
     segments: tuple[Segment, ...]
     throughput: Throughput = "with_queue"
     cores_total: float = math.inf
+    rivals: tuple[tuple[Segment, ...], ...] = ()
 
     def horizontal(self, rate_rps: float) -> tuple[Choice, ...] | None:
         """As many replicas as the rate needs, all of one unit, or of the fewest units with which the SLO can be kept.
@@ -133,21 +135,34 @@ class Program:
         """The cheapest combination within the SLO: fewest cores, then smallest batches, then lowest latency."""
         if not all(len(one.slots) for one in offered):
             return None
+        answers = (self._within(segments, offered) for segments in (self.segments, *self.rivals))
+        choices = min(filter(None, answers), key=_worth, default=None)
+        return choices if choices and cores_of(choices) <= self.cores_total + SLACK else None
+
+    def _within(self, segments: Sequence[Segment], offered: Sequence["_Offered"]) -> tuple[Choice, ...] | None:
         quickest = [int(one.slots.min()) for one in offered]
-        if any(sum(quickest[stage] for stage in segment.stages) > segment.slots for segment in self.segments):
+        if any(sum(quickest[stage] for stage in segment.stages) > segment.slots for segment in segments):
             return None  # most of what a search tries, at no cost
-        latencies = 1 + len(self.models) * max(segment.slots for segment in self.segments)
+        latencies = 1 + len(self.models) * max(segment.slots for segment in segments)
         batches = 1 + sum(model.latency_ms.shape[1] for model in self.models)
         options = [
             Options((one.replicas * one.cores * batches + one.batches) * latencies + one.slots, one.slots)
             for one in offered
         ]
-        found = cheapest_tree(options, self.segments)
+        found = cheapest_tree(options, segments)
         if found is None:
             return None
-        choices = tuple(one.choice(index) for one, index in zip(offered, found, strict=True))
-        total = sum(choice.replicas * choice.cores for choice in choices)
-        return choices if total <= self.cores_total + SLACK else None
+        return tuple(one.choice(index) for one, index in zip(offered, found, strict=True))
+
+
+def cores_of(choices: Iterable[Choice]) -> int:
+    """All cores together, in units."""
+    return sum(choice.replicas * choice.cores for choice in choices)
+
+
+def _worth(choices: Sequence[Choice]) -> tuple[int, int, float]:
+    total_ms = sum(choice.latency_ms + choice.wait_ms for choice in choices)
+    return cores_of(choices), sum(choice.batch for choice in choices), total_ms
 
 
 def chain(

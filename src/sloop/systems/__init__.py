@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sloop.policies.build import Where, known, nowhere
+from sloop.systems.biscale import BISCALE
 from sloop.systems.early_drop import EARLY_DROP
 from sloop.systems.fa2_single import FA2_SINGLE
 from sloop.systems.hpa import HPA
@@ -11,10 +12,11 @@ from sloop.systems.kpa import KPA
 from sloop.systems.sponge import SPONGE
 from sloop.systems.static import STATIC
 from sloop.systems.system import System
+from sloop.systems.vertical_only import VERTICAL_ONLY
 from sloop.systems.vpa import VPA
 
 SYSTEMS: Final[Mapping[str, System]] = {
-    system.name: system for system in (SPONGE, FA2_SINGLE, EARLY_DROP, HPA, KPA, VPA, STATIC)
+    system.name: system for system in (SPONGE, FA2_SINGLE, BISCALE, VERTICAL_ONLY, EARLY_DROP, HPA, KPA, VPA, STATIC)
 }
 
 
