@@ -76,7 +76,7 @@ def test_every_system_settles_on_a_plan(name: str) -> None:
             "cluster": {"nodes": [{"hardware": "c5.4xlarge", "count": 4}]},
         }
     )
-    told = dict.fromkeys(("static", "early-drop"), {"cores": 8}) | {"vertical-only": {"replicas": 2}}
+    told = {each: {"cores": 8} for each in ("static", "early-drop")} | {"vertical-only": {"replicas": 2}}
     choice = SystemChoice(name, told.get(name, {}))
     busy, idle = need(set_up(application, choice), 60.0), need(set_up(application, choice), 0.0)
     assert busy.feasible, busy.why
