@@ -221,11 +221,12 @@ def test_more_time_more_batches_or_more_cores_never_cost_more(
     cores, batches = program.models[0].latency_ms.shape
     looser = chain(program.models, slo_ms + further_ms, throughput=program.throughput)
     for less, more in ((program, looser), (cut(max(1, batches - 1), cores), program), (cut(batches, 1), program)):
-        for found, better in (
-            (less.horizontal(rate_rps), more.horizontal(rate_rps)),
-            (less.vertical(rate_rps, counts), more.vertical(rate_rps, counts)),
-        ):
-            assert found is None or (better is not None and total(better) <= total(found))
+        found, better = less.horizontal(rate_rps), more.horizontal(rate_rps)
+        assert found is None or better is not None
+        if found and better and found[0].cores == better[0].cores:  # else the smaller were taken, not the cheaper
+            assert total(better) <= total(found)
+        found, better = less.vertical(rate_rps, counts), more.vertical(rate_rps, counts)
+        assert found is None or (better is not None and total(better) <= total(found))
     if program.vertical(rate_rps, counts):
         assert program.vertical(rate_rps, [count + 1 for count in counts])
 
