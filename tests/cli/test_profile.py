@@ -40,3 +40,17 @@ def test_what_is_wrong_is_said(arguments: list[str], code: int, said: str) -> No
     result = CliRunner().invoke(main, ["profile", *arguments])
     assert result.exit_code == code
     assert said in result.stderr
+
+
+def test_a_model_in_python_is_measured_or_refused(tmp_path: Path) -> None:
+    stage = tmp_path / "stage.py"
+    ports = "inputs = {'x': ('FP32', (1, 2))}\n    outputs = {'y': ('FP32', (1, 2))}"
+    stage.write_text(
+        f"class Model:\n    {ports}\n    def __init__(self, threads): pass\n    def run(self, x): return x\n"
+    )
+    asked = ["profile", str(stage), "--cores", "1", "--seconds", "0.01", "--json"]
+    result = CliRunner().invoke(main, [*asked, "--batches", "1"])
+    assert [sample["batch"] for sample in json.loads(result.stdout)["samples"]] == [1]
+    assert load_profile(tmp_path / "stage.py.profile.json").software.startswith("Python 3")
+    assert "measure what one request needs, with --batches 1\n" in CliRunner().invoke(main, asked).stderr
+    assert "is its author's" in CliRunner().invoke(main, [*asked, "--free-batch"]).stderr

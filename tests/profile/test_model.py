@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError
-from sloop.profile.model import input_shapes, open_session, read_signature, synthesise
+from sloop.profile.inputs import input_shapes, synthesise
+from sloop.profile.model import open_session, read_signature
 from sloop.tensor import Port, Signature
 
 onnx = pytest.importorskip("onnx")

@@ -63,6 +63,5 @@ def test_a_real_model_is_looked_at(model: Path) -> None:
     assert chosen[-1] <= BATCH_MAX
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere"):
-        paying_batches(tmp_path / "nowhere.onnx", cores=1.0, shapes={}, limit=by_affinity)
+def test_a_model_that_cannot_be_run_is_left_to_whoever_measures_it(tmp_path: Path) -> None:
+    assert paying_batches(tmp_path / "nowhere.onnx", cores=1.0, shapes={}, limit=by_affinity) == (1, 2, 4, 8)

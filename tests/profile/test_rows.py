@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError
-from sloop.profile.rows import check_rows, obstacle
+from sloop.profile.examine import check_rows, examine
 
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = pytest.importorskip("onnx.helper"), pytest.importorskip("onnx.numpy_helper")
@@ -20,6 +20,10 @@ def model(tmp_path: Path, nodes: list[Any], inputs: list[Any], output: Any, cons
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(made, str(tmp_path / "m.onnx"))
     return tmp_path / "m.onnx"
+
+
+def obstacle(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> str:
+    return examine(path, shapes)[1]
 
 
 X = ("x", FLOAT, ["n", 4])

@@ -12,11 +12,12 @@ from sloop.cli.number import Number
 from sloop.cli.screen import progress, table
 from sloop.errors import InputError
 from sloop.profile import batchable
+from sloop.profile.examine import check_rows
 from sloop.profile.measure import SECONDS, default_cores, measure
 from sloop.profile.paying import paying_batches
 from sloop.profile.profile import Profile
-from sloop.profile.rows import check_rows
 from sloop.profile.sample import Sample
+from sloop.profile.session import is_python
 from sloop.profile.store import path_beside, save_profile
 from sloop.report.tables import Table
 from sloop.serve.actuator.confined import confined
@@ -24,6 +25,7 @@ from sloop.serve.actuator.confined import confined
 FORMS = ["table", "amdahl", "quadratic"]
 EXAMPLE = """
 sloop profile squeezenet.onnx
+sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
 """
 
@@ -49,8 +51,14 @@ def profile(
     free_batch: bool,
     out: Path | None,
 ) -> Answer:
-    """Measure the ONNX model MODEL on this machine, for each batch on each core count, and fit its latency."""
+    """Measure MODEL on this machine, for each batch on each core count, and fit its latency.
+
+    MODEL is an ONNX file, or Python with a class Model (see docs/applications.md).
+    """
     rows = dict(shapes)
+    if free_batch and is_python(model):
+        what = "the batch of a model written in Python is its author's"
+        raise InputError(what, where=str(model), help="write -1 as the first size of its inputs and outputs")
     if free_batch:
         fixed, model = model, model.with_suffix(".free.onnx")
         batchable.free_batch(fixed, model, shapes=rows)

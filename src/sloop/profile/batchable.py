@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sloop.errors import InputError, MachineError
-from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
+from sloop.profile.inputs import input_shapes, synthesise
+from sloop.profile.model import open_session, signature_of
 from sloop.tensor import Signature
 
 if TYPE_CHECKING:

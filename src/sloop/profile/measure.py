@@ -12,6 +12,7 @@ import platform
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,22 +22,20 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import Final
+from typing import IO, Final
 
 import msgspec
-import onnxruntime as ort  # type: ignore[import-untyped]
 from msgspec import structs
 
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
+from sloop.profile.examine import Refused
 from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
-from sloop.profile.model import input_shapes, read_signature, synthesise
 from sloop.profile.profile import Fit, Profile
 from sloop.profile.sample import Sample, sample_of
-from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Done, Message, Refused, receive_into
+from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Cell, Done, Message, receive_into
 from sloop.profile.store import digest
 from sloop.shared import SHARED_BYTES_MIN, SharedMemory, lay_out
-from sloop.tensor import Signature, bytes_of
 from sloop.units import NS_PER_MS, NS_PER_S
 
 BATCHES: Final = (1, 2, 4, 8)
@@ -47,6 +46,8 @@ WARM_MIN: Final = 3
 WARM_SHARE: Final = 0.2
 """Of a cell's time that may go into warming up."""
 RUNS_MIN, RUNS_MAX = 20, 2000
+LAST_BYTES: Final = 4096
+"""Of what a process said before it died, how much is looked at for a reason."""
 SOCKET_BYTES: Final = 4 << 20
 """Asked for as send buffer, as for a replica's socket."""
 
@@ -90,21 +91,19 @@ def measure(
     progress: Progress = lambda done, cells, sample: None,
     percentile: str = "p99",
 ) -> Profile:
-    """The profile of an ONNX model on this machine; takes about 1.2 × `seconds` for each batch on each core count.
+    """The profile of a model on this machine; takes about 1.2 × `seconds` for each batch on each core count.
 
-    `shapes` gives one row's shape for inputs with open dimensions; `percentile` (`p99`, `p50`) is what `latency_ms`
-    will promise. InputError for a model or choice that cannot be measured, MachineError where the machine fails.
+    `shapes` gives one row's shape for inputs with open dimensions, unless the model brings an example; `percentile`
+    (`p99`, `p50`) is what `latency_ms` will promise. InputError for a model or choice that cannot be measured,
+    MachineError where the machine fails.
     """
     batches = _checked_batches(batches)
     cores = _checked_cores(default_cores() if cores is None else cores)
-    signature = read_signature(model_path)
-    for batch in batches:
-        input_shapes(signature, batch, shapes or {}, where=str(model_path))
     samples: list[Sample] = []
     ends: list[Done] = []
     for count in cores:
         assignment = Assignment(str(model_path), ceil(count), count, batches, shapes or {})
-        for found in measure_on(assignment, signature, seconds, limit):
+        for found in measure_on(assignment, seconds, limit):
             if isinstance(found, Done):
                 ends.append(found)
             else:
@@ -130,7 +129,7 @@ def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
 
 
 def measure_on(
-    assignment: Assignment, signature: Signature, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN
+    assignment: Assignment, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN
 ) -> Generator[Sample | Done, None, None]:
     """Everything about one core count, from a process of its own, which ends when the iterator is closed.
 
@@ -148,32 +147,30 @@ def measure_on(
     with (
         contextlib.closing(shared) if shared else contextlib.nullcontext(),
         ours,
+        tempfile.TemporaryFile() as said,  # a pipe that nobody reads would stop a model that prints
         subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, pass_fds=fds
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=said, env=environment, pass_fds=fds
         ) as process,
     ):
         theirs.close()
         ours.settimeout(SILENCE_S)
         try:
             if _line(process) != READY:
-                raise _died(process, "before it began")
+                raise _died(process, said, "before it began")
             start_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            take = partial(time_runs, ours, shared, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
-            for found in _talk(process, assignment, signature, take, limit):
+            take = partial(run_cell, ours, shared, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
+            for found in _talk(process, assignment, take, limit):
                 yield found if isinstance(found, Sample) else structs.replace(found, load_ms=found.load_ms + start_ms)
-        except OSError as error:  # the socket closes when the process dies
-            raise _died(process, f"on {assignment.cores:g} cores") from error
+        except OSError as error:  # sockets and pipes close when the process dies
+            raise _died(process, said, f"on {assignment.cores:g} cores") from error
         finally:
             process.kill()
 
 
 def _talk(
-    process: "subprocess.Popen[bytes]",
-    assignment: Assignment,
-    signature: Signature,
-    take: Callable[[Sequence[memoryview], int], list[int]],
-    limit: Limit,
+    process: "subprocess.Popen[bytes]", assignment: Assignment, take: Callable[[Cell], list[int]], limit: Limit
 ) -> Iterator[Sample | Done]:
+    """What the process finds, until it is done. ConnectionError where it dies."""
     assert process.stdin is not None
     decoder = msgspec.json.Decoder(Message)
     with limit(process.pid, assignment.cores):
@@ -182,14 +179,22 @@ def _talk(
         while line := _line(process):
             message: Message = decoder.decode(line)
             if isinstance(message, Refused):
-                raise InputError(message.what, where=assignment.model, help=message.help)
+                raise InputError(message.what, where=message.where or assignment.model, help=message.help)
             if isinstance(message, Done):
                 yield message
                 return
-            inputs = synthesise(signature, input_shapes(signature, message.batch, assignment.shapes, where=""))
-            runs_ns = take([bytes_of(array) for array in inputs.values()], message.output_bytes)
-            yield sample_of(message.batch, assignment.cores, runs_ns)
-    raise _died(process, f"on {assignment.cores:g} cores")
+            yield sample_of(message.batch, assignment.cores, take(message))
+    raise ConnectionError("it ended")
+
+
+def run_cell(
+    sock: socket.socket, shared: SharedMemory | None, cell: Cell, *, budget_ns: int, runs_min: int = RUNS_MIN
+) -> list[int]:
+    """`time_runs` with the inputs that the process says the cell is about."""
+    inputs = [memoryview(bytearray(size)) for size in cell.input_bytes]
+    for view in inputs:
+        receive_into(sock, view)
+    return time_runs(sock, shared, inputs, cell.output_bytes, budget_ns, runs_min)
 
 
 def time_runs(
@@ -245,12 +250,12 @@ def _line(process: "subprocess.Popen[bytes]") -> bytes:
         watch.cancel()
 
 
-def _died(process: "subprocess.Popen[bytes]", when: str) -> MachineError:
-    assert process.stderr is not None
+def _died(process: "subprocess.Popen[bytes]", said: IO[bytes], when: str) -> MachineError:
     process.kill()
-    said = process.stderr.read().decode(errors="replace").strip().splitlines()
     code = process.wait()
-    reason = f": {said[-1][:300]}" if said else ""
+    said.seek(max(0, said.seek(0, os.SEEK_END) - LAST_BYTES))
+    lines = said.read().decode(errors="replace").strip().splitlines()
+    reason = f": {lines[-1][:300]}" if lines else ""
     help_text = "it may have run out of memory; measure smaller batches"
     return MachineError(f"the measuring process ended {when} (exit status {code}){reason}", help=help_text)
 
@@ -267,7 +272,7 @@ def _profile(path: Path, samples: list[Sample], ends: list[Done], percentile: st
         hardware=hardware_name(),
         origin="measured",
         source=f"sloop profile {path.name}, {percentile}",
-        software=f"ONNX Runtime {ort.__version__}, Python {platform.python_version()}, {platform.system()}",
+        software=", ".join(filter(None, (ends[0].software, f"Python {platform.python_version()}", platform.system()))),
         date=datetime.now(UTC).date().isoformat(),
         model_digest=digest(path),
         samples=tuple(samples),

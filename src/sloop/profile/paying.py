@@ -12,7 +12,6 @@ from typing import Final
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.measure import BATCHES, Limit, measure_on
-from sloop.profile.model import input_shapes, read_signature
 from sloop.profile.sample import Sample
 from sloop.profile.stopwatch import Assignment
 
@@ -29,17 +28,15 @@ def paying_batches(
 ) -> tuple[int, ...]:
     """`BATCHES`, and on by doubling for as long as that pays on so many cores, and the model can be run.
 
-    InputError for a model that cannot be measured.
+    A model that cannot be run at all is left for `measure` to refuse.
     """
     sizes = [BATCHES[-1]]
     while sizes[-1] < BATCH_MAX:
         sizes.append(2 * sizes[-1])
-    signature, rows = read_signature(model_path), dict(shapes)
-    input_shapes(signature, sizes[-1], rows, where=str(model_path))
-    assignment = Assignment(str(model_path), ceil(cores), cores, tuple(sizes), rows)
+    assignment = Assignment(str(model_path), ceil(cores), cores, tuple(sizes), dict(shapes))
     worth: list[int] = []
     best_rps = 0.0
-    looks = measure_on(assignment, signature, LOOK_S, limit, runs_min=LOOK_RUNS)
+    looks = measure_on(assignment, LOOK_S, limit, runs_min=LOOK_RUNS)
     with closing(looks), suppress(InputError, MachineError):  # too much for model or machine: what is smaller may do
         for found in looks:
             if not isinstance(found, Sample):

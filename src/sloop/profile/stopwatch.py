@@ -3,8 +3,9 @@
 Promises to do nothing before it is told to go, so that the parent can confine it first, and to take each batch's bytes
 from the socket FD, large ones from the memory SHARED, and to give the outputs' bytes back, as a replica does: moving
 them costs the replica's cores too. Speaks JSON lines: an `Assignment` in; `ready`, a `Cell` per batch size, then `Done`
-or `Refused` out. After a `Cell` the socket carries `RUN` and the inputs, unless they are shared, for every run, the
-outputs back, and `ENOUGH` in the end.
+or `Refused` out. After a `Cell` the socket first gives the inputs, which only this process can make where the model
+brings an example; then it carries `RUN` and the inputs, unless they are shared, for every run, the outputs back, and
+`ENOUGH` in the end. What the model prints goes to the standard error.
 """
 
 import os
@@ -14,15 +15,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from sloop.errors import InputError
-from sloop.profile.model import input_shapes, open_session, signature_of, synthesise
+from sloop.profile.examine import Refused
+from sloop.profile.inputs import input_shapes
+from sloop.profile.session import Array, Session, feed_for, open_model
 from sloop.shared import SHARED_BYTES_MIN, SharedMemory, places
 from sloop.tensor import arrays_at, bytes_of
 from sloop.units import NS_PER_MS
@@ -30,7 +31,6 @@ from sloop.units import NS_PER_MS
 READY: Final = b"ready\n"
 RUN: Final = b"\x01"
 ENOUGH: Final = b"\x00"
-Array = NDArray[np.generic]
 
 
 class Assignment(Struct, frozen=True):
@@ -50,19 +50,15 @@ class Done(Struct, frozen=True, tag="done"):
     load_ms: float
     """Until the first pass was over; its parent adds what the process took to begin."""
     memory_bytes: int
-
-
-class Refused(Struct, frozen=True, tag="refused"):
-    """The model cannot be measured like this, for a reason the user can mend."""
-
-    what: str
-    help: str
+    software: str = ""
+    """What ran it, with its version."""
 
 
 class Cell(Struct, frozen=True, tag="cell"):
-    """A batch size is ready to be run; what its runs give back."""
+    """A batch size is ready to be run: what its runs take and give back."""
 
     batch: int
+    input_bytes: tuple[int, ...]
     output_bytes: int
 
 
@@ -71,7 +67,8 @@ Message = Cell | Done | Refused
 
 def main(arguments: Sequence[str]) -> None:
     """Wait for the assignment, run what is asked, report."""
-    out = sys.stdout.buffer
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     out.write(READY)
     out.flush()
     line = sys.stdin.buffer.readline()
@@ -85,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except InputError as error:
-        out.write(msgspec.json.encode(Refused(error.what, error.help)) + b"\n")
+        out.write(msgspec.json.encode(Refused(error.what, error.where, error.help)) + b"\n")
         out.flush()
 
 
@@ -94,24 +91,29 @@ def run_all(assignment: Assignment, sock: socket.socket, shared: SharedMemory | 
     path = Path(assignment.model)
     before_bytes = resident_bytes()
     start_ns = perf_counter_ns()
-    session = open_session(path, assignment.threads)
-    signature = signature_of(session, path)
+    session = open_model(path, assignment.threads)
+    if assignment.shapes or session.example(1) is None:  # a batch that cannot be is refused before any is measured
+        for batch in assignment.batches:
+            input_shapes(session.signature, batch, assignment.shapes, where=str(path))
     load_ms = 0.0
     for batch in assignment.batches:
-        inputs = synthesise(signature, input_shapes(signature, batch, assignment.shapes, where=""))
+        inputs = feed_for(session, batch, assignment.shapes, where=str(path))
         try:
-            outputs = session.run(None, inputs)
-        except Exception as error:  # ONNX Runtime's exceptions share no base; the model refuses this batch
-            reason = str(error).splitlines()[0][:300]
+            outputs = session.run(inputs)
+        except Exception as error:  # frameworks' exceptions share no base; the model refuses this batch
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
             raise InputError(f"a batch of {batch} fails: {reason}", help="measure smaller batches") from error
         load_ms = load_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
-        yield Cell(batch, sum(map(len, map(bytes_of, outputs))))
+        memory = [bytes_of(array) for array in inputs.values()]
+        yield Cell(batch, tuple(map(len, memory)), sum(map(len, map(bytes_of, outputs))))
+        for view in memory:
+            sock.sendall(view)
         run_on_demand(session, inputs, sock, shared)
-    yield Done(assignment.cores, load_ms, max(0, resident_bytes() - before_bytes))
+    yield Done(assignment.cores, load_ms, max(0, resident_bytes() - before_bytes), session.software)
 
 
 def run_on_demand(
-    session: Any,  # noqa: ANN401
+    session: Session,
     inputs: Mapping[str, Array],
     sock: socket.socket,
     shared: SharedMemory | None,
@@ -126,7 +128,7 @@ def run_on_demand(
         else:
             for view in memory:
                 receive_into(sock, view)
-        for output in session.run(None, inputs):
+        for output in session.run(inputs):
             sock.sendall(bytes_of(output))
 
 

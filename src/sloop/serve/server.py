@@ -23,7 +23,7 @@ import uvloop
 from sloop.app.application import Application, SystemChoice
 from sloop.app.foreign import foreign_profiles
 from sloop.errors import InputError, MachineError
-from sloop.profile.rows import examine
+from sloop.profile.examine import examine
 from sloop.serve.actuator import capacity_cores, detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend

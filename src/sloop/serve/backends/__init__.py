@@ -18,7 +18,7 @@ class Servable(Struct, frozen=True):
     """A variant that can be run: where its model is, and what it takes and gives in the model's own order."""
 
     model: str
-    """Path of an ONNX model, or `fake:…` (see `sloop.serve.runtimes.fake`)."""
+    """Path of a model file, ONNX or Python, or `fake:…` (see `sloop.serve.runtimes.fake`)."""
     signature: Signature
     obstacle: str = ""
     """Why requests cannot share a forward pass, where that was tried and they cannot (`sloop.profile.rows`)."""

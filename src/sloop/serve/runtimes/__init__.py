@@ -1,6 +1,7 @@
 """The seam between a worker process and what computes: three verbs, so that another framework is one file.
 
-A runtime runs in the worker only. Models are named by a path, or by `fake:…` for tests and demonstrations.
+A runtime runs in the worker only. Models are named by a path (ONNX or Python, see `sloop.profile.session`), or by
+`fake:…` for tests and demonstrations.
 """
 
 from collections.abc import Sequence
@@ -43,6 +44,6 @@ def open_runtime(model: str) -> Runtime:
         from sloop.serve.runtimes.fake import FakeRuntime  # noqa: PLC0415  # a worker imports one framework only
 
         return FakeRuntime.parse(model)
-    from sloop.serve.runtimes.onnx import OnnxRuntime  # noqa: PLC0415
+    from sloop.serve.runtimes.files import FileRuntime  # noqa: PLC0415
 
-    return OnnxRuntime(model)
+    return FileRuntime(model)

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, open_runtime
-from sloop.serve.runtimes.onnx import OnnxRuntime
+from sloop.serve.runtimes.files import FileRuntime
 
 
 def test_answers_are_onnx_runtimes_own(mlp: Path) -> None:
@@ -19,7 +19,7 @@ def test_answers_are_onnx_runtimes_own(mlp: Path) -> None:
 
 
 def test_the_nearest_loaded_thread_count_runs_and_few_are_kept(mlp: Path) -> None:
-    runtime = OnnxRuntime(str(mlp))
+    runtime = FileRuntime(str(mlp))
     x = np.zeros((1, 4), np.float32)
     for threads in (1, 4):
         runtime.load(threads)
