@@ -92,8 +92,10 @@ def cheapest_tree(
 def _best_of(front: Sequence[tuple[int, int]], rest: NDArray[np.int64]) -> NDArray[np.int64]:
     """By slots left on entry: the least cost of a stage and all below it, given the least cost of all below it."""
     best = np.full_like(rest, NEVER)
+    sums = np.empty_like(rest)  # once: fresh pages for every option would take longer than the additions
     for slot, key in front:
-        np.minimum(best[slot:], rest[: len(rest) - slot] + key, out=best[slot:])
+        own = np.add(rest[: len(rest) - slot], key, out=sums[slot:])
+        np.minimum(best[slot:], own, out=best[slot:])
     return best
 
 

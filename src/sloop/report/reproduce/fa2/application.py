@@ -1,0 +1,104 @@
+"""The application of FA2's evaluation: ten models, six paths with deadlines of their own, on cores and on GPU slices.
+
+Paths and deadlines are published (dissertation chapter P1, table of paths); latencies of the single models are not.
+Theirs are `fitted`: each path's deadline is five times the sum of its latencies, equal models are equal, and the
+rest is chosen within that (the specification's §3.3 and §3.4). d(b) = αb² + βb + γ with α = κ d(1), γ = ρ d(1).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from sloop.profile.forms import Quadratic
+from sloop.profile.profile import Profile
+from sloop.solvers.fa2 import Stage
+from sloop.solvers.graph import Way
+
+BATCH_MAX: Final = 16
+KAPPA: Final = 0.004
+COLD_START_S: Final = 6.0
+SOURCE: Final = "Razavi et al., FA2, RTAS 2022; single models as the specification calibrates them from path sums"
+
+ORDER: Final = ("OBJD", "ALPR", "NSFW", "FACR", "OBJR", "IMGS", "AUTT", "SUMR", "QUAN", "TCLS")
+"""Topological, ties by first appearance in the list of paths."""
+
+PATHS: Final = (
+    ("OBJD", "ALPR", "QUAN"),
+    ("OBJD", "NSFW", "FACR"),
+    ("OBJD", "OBJR", "IMGS"),
+    ("SUMR", "QUAN"),
+    ("AUTT", "QUAN"),
+    ("AUTT", "SUMR", "TCLS"),
+)
+VISION: Final = 3
+"""The first three paths, all of pictures: no two stages lead to the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One column of the tables: deadlines by path, d(1) by model, what of it does not grow with the batch (ρ)."""
+
+    name: str
+    slos_ms: tuple[float, ...]
+    alone_ms: tuple[float, ...]
+    fixed: float
+
+
+CPU: Final = Hardware(
+    "CPU core", (3020, 3505, 3095, 13580, 12245, 25710), (220, 361, 101, 380, 170, 229, 2426, 2693, 23, 23), 0.35
+)
+GPU: Final = Hardware(
+    "GPU slice", (1205, 1670, 960, 2200, 3005, 4815), (70, 93, 40, 224, 60, 62, 523, 362, 78, 78), 0.5
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The application at a rate, as solvers see it."""
+
+    names: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    ways: tuple[Way, ...]
+
+
+def form_of(alone_ms: float, fixed: float) -> Quadratic:
+    """d(b) of a model that takes `alone_ms` for one."""
+    return Quadratic(alpha=KAPPA * alone_ms, beta=(1 - fixed - KAPPA) * alone_ms, gamma=fixed * alone_ms)
+
+
+def models(hardware: Hardware) -> dict[str, Quadratic]:
+    """By name."""
+    return {name: form_of(own, hardware.fixed) for name, own in zip(ORDER, hardware.alone_ms, strict=True)}
+
+
+def problem(hardware: Hardware, paths: int, rate_rps: float) -> Problem:
+    """The first `paths` paths, between which requests divide evenly."""
+    chains, forms = PATHS[:paths], models(hardware)
+    names = tuple(name for name in ORDER if any(name in chain for chain in chains))
+    stages = tuple(
+        Stage(
+            name,
+            sum(rate_rps / paths for chain in chains if name in chain),
+            tuple(forms[name].latency_ms(batch, 1.0) for batch in range(1, BATCH_MAX + 1)),
+        )
+        for name in names
+    )
+    ways = tuple(
+        Way(tuple(names.index(name) for name in chain), slo_ms)
+        for chain, slo_ms in zip(chains, hardware.slos_ms, strict=False)
+    )
+    return Problem(names, stages, ways)
+
+
+def profile_of(hardware: Hardware, name: str) -> Profile:
+    """A model's profile for the simulator."""
+    return Profile(
+        latency_ms=models(hardware)[name],
+        max_batch=BATCH_MAX,
+        max_cores=1,
+        load_s=COLD_START_S,
+        hardware="Intel Core i9-9980X" if hardware is CPU else "10 % of an NVIDIA RTX 2080",
+        origin="fitted",
+        source=SOURCE,
+        software="TensorFlow",
+        date="2022-05-04",
+    )

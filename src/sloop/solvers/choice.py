@@ -1,0 +1,91 @@
+"""One option for every stage, together as cheap as can be, with every path in its budget: an integer program by HiGHS.
+
+The reference for the dynamic program of `sloop.solvers.budget`, with the same values in and out, and its substitute
+where paths are no forest: a multiple-choice knapsack with one row per path (the specification's §2.4; the publication
+solves it with Gurobi). It stops after a number of nodes, never after a time, so that its answer does not depend on the
+machine; one that it has not proved says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from sloop.solvers.budget import Options, Segment
+
+NODES_MAX: Final = 2_000
+"""Of the branch and bound; the applications of FA2 need one to a few dozen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An option for each stage, or None. `proven`: there is none cheaper; with None, there is none at all.
+
+    None without proof is a solver that gave up.
+    """
+
+    indices: tuple[int, ...] | None
+    proven: bool
+
+
+NOTHING: Final = Found(None, proven=True)
+GAVE_UP: Final = Found(None, proven=False)
+
+
+def cheapest(options: Sequence[Options], segments: Sequence[Segment], *, nodes_max: int = NODES_MAX) -> Found:
+    """The option of each stage with the least Σ keys with every segment kept. Segments may meet anywhere."""
+    useful = [_useful(option, stage, segments) for stage, option in enumerate(options)]
+    if not all(useful):
+        return NOTHING
+    starts = np.cumsum([0, *map(len, useful)])
+    unit = max(1, *(int(options[stage].keys[index]) for stage, own in enumerate(useful) for index in own))
+    costs = np.concatenate([options[stage].keys[own] / unit for stage, own in enumerate(useful)])
+    slots = np.concatenate([options[stage].slots[own].astype(float) for stage, own in enumerate(useful)])
+    rows = [(np.arange(starts[s], starts[s + 1]), np.ones(len(own)), 1.0, 1.0) for s, own in enumerate(useful)]
+    for segment in segments:
+        columns = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in segment.stages])
+        rows.append((columns, slots[columns], 0.0, float(segment.slots)))
+    matrix = csr_array(
+        (
+            np.concatenate([row[1] for row in rows]),
+            np.concatenate([row[0] for row in rows]),
+            np.cumsum([0, *(len(row[0]) for row in rows)]),
+        ),
+        shape=(len(rows), len(costs)),
+    )
+    answer = milp(
+        costs,
+        integrality=np.ones(len(costs), dtype=np.int8),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix, [row[2] for row in rows], [row[3] for row in rows]),
+        options={"node_limit": nodes_max, "mip_rel_gap": 0.0},
+    )
+    if answer.x is None:
+        return NOTHING if answer.status == 2 else GAVE_UP
+    indices = tuple(
+        own[int(np.argmax(answer.x[starts[stage] : starts[stage + 1]]))] for stage, own in enumerate(useful)
+    )
+    if not holds(options, segments, indices):  # an incumbent that rounding broke is no answer
+        return GAVE_UP
+    return Found(indices, proven=answer.status == 0)
+
+
+def holds(options: Sequence[Options], segments: Sequence[Segment], indices: Sequence[int]) -> bool:
+    """Whether these options keep every segment."""
+    return all(
+        sum(int(options[stage].slots[indices[stage]]) for stage in segment.stages) <= segment.slots
+        for segment in segments
+    )
+
+
+def _useful(option: Options, stage: int, segments: Sequence[Segment]) -> list[int]:
+    """Options of a stage that fit into its segments by themselves and that no other beats in both time and cost."""
+    most = min((segment.slots for segment in segments if stage in segment.stages), default=int(option.slots.max()))
+    kept: list[int] = []
+    for index in np.lexsort((option.keys, option.slots)).tolist():
+        if option.slots[index] <= most and (not kept or option.keys[index] < option.keys[kept[-1]]):
+            kept.append(index)
+    return kept

@@ -1,0 +1,84 @@
+"""The integer program: the cheapest there is, against trying everything; what it says when it gives up."""
+
+from collections.abc import Sequence
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.solvers import choice
+from sloop.solvers.budget import Options, Segment
+from sloop.solvers.choice import GAVE_UP, NOTHING, Found, cheapest, holds
+
+
+def make(*pairs: tuple[int, int]) -> Options:
+    """Options from (key, slots)."""
+    return Options(np.array([key for key, _ in pairs]), np.array([slots for _, slots in pairs]))
+
+
+def cost(options: Sequence[Options], indices: Sequence[int]) -> int:
+    return sum(int(option.keys[index]) for option, index in zip(options, indices, strict=True))
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[list[Options], list[Segment]]:
+    """Up to five stages and chains over any of them."""
+    pairs = st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 12)), min_size=1, max_size=4)
+    options = [make(*own) for own in draw(st.lists(pairs, min_size=1, max_size=5))]
+    chain = st.sets(st.integers(0, len(options) - 1), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+    return options, draw(st.lists(st.builds(Segment, chain, st.integers(0, 40)), max_size=5))
+
+
+@settings(max_examples=100, deadline=None)
+@given(meshes())
+def test_as_cheap_as_can_be(mesh: tuple[list[Options], list[Segment]]) -> None:
+    options, segments = mesh
+    every = product(*(range(len(option.keys)) for option in options))
+    best = min((cost(options, indices) for indices in every if holds(options, segments, indices)), default=None)
+    found = cheapest(options, segments)
+    assert found.proven
+    if best is None:
+        assert found == NOTHING
+    else:
+        assert found.indices is not None
+        assert holds(options, segments, found.indices)
+        assert cost(options, found.indices) == best
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, status: int, x: Sequence[float] | None) -> None:
+    """The solver's answer from now on, whatever it is asked."""
+    answer = SimpleNamespace(status=status, x=None if x is None else np.array(x))
+    monkeypatch.setattr(choice, "milp", lambda *_, **__: answer)
+
+
+def test_giving_up_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, segments = [make((2, 1), (1, 3))], [Segment((0,), 5)]
+    answering(monkeypatch, 1, None)
+    assert cheapest(options, segments) == GAVE_UP
+    answering(monkeypatch, 1, [1.0, 0.0])
+    assert cheapest(options, segments) == Found((0,), proven=False)
+
+
+def test_an_answer_that_does_not_hold_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [make((2, 1), (1, 3)), make((2, 1), (1, 3))]
+    answering(monkeypatch, 0, [0.0, 1.0, 0.0, 1.0])
+    assert cheapest(options, [Segment((0, 1), 5)]) == GAVE_UP
+
+
+def test_it_is_limited_by_nodes_not_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, float] = {}
+
+    def solver(*_: object, options: dict[str, float], **__: object) -> SimpleNamespace:
+        asked.update(options)
+        return SimpleNamespace(status=1, x=None)
+
+    monkeypatch.setattr(choice, "milp", solver)
+    cheapest([make((1, 1))], [Segment((0,), 1)], nodes_max=7)
+    assert asked == {"node_limit": 7, "mip_rel_gap": 0.0}
+
+
+def test_a_stage_that_fits_nowhere_needs_no_solver() -> None:
+    assert cheapest([make((1, 9))], [Segment((0,), 8)]) == NOTHING

@@ -1,0 +1,104 @@
+"""Cutting a graph to a forest: what must hold of every cut, and which edge goes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.solvers.graph import CUTS_MAX, Forest, Ties, Way, forests
+
+SMALL = settings(max_examples=150, deadline=None)
+TIES: tuple[Ties, ...] = ("first", "loosest", "best")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[Way], list[float]]:
+    """Paths through up to eight stages, each a sorted subset, and the stages' weights."""
+    count = draw(st.integers(2, 8))
+    chain = st.sets(st.integers(0, count - 1), min_size=1, max_size=5).map(lambda chosen: tuple(sorted(chosen)))
+    ways = draw(st.lists(st.builds(Way, chain, st.integers(1, 9_000).map(float)), min_size=1, max_size=6))
+    return ways, draw(st.lists(st.integers(1, 400).map(float), min_size=count, max_size=count))
+
+
+def predecessors(forest: Forest) -> dict[int, set[int]]:
+    before: dict[int, set[int]] = {}
+    for way in forest.ways:
+        for source, target in zip(way.stages, way.stages[1:], strict=False):
+            before.setdefault(target, set()).add(source)
+    return before
+
+
+@SMALL
+@given(graphs(), st.sampled_from(TIES))
+def test_no_stage_comes_directly_after_two_and_none_is_lost(graph: tuple[list[Way], list[float]], ties: Ties) -> None:
+    ways, weights = graph
+    found = forests(ways, weights, ties)
+    assert 1 <= len(found) <= (CUTS_MAX if ties == "best" else 1)
+    for forest in found:
+        assert all(len(sources) == 1 for sources in predecessors(forest).values())
+        assert {s for way in forest.ways for s in way.stages} == {s for way in ways for s in way.stages}
+
+
+@SMALL
+@given(graphs(), st.sampled_from(TIES), st.data())
+def test_what_keeps_the_segments_keeps_the_paths(
+    graph: tuple[list[Way], list[float]], ties: Ties, data: st.DataObject
+) -> None:
+    ways, weights = graph
+    for forest in forests(ways, weights, ties):
+        times = {s: data.draw(st.floats(0, 2_000), label=f"stage {s}") for s in {s for w in ways for s in w.stages}}
+        ratio = min(way.slo_ms / max(1e-9, sum(times[s] for s in way.stages)) for way in forest.ways)
+        kept = {stage: own * ratio for stage, own in times.items()}
+        assert all(sum(kept[s] for s in way.stages) <= way.slo_ms * (1 + 1e-9) for way in ways)
+
+
+@SMALL
+@given(graphs())
+def test_the_parts_of_a_deadline_add_up(graph: tuple[list[Way], list[float]]) -> None:
+    """A single path cut once gives two segments, whose deadlines are as its weights."""
+    ways, weights = graph
+    for forest in forests(ways[:1], weights):
+        assert sum(way.slo_ms for way in forest.ways) == pytest.approx(ways[0].slo_ms)
+    long, short = Way((0, 2), 900.0), Way((1, 2), 300.0)
+    (forest,) = forests([long, short], [100.0, 1.0, 200.0], "loosest")
+    assert forest.cut == ((0, 2),)
+    shares = {way.stages: way.slo_ms for way in forest.ways}
+    assert shares[0,] == pytest.approx(300)
+    assert shares[2,] == pytest.approx(600)
+    assert shares[1, 2] == 300
+
+
+def test_the_least_shared_edge_is_cut_whatever_the_ties() -> None:
+    ways = [Way((0, 2, 3), 900.0), Way((0, 2, 4), 900.0), Way((1, 2, 3), 100.0)]
+    for ties in TIES:
+        assert [forest.cut for forest in forests(ways, [1.0] * 5, ties)] == [((1, 2),)]
+
+
+def test_ties() -> None:
+    ways = [Way((0, 3), 100.0), Way((1, 3), 300.0), Way((2, 3), 200.0)]
+    weights = [1.0] * 4
+    assert [forest.cut for forest in forests(ways, weights, "first")] == [((0, 3), (1, 3))]
+    assert [forest.cut for forest in forests(ways, weights, "loosest")] == [((1, 3), (2, 3))]
+    cuts = [set(forest.cut) for forest in forests(ways, weights)]
+    assert cuts[0] == {(1, 3), (2, 3)}, "the loosest comes first"
+    assert len(cuts) == 3
+
+
+def test_a_forest_stays_as_it_is() -> None:
+    ways = [Way((0, 1), 100.0), Way((0, 2), 300.0), Way((3,), 1.0)]
+    assert forests(ways, [1.0] * 4) == [Forest(tuple(ways))]
+
+
+def test_of_equal_chains_the_tightest_counts() -> None:
+    (forest,) = forests([Way((0, 1), 100.0), Way((0, 1), 80.0)], [1.0, 1.0])
+    assert forest.ways == (Way((0, 1), 80.0),)
+
+
+def test_stages_without_weight_share_evenly() -> None:
+    (forest,) = forests([Way((0, 2), 100.0), Way((1, 2), 80.0)], [0.0, 0.0, 0.0], "loosest")
+    assert Way((0,), 50.0) in forest.ways
+
+
+def test_a_deadline_in_slots() -> None:
+    assert Way((0,), 389.99999999).slots() == 390
+    assert Way((0,), 389.9).slots() == 389
+    assert Way((0,), 20.0).slots(0.02) == 1000
