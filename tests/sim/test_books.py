@@ -21,21 +21,22 @@ def run(books: Books, stage: str, batch: int) -> bool:
     books.start(ReplicaId(batch), ReplicaSpec(stage, "v", 1.0, "n"))
     replica = books.replicas[ReplicaId(batch)]
     entry = books.requests[R0]
-    del entry.waiting[stage]
-    entry.running[stage] = replica.batch = BatchId(batch)
+    del entry.waiting[stage, 0]
+    replica.batch = BatchId(batch)
+    entry.running[stage, 0] = replica.batch, 100
     replica.requests = (R0,)
-    return bool(books.pass_on(replica))
+    return bool(books.pass_on(replica, ()))
 
 
 def test_a_request_enters_a_stage_when_all_before_it_are_done() -> None:
     books = Books(DIAMOND)
     books.arrive(Request(R0, 0, 0, 100))
     assert not run(books, "a", 1)
-    assert sorted(books.requests[R0].waiting) == ["b", "c"]
+    assert sorted(books.requests[R0].waiting) == [("b", 0), ("c", 0)]
     assert not run(books, "c", 2)
-    assert sorted(books.requests[R0].waiting) == ["b"]
+    assert sorted(books.requests[R0].waiting) == [("b", 0)]
     assert not run(books, "b", 3)
-    assert sorted(books.requests[R0].waiting) == ["d"]
+    assert sorted(books.requests[R0].waiting) == [("d", 0)]
     assert run(books, "d", 4)
 
 
@@ -44,12 +45,13 @@ def test_a_lost_replica_puts_its_batch_back() -> None:
     books.arrive(Request(R0, 0, 0, 100))
     books.start(ReplicaId(0), ReplicaSpec("a", "v", 1.0, "n"))
     replica = books.replicas[ReplicaId(0)]
-    del books.requests[R0].waiting["a"]
-    books.requests[R0].running["a"] = replica.batch = BatchId(1)
+    del books.requests[R0].waiting["a", 0]
+    replica.batch = BatchId(1)
+    books.requests[R0].running["a", 0] = replica.batch, 100
     replica.requests = (R0,)
     books.step = 5
     books.forget(ReplicaId(0))
-    assert books.requests[R0].waiting == {"a": 5}
+    assert books.requests[R0].waiting == {("a", 0): (5, 100)}
     assert not books.replicas
     assert not books.by_node["n"]
 

@@ -3,7 +3,7 @@ from collections import Counter
 import msgspec
 
 from sloop.policies import POLICIES
-from sloop.sim.swarm import CHOICES, FAULTS, GRAPHS, world_from_seed
+from sloop.sim.swarm import BRANCHING, CHOICES, FAULTS, GRAPHS, world_from_seed
 
 WORLDS = [world_from_seed(seed) for seed in range(300)]
 
@@ -23,7 +23,7 @@ def test_each_kind_of_fault_is_on_in_one_world_out_of_four() -> None:
 
 
 def test_worlds_are_of_every_shape() -> None:
-    assert {len(played.application.stages) for played in WORLDS} == {len(graph) for graph in GRAPHS}
+    assert {len(played.application.stages) for played in WORLDS} == {len(graph) for graph in (*GRAPHS, *BRANCHING)}
     assert {played.truth.network is None for played in WORLDS} == {True, False}
     assert min(min(played.errors.values()) for played in WORLDS) == 0.25
     assert max(max(played.errors.values()) for played in WORLDS) == 4.0

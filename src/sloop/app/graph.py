@@ -73,6 +73,13 @@ class Edge:
     kind: Literal["one", "each", "join"]
     when: When | None = None
 
+    @property
+    def condition(self) -> object:
+        """Edges from one stage with the same condition are taken together; None where there is none."""
+        if self.when is None:
+            return None
+        return (self.when.output, self.when.values) if self.when.output else self.target
+
 
 class Graph:
     """The steps of an application in topological order, and what follows from them.
@@ -118,7 +125,8 @@ class Graph:
     def is_exhaustive(self, stage: str) -> bool:
         """Whether of the edges away from a stage that have a condition one is believed to be taken by every request."""
         edges = [edge for edge in self.edges[stage] if edge.when is not None]
-        return len({edge.when.output for edge in edges if edge.when}) == 1 and sum(map(self.likelihood, edges)) >= SURE
+        shares = {edge.condition: self.likelihood(edge) for edge in edges}
+        return len({edge.when.output for edge in edges if edge.when}) == 1 and sum(shares.values()) >= SURE
 
     def inside(self, scope: str) -> tuple[str, ...]:
         """The stages that run for the parts made at stage `scope`, itself first."""
@@ -129,12 +137,15 @@ class Graph:
         told."""
         if edge.when is None:
             return 1.0
-        if edge.when.share is not None:
-            return edge.when.share
-        rivals = [other.when for other in self.edges[edge.source] if other.when is not None]
-        told = [rival.share for rival in rivals if rival.output == edge.when.output and rival.share is not None]
-        untold = sum(rival.output == edge.when.output and rival.share is None for rival in rivals)
-        return max(0.0, 1.0 - sum(told)) / max(untold, 2 - len(told))
+        shares: dict[object, float | None] = {}
+        for rival in self.edges[edge.source]:
+            if rival.when is not None and rival.when.output == edge.when.output:
+                shares[rival.condition] = shares.get(rival.condition) or rival.when.share
+        own = shares[edge.condition]
+        if own is not None:
+            return own
+        told = [share for share in shares.values() if share is not None]
+        return max(0.0, 1.0 - sum(told)) / max(len(shares) - len(told), 2 - len(told))
 
     def shares(self) -> dict[tuple[str, str], float]:
         """How many visits to an edge's target follow from one to its source, as believed: from the declared paths where

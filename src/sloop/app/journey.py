@@ -48,6 +48,11 @@ class Journey:
             self._take(edge, part, count, entered)
         return entered
 
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether the deadline depends on where it goes."""
+        return self._graph.has_deadlines
+
     def deadline_ns(self, sent_ns: int, slo_ns: int, *, ended: bool = False) -> int:
         """By when it is to be answered, of a request with so much time in all: that of the loosest path it may be on,
         or once it has `ended`, was on. On none of the declared ones, or several at once: the application's own."""

@@ -12,13 +12,15 @@ from pathlib import Path
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant, find_cycle
 from sloop.app.document import Value, nearest
 from sloop.app.hardware import ANY_BYTES, CUSTOM, KINDS, LOCAL, Hardware, known, local
+from sloop.app.read_graph import EDGE_KEYS, check_shares, read_paths, with_edges
 from sloop.app.read_profile import read_profile
 from sloop.errors import InputError
 from sloop.profile.profile import Profile
 from sloop.profile.store import is_of, load_profile, path_beside
 from sloop.vocabulary import Node
 
-APPLICATION_KEYS = ("name", "slo_ms", "stages", "system", "cluster", "estimates")
+APPLICATION_KEYS = ("name", "slo_ms", "stages", "paths", "system", "cluster", "estimates")
+STAGE_KEYS = ("name", "model", "accuracy", "profile", "variants", *EDGE_KEYS)
 STAGES_MAX, NODES_MAX = 100, 100_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEFAULT_SYSTEM = "sponge"
@@ -28,16 +30,26 @@ def read_application(document: Value, folder: Path, *, extra: tuple[str, ...] = 
     """The application in `document`, whose relative paths start at `folder`. `extra` keys are left to the caller."""
     fields = document.mapping((*APPLICATION_KEYS, *extra), required=("name", "slo_ms", "stages"))
     system = read_systems(fields["system"])[0] if "system" in fields else SystemChoice(DEFAULT_SYSTEM)
-    return Application(
+    slo_ms = fields["slo_ms"].number(above=0, most=1e9)
+    stages = _stages(fields["stages"], folder)
+    application = Application(
         name=read_name(fields["name"]),
-        slo_ms=fields["slo_ms"].number(above=0, most=1e9),
-        stages=_stages(fields["stages"], folder),
+        slo_ms=slo_ms,
+        stages=stages,
         system=system,
+        ways=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=_cluster(fields["cluster"]) if "cluster" in fields else (local().node("local-0"),),
         estimates=_estimates(fields["estimates"]) if "estimates" in fields else Estimates(),
         file=document.file,
         lines=document.lines(),
     )
+    try:
+        application.paths  # noqa: B018  # cached, and says what does not fit
+    except InputError as error:
+        names = [stage.name for stage in stages]
+        where = fields["stages"].elements()[names.index(error.where)] if error.where in names else fields["stages"]
+        where.fail(error.what, error.help)
+    return application
 
 
 def read_name(value: Value) -> str:
@@ -79,11 +91,12 @@ def _stages(value: Value, folder: Path) -> tuple[Stage, ...]:
     if cycle:
         first = values[names.index(cycle[0])].mapping()["after"]
         first.fail(f"stages wait for each other in a circle: {' → '.join(cycle)}", "remove one of these from `after`")
+    check_shares(values, stages)
     return stages
 
 
 def _stage(value: Value, folder: Path) -> Stage:
-    fields = value.mapping(("name", "model", "accuracy", "profile", "variants", "after"), required=("name",))
+    fields = value.mapping(STAGE_KEYS, required=("name",))
     name = read_name(fields["name"])
     single = [key for key in ("model", "profile", "accuracy") if key in fields]
     if "variants" in fields:
@@ -92,13 +105,7 @@ def _stage(value: Value, folder: Path) -> Stage:
         variants = _variants(fields["variants"], folder)
     else:
         variants = (_variant(value, name, folder),)
-    after: list[str] = []
-    if "after" in fields and fields["after"].content is not None:
-        for each in fields["after"].some():
-            if each.text() in after:
-                each.fail(f"{each.content!r} is named twice", "name it once")
-            after.append(each.text())
-    return Stage(name, variants, tuple(after))
+    return with_edges(Stage(name, variants), fields)
 
 
 def _variants(value: Value, folder: Path) -> tuple[Variant, ...]:

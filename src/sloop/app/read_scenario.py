@@ -4,9 +4,11 @@ Promises a `Scenario` whose every range holds, or an InputError that names file,
 and `truth.network.link` are read by `sloop.arrivals`; here they only have to be mappings or files that exist.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from sloop.app.application import Stage
 from sloop.app.document import Value
 from sloop.app.read_application import read_application, read_systems
 from sloop.app.scenario import (
@@ -38,7 +40,7 @@ def read_scenario(document: Value, folder: Path) -> Scenario:
         trace=_trace(fields["trace"], folder),
         duration_s=fields["duration_s"].number(above=0, most=1e8) if "duration_s" in fields else DURATION_S,
         seed=fields["seed"].integer(least=0) if "seed" in fields else SEED,
-        truth=read_truth(fields["truth"], folder) if "truth" in fields else Truth(),
+        truth=read_truth(fields["truth"], folder, application.stages) if "truth" in fields else Truth(),
         systems=systems,
     )
 
@@ -55,9 +57,9 @@ def _trace(value: Value, folder: Path) -> dict[str, object]:
     return trace
 
 
-def read_truth(value: Value, folder: Path) -> Truth:
-    """The truth declared under `truth:`; what is not said keeps its default."""
-    keys = ("service", "profile_error", "resize_ms", "resize", "cold_start", "network", "failures")
+def read_truth(value: Value, folder: Path, stages: Sequence[Stage] = ()) -> Truth:
+    """The truth declared under `truth:`, of an application of these stages; what is not said keeps its default."""
+    keys = ("service", "profile_error", "resize_ms", "resize", "cold_start", "network", "failures", "fan_out", "shares")
     fields = value.mapping(keys)
     resize: ResizeRule = "next_batch"
     if "resize" in fields and fields["resize"].choice(get_args(ResizeRule)) == "rescale":
@@ -70,7 +72,24 @@ def read_truth(value: Value, folder: Path) -> Truth:
         cold_start=_cold_start(fields["cold_start"]) if "cold_start" in fields else ColdStart(),
         network=_network(fields["network"], folder) if "network" in fields else None,
         failures=_failures(fields["failures"]) if "failures" in fields else None,
+        fan_out=_fan_out(fields["fan_out"], stages) if "fan_out" in fields else {},
+        shares=_shares(fields["shares"], stages) if "shares" in fields else {},
     )
+
+
+def _fan_out(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
+    """Per stage with `each`, how many parts there are: a number, or several that are equally likely."""
+    found = {}
+    for name, numbers in value.mapping(tuple(stage.name for stage in stages if stage.each is not None)).items():
+        found[name] = tuple(each.integer(least=0, most=1_000_000) for each in numbers.some())
+        if not found[name]:
+            numbers.wrong("at least one number of parts")
+    return found
+
+
+def _shares(value: Value, stages: Sequence[Stage]) -> dict[str, float]:
+    known = tuple(stage.name for stage in stages if stage.when)
+    return {name: share.number(least=0, most=1) for name, share in value.mapping(known).items()}
 
 
 def _number(

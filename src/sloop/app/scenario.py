@@ -9,7 +9,7 @@ Sources of the defaults: Sponge specification §1.4 and §7.3-6 (P99 over mean 1
 from collections.abc import Mapping
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sloop.app.application import Application, SystemChoice
 from sloop.units import s
@@ -68,6 +68,10 @@ class Truth(Struct, frozen=True):
     cold_start: ColdStart = ColdStart()
     network: NetworkTruth | None = None
     failures: Failures | None = None
+    fan_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """For stages with `each`: how many parts requests fall into, each number being equally likely."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """For stages with `when`: how many of those that could take the branch really do, 0 to 1."""
 
 
 class Scenario(Struct, frozen=True):

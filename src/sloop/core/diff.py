@@ -68,7 +68,9 @@ def diff(
         left_rps -= rps
         return True
 
-    grow, shrink, hold_shrink = [], [], []
+    grow: list[tuple[ReplicaId, float]] = []
+    shrink: list[tuple[ReplicaId, float]] = []
+    hold_shrink: list[tuple[ReplicaId, float]] = []
     for id, cores in resized:
         replica = found[id]
         if cores >= replica.spec.cores:

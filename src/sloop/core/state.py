@@ -342,7 +342,8 @@ class State:
         least_ns = {name: stage.least_ns() for name, stage in self.stages.items()}
         for name in reversed(self.stages):
             stage = self.stages[name]
-            sure, either = [(0, 0)], []
+            sure: list[tuple[int, int]] = [(0, 0)]
+            either: list[tuple[int, int]] = []
             for edge in self.graph.edges[name]:
                 after, own_ns = self.stages[edge.target], least_ns[edge.target]
                 onward_ns = own_ns[0] + after.rest_ns, own_ns[1] + after.rest_full_ns

@@ -3,33 +3,60 @@
 Kept from the event log alone. Promises plain answers; what is wrong with them `sim.checkers` says.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from sloop.app.application import Application
+from sloop.app.journey import Journey
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Request, RequestId
 
 SLACK_CORES = 1e-6
 """Sums of fractional cores and shares may be off by this."""
 
 
+Place = tuple[str, int]
+"""A stage, and the part of the request it is visited for."""
+
+
 class OpenRequest:
     """A request that has not ended, and where it is in the application's graph."""
 
-    __slots__ = ("done", "request", "running", "waiting")
+    __slots__ = ("is_through", "journey", "request", "running", "waiting")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, journey: Journey | None) -> None:
         self.request = request
-        self.waiting: dict[str, int] = {}
-        """Stages it is queued at, with the step in which it came there."""
-        self.running: dict[str, BatchId] = {}
-        self.done: set[str] = set()
+        self.journey = journey
+        """None where there is but one stage."""
+        self.is_through = False
+        """Whether nothing of it is left to do."""
+        self.waiting: dict[Place, tuple[int, int]] = {}
+        """Where it is queued: the step in which it came there, and the deadline it has there."""
+        self.running: dict[Place, tuple[BatchId, int]] = {}
+        """Where it runs: in which batch, and the deadline it had when it was queued."""
+
+    def deadline_ns(self) -> int:
+        """By when it is to be answered, as far as is known which path it is on."""
+        request, journey = self.request, self.journey
+        if journey is None or not journey.has_deadlines:
+            return request.deadline_ns
+        return journey.deadline_ns(request.sent_ns, request.slo_ns, ended=self.is_through)
 
 
 class TrackedReplica:
     """A replica between the order to start it and its end."""
 
-    __slots__ = ("batch", "cores", "draining", "ready", "requests", "resizing", "spec", "stopping", "wanted_cores")
+    __slots__ = (
+        "batch",
+        "cores",
+        "draining",
+        "parts",
+        "ready",
+        "requests",
+        "resizing",
+        "spec",
+        "stopping",
+        "wanted_cores",
+    )
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self.spec = spec
@@ -44,6 +71,7 @@ class TrackedReplica:
         self.stopping = False
         self.batch: BatchId | None = None
         self.requests: tuple[RequestId, ...] = ()
+        self.parts: tuple[int, ...] = ()
 
 
 class Waiting:
@@ -52,19 +80,19 @@ class Waiting:
     __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, RequestId, int]] = []
+        self._heap: list[tuple[int, RequestId, int, int]] = []
 
-    def add(self, deadline_ns: int, request: RequestId, step: int) -> None:
-        heappush(self._heap, (deadline_ns, request, step))
+    def add(self, deadline_ns: int, request: RequestId, part: int, step: int) -> None:
+        heappush(self._heap, (deadline_ns, request, part, step))
 
     def earliest_ns(self, stage: str, requests: Mapping[RequestId, OpenRequest], before_step: int) -> int | None:
         """The earliest deadline among requests that wait here since before a step; None where there is none."""
         heap, passed = self._heap, []
         found = None
         while heap:
-            deadline_ns, id, step = heap[0]
+            deadline_ns, id, part, step = heap[0]
             entry = requests.get(id)
-            if entry is None or entry.waiting.get(stage) != step:
+            if entry is None or entry.waiting.get((stage, part), (-1, 0))[0] != step:
                 heappop(heap)
             elif step >= before_step:
                 passed.append(heappop(heap))
@@ -113,33 +141,40 @@ class Books:
         self.waiting = {stage.name: Waiting() for stage in application.stages}
         self.step = 0
         """Counts events: what an event and its actions do belongs to one step."""
-        self._after = {stage.name: stage.after for stage in application.stages}
-        self._successors = application.successors
-        self._sources = tuple(stage.name for stage in application.sources)
-        self.sinks = frozenset(stage.name for stage in application.sinks)
+        self._graph = application.graph
+        self._only = application.stages[0].name if len(application.stages) == 1 else ""
 
     def arrive(self, request: Request) -> None:
         """A request knocks, and queues at the first stages."""
-        self.requests[request.id] = entry = OpenRequest(request)
-        for stage in self._sources:
-            self._queue(entry, stage)
+        if self._only:
+            self.requests[request.id] = entry = OpenRequest(request, None)
+            self._queue(entry, (self._only, 0), request.deadline_ns)
+            return
+        journey = Journey(self._graph)
+        self.requests[request.id] = entry = OpenRequest(request, journey)
+        self._enter(entry, journey.begin(request.enters))
 
-    def pass_on(self, replica: TrackedReplica) -> list[OpenRequest]:
-        """A batch is done: its requests queue at the stages that follow. Returns those that have passed them all."""
+    def pass_on(self, replica: TrackedReplica, ways: Sequence[Sequence[int]]) -> list[OpenRequest]:
+        """A batch is done: its requests queue where their ways lead. Returns those that have come to an end."""
         stage, through = replica.spec.stage, []
-        for entry in self._release(replica):
-            entry.done.add(stage)
-            for following in self._successors[stage]:
-                if entry.done.issuperset(self._after[following]):
-                    self._queue(entry, following)
-            if entry.done >= self.sinks:
+        all_ways = ways or ((),) * len(replica.requests)
+        for (entry, part, _), way in zip(self._release(replica), all_ways, strict=True):
+            if entry is None:
+                continue
+            journey = entry.journey
+            if journey is not None:
+                self._enter(entry, journey.finish(stage, part, way))
+            if journey is None or not journey.open:
+                entry.is_through = True
                 through.append(entry)
         return through
 
     def put_back(self, replica: TrackedReplica) -> None:
         """A batch came to nothing: its requests are where they were, to be tried again or ended."""
-        for entry in self._release(replica):
-            self._queue(entry, replica.spec.stage)
+        stage = replica.spec.stage
+        for entry, part, deadline_ns in self._release(replica):
+            if entry is not None:
+                self._queue(entry, (stage, part), deadline_ns)
 
     def start(self, id: ReplicaId, spec: ReplicaSpec) -> None:
         """A replica is ordered, and holds its room from now on."""
@@ -153,17 +188,28 @@ class Books:
             self.put_back(replica)
             del self.by_node[replica.spec.node][id]
 
-    def _release(self, replica: TrackedReplica) -> list[OpenRequest]:
-        """The requests of a replica's batch that have not ended meanwhile, taken off it."""
+    def _release(self, replica: TrackedReplica) -> list[tuple[OpenRequest | None, int, int]]:
+        """A replica's batch, taken off it: its requests, None for those that have ended meanwhile, their parts, and the
+        deadlines they had in the queue."""
         batch, stage = replica.batch, replica.spec.stage
-        found = map(self.requests.get, replica.requests)
-        open = [entry for entry in found if entry is not None]
-        replica.batch, replica.requests = None, ()
-        for entry in open:
-            assert entry.running.pop(stage) == batch, f"the books lost batch {batch}"
-        return open
+        released: list[tuple[OpenRequest | None, int, int]] = []
+        for id, part in zip(replica.requests, replica.parts or (0,) * len(replica.requests), strict=True):
+            entry = self.requests.get(id)
+            if entry is None:
+                released.append((None, part, 0))
+                continue
+            found, deadline_ns = entry.running.pop((stage, part))
+            assert found == batch, f"the books lost batch {batch}"
+            released.append((entry, part, deadline_ns))
+        replica.batch, replica.requests, replica.parts = None, (), ()
+        return released
 
-    def _queue(self, entry: OpenRequest, stage: str) -> None:
-        entry.waiting[stage] = self.step
+    def _enter(self, entry: OpenRequest, entered: Iterable[Place]) -> None:
+        deadline_ns = entry.deadline_ns()
+        for place in entered:
+            self._queue(entry, place, deadline_ns)
+
+    def _queue(self, entry: OpenRequest, place: Place, deadline_ns: int) -> None:
+        entry.waiting[place] = self.step, deadline_ns
         if self._ordered:
-            self.waiting[stage].add(entry.request.deadline_ns, entry.request.id, self.step)
+            self.waiting[place[0]].add(deadline_ns, entry.request.id, place[1], self.step)

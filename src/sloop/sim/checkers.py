@@ -97,7 +97,7 @@ class Checkers:
         staffed = {replica.spec.stage for replica in self._books.replicas.values()}
         hopeless = self._short - staffed
         for id, entry in self._books.requests.items():
-            if hopeless.isdisjoint(entry.waiting):
+            if hopeless.isdisjoint(stage for stage, _ in entry.waiting):
                 where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {entry.running}"
                 self._fail(f"{len(self._books.requests)} requests never ended; request {id} {where}")
 
@@ -130,7 +130,7 @@ class Checkers:
     def _finished(self, event: Finished) -> None:
         replica = self._books.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
-            self._through = self._books.pass_on(replica)
+            self._through = self._books.pass_on(replica, event.ways)
 
     def _batch_failed(self, event: BatchFailed) -> None:
         replica = self._books.replicas.get(event.replica)
@@ -170,19 +170,22 @@ class Checkers:
         if size > (most := self._batch_max.get((order.stage, replica.spec.variant), size)):
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {most}")
         self._move(order)
-        replica.batch, replica.requests = order.batch, order.requests
+        replica.batch, replica.requests, replica.parts = order.batch, order.requests, order.parts
         self._last_batch = order.batch
 
     def _move(self, order: StartBatch) -> None:
         """Requests go from the queue into a batch."""
         requests, stage = self._books.requests, order.stage
         latest_ns = -(2**63)
-        for id in order.requests:
+        if order.parts and len(order.parts) != len(order.requests):
+            self._fail(f"{len(order.parts)} parts of {len(order.requests)} requests")
+        for id, part in zip(order.requests, order.parts or (0,) * len(order.requests), strict=True):
             entry = requests.get(id)
-            if entry is None or entry.waiting.pop(stage, None) is None:
-                self._fail(f"request {id} does not wait at {stage}")
-            entry.running[stage] = order.batch
-            latest_ns = max(latest_ns, entry.request.deadline_ns)
+            waited = entry.waiting.pop((stage, part), None) if entry is not None else None
+            if entry is None or waited is None:
+                self._fail(f"request {id}, part {part}, does not wait at {stage}")
+            entry.running[stage, part] = order.batch, waited[1]
+            latest_ns = max(latest_ns, waited[1])
         if self._edf:
             self._latest.append((stage, latest_ns))
 
@@ -191,9 +194,9 @@ class Checkers:
         outcome = end.outcome
         if entry is None:
             self._fail("the end of a request that is not open: it never came, or ended before")
-        if (entry.done >= self._books.sinks) is not (outcome in ANSWERED):
-            self._fail(f"{outcome} after stages {sorted(entry.done)}")
-        in_time = self._now_ns <= entry.request.deadline_ns
+        if entry.is_through is not (outcome in ANSWERED):
+            self._fail(f"{outcome} {'after' if entry.is_through else 'before'} it was through")
+        in_time = self._now_ns <= entry.deadline_ns()
         if outcome is SERVED and not in_time:
             self._fail("served, after its deadline")
         if outcome is LATE and in_time:

@@ -27,6 +27,7 @@ from sloop.sim.truth.cold_start import STEP, ColdStart
 from sloop.sim.truth.failure import Failure
 from sloop.sim.truth.resize import Resize
 from sloop.sim.truth.service import Service, Speed
+from sloop.sim.truth.ways import Ways
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import ReplicaId, ReplicaSpec
 
@@ -38,6 +39,7 @@ class Truths(Struct, frozen=True):
     cold_start: ColdStart
     resize: Resize
     failure: Failure
+    ways: Ways | None = None
 
 
 class NodeFailed(Struct, frozen=True):
@@ -82,6 +84,7 @@ class Cluster:
         self._cold_start = truths.cold_start
         self._resize = truths.resize
         self._failure = truths.failure
+        self._ways = truths.ways or None
         self._faults = truths.failure.faults
         self._touches_batches = self._faults.touches_batches
         self._healed = False
@@ -106,7 +109,10 @@ class Cluster:
         if self._touches_batches:
             self._start_in_trouble(now_ns, order, replica, service_ns)
             return
-        finished = Finished(order.batch, order.replica, service_ns)
+        if self._ways is None:
+            finished = Finished(order.batch, order.replica, service_ns)
+        else:
+            finished = Finished(order.batch, order.replica, service_ns, self._ways.taken(order))
         replica.news = news = (now_ns + service_ns, next(self._sequences), finished)
         heappush(self.pending, news)
 
@@ -172,7 +178,8 @@ class Cluster:
             return
         if failure.strikes("lost_finished", faults.lost_finished):
             return
-        finished = Finished(order.batch, order.replica, service_ns)
+        ways = self._ways.taken(order) if self._ways is not None else ()
+        finished = Finished(order.batch, order.replica, service_ns, ways)
         end_ns = now_ns + service_ns
         if failure.strikes("late_finished", faults.late_finished):
             end_ns += failure.within_ns("late_finished", faults.late_finished_ns)
@@ -240,5 +247,5 @@ class Cluster:
         left_ns = end_ns - now_ns
         longer_ns = round(left_ns * ratio) - left_ns
         self.void.add(sequence)
-        finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns)
+        finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns, finished.ways)
         replica.news = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)

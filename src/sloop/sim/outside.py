@@ -19,7 +19,8 @@ def later(arrivals: Iterator[Arrival], lead_ns: int) -> Iterator[Arrival]:
     """The same arrivals, sent and due `lead_ns` later."""
     for at_ns, request in arrivals:
         sent_ns, arrived_ns, deadline_ns = request.sent_ns, request.arrived_ns, request.deadline_ns
-        yield at_ns + lead_ns, Request(request.id, sent_ns + lead_ns, arrived_ns + lead_ns, deadline_ns + lead_ns)
+        later_ns = sent_ns + lead_ns, arrived_ns + lead_ns, deadline_ns + lead_ns
+        yield at_ns + lead_ns, Request(request.id, *later_ns, request.enters)
 
 
 def outside(arrivals: Iterator[Arrival], failure: Failure, until_ns: int) -> Stream:

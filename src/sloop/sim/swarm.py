@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from msgspec import convert
 
 from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.graph import Each, When
 from sloop.app.scenario import ColdStart, NetworkTruth, ServiceTruth, Truth
 from sloop.arrivals import Link, link_from, trace_from
 from sloop.profile import Amdahl, Profile
@@ -22,6 +23,7 @@ from sloop.sim.world import World
 from sloop.streams import stream
 from sloop.units import ms, s
 from sloop.vocabulary import Node
+from sloop.vocabulary import Path as PathWithDeadline
 
 GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
     {"a": ()},
@@ -32,6 +34,35 @@ GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
     {"a": (), "b": (), "c": ("a", "b")},
 )
 """Stages and what they come after; a single stage twice, being the commonest."""
+
+Edges = dict[str, Any]
+"""How a stage hangs together with others: keyword arguments of `Stage`."""
+
+BRANCHING: Final[Sequence[dict[str, Edges]]] = (
+    {
+        "a": {},
+        "b": {"after": ("a",), "when": (When("a", "kind", (1,), 0.3),)},
+        "c": {"after": ("a",), "when": (When("a", "kind", (2,)),)},
+        "d": {"after": ("b", "c")},
+    },
+    {"a": {}, "b": {"after": ("a",), "each": Each("a", "rows", 3.0)}, "c": {"after": ("b",), "join": True}},
+    {
+        "a": {},
+        "b": {"after": ("a",), "each": Each("a", "rows", 0.7, most=4)},
+        "c": {"after": ("b",), "when": (When("b", "legible", share=0.5),)},
+        "d": {"after": ("b", "c")},
+        "e": {"after": ("a", "d"), "join": True},
+    },
+    {
+        "a": {},
+        "b": {"after": ("a",), "each": Each("a", "boxes", 2.0), "when": (When("a", "large", share=0.8),)},
+        "c": {"after": ("a",), "when": (When("a", "scene"),)},
+    },
+)
+"""Graphs in which the requests decide where they go, and one into how many parts they fall."""
+
+PATHS: Final = (("a", "c", "d"), ("b", "c"), ("b", "c", "d"))
+"""With deadlines of their own, through a, b → c → d."""
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "order": ("edf", "fifo"),
@@ -73,7 +104,7 @@ Value = TypeVar("Value")
 def world_from_seed(seed: int, system: str = "static") -> World:
     """The world of a seed, under a system with its published parameters and some policies swapped for others."""
     random = stream(seed, "swarm")
-    stages = _stages(random)
+    stages = _stages(random, seed)
     nodes = tuple(
         Node(f"node-{number}", "custom", random.choice((8.0, 16.0, 32.0)), 256 << 30)
         for number in range(random.randint(1, 3))
@@ -90,7 +121,12 @@ def world_from_seed(seed: int, system: str = "static") -> World:
     return World(
         seed=seed,
         application=Application(
-            f"world-{seed}", slo_ms, stages, SystemChoice(system, _parameters(random, system)), nodes
+            f"world-{seed}",
+            slo_ms,
+            stages,
+            SystemChoice(system, _parameters(random, system)),
+            nodes,
+            ways=_ways(stages, seed, slo_ms),
         ),
         trace=trace_from(spec, seed=seed, duration_s=duration_s, folder=Path()),
         duration_ns=s(duration_s),
@@ -103,9 +139,25 @@ def world_from_seed(seed: int, system: str = "static") -> World:
     )
 
 
-def _stages(random: Random) -> tuple[Stage, ...]:
+def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
     graph = random.choice(GRAPHS)
-    return tuple(Stage(name, _variants(random), after) for name, after in graph.items())
+    # From a stream of its own, so that worlds without such a graph are what they were before there were any.
+    own = stream(seed, "graph")
+    chosen: dict[str, Edges] = {name: {"after": after} for name, after in graph.items()}
+    if len(graph) > 1 and own.random() < 0.5:
+        chosen = own.choice(BRANCHING)
+    elif len(graph) > 1 and own.random() < 0.3:
+        chosen = {"a": {}, "b": {}, "c": {"after": ("a", "b")}, "d": {"after": ("c",)}}
+    return tuple(Stage(name, _variants(random), **edges) for name, edges in chosen.items())
+
+
+def _ways(stages: Sequence[Stage], seed: int, slo_ms: float) -> tuple[PathWithDeadline, ...]:
+    """Paths for the graph that has some, tight and loose."""
+    if tuple(stage.name for stage in stages) != ("a", "b", "c", "d") or stages[1].after:
+        return ()
+    own = stream(seed, "paths")
+    slos_ms = [slo_ms * own.choice((0.7, 1.0, 1.5)) for _ in PATHS]
+    return tuple(PathWithDeadline(path, ms(slo), 1 / 3) for path, slo in zip(PATHS, slos_ms, strict=True))
 
 
 def _alone_ms(stage: Stage) -> float:

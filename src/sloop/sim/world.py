@@ -22,6 +22,7 @@ from sloop.sim.truth.noise import Shape
 from sloop.sim.truth.recorded import as_recorded, runs_of
 from sloop.sim.truth.resize import Resize
 from sloop.sim.truth.service import Runs, Service, Variant
+from sloop.sim.truth.ways import Ways
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, s
 
@@ -117,6 +118,7 @@ class World:
             cold_start=ColdStart(self.seed, start_ns=s(start.start_s), jitter=start.jitter, warm=start.warm),
             resize=Resize(self.seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
             failure=Failure(self.seed, self.faults),
+            ways=self._ways(),
         )
         return Cluster(truths, [node.name for node in self.application.cluster])
 
@@ -133,9 +135,15 @@ class World:
         # Its own generator of faults: how the cluster's are interleaved with these must not matter.
         failure = Failure(self.seed, self.faults)
         arrivals = network.deliver(self.trace.times_ns())
+        if self.application.ways:
+            arrivals = self._ways().entering(arrivals)
         if self.lead_ns:
             arrivals = later(arrivals, self.lead_ns)
         return outside(arrivals, failure, self.lead_ns + self.duration_ns)
+
+    def _ways(self) -> Ways:
+        truth = self.truth
+        return Ways(self.seed, self.application.graph, fan_out=truth.fan_out, shares=truth.shares)
 
 
 def recorded_in(log: Path) -> Recorded:

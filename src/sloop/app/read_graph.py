@@ -1,0 +1,143 @@
+"""Reads how stages hang together out of a document: `after`, `when`, `each`, `join`, `entry`, and `paths`.
+
+Promises edges and paths that fit the stages there are, or an InputError that names file, line and key. Which outputs a
+model has is seen when it is loaded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from sloop.app.application import Stage
+from sloop.app.document import Value, nearest
+from sloop.app.graph import PARTS_MAX, Each, When
+from sloop.units import ms
+from sloop.vocabulary import Path
+
+EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
+MOST_MAX: Final = 100_000
+SHARE_SLACK: Final = 1e-6
+"""Shares are written with a few digits: they may sum up to so much more than 1."""
+
+
+def with_edges(stage: Stage, fields: dict[str, Value]) -> Stage:
+    """The stage, and what leads to it."""
+    after = _after(fields)
+    return replace(
+        stage,
+        after=after,
+        when=tuple(_when(each, after) for each in fields["when"].some()) if "when" in fields else (),
+        each=_each(fields["each"], after) if "each" in fields else None,
+        join=fields["join"].boolean() if "join" in fields else False,
+        entry=fields["entry"].boolean() if "entry" in fields else False,
+    )
+
+
+def _after(fields: dict[str, Value]) -> tuple[str, ...]:
+    """The names under `after`, each once."""
+    after: list[str] = []
+    if "after" in fields and fields["after"].content is not None:
+        for each in fields["after"].some():
+            if each.text() in after:
+                each.fail(f"{each.content!r} is named twice", "name it once")
+            after.append(each.text())
+    return tuple(after)
+
+
+def read_paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Path, ...]:
+    """The paths declared, their shares summing up to 1 at most; evenly shared where no share is given."""
+    values = value.elements()
+    if not values:
+        value.wrong("at least one path", "for example [{stages: [detect, read], slo_ms: 300}]")
+    paths = [_path(each, stages, slo_ms, 1.0 / len(values)) for each in values]
+    told = ["share" in each.mapping() for each in values]
+    if any(told) and not all(told):
+        values[told.index(False)].fail("some paths have a share, this one has none", "give each path its share")
+    if sum(path.share for path in paths) > 1.0 + SHARE_SLACK:
+        value.fail("the shares sum up to more than 1", "they are the fractions of requests that take each path")
+    left_out = next((stage.name for stage in stages if not any(stage.name in path.stages for path in paths)), None)
+    if left_out is not None:
+        value.fail(f"no path leads through stage {left_out!r}", "declare one that does, or remove the stage")
+    return tuple(paths)
+
+
+def check_shares(values: Sequence[Value], stages: Sequence[Stage]) -> None:
+    """InputError where alternatives told apart by one output are to be taken by more than all."""
+    for source in stages:
+        shares: dict[str, dict[object, float]] = {}
+        for value, stage in zip(values, stages, strict=True):
+            for when in stage.when:
+                if when.of == source.name and when.share is not None:
+                    told = shares.setdefault(when.output, {})
+                    told[when.values if when.output else stage.name] = when.share
+                    if sum(told.values()) > 1.0 + SHARE_SLACK:
+                        value.mapping()["when"].fail(
+                            f"the shares of the branches after {source.name!r} sum up to more than 1",
+                            "alternatives told apart by one output exclude each other; name another `output` for "
+                            "branches that do not",
+                        )
+
+
+def _when(value: Value, after: tuple[str, ...]) -> When:
+    if not isinstance(value.content, dict):
+        return When(_source(value, None, after), value.text())
+    fields = value.mapping(("of", "output", "is", "share"))
+    values = tuple(each.integer(least=-(2**62)) for each in fields["is"].some()) if "is" in fields else ()
+    if values and "output" not in fields:
+        fields["is"].fail("nothing says which output is to be this", "add 'output: NAME'")
+    if not fields.keys() & {"output", "share"}:
+        value.fail("neither an 'output' nor a 'share'", "name the output that decides, for example `when: is_text`")
+    return When(
+        _source(value, fields.get("of"), after),
+        fields["output"].text() if "output" in fields else "",
+        values,
+        fields["share"].number(least=0, most=1) if "share" in fields else None,
+    )
+
+
+def _each(value: Value, after: tuple[str, ...]) -> Each:
+    if not isinstance(value.content, dict):
+        return Each(_source(value, None, after), value.text())
+    fields = value.mapping(("of", "output", "mean", "most"))
+    most = fields["most"].integer(least=1, most=MOST_MAX) if "most" in fields else PARTS_MAX
+    return Each(
+        _source(value, fields.get("of"), after),
+        fields["output"].text() if "output" in fields else "",
+        fields["mean"].number(above=0, most=most) if "mean" in fields else 1.0,
+        most,
+    )
+
+
+def _source(value: Value, of: Value | None, after: tuple[str, ...]) -> str:
+    """The stage before whose output is meant: the one named, or the only one there is."""
+    if of is not None:
+        if of.content not in after:
+            of.fail(f"{of.content!r} is not in `after`", nearest(str(of.content), after))
+        return of.text()
+    if len(after) != 1:
+        many = "comes after none" if not after else f"comes after {len(after)}"
+        value.fail(f"the stage whose output is meant is not said, and this one {many}", "add 'of: STAGE'")
+    return after[0]
+
+
+def _path(value: Value, stages: Sequence[Stage], slo_ms: float, share: float) -> Path:
+    fields = value.mapping(("stages", "slo_ms", "share"), required=("stages",))
+    names = fields["stages"].elements()
+    if not names:
+        fields["stages"].wrong("at least one stage")
+    by_name = {stage.name: stage for stage in stages}
+    before = ""
+    for each in names:
+        stage = by_name.get(each.text())
+        if stage is None:
+            each.fail(f"no stage is called {each.content!r}", nearest(str(each.content), tuple(by_name)))
+        if not before and stage.after and not stage.entry:
+            each.fail(f"no request begins at {stage.name!r}", "add `entry: true` to it, or begin with a first stage")
+        if before and before not in stage.after:
+            each.fail(f"{stage.name!r} does not come after {before!r}", f"add {before!r} to its `after`")
+        before = stage.name
+    return Path(
+        tuple(each.text() for each in names),
+        ms(fields["slo_ms"].number(above=0, most=1e9) if "slo_ms" in fields else slo_ms),
+        fields["share"].number(above=0, most=1) if "share" in fields else share,
+    )

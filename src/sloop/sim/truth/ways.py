@@ -1,0 +1,128 @@
+"""Ways: which edges of the graph a request really takes, and into how many parts it falls.
+
+What a branch decides and how many rows an output has lies in the requests, not in the machines: it is drawn from the
+request's number, and so is the same whatever system serves it. Alternatives told apart by one output exclude each
+other. Where the application declares paths, a request is on one of them, begins where that begins, and takes its edges
+alone. Parts are Poisson around the believed mean, at most as many as allowed, unless the scenario says how many.
+Must not know beliefs: the shares it reads are the application's own, or the scenario's.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from random import Random
+from typing import Final
+
+from msgspec import structs
+
+from sloop.actions import StartBatch
+from sloop.app.graph import Each, Edge, Graph
+from sloop.sim.truth.network import Arrival
+from sloop.streams import stream
+from sloop.vocabulary import Path, RequestId
+
+Taken = tuple[tuple[int, ...], ...]
+"""Per request of a batch, per edge: how many parts take it."""
+
+DIGITS: Final = 12
+"""To so many decimals probabilities are alike on every machine."""
+ROUNDING: Final = 1e-12
+
+
+class Ways:
+    """The world's branches, drawn from streams `path/…` and `ways/…`.
+
+    `fan_out` says for stages with `each` how many parts there are, each of the numbers being equally likely; `shares`
+    for stages with `when` how many really take them.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        graph: Graph,
+        *,
+        fan_out: Mapping[str, Sequence[int]] | None = None,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
+        self._seed = seed
+        self._graph = graph
+        self._shares = shares or {}
+        self._counts = dict(fan_out or {})
+        self._tables = {step.name: _poisson(step.each) for step in graph.steps.values() if step.each is not None}
+        self._bounds = list(accumulate(path.share for path in graph.ways))
+        self._deciding = {
+            name: edges
+            for name, edges in graph.edges.items()
+            if graph.ways or any(edge.when is not None or edge.kind == "each" for edge in edges)
+        }
+        """Stages after which requests part."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to decide."""
+        return bool(self._deciding)
+
+    def entering(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """The same arrivals, each beginning where its path does."""
+        if not self._graph.ways:
+            yield from arrivals
+            return
+        for at_ns, request in arrivals:
+            yield at_ns, structs.replace(request, enters=self._path(request.id).stages[:1])
+
+    def taken(self, order: StartBatch) -> Taken:
+        """What the requests of a batch do when it is done; empty where all take every edge."""
+        edges = self._deciding.get(order.stage)
+        if not edges:
+            return ()
+        parts = order.parts or (0,) * len(order.requests)
+        return tuple(
+            self._of(order.stage, edges, request, part) for request, part in zip(order.requests, parts, strict=True)
+        )
+
+    def _of(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
+        random = stream(self._seed, f"ways/{stage}/{request}/{part}")
+        steps = set(pairwise(self._path(request).stages)) if self._graph.ways else None
+        chances: dict[str, float] = {}
+        decided: dict[object, bool] = {}
+        counts = []
+        for edge in edges:
+            if steps is not None:
+                there = (stage, edge.target) in steps
+                counts.append(self._parts(edge, random) if there and edge.kind == "each" else int(there))
+            elif edge.when is None:
+                counts.append(self._parts(edge, random) if edge.kind == "each" else 1)
+            elif edge.kind == "each":
+                share = self._share(edge)
+                counts.append(sum(random.random() < share for _ in range(self._parts(edge, random))))
+            else:
+                output, share = edge.when.output, self._share(edge)
+                if edge.condition not in decided:
+                    chance = chances[output] if output in chances else random.random()
+                    decided[edge.condition] = -ROUNDING <= chance < share
+                    chances[output] = chance - share  # below 0 once one of the alternatives is taken
+                counts.append(int(decided[edge.condition]))
+        return tuple(counts)
+
+    def _share(self, edge: Edge) -> float:
+        return self._shares.get(edge.target, self._graph.likelihood(edge))
+
+    def _parts(self, edge: Edge, random: Random) -> int:
+        likely = self._counts.get(edge.target)
+        return random.choice(likely) if likely else bisect_right(self._tables[edge.target], random.random())
+
+    def _path(self, request: RequestId) -> Path:
+        at = stream(self._seed, f"path/{request}").random() * self._bounds[-1]
+        return self._graph.ways[min(bisect_right(self._bounds, at), len(self._bounds) - 1)]
+
+
+def _poisson(each: Each) -> list[float]:
+    """The chances of at most 0, 1, 2, … parts, all but the last, of those there may be: from the likeliest number on,
+    each chance follows from its neighbour's."""
+    likeliest = min(int(each.mean), each.most)
+    fewer = accumulate(range(likeliest, 0, -1), lambda chance, parts: chance * parts / each.mean, initial=1.0)
+    more = accumulate(
+        range(likeliest + 1, each.most + 1), lambda chance, parts: chance * each.mean / parts, initial=1.0
+    )
+    chances = [*reversed(list(fewer)), *list(more)[1:]]
+    total = sum(chances)
+    return [round(chance / total, DIGITS) for chance in accumulate(chances)][:-1]
