@@ -23,7 +23,8 @@ KEPT_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant that a stage may run, at its cores per replica; one latency for each batch offered.
+    """A variant that a stage may run, at its cores per replica; one latency for each batch offered, infinite for those
+    it cannot run.
 
     `score` is its contribution to accuracy. `busy_ms` is how long a batch occupies its replica, where that is not the
     latency the SLO is planned with (a P99): a replica does 1000 b / busy_ms requests per second.
@@ -133,6 +134,8 @@ def options_of(stage: Choices, replicas_max: int = 100) -> list[Option]:
     for index, candidate in enumerate(stage.candidates):
         own: list[Option] = []
         for place, batch in enumerate(stage.batches):
+            if math.isinf(candidate.latency_ms[place]):
+                continue
             busy_ms = (candidate.busy_ms or candidate.latency_ms)[place]
             needed = replicas_needed(stage.rate_rps, batch, busy_ms)
             if needed > (stage.replicas or replicas_max):

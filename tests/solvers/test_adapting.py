@@ -1,0 +1,142 @@
+"""From a view to IPA's program and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sloop.core.views import Belief, ClusterView, StageView
+from sloop.errors import InputError
+from sloop.profile.estimate import Estimate
+from sloop.profile.forms import Amdahl
+from sloop.profile.profile import Profile
+from sloop.solvers import adapting, labels
+from sloop.solvers.adapting import StageTerms, Terms
+from sloop.solvers.variants import Goal
+from sloop.units import ms, s
+from sloop.vocabulary import Path, Plan
+from tests.policies.conftest import make_node, make_stage, make_view
+
+
+def belief(one_ms: float, accuracy: float | None = None, *, batch_max: int = 8) -> Belief:
+    """Each request of a batch takes `one_ms` of one core."""
+    profile = Profile(latency_ms=Amdahl(gamma=one_ms, epsilon=0, delta=0, eta=0.001), max_batch=batch_max, max_cores=32)
+    return Estimate(profile, accuracy=accuracy, correct=False)
+
+
+def stage(name: str, variants: Mapping[str, Belief], slo_ms: float = 4000) -> StageView:
+    return make_stage(name=name, variants=variants, slo_ms=slo_ms)
+
+
+def terms(**changes: Any) -> Terms:
+    values: dict[str, Any] = {
+        "system": "ipa",
+        "measure": "pas",
+        "only": "any",
+        "unit": 1.0,
+        "threshold_rps": 5.0,
+        "batch_max": 4,
+        "load_max": 1.0,
+        "replicas": 0,
+        "stages": {},
+    }
+    return Terms(**values | changes)
+
+
+@pytest.fixture(name="seen")
+def seen_fixture() -> ClusterView:
+    detect = stage("detect", {"n": belief(100, 45.7), "m": belief(300, 64.1)})
+    classify = stage("classify", {"r": belief(50, 0.7), "x": belief(150, 0.9)})
+    return make_view(detect, classify, rates={"detect": 10.0, "classify": 20.0})
+
+
+def test_cores_follow_from_threshold_and_deadline(seen: ClusterView) -> None:
+    found = adapting.families(seen, terms())
+    assert [(m.variant, m.cores) for m in found["detect"]] == [("n", 1.0), ("m", 2.0)]
+    assert [m.score for m in found["detect"]] == pytest.approx([0.457, 0.641])
+    assert [(m.variant, m.cores) for m in found["classify"]] == [("r", 1.0), ("x", 1.0)]
+    small = adapting.families(seen, terms(unit=0.5, threshold_rps=1.0))
+    assert [m.cores for m in small["classify"]] == [0.5, 0.5]
+
+
+def test_what_is_given_of_a_stage_goes_first(seen: ClusterView) -> None:
+    own = {"detect": StageTerms(cores={"n": 3.0, "m": 6.0}), "classify": StageTerms(variant="x", replicas=2)}
+    found = adapting.families(seen, terms(stages=own))
+    assert [m.cores for m in found["detect"]] == [3.0, 6.0]
+    assert [m.variant for m in found["classify"]] == ["x"]
+    assert [c.replicas for c in adapting.program(seen, found, terms(stages=own), 0.0)] == [0, 2]
+
+
+def test_lightest_and_heaviest(seen: ClusterView) -> None:
+    light, heavy = (adapting.families(seen, terms(only=only)) for only in ("lightest", "heaviest"))
+    assert [members[0].variant for members in light.values()] == ["n", "r"]
+    assert [members[0].variant for members in heavy.values()] == ["m", "x"]
+
+
+def test_a_small_node_gives_all_it_has() -> None:
+    heavy = make_view(stage("s", {"v": belief(9000)}), nodes=(make_node(cores=2),))
+    (member,) = adapting.families(heavy, terms())["s"]
+    assert (member.cores, member.score) == (2.0, 1.0)
+    tiny = make_view(stage("s", {"v": belief(10)}), nodes=(make_node(cores=0.5),))
+    assert adapting.families(tiny, terms())["s"][0].cores == 0.5
+
+
+def test_accuracy_must_be_known_where_there_is_a_choice() -> None:
+    view = make_view(stage("s", {"a": belief(100, 0.5), "b": belief(100)}))
+    with pytest.raises(InputError, match="stage s: variant 'b' has no accuracy"):
+        adapting.families(view, terms())
+    assert adapting.families(view, terms(only="lightest"))["s"][0].variant == "a"
+    assert adapting.families(view, terms(stages={"s": StageTerms(variant="b")}))["s"][0].score == 1.0
+
+
+def test_what_is_not_there_is_named(seen: ClusterView) -> None:
+    with pytest.raises(InputError, match="system ipa: no stage 'detekt'"):
+        adapting.families(seen, terms(stages={"detekt": StageTerms()}))
+    with pytest.raises(InputError, match="stage detect has no variant 'z'"):
+        adapting.families(seen, terms(stages={"detect": StageTerms(variant="z")}))
+    with pytest.raises(InputError, match="stage detect has no variant 'z'"):
+        adapting.families(seen, terms(stages={"detect": StageTerms(cores={"z": 1.0})}))
+
+
+def test_a_figure_that_cannot_be_is_refused() -> None:
+    for wrong in ({"threshold_rps": 0.0}, {"slo_ms": -1.0}, {"replicas": 0}, {"cores": {"n": 0.0}}):
+        with pytest.raises(ValueError, match="out of range"):
+            StageTerms(**wrong)
+
+
+def test_rates_batches_and_latencies(seen: ClusterView) -> None:
+    detect, classify = adapting.program(seen, adapting.families(seen, terms()), terms(load_max=0.5), 0.2)
+    assert (detect.rate_rps, classify.rate_rps) == pytest.approx((12.0, 24.0))
+    assert detect.batches == (1, 2, 4)
+    assert detect.candidates[0].latency_ms == pytest.approx((100.0, 200.0, 400.0), rel=1e-3)
+    assert detect.candidates[0].busy_ms == pytest.approx((200.0, 400.0, 800.0), rel=1e-3)
+
+
+def test_a_batch_that_a_variant_does_not_take_is_never_chosen() -> None:
+    view = make_view(stage("s", {"a": belief(10, 0.5, batch_max=1), "b": belief(10, 0.6, batch_max=4)}))
+    (own,) = adapting.program(view, adapting.families(view, terms()), terms(), 0.0)
+    assert own.batches == (1, 2, 4)
+    assert own.candidates[0].latency_ms[1:] == (float("inf"), float("inf"))
+
+
+def test_each_way_keeps_its_own_deadline(seen: ClusterView) -> None:
+    paths = (Path(("detect", "classify"), ms(900)), Path(("classify",), ms(300)))
+    view = make_view(*seen.stages, paths=paths)
+    assert [(way.stages, way.slo_ms) for way in adapting.ways(view, 0.9)] == [((0, 1), 810.0), ((1,), 270.0)]
+
+
+def test_an_answer_becomes_a_plan_and_is_found_again_in_it(seen: ClusterView) -> None:
+    found = adapting.families(seen, terms())
+    stages = adapting.program(seen, found, terms(), 0.0)
+    goal = Goal(0.0, 10.0, 0.5, ways=adapting.ways(seen, 1.0))
+    answer = labels.solve(stages, goal).answer
+    assert answer is not None
+    made = adapting.stage_plans(seen, found, stages, answer.options)
+    assert [target.groups[0].count for target in made] == [option.replicas for option in answer.options]
+    assert all(target.wait_ns <= s(1) for target in made)
+    plan = Plan(made, "")
+    assert adapting.variants_in(plan, seen, found) == tuple(option.candidate for option in answer.options)
+    assert adapting.variants_in(None, seen, found) is None
+    said = adapting.words(seen, found, goal, answer)
+    assert "detect" in said
+    assert "of 4000 ms" in said
