@@ -156,7 +156,7 @@ def stage_of(counts: Sequence[int], ready: int, starting: int, queue: Sequence[V
     return make_stage(*buckets, belief=BELIEF, queue=queue, replicas=replicas)
 
 
-FORESEEN_MOST = {"times": 1.2, "holt": 1.25}
+FORESEEN_MOST = {"times": 1.2, "holt": 1.35}
 """Forecasts that by their nature go beyond what was seen, and how many times its largest second at most."""
 
 

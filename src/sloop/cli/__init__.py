@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "reproduce": ("sloop.cli.reproduce", "Repeat a published experiment beside its published figures."),
     "systems": ("sloop.cli.systems", "List the systems: who published them and what they are made of."),
     "trace": ("sloop.cli.trace", "Describe, convert or plot a trace of arrivals."),
+    "forecast": ("sloop.cli.forecast", "Score forecasters on a trace; train a network on one."),
     "demo": ("sloop.cli.demo", "Three minutes: a real model under a bursty trace, live and simulated."),
 }
 """Each command's module, in which the command has its own name, and its line in `sloop --help`."""

@@ -20,6 +20,8 @@ def seconds_rps(counts: Sequence[int], bucket_ns: int) -> list[float]:
     if len(counts) < width:
         return [sum(counts) * NS_PER_S / (len(counts) * bucket_ns)]
     length_ns = width * bucket_ns
+    if width == 1:
+        return [count * NS_PER_S / length_ns for count in counts]
     starts = range(len(counts) % width, len(counts), width)
     return [sum(counts[start : start + width]) * NS_PER_S / length_ns for start in starts]
 
