@@ -27,6 +27,7 @@ from sloop.systems.recording import header_of
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from tests.serve.graphs import graph_of
 
 WIDTH, ANSWER = 16, 8
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":[%s]}]}' % b",".join([b"0.5"] * WIDTH)
@@ -114,7 +115,7 @@ class Way:
     def __init__(self, folder: Path) -> None:
         application = load_application(APPLICATION)
         setup = set_up(application)
-        wiring = wire({"only": ()}, {("only", "v"): MODEL}, rows_max=64)
+        wiring = wire(graph_of({"only": ()}), {("only", "v"): MODEL}, rows_max=64)
         self.core, self.intake = setup.core(), Intake(wiring.signature)
         bodies = Bodies(1 << 20)
         self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""), bytes_max=1 << 30)

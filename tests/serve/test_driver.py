@@ -27,11 +27,12 @@ from sloop.serve.wiring import wire
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from tests.serve.graphs import graph_of
 
 PORT = Port("x", "UINT8", (-1, -1))
 MODEL = Signature((PORT,), (Port("y", "UINT8", (-1, -1)),))
-ONE = wire({"a": ()}, {("a", "v"): MODEL})
-TWO = wire({"a": (), "b": ("a",)}, {("a", "v"): MODEL, ("b", "v"): MODEL})
+ONE = wire(graph_of({"a": ()}), {("a", "v"): MODEL})
+TWO = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): MODEL, ("b", "v"): MODEL})
 R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", 1.0, "here")
 
 

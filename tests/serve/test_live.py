@@ -25,7 +25,7 @@ from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.driver import Driver
 from sloop.serve.submission import Ended
-from sloop.serve.wiring import wire
+from sloop.serve.wiring import Wiring, wire
 from sloop.systems.recording import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature, Tensor
@@ -84,7 +84,15 @@ async def serving(setup: Setup, *models: Servable) -> AsyncIterator[Live]:
     stages = setup.application.order
     servables = {(stage.name, "v"): model for stage, model in zip(stages, models, strict=True)}
     signatures = {key: model.signature for key, model in servables.items()}
-    wiring = wire({stage.name: stage.after for stage in stages}, signatures)
+    async with live_driver(setup, servables, wire(setup.application.graph, signatures)) as live:
+        yield live
+
+
+@asynccontextmanager
+async def live_driver(
+    setup: Setup, servables: Mapping[tuple[str, str], Servable], wiring: Wiring
+) -> AsyncIterator[Live]:
+    """Core, driver and workers, and no gateway."""
     backend, log = LocalBackend(servables, detect().actuator, threads_prepared=2), MemoryLog()
     driver = Driver(setup.core(), backend, wiring, slo_ns=setup.application.slo_ns, recorders=[log])
     driver.start()

@@ -15,10 +15,11 @@ import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from math import ceil
 from typing import Final, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.errors import SloopError
@@ -34,6 +35,7 @@ from sloop.events import (
 )
 from sloop.log import Record, Recorder
 from sloop.serve.backends import Backend
+from sloop.serve.parts import Held, answer, gather, keep, ways_of
 from sloop.serve.submission import Ended
 from sloop.serve.wiring import APPLICATION, Wiring
 from sloop.tensor import Tensor
@@ -58,10 +60,10 @@ class Brain(Protocol):
 
 
 class _Open(Struct):
-    """A request that has not ended: where its answer goes, and its tensors by the stage they came from."""
+    """A request that has not ended: where its answer goes, and its tensors."""
 
     on_end: Callable[[Ended], None] | None
-    tensors: dict[str, Sequence[Tensor]]
+    held: Held
 
 
 class Driver:
@@ -85,10 +87,8 @@ class Driver:
         self._zero_ns, self._instant_ns = time.monotonic_ns(), -1
         self._loop = loop or asyncio.get_running_loop()
         self._names = [port.name for port in wiring.signature.inputs]
-        self._answers = [
-            (port.name, source.stage, source.position)
-            for port, source in zip(wiring.signature.outputs, wiring.outputs, strict=True)
-        ]
+        outputs = zip(wiring.signature.outputs, wiring.outputs, strict=True)
+        self._answers = [(port.name, sources) for port, sources in outputs]
         self._inbox: list[Event] = []
         self._is_due = self._is_telling = False
         self._open: dict[RequestId, _Open] = {}
@@ -134,7 +134,7 @@ class Driver:
             return request
         arrived_ns = (time.monotonic_ns() if began_ns is None else began_ns) - self._zero_ns
         sent_ns = arrived_ns - elapsed_ns
-        self._open[request] = _Open(on_end, {APPLICATION: [tensors[name] for name in self._names]})
+        self._open[request] = _Open(on_end, Held({APPLICATION: [tensors[name] for name in self._names]}))
         self.happened(Request(request, sent_ns, arrived_ns, sent_ns + (slo_ns or self._slo_ns)))
         return request
 
@@ -168,12 +168,28 @@ class Driver:
     def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
         """A batch is done: keep its outputs for the next stages or the answer."""
         running = self._running.get(event.replica)
-        if running is not None and running.batch == event.batch:
-            for request, tensors in zip(running.requests, outputs, strict=True):
-                found = self._open.get(request)
-                if found is not None:
-                    found.tensors[running.stage] = tensors
-        self.happened(event)
+        if running is None or running.batch != event.batch:
+            self.happened(event)
+            return
+        stage, parts = running.stage, running.parts or repeat(None)
+        helds = [found.held if (found := self._open.get(request)) else None for request in running.requests]
+        for held, part, tensors in zip(helds, parts, outputs, strict=False):
+            if held is not None:
+                keep(held, stage, part, tensors)
+        decisions = self._wiring.decisions.get(stage)
+        if decisions is None:
+            self.happened(event)
+            return
+        left_out = (0,) * len(decisions)
+        try:
+            ways = tuple(
+                left_out if held is None else ways_of(held, stage, decisions, tensors)
+                for held, tensors in zip(helds, outputs, strict=True)
+            )
+        except ValueError as error:
+            self.happened(BatchFailed(event.batch, event.replica, str(error)))
+        else:
+            self.happened(structs.replace(event, ways=ways))
 
     def happened(self, event: Event) -> None:
         """Take note, to tell the core when this turn of the event loop ends, or before it if there is much to tell."""
@@ -246,20 +262,32 @@ class Driver:
             self._backend.resize(action.replica, action.cores)
 
     def _run(self, action: StartBatch) -> None:
-        wires = self._wiring.inputs[action.stage]
+        wires, stage = self._wiring.inputs[action.stage], action.stage
         self._running[action.replica] = action
-        held = [self._open[request].tensors for request in action.requests]
-        requests = [[tensors[wire.stage][wire.position] for wire in wires] for tensors in held]
+        helds = [self._open[request].held for request in action.requests]
+        try:
+            if self._wiring.is_plain:
+                wholes = [held.whole for held in helds]
+                requests = [[whole[wire.stage][wire.position] for (wire,) in wires] for whole in wholes]
+            else:
+                parts = action.parts or repeat(0)
+                requests = [gather(held, stage, part, wires) for held, part in zip(helds, parts, strict=False)]
+        except ValueError as error:
+            self.happened(BatchFailed(action.batch, action.replica, str(error)))
+            return
         self._backend.run(action.batch, action.replica, requests)
 
     def _end(self, end: End) -> None:
         found = self._open.pop(end.request)
         on_end = found.on_end
         if on_end is not None:
-            outputs = {}
+            outputs: Mapping[str, Tensor] = {}
             if end.outcome in ANSWERED:
-                tensors = found.tensors
-                outputs = {name: tensors[stage][position] for name, stage, position in self._answers}
+                if self._wiring.is_plain:
+                    whole = found.held.whole
+                    outputs = {name: whole[source.stage][source.position] for name, (source,) in self._answers}
+                else:
+                    outputs = answer(found.held, self._answers)
             self._answer(on_end, Ended(end.outcome, outputs, end.why, end.retry_after_ns))
         if not self._open:
             self._emptied.set()

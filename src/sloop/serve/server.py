@@ -139,7 +139,7 @@ async def serving(
             help="`sloop systems` shows which ones run live",
         )
     wiring = wire(
-        {stage.name: stage.after for stage in application.order},
+        application.graph,
         {key: model.signature for key, model in models.items()},
         rows_max=rows_max(setup, models),
         where=application.file,

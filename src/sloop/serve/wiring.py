@@ -3,12 +3,15 @@
 Promises that what does not fit is refused before anything starts (`InputError`), never at the first request. Tensors
 are matched by name; where names say nothing and only one choice is left, that one is taken: in a chain the one output
 becomes the one input. Variants of a stage may name their tensors differently but must agree in number, type and shape.
-Must not know requests or replicas.
+Stages that no request passes both of may give outputs of one name, and so may a stage and one after it that supersedes
+it. Must not know requests or replicas.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from sloop.app.graph import Edge, Graph
 from sloop.errors import InputError
 from sloop.tensor import NUMPY_TYPES, Port, Signature
 
@@ -18,10 +21,34 @@ APPLICATION = ""
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a stage's input comes from: the output at `position` of `stage`, or an input of the application."""
+    """Where a tensor comes from: the output at `position` of `stage`, or an input of the application.
+
+    All of it; or the `row` that the part is; or what the `part` gave before; or what all parts gave, `joined`.
+    """
 
     stage: str
     position: int
+    kind: Literal["whole", "row", "part", "joined"] = "whole"
+    scope: str = ""
+    """For a row, and for what is joined: the stage with `each` that made the parts."""
+    port: Port | None = None
+    """The output as it is declared, for what is joined."""
+
+
+Sources = tuple[Source, ...]
+"""Where a tensor may come from: the first that the request has passed counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is read off a stage's outputs, by position, for one edge that leads away from it."""
+
+    target: str
+    when: int | None = None
+    values: tuple[int, ...] = ()
+    each: int | None = None
+    sliced: tuple[tuple[int, Port], ...] = ()
+    """Outputs of which every part gets its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,45 +56,42 @@ class Wiring:
     """An application's tensors: what it takes and gives, and where every input and every answer comes from."""
 
     signature: Signature
-    inputs: Mapping[str, tuple[Source, ...]]
+    inputs: Mapping[str, tuple[Sources, ...]]
     """For each stage its inputs, in its models' order."""
-    outputs: tuple[Source, ...]
+    outputs: tuple[Sources, ...]
     """The application's outputs, in the signature's order."""
+    decisions: Mapping[str, tuple[Decision, ...]]
+    """For stages after which requests part: what decides about each edge, in the graph's order."""
+    is_plain: bool
+    """Whether every request passes every stage once, so that nothing is taken apart, chosen or put together."""
 
 
-def wire(
-    after: Mapping[str, Sequence[str]],
-    models: Mapping[tuple[str, str], Signature],
-    *,
-    rows_max: int = 1,
-    where: str = "",
-) -> Wiring:
-    """Wire stages, each with the names of the stages before it, in an order that respects them.
+def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max: int = 1, where: str = "") -> Wiring:
+    """Wire the stages of a graph.
 
     `models` are the signatures by (stage, variant); the first variant of a stage gives its tensors their names.
-    `rows_max` is the most rows a request may carry. Raises `InputError`, prefixed by `where`.
+    `rows_max` is the most rows a request may carry: one, where requests part. Raises `InputError`, prefixed by `where`.
     """
     for (name, _), signature in models.items():
         _check_travels(name, signature, where)
-    stages = {name: _agreed(name, models, where) for name in after}
+    stages = {name: _agreed(name, models, where) for name in graph.steps}
+    decisions = {
+        name: tuple(_decision(edge, graph, stages[name], where) for edge in edges)
+        for name, edges in graph.edges.items()
+        if any(edge.when is not None or edge.kind == "each" for edge in edges)
+    }
     given: list[Port] = []
-    for name, before in after.items():
-        if not before:
+    for name in graph.entries:
+        if not graph.steps[name].after:
             for port in stages[name].inputs:
                 _add(given, port, name, where)
-    wires = {
-        name: _first(stages[name], given) if not before else _following(name, before, stages, given, where)
-        for name, before in after.items()
+    inputs = {
+        name: _Following(graph, name, stages, given, where).wires() if step.after else _first(stages[name], given)
+        for name, step in graph.steps.items()
     }
-    last = [name for name in after if not any(name in before for before in after.values())]
-    ends = [(name, place, port) for name in last for place, port in enumerate(stages[name].outputs)]
-    names = [port.name for _, _, port in ends]
-    answers = tuple(
-        Port(f"{name}.{port.name}" if names.count(port.name) > 1 else port.name, port.datatype, port.shape)
-        for name, _, port in ends
-    )
-    signature = Signature(tuple(given), answers, rows_max)
-    return Wiring(signature, wires, tuple(Source(name, place) for name, place, _ in ends))
+    answers = _answers(graph, stages)
+    signature = Signature(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max)
+    return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions, not decisions)
 
 
 def _check_travels(stage: str, signature: Signature, where: str) -> None:
@@ -97,6 +121,46 @@ def _agreed(stage: str, models: Mapping[tuple[str, str], Signature], where: str)
     return first
 
 
+def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decision:
+    """What decides about an edge, found among the outputs of the stage it leads away from."""
+
+    def position(output: str, key: str) -> int:
+        names = [port.name for port in source.outputs]
+        if output not in names:
+            said = f"stage {edge.target!r} has `{key}: {output}`" if output else f"`{key}` of stage {edge.target!r}"
+            wants = ", which is no output of" if output else " names no output of"
+            raise InputError(f"{said}{wants} {edge.source!r}", where=where, help=f"its outputs are {', '.join(names)}")
+        return names.index(output)
+
+    when = each = None
+    sliced: tuple[tuple[int, Port], ...] = ()
+    if edge.when is not None:
+        when = position(edge.when.output, "when")
+        port = source.outputs[when]
+        if any(size > 1 for size in port.shape[1:]):
+            raise InputError(
+                f"output {port.name!r} of stage {edge.source!r} is {_shown(port)}; `when` of {edge.target!r} wants one "
+                "number for each row",
+                where=where,
+                help="let the model give a number of its own to decide by",
+            )
+    declared = graph.steps[edge.target].each
+    if edge.kind == "each" and declared is not None:
+        each = position(declared.output, "each")
+        port = source.outputs[each]
+        if port.shape[:1] != (-1,):
+            raise InputError(
+                f"output {port.name!r} of stage {edge.source!r} is {_shown(port)}, always as many rows; `each` of "
+                f"{edge.target!r} wants any number of them",
+                where=where,
+                help="export the model with an open first dimension of this output",
+            )
+        sliced = tuple(
+            (place, other) for place, other in enumerate(source.outputs) if other.shape[:1] == (-1,) and place != when
+        )
+    return Decision(edge.target, when, edge.when.values if edge.when is not None else (), each, sliced)
+
+
 def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
     """Make a first stage's input one of the application's; two stages that name the same tensor share it."""
     for known in given:
@@ -111,62 +175,145 @@ def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
     given.append(port)
 
 
-def _first(signature: Signature, given: Sequence[Port]) -> tuple[Source, ...]:
-    return tuple(Source(APPLICATION, given.index(port)) for port in signature.inputs)
+def _first(signature: Signature, given: Sequence[Port]) -> tuple[Sources, ...]:
+    return tuple((Source(APPLICATION, given.index(port)),) for port in signature.inputs)
 
 
-def _following(
-    stage: str, before: Sequence[str], stages: Mapping[str, Signature], given: Sequence[Port], where: str
-) -> tuple[Source, ...]:
-    """Match a later stage's inputs: with outputs of the stages before, by name, with what the client sent, by name,
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A tensor that a later stage may take, as it will see it."""
+
+    source: Source
+    port: Port
+
+
+class _Following:
+    """Matches a later stage's inputs: with outputs of the stages before, by name, with what the client sent, by name,
     and what is left over on both sides with each other.
     """
-    offers = [(Source(name, place), port) for name in before for place, port in enumerate(stages[name].outputs)]
-    wanted = stages[stage].inputs
-    found: dict[str, tuple[Source, Port]] = {}
-    for port in wanted:
-        named = [offer for offer in offers if offer[1].name == port.name]
-        if len(named) > 1:
+
+    def __init__(
+        self, graph: Graph, stage: str, stages: Mapping[str, Signature], given: Sequence[Port], where: str
+    ) -> None:
+        self._graph, self._stage, self._stages, self._where = graph, stage, stages, where
+        self._wanted = stages[stage].inputs
+        self._offers = [offer for name in graph.steps[stage].after for offer in self._offers_of(name)]
+        self._sent = {port.name: _Offer(Source(APPLICATION, place), port) for place, port in enumerate(given)}
+
+    def wires(self) -> tuple[Sources, ...]:
+        found: dict[str, list[_Offer]] = {}
+        for port in self._wanted:
+            named = [offer for offer in self._offers if offer.port.name == port.name]
+            self._check_alternatives(port, named)
+            if named:
+                found[port.name] = named
+        sent = self._sent
+        if (
+            len(self._wanted) > 1
+        ):  # the one input of a stage in a chain is not what the client sent, even if named alike
+            found = {port.name: [sent[port.name]] for port in self._wanted if port.name in sent} | found
+        missing = [port.name for port in self._wanted if port.name not in found]
+        taken = [offer for offers in found.values() for offer in offers]
+        unused = [offer for offer in self._offers if offer not in taken]
+        if len(missing) == 1 and unused and self._can_stand_in(unused):
+            found[missing[0]] = unused
+        elif missing:
+            found |= {name: [sent[name]] for name in missing if name in sent}
+        for port in self._wanted:
+            if port.name not in found:
+                raise InputError(
+                    f"input {port.name!r} of stage {self._stage!r} comes from nowhere: the stages before it give "
+                    f"{[offer.port.name for offer in self._offers]}, the client sends {list(sent)}",
+                    where=self._where,
+                    help="name the tensor as it is named where it comes from",
+                )
+            for offer in found[port.name]:
+                self._check_fit(port, offer)
+        return tuple(tuple(offer.source for offer in found[port.name]) for port in self._wanted)
+
+    def _offers_of(self, before: str) -> list[_Offer]:
+        """What a stage before gives, as this stage gets it."""
+        graph, outputs = self._graph, self._stages[before].outputs
+        scope = graph.scopes[before]
+        (edge,) = (edge for edge in graph.edges[before] if edge.target == self._stage)
+        offers = []
+        for place, port in enumerate(outputs):
+            source, rows = Source(before, place, "part" if scope else "whole"), port.shape[:1]
+            if edge.kind == "each" and rows == (-1,):
+                source, rows = Source(before, place, "row", self._stage), (1,)
+            elif edge.kind == "join":
+                source, rows = Source(before, place, "joined", scope, port), (-1,)
+            offers.append(_Offer(source, Port(port.name, port.datatype, (*rows, *port.shape[1:]))))
+        return offers
+
+    def _can_stand_in(self, offers: Sequence[_Offer]) -> bool:
+        """Whether the offers are from stages of which a request passes one at most."""
+        stages = [offer.source.stage for offer in offers]
+        return all(
+            self._graph.are_alternatives(one, other)
+            for index, one in enumerate(stages)
+            for other in stages[index + 1 :]
+        )
+
+    def _check_alternatives(self, port: Port, named: Sequence[_Offer]) -> None:
+        if not self._can_stand_in(named):
             raise InputError(
-                f"input {port.name!r} of stage {stage!r} is an output of {[source.stage for source, _ in named]}",
-                where=where,
+                f"input {port.name!r} of stage {self._stage!r} is an output of "
+                f"{[offer.source.stage for offer in named]}",
+                where=self._where,
                 help="give the outputs of parallel stages different names",
             )
-        if named:
-            found[port.name] = named[0]
-    sent = {port.name: (Source(APPLICATION, place), port) for place, port in enumerate(given)}
-    if len(wanted) > 1:  # the one input of a stage in a chain is not what the client sent, even if named alike
-        found = {port.name: sent[port.name] for port in wanted if port.name in sent} | found
-    missing = [port.name for port in wanted if port.name not in found]
-    unused = [offer for offer in offers if offer not in found.values()]
-    if len(missing) == len(unused) == 1:
-        found[missing[0]] = unused[0]
-    elif missing:
-        found |= {name: sent[name] for name in missing if name in sent}
-    for port in wanted:
-        if port.name not in found:
+
+    def _check_fit(self, wanted: Port, offer: _Offer) -> None:
+        offered = offer.port
+        if not _are_alike(wanted, offered):
+            of = f" of stage {offer.source.stage!r}" if offer.source.stage else ", which the client sends,"
             raise InputError(
-                f"input {port.name!r} of stage {stage!r} comes from nowhere: the stages before it give "
-                f"{[offer.name for _, offer in offers]}, the client sends {list(sent)}",
-                where=where,
-                help="name the tensor as it is named where it comes from",
+                f"input {wanted.name!r} of stage {self._stage!r} is {_shown(wanted)}, but {offered.name!r}{of} is "
+                f"{_shown(offered)}",
+                where=self._where,
+                help="put a model between them that converts, or correct `after`",
             )
-        _check_fit(stage, port, found[port.name][1], where)
-    return tuple(found[port.name][0] for port in wanted)
 
 
-def _check_fit(stage: str, wanted: Port, offered: Port, where: str) -> None:
-    fits = (
+def _answers(graph: Graph, stages: Mapping[str, Signature]) -> list[tuple[Port, Sources]]:
+    """The application's outputs: those of every stage a request may end at, each with where it may come from, the
+    latest stage first."""
+    by_name: dict[str, list[tuple[str, int, Port]]] = {}
+    for name in graph.steps:
+        if graph.may_end_at(name):
+            for place, port in enumerate(stages[name].outputs):
+                by_name.setdefault(port.name, []).append((name, place, port))
+    answers: list[tuple[Port, Sources]] = []
+    for ends in by_name.values():
+        sources = [_ending(graph, *end) for end in ends]
+        if all(_may_share(graph, one, other) for index, one in enumerate(ends) for other in ends[index + 1 :]):
+            answers.append((ends[-1][2], tuple(reversed(sources))))
+            continue
+        for (name, _, port), source in zip(ends, sources, strict=True):
+            answers.append((Port(f"{name}.{port.name}", port.datatype, port.shape), (source,)))
+    return answers
+
+
+def _ending(graph: Graph, name: str, place: int, port: Port) -> Source:
+    scope = graph.scopes[name]
+    return Source(name, place, "joined", scope, port) if scope else Source(name, place)
+
+
+def _may_share(graph: Graph, one: tuple[str, int, Port], other: tuple[str, int, Port]) -> bool:
+    """Whether two outputs of one name are one output of the application: of alternatives, or of a stage and one after
+    it."""
+    (early, _, first), (late, _, second) = one, other
+    related = graph.are_alternatives(early, late) or graph.leads_to(early, late)
+    return related and (first.datatype, first.shape) == (second.datatype, second.shape)
+
+
+def _are_alike(wanted: Port, offered: Port) -> bool:
+    return (
         wanted.datatype == offered.datatype
         and len(wanted.shape) == len(offered.shape)
         and all(-1 in pair or pair[0] == pair[1] for pair in zip(wanted.shape, offered.shape, strict=True))
     )
-    if not fits:
-        raise InputError(
-            f"input {wanted.name!r} of stage {stage!r} is {_shown(wanted)}, but {offered.name!r} is {_shown(offered)}",
-            where=where,
-            help="put a model between them that converts, or correct `after`",
-        )
 
 
 def _shown(port: Port) -> str:

@@ -173,7 +173,7 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
         assert seen["sloop_batch_size_count", key] == batches[key]
         assert seen["sloop_batch_size_bucket", ("+Inf", *key)] == batches[key]
     assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_length") == 0
-    remembered = (metrics._sent, *metrics._queued.values(), metrics._arrived)
+    remembered = (metrics._sent, *metrics._queued.values(), metrics._journeys, metrics._places)
     assert not any(remembered), "remembered for ever"
     assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == sum(sizes.values())
     assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(

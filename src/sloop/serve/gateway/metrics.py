@@ -9,6 +9,7 @@ Source: Prometheus text exposition format 0.0.4; its naming practices (base unit
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
+from sloop.app.journey import Entered, Journey
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
 from sloop.log import Record
 from sloop.units import NS_PER_S, to_s
@@ -95,14 +97,15 @@ class Metrics(Collector):
 
     def __init__(self, application: Application, *others: Collector) -> None:
         self._stages = tuple(stage.name for stage in application.order)
-        self._sources = tuple(stage.name for stage in application.sources)
-        self._successors = application.successors
-        self._predecessors = {stage.name: len(stage.after) for stage in application.stages}
+        self._graph = application.graph
+        self._only = self._stages[0] if len(self._stages) == 1 else ""
         self._sent: dict[RequestId, int] = {}
-        self._queued: dict[str, dict[RequestId, int]] = {stage: {} for stage in self._stages}
+        self._journeys: dict[RequestId, Journey] = {}
+        """Where those under way are, in an application of several stages."""
+        self._places: dict[RequestId, list[tuple[str, int]]] = {}
+        """Where those have been queued, stage and part."""
+        self._queued: dict[str, dict[tuple[RequestId, int], int]] = {stage: {} for stage in self._stages}
         """Per stage, when those who wait there entered its queue."""
-        self._arrived: dict[tuple[RequestId, str], int] = {}
-        """How many of the stages before a stage a request has passed, where there are several."""
         self._replicas: dict[ReplicaId, Replica] = {}
         self._core_ns: Counter[str] = Counter()
         self._cores_since_ns = self._now_ns = 0
@@ -171,50 +174,54 @@ class Metrics(Collector):
 
     def _arrive(self, now_ns: int, request: Request) -> None:
         self._sent[request.id] = request.sent_ns
-        for stage in self._sources:
-            self._queued[stage][request.id] = now_ns
+        if self._only:
+            self._queued[self._only][request.id, 0] = now_ns
+            return
+        self._journeys[request.id] = journey = Journey(self._graph)
+        self._places[request.id] = []
+        self._enter(now_ns, request.id, journey.begin(request.enters))
 
     def _end(self, now_ns: int, end: End) -> None:
         request = end.request
         sent_ns = self._sent.pop(request, None)
         if sent_ns is None:
             return
+        places = [(self._only, 0)]
+        if not self._only:
+            del self._journeys[request]
+            places = self._places.pop(request)
         if end.outcome is Outcome.SERVED:
             self._served.observe(now_ns - sent_ns)
             return  # it has left every queue
         self.durations[end.outcome.value,].observe(now_ns - sent_ns)
-        for stage in self._stages:
-            self._queued[stage].pop(request, None)
-            if self._predecessors[stage] > 1:
-                self._arrived.pop((request, stage), None)
+        for stage, part in places:
+            self._queued[stage].pop((request, part), None)
 
     def _start_batch(self, now_ns: int, start: StartBatch) -> None:
         stage, replica = start.stage, self._replicas[start.replica]
         replica.batch = start
         self.sizes[replica.key].observe(len(start.requests))
         waits, queued = self.waits[stage,], self._queued[stage]
-        for request in start.requests:
-            waits.observe(now_ns - queued.pop(request, now_ns))
+        for visiting in zip(start.requests, start.parts or repeat(0), strict=False):
+            waits.observe(now_ns - queued.pop(visiting, now_ns))
 
     def _finish(self, now_ns: int, event: Finished) -> None:
         replica, batch = self._take_batch(event.replica, event.batch)
         if replica is None or batch is None:
             return
         self.services[replica.key].observe(event.service_ns)
-        for following in self._successors[batch.stage]:
-            for request in batch.requests:
-                self._enter(now_ns, request, following)
-
-    def _enter(self, now_ns: int, request: RequestId, stage: str) -> None:
-        """One more of the stages before `stage` is done with `request`."""
-        if request not in self._sent:
+        if self._only:
             return
-        if self._predecessors[stage] > 1:
-            arrived = self._arrived.pop((request, stage), 0) + 1
-            if arrived < self._predecessors[stage]:
-                self._arrived[request, stage] = arrived
-                return
-        self._queued[stage][request] = now_ns
+        visits = zip(batch.requests, batch.parts or repeat(0), event.ways or repeat(()), strict=False)
+        for request, part, ways in visits:
+            journey = self._journeys.get(request)
+            if journey is not None:
+                self._enter(now_ns, request, journey.finish(batch.stage, part, ways))
+
+    def _enter(self, now_ns: int, request: RequestId, entered: Entered) -> None:
+        self._places[request] += entered
+        for stage, part in entered:
+            self._queued[stage][request, part] = now_ns
 
     def _fail(self, _now_ns: int, event: BatchFailed) -> None:
         replica, batch = self._take_batch(event.replica, event.batch)
@@ -270,9 +277,9 @@ class Metrics(Collector):
         self._pay(now_ns)
         found = self._replicas.pop(replica, None)
         if found is not None and found.batch is not None:
-            for request in found.batch.requests:
+            for request, part in zip(found.batch.requests, found.batch.parts or repeat(0), strict=False):
                 if request in self._sent:
-                    self._queued[found.batch.stage][request] = now_ns
+                    self._queued[found.batch.stage][request, part] = now_ns
         return found
 
     def _resize(self, now_ns: int, order: ResizeReplica) -> None:

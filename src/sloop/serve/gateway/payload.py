@@ -184,7 +184,9 @@ def write(model: str, version: str, wanted: Wanted, outputs: Mapping[str, Tensor
     written: list[AnswerOutput] = []
     tail: list[bytes | bytearray | memoryview] = []
     for name, is_binary in wanted.outputs.items():
-        tensor = outputs[name]
+        tensor = outputs.get(name)
+        if tensor is None:
+            continue  # of a branch that this request did not take
         if is_binary:
             size = {"binary_data_size": len(tensor.data)}
             written.append(AnswerOutput(name, tensor.datatype, tensor.shape, UNSET, size))

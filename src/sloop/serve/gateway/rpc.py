@@ -235,7 +235,9 @@ class Rpc:
             model_name=self.service.model, model_version=offer.MODEL_VERSION, id=identifier
         )
         for name in names:
-            tensor = outputs[name]
+            tensor = outputs.get(name)
+            if tensor is None:
+                continue  # of a branch that this request did not take
             answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
             answer.raw_output_contents.append(bytes(tensor.data))
         return answer
