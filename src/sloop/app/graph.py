@@ -140,7 +140,8 @@ class Graph:
         shares: dict[object, float | None] = {}
         for rival in self.edges[edge.source]:
             if rival.when is not None and rival.when.output == edge.when.output:
-                shares[rival.condition] = shares.get(rival.condition) or rival.when.share
+                told_before = shares.get(rival.condition)
+                shares[rival.condition] = rival.when.share if told_before is None else told_before
         own = shares[edge.condition]
         if own is not None:
             return own
@@ -164,7 +165,8 @@ class Graph:
         return shares
 
     def visits(self, shares: Mapping[tuple[str, str], float] | None = None) -> dict[str, float]:
-        """How often a request visits each stage, by what is believed, or measured, of the `shares` of all edges."""
+        """How often a request visits each stage, by what is believed, or measured, of the `shares` of all edges; at most,
+        where several edges lead to one, or one part out of many suffices: as if they were never taken together."""
         shares = shares or self.shares()
         visits: dict[str, float] = {}
         for name, step in self.steps.items():
@@ -172,8 +174,8 @@ class Graph:
             most = visits.get(scope, 1.0) if scope != name else float("inf")
             coming = shares.get(("", name), 0.0)
             for source in step.after:
-                meet = step.join and self.scopes[source]
-                coming += (min(1.0, visits[source]) if meet else visits[source]) * shares[source, name]
+                sent = visits[source] * shares[source, name]
+                coming += min(1.0, sent) if step.join and self.scopes[source] else sent
             visits[name] = min(most, coming)
         return visits
 
@@ -206,10 +208,13 @@ def scopes_of(steps: Sequence[Step]) -> dict[str, str]:
         before = {name: scopes[name] for name in step.after}
         parted = [name for name, scope in before.items() if scope]
         if step.each is not None:
+            if step.join:
+                what = f"stage {step.name!r} both joins parts and takes apart"
+                raise InputError(what, where=step.name, help="join them at a stage between")
             if parted:
                 what = f"stage {step.name!r} takes apart what comes from {parted[0]!r}, which is a part already"
                 raise InputError(what, where=step.name, help="join the parts first: `join: true` at a stage between")
-            if len(step.after) > 1:
+            if len(step.after) != 1:
                 what = f"stage {step.name!r} has `each` and comes after {len(step.after)} stages"
                 raise InputError(what, where=step.name, help="let it come after the one whose output it takes apart")
             scopes[step.name] = step.name

@@ -1,0 +1,243 @@
+"""What follows from how stages hang together: scopes, kinds of edges, shares, visits, paths; and what fits no graph."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.app.graph import PATHS_MAX, Each, Graph, Step, When, scopes_of
+from sloop.errors import InputError
+from sloop.units import ms
+from sloop.vocabulary import Path
+
+OCR = (
+    Step("find"),
+    Step("turn", ("find",), each=Each("find", "boxes", mean=4.0, most=50)),
+    Step("read", ("turn",)),
+    Step("merge", ("find", "read"), join=True),
+)
+
+
+def kinds(graph: Graph) -> dict[tuple[str, str], str]:
+    return {(edge.source, edge.target): edge.kind for edges in graph.edges.values() for edge in edges}
+
+
+def test_parts_run_from_where_they_are_taken_apart_to_where_they_meet() -> None:
+    graph = Graph(OCR)
+    assert graph.scopes == {"find": "", "turn": "turn", "read": "turn", "merge": ""}
+    assert graph.inside("turn") == ("turn", "read")
+    assert kinds(graph) == {
+        ("find", "turn"): "each",
+        ("find", "merge"): "one",
+        ("turn", "read"): "one",
+        ("read", "merge"): "join",
+    }
+    assert [graph.parts_max(edge) for edge in graph.edges["find"]] == [50, 1]
+    assert graph.told_by == {"find": 1, "turn": 1, "read": 1, "merge": 2}
+    assert not graph.is_plain
+
+
+def test_edges_come_in_the_order_of_their_targets() -> None:
+    graph = Graph((Step("a"), Step("b", ("a",)), Step("c", ("a", "b"))))
+    assert [edge.target for edge in graph.edges["a"]] == ["b", "c"]
+    assert graph.edges["c"] == ()
+    assert graph.is_plain
+
+
+def test_requests_begin_at_entries() -> None:
+    graph = Graph((Step("a"), Step("b", ("a",), entry=True), Step("c", ("b",))))
+    assert graph.entries == ("a", "b")
+    assert graph.told_by == {"a": 1, "b": 2, "c": 1}
+    assert not graph.is_plain
+    assert Graph((Step("a", entry=True),)).is_plain, "where nothing comes before, that goes without saying"
+
+
+EACH = Each("a")
+
+
+@pytest.mark.parametrize(
+    ("steps", "where", "what", "help"),
+    [
+        (
+            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("b",), each=Each("b"))),
+            "c",
+            "stage 'c' takes apart what comes from 'b', which is a part already",
+            "join the parts first: `join: true` at a stage between",
+        ),
+        (
+            (Step("a"), Step("b"), Step("c", ("a", "b"), each=EACH)),
+            "c",
+            "stage 'c' has `each` and comes after 2 stages",
+            "let it come after the one whose output it takes apart",
+        ),
+        ((Step("a", each=EACH),), "a", "stage 'a' has `each` and comes after 0 stages", "whose output it takes apart"),
+        (
+            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("b",), each=EACH, join=True)),
+            "c",
+            "stage 'c' both joins parts and takes apart",
+            "join them at a stage between",
+        ),
+        (
+            (Step("a"), Step("b", ("a",), join=True)),
+            "b",
+            "stage 'b' joins, and nothing before it runs in parts",
+            "remove `join`, or add `each` to a stage before it",
+        ),
+        (
+            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("a", "b"))),
+            "c",
+            "stage 'c' comes after stages that run for different parts: a (whole), b (b)",
+            "add `join: true`, so that it waits for all parts",
+        ),
+        (
+            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("a",), each=EACH), Step("d", ("b", "c"))),
+            "d",
+            "stage 'd' comes after stages that run for different parts: b (b), c (c)",
+            "add `join: true`",
+        ),
+        (
+            (Step("a"), Step("b", ("a",), each=EACH, entry=True)),
+            "b",
+            "stage 'b' runs for parts, and no request can begin with one",
+            "remove `entry`",
+        ),
+    ],
+)
+def test_what_fits_no_graph_is_refused(steps: tuple[Step, ...], where: str, what: str, help: str) -> None:
+    with pytest.raises(InputError) as caught:
+        scopes_of(steps)
+    assert (caught.value.where, caught.value.what) == (where, f"{where}: {what}")
+    assert help in caught.value.help
+
+
+def test_parts_of_two_kinds_may_meet() -> None:
+    steps = (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("a",), each=EACH), Step("d", ("b", "c"), join=True))
+    assert scopes_of(steps)["d"] == ""
+
+
+def likelihoods(*steps: Step) -> list[float]:
+    graph = Graph((Step("a"), *steps))
+    return [round(graph.likelihood(edge), 9) for edge in graph.edges["a"]]
+
+
+def branch(name: str, output: str = "kind", values: tuple[int, ...] = (), share: float | None = None) -> Step:
+    return Step(name, ("a",), (When("a", output, values, share),))
+
+
+def test_alternatives_share_what_is_not_told() -> None:
+    assert likelihoods(Step("b", ("a",))) == [1]
+    assert likelihoods(branch("b")) == [0.5], "a lone branch is taken, or not"
+    assert likelihoods(branch("b", share=0.3)) == [0.3]
+    assert likelihoods(branch("b", values=(1,)), branch("c", values=(2,))) == [0.5, 0.5]
+    assert likelihoods(branch("b", values=(1,), share=0.3), branch("c", values=(2,))) == [0.3, 0.7]
+    others = [branch(name, values=(value,)) for name, value in (("c", 2), ("d", 3), ("e", 4))]
+    assert likelihoods(branch("b", values=(1,), share=0.4), *others) == [0.4, 0.2, 0.2, 0.2]
+    assert likelihoods(branch("b", "kind", (1,), 1.0), branch("c", "kind", (2,))) == [1, 0]
+    assert likelihoods(branch("b", "kind", share=0.9), branch("c", "size")) == [0.9, 0.5], "two questions"
+
+
+def test_the_same_condition_is_one_alternative() -> None:
+    told, same, other = branch("b", values=(1,), share=0.3), branch("c", values=(1,)), branch("d", values=(2,))
+    assert likelihoods(told, same, other) == [0.3, 0.3, 0.7]
+    assert likelihoods(same, told, other) == [0.3, 0.3, 0.7]
+
+
+def test_a_share_of_nothing_is_a_share() -> None:
+    never, same, other = branch("b", values=(1,), share=0.0), branch("c", values=(1,)), branch("d", values=(2,))
+    assert likelihoods(never, same, other) == [0, 0, 1]
+
+
+def test_branches_of_which_no_output_is_known_exclude_each_other() -> None:
+    assert likelihoods(branch("b", "", share=0.25), branch("c", "")) == [0.25, 0.75]
+
+
+def test_whether_one_of_the_branches_is_taken_by_all() -> None:
+    def is_exhaustive(*steps: Step) -> bool:
+        return Graph((Step("a"), *steps)).is_exhaustive("a")
+
+    assert is_exhaustive(branch("b", values=(1,)), branch("c", values=(2,)))
+    assert not is_exhaustive(branch("b", values=(1,), share=0.5), branch("c", values=(2,), share=0.3))
+    assert not is_exhaustive(branch("b"))
+    assert not is_exhaustive(branch("b", "kind"), branch("c", "size")), "each may say no"
+    assert not is_exhaustive(Step("b", ("a",)))
+    assert is_exhaustive(branch("b", share=1.0), Step("c", ("a",)))
+
+
+def test_visits_follow_from_shares() -> None:
+    assert Graph(OCR).visits() == {"find": 1, "turn": 4, "read": 4, "merge": 1}
+    kinds = (Step("a"), branch("b", values=(1,), share=0.3), branch("c", values=(2,)), Step("d", ("b", "c")))
+    assert Graph(kinds).visits() == pytest.approx({"a": 1, "b": 0.3, "c": 0.7, "d": 1})
+    diamond = (Step("a"), Step("b", ("a",)), Step("c", ("a",)), Step("d", ("b", "c")))
+    assert Graph(diamond).visits() == {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
+def test_some_of_the_parts_may_go_on() -> None:
+    steps = (*OCR[:2], Step("read", ("turn",), (When("turn", "legible", share=0.5),)), Step("note", ("turn", "read")))
+    assert Graph(steps).visits() == {"find": 1, "turn": 4, "read": 2, "note": 4}, "no part notes twice"
+
+
+def test_few_parts_of_many_suffice_to_enter_where_they_meet() -> None:
+    many = Step("turn", ("find",), each=Each("find", mean=20.0))
+    rare = Step("warn", ("turn",), (When("turn", "is_odd", share=0.02),), join=True)
+    assert Graph((OCR[0], many, rare)).visits()["warn"] == pytest.approx(0.4)
+    often = Step("warn", ("turn",), (When("turn", "is_odd", share=0.2),), join=True)
+    assert Graph((OCR[0], many, often)).visits()["warn"] == 1
+
+
+def test_where_most_requests_have_no_part_few_are_entered_for_them() -> None:
+    few = Step("turn", ("find",), each=Each("find", mean=0.2))
+    assert Graph((OCR[0], few, Step("tell", ("turn",), join=True))).visits()["tell"] == pytest.approx(0.2)
+
+
+def test_paths_are_the_chains_from_entries_to_ends() -> None:
+    graph = Graph(OCR, slo_ns=ms(300))
+    assert graph.paths() == (
+        Path(("find", "turn", "read", "merge"), ms(300), 1.0),
+        Path(("find", "merge"), ms(300), 1.0),
+    )
+    kinds = Graph((Step("a"), branch("b", values=(1,), share=0.25), branch("c", values=(2,)), Step("d", ("c",))))
+    assert [(path.stages, path.share) for path in kinds.paths()] == [(("a", "b"), 0.25), (("a", "c", "d"), 0.75)]
+    entries = Graph((Step("a"), Step("b", ("a",), entry=True)))
+    assert [path.stages for path in entries.paths()] == [("a", "b"), ("b",)]
+
+
+def test_more_paths_than_can_be_planned_for_are_refused() -> None:
+    steps = [Step("s0"), Step("t0")]
+    for number in range(1, 20):
+        before = (f"s{number - 1}", f"t{number - 1}")
+        steps += [Step(f"s{number}", before), Step(f"t{number}", before)]
+    with pytest.raises(InputError, match=f"more than {PATHS_MAX} paths lead through the stages") as caught:
+        Graph(steps).paths()
+    assert caught.value.help == "join some of them"
+
+
+WAYS = (Path(("a", "c", "d"), ms(100), 0.2), Path(("b", "c"), ms(40), 0.2), Path(("b", "c", "d"), ms(60), 0.4))
+WAY_STEPS = (Step("a"), Step("b"), Step("c", ("a", "b")), Step("d", ("c",)))
+
+
+def test_declared_paths_say_who_goes_where() -> None:
+    graph = Graph(WAY_STEPS, WAYS, ms(60))
+    assert graph.paths() == WAYS
+    assert graph.has_deadlines
+    assert graph.shares() == pytest.approx(
+        {("", "a"): 0.25, ("", "b"): 0.75, ("a", "c"): 1.0, ("b", "c"): 1.0, ("c", "d"): 0.75}
+    )
+    assert graph.visits() == pytest.approx({"a": 0.25, "b": 0.75, "c": 1.0, "d": 0.75})
+    assert graph.on == {"a": 0b001, "b": 0b110, "c": 0b111, "d": 0b101}
+
+
+def test_what_was_measured_takes_the_place_of_what_was_declared() -> None:
+    graph = Graph(OCR)
+    measured = graph.shares() | {("find", "turn"): 2.5}
+    assert graph.visits(measured) == {"find": 1, "turn": 2.5, "read": 2.5, "merge": 1}
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.1, 8))
+def test_no_stage_is_visited_more_often_than_its_parts_allow(shares: list[float], mean: float) -> None:
+    steps = [Step("a"), Step("p", ("a",), each=Each("a", mean=mean))]
+    for number, share in enumerate(shares):
+        after = ("p",) if not number else (f"s{number - 1}", "p")
+        steps.append(Step(f"s{number}", after, (When("p", f"o{number}", share=share),)))
+    steps.append(Step("z", ("a", f"s{len(shares) - 1}"), join=True))
+    visits = Graph(steps).visits()
+    assert all(0 <= visits[f"s{number}"] <= mean * (1 + 1e-9) for number in range(len(shares)))
+    assert visits["z"] == 1

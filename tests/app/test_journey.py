@@ -1,0 +1,246 @@
+"""A request's way through a graph, against a reading of it that starts anew after every visit."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.app.graph import Each, Edge, Graph, Step, When
+from sloop.app.journey import Journey
+from sloop.units import ms
+from sloop.vocabulary import Path
+
+Visited = tuple[str, int]
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 7) -> Graph:
+    """Any graph that fits: stages in order, each after some of those before it."""
+    steps: list[Step] = []
+    scopes: dict[str, str] = {}
+    for number in range(draw(st.integers(1, most))):
+        name = f"s{number}"
+        after = tuple(sorted(draw(st.sets(st.sampled_from(sorted(scopes)), max_size=3)))) if scopes else ()
+        found = {scopes[other] for other in after}
+        parted, mixed = bool(found - {""}), len(found) > 1
+        each = len(after) == 1 and not parted and draw(st.booleans())
+        join = parted and (mixed or draw(st.booleans()))
+        scopes[name] = name if each else "" if join or not after else found.pop()
+        entry = not scopes[name] and draw(st.booleans())
+        steps.append(Step(name, after, (), Each(after[0]) if each else None, join, entry))
+    return Graph(steps)
+
+
+def decide(graph: Graph, stage: str, random: Random) -> tuple[int, ...]:
+    """What an output may say: 0 or 1 for an edge, up to 3 parts where it takes apart."""
+    return tuple(random.choice((0, 1, 2, 3) if edge.kind == "each" else (0, 1, 1)) for edge in graph.edges[stage])
+
+
+class Reading:
+    """What is known once some visits are over, worked out from nothing but their outputs."""
+
+    def __init__(self, graph: Graph, enters: Sequence[str], ended: Mapping[Visited, Sequence[int]]) -> None:
+        self.graph, self.ended = graph, ended
+        self.is_in: dict[Visited, bool] = {}
+        """Whether a visit happens, of those of which that is known."""
+        self.parts: dict[str, int] = {}
+        for name, step in graph.steps.items():
+            scope = graph.scopes[name]
+            if step.each is not None:
+                count = self.sent(step.after[0], 0, name)
+                if count is not None:
+                    self.parts[name] = count
+                    self.is_in |= {(name, part): True for part in range(count)}
+                continue
+            for part in range(self.parts.get(scope, 0) if scope else 1):
+                told = [self.sent(*source, name) for source in self.before(step, part)]
+                if name in graph.entries:
+                    told.append(int(not enters or name in enters))
+                if None not in told:
+                    self.is_in[name, part] = any(told)
+
+    def before(self, step: Step, part: int) -> list[Visited]:
+        """Those whose outputs decide; one that nobody can know yet where parts are not counted."""
+        found: list[Visited] = []
+        for source in step.after:
+            scope = self.graph.scopes[source]
+            if scope == self.graph.scopes[step.name]:
+                found.append((source, part))
+            else:
+                found += (
+                    [(source, each) for each in range(self.parts[scope])] if scope in self.parts else [(source, -1)]
+                )
+        return found
+
+    def sent(self, source: str, part: int, target: str) -> int | None:
+        """How many parts take an edge; None while that is open."""
+        happens = self.is_in.get((source, part))
+        if not happens:
+            return None if happens is None else 0
+        ways = self.ended.get((source, part))
+        return None if ways is None else ways[[edge.target for edge in self.graph.edges[source]].index(target)]
+
+    def entered(self) -> set[Visited]:
+        return {visit for visit, happens in self.is_in.items() if happens}
+
+
+@given(graphs(), st.integers(0, 2**32), st.booleans())
+def test_a_request_goes_where_its_outputs_say_at_once_and_never_twice(graph: Graph, seed: int, named: bool) -> None:
+    random = Random(seed)
+    enters = random.sample(graph.entries, random.randint(1, len(graph.entries))) if named else []
+    journey, ended = Journey(graph), dict[Visited, Sequence[int]]()
+    entered = journey.begin(enters)
+    under_way = list(entered)
+    while True:
+        assert len(entered) == len(set(entered)), "no stage is entered twice for the same part"
+        assert set(entered) == Reading(graph, enters, ended).entered(), "neither before it is known, nor after"
+        assert journey.open == len(under_way)
+        if not under_way:
+            break
+        stage, part = under_way.pop(random.randrange(len(under_way)))
+        ended[stage, part] = decide(graph, stage, random)
+        new = journey.finish(stage, part, ended[stage, part])
+        entered, under_way = entered + new, under_way + new
+    settled = Reading(graph, enters, ended)
+    parts = sum(settled.parts[scope] if scope else 1 for scope in graph.scopes.values())
+    assert len(settled.is_in) == parts, "nothing is left open"
+    assert journey.visited == {name: count for name in graph.steps if (count := _visits(entered, name))}
+
+
+def _visits(entered: Sequence[Visited], name: str) -> int:
+    return sum(stage == name for stage, _ in entered)
+
+
+@given(graphs(), st.integers(0, 2**32))
+def test_in_whatever_order_visits_end_the_same_ones_are_made(graph: Graph, seed: int) -> None:
+    def visits(order: Random) -> set[Visited]:
+        journey = Journey(graph)
+        under_way = journey.begin()
+        entered = set(under_way)
+        while under_way:
+            stage, part = under_way.pop(order.randrange(len(under_way)))
+            new = journey.finish(stage, part, decide(graph, stage, Random(f"{seed}/{stage}/{part}")))
+            under_way += new
+            entered.update(new)
+        assert not journey.open
+        return entered
+
+    assert visits(Random(1)) == visits(Random(2))
+
+
+@given(graphs())
+def test_without_a_word_every_edge_is_taken_once(graph: Graph) -> None:
+    journey = Journey(graph)
+    under_way = journey.begin()
+    entered = list(under_way)
+    while under_way:
+        new = journey.finish(*under_way.pop(0))
+        under_way, entered = under_way + new, entered + new
+    assert sorted(entered) == sorted((name, 0) for name in graph.steps)
+
+
+PARTS = Graph(
+    (
+        Step("find"),
+        Step("read", ("find",), each=Each("find")),
+        Step("check", ("read",), when=(When("read"),)),
+        Step("tell", ("check",), join=True),
+    )
+)
+
+
+def test_parts_are_waited_for_where_they_meet_even_those_that_are_left_out() -> None:
+    journey = Journey(PARTS)
+    assert journey.begin() == [("find", 0)]
+    assert journey.finish("find", 0, (3,)) == [("read", 0), ("read", 1), ("read", 2)]
+    assert journey.finish("read", 1, (0,)) == []
+    assert journey.finish("read", 2, (1,)) == [("check", 2)]
+    assert journey.finish("check", 2) == []
+    assert journey.open == 1
+    assert journey.finish("read", 0, (0,)) == [("tell", 0)]
+    assert journey.finish("tell", 0) == []
+    assert (journey.open, journey.visited) == (0, {"find": 1, "read": 3, "check": 1, "tell": 1})
+
+
+@pytest.mark.parametrize("outputs", [(0,), (2, 0, 0)])
+def test_where_nothing_is_left_to_do_it_ends(outputs: tuple[int, ...]) -> None:
+    count, *takes = outputs
+    journey = Journey(PARTS)
+    journey.begin()
+    parts = journey.finish("find", 0, (count,))
+    for (stage, part), take in zip(parts, takes, strict=True):
+        assert journey.open
+        assert journey.finish(stage, part, (take,)) == []
+    assert journey.open == 0
+
+
+def test_zero_parts_do_not_hold_up_who_comes_another_way() -> None:
+    steps = (Step("find"), Step("read", ("find",), each=Each("find")), Step("tell", ("find", "read"), join=True))
+    journey = Journey(Graph(steps))
+    journey.begin()
+    assert journey.finish("find", 0, (0, 1)) == [("tell", 0)]
+
+
+def test_a_thousand_parts_meet_once() -> None:
+    steps = (Step("find"), Step("read", ("find",), each=Each("find")), Step("tell", ("read",), join=True))
+    journey = Journey(Graph(steps))
+    journey.begin()
+    parts = journey.finish("find", 0, (1_000,))
+    assert [journey.finish(*visit) for visit in parts] == [[]] * 999 + [[("tell", 0)]]
+
+
+def test_as_many_answers_as_edges_are_asked_for() -> None:
+    journey = Journey(PARTS)
+    journey.begin()
+    with pytest.raises(ValueError, match="argument"):
+        journey.finish("find", 0, (1, 1))
+
+
+WAYS = Graph(
+    (Step("a"), Step("b"), Step("c", ("a", "b")), Step("d", ("c",))),
+    (Path(("a", "c", "d"), ms(100), 0.5), Path(("b", "c"), ms(40), 0.25), Path(("b", "c", "d"), ms(60), 0.25)),
+    slo_ns=ms(80),
+)
+
+
+def deadlines_ms(journey: Journey) -> tuple[float, float]:
+    """On the way and, were it over, at the end, of a request with the application's own SLO sent at 10 ms."""
+    return tuple(journey.deadline_ns(ms(10), ms(80), ended=ended) / ms(1) for ended in (False, True))  # type: ignore[return-value]
+
+
+def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
+    journey = Journey(WAYS)
+    assert journey.has_deadlines
+    assert deadlines_ms(journey)[0] == 110
+    assert journey.begin(("b",)) == [("b", 0)]
+    assert deadlines_ms(journey)[0] == 70, "b → c → d still may be"
+    journey.finish("b", 0)
+    assert deadlines_ms(journey) == (70, 50), "it has been on b → c alone"
+    journey.finish("c", 0, (0,))
+    assert deadlines_ms(journey)[1] == 50
+    assert journey.open == 0
+
+
+def test_a_request_with_a_budget_of_its_own_has_it_stretched_in_proportion() -> None:
+    journey = Journey(WAYS)
+    journey.begin(("a",))
+    assert journey.deadline_ns(0, ms(40)) == ms(50)
+
+
+def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:
+    journey = Journey(WAYS)
+    journey.begin()
+    assert deadlines_ms(journey)[0] == 90
+
+
+def test_paths_without_deadlines_of_their_own_change_nothing() -> None:
+    graph = Graph((Step("a"), Step("b", ("a",))), (Path(("a", "b"), ms(80)),), slo_ns=ms(80))
+    assert not Journey(graph).has_deadlines
+
+
+def test_edges_know_their_kind() -> None:
+    kinds = {(edge.source, edge.target): edge.kind for edges in PARTS.edges.values() for edge in edges}
+    assert kinds == {("find", "read"): "each", ("read", "check"): "one", ("check", "tell"): "join"}
+    assert PARTS.edges["read"] == (Edge("read", "check", "one", When("read")),)
