@@ -225,6 +225,12 @@ def test_declared_paths_say_who_goes_where() -> None:
     assert graph.on == {"a": 0b001, "b": 0b110, "c": 0b111, "d": 0b101}
 
 
+def test_a_declared_path_goes_through_every_part() -> None:
+    steps = (Step("a"), Step("b", ("a",), each=Each("a", mean=3.0)), Step("c", ("a", "b"), join=True))
+    ways = (Path(("a", "b", "c"), ms(50), 0.5), Path(("a", "c"), ms(50), 0.5))
+    assert Graph(steps, ways, ms(50)).visits() == pytest.approx({"a": 1, "b": 1.5, "c": 1})
+
+
 def test_what_was_measured_takes_the_place_of_what_was_declared() -> None:
     graph = Graph(OCR)
     measured = graph.shares() | {("find", "turn"): 2.5}

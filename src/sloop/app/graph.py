@@ -152,21 +152,21 @@ class Graph:
         """How many visits to an edge's target follow from one to its source, as believed: from the declared paths where
         there are any, else from the edges. "" is the source of an entry: how many requests begin there."""
         shares = {("", name): 1.0 for name in self.entries}
-        for source, edges in self.edges.items():
-            for edge in edges:
-                each = self.steps[edge.target].each
-                shares[source, edge.target] = self.likelihood(edge) * (each.mean if edge.kind == "each" and each else 1)
+        shares |= {(edge.source, edge.target): self.likelihood(edge) for edges in self.edges.values() for edge in edges}
         if self.ways:
             among = [(("", *path.stages), path.share) for path in self.ways]
             for source, target in shares:
                 past = sum(share for stages, share in among if source in stages)
                 taken = sum(share for stages, share in among if (source, target) in pairwise(stages))
                 shares[source, target] = taken / past if past else 0.0
+        for step in self.steps.values():
+            if step.each is not None:
+                shares[step.after[0], step.name] *= step.each.mean
         return shares
 
     def visits(self, shares: Mapping[tuple[str, str], float] | None = None) -> dict[str, float]:
-        """How often a request visits each stage, by what is believed, or measured, of the `shares` of all edges; at most,
-        where several edges lead to one, or one part out of many suffices: as if they were never taken together."""
+        """How often a request visits each stage, by what is believed, or measured, of the `shares` of all edges. The
+        most it can be where several edges lead to one, or one part of many suffices: as if none were taken together."""
         shares = shares or self.shares()
         visits: dict[str, float] = {}
         for name, step in self.steps.items():
