@@ -48,7 +48,7 @@ def read_application(document: Value, folder: Path, *, extra: tuple[str, ...] = 
     except InputError as error:
         names = [stage.name for stage in stages]
         where = fields["stages"].elements()[names.index(error.where)] if error.where in names else fields["stages"]
-        where.fail(error.what, error.help)
+        where.fail(error.what.removeprefix(f"{error.where}: "), error.help)
     return application
 
 

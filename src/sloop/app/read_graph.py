@@ -26,7 +26,7 @@ def with_edges(stage: Stage, fields: dict[str, Value]) -> Stage:
     return replace(
         stage,
         after=after,
-        when=tuple(_when(each, after) for each in fields["when"].some()) if "when" in fields else (),
+        when=_conditions(fields["when"], after) if "when" in fields else (),
         each=_each(fields["each"], after) if "each" in fields else None,
         join=fields["join"].boolean() if "join" in fields else False,
         entry=fields["entry"].boolean() if "entry" in fields else False,
@@ -62,27 +62,48 @@ def read_paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Pa
 
 
 def check_shares(values: Sequence[Value], stages: Sequence[Stage]) -> None:
-    """InputError where alternatives told apart by one output are to be taken by more than all."""
-    for source in stages:
-        shares: dict[str, dict[object, float]] = {}
-        for value, stage in zip(values, stages, strict=True):
-            for when in stage.when:
-                if when.of == source.name and when.share is not None:
-                    told = shares.setdefault(when.output, {})
-                    told[when.values if when.output else stage.name] = when.share
-                    if sum(told.values()) > 1.0 + SHARE_SLACK:
-                        value.mapping()["when"].fail(
-                            f"the shares of the branches after {source.name!r} sum up to more than 1",
-                            "alternatives told apart by one output exclude each other; name another `output` for "
-                            "branches that do not",
-                        )
+    """InputError where alternatives told apart by one output are to be taken by more than all, or one of them by two
+    different shares."""
+    told: dict[tuple[str, str], dict[object, float]] = {}
+    for value, stage in zip(values, stages, strict=True):
+        for when in stage.when:
+            if when.share is None:
+                continue
+            shares = told.setdefault((when.of, when.output), {})
+            first = shares.setdefault(when.values if when.output else stage.name, when.share)
+            if first != when.share:
+                value.mapping()["when"].fail(
+                    f"two shares, {first:g} and {when.share:g}, of what meets one condition after {when.of!r}",
+                    "give it once, or the same",
+                )
+            if sum(shares.values()) > 1.0 + SHARE_SLACK:
+                value.mapping()["when"].fail(
+                    f"the shares of the branches after {when.of!r} sum up to more than 1",
+                    "alternatives told apart by one output exclude each other; name another `output` for branches that "
+                    "do not",
+                )
+
+
+def _conditions(value: Value, after: tuple[str, ...]) -> tuple[When, ...]:
+    """One condition for each stage before, at most."""
+    found: dict[str, When] = {}
+    for each in value.some():
+        when = _when(each, after)
+        if when.of in found:
+            each.fail(
+                f"two conditions on what comes from {when.of!r}", "let it come after a stage that asks one of them"
+            )
+        found[when.of] = when
+    return tuple(found.values())
 
 
 def _when(value: Value, after: tuple[str, ...]) -> When:
     if not isinstance(value.content, dict):
         return When(_source(value, None, after), value.text())
     fields = value.mapping(("of", "output", "is", "share"))
-    values = tuple(each.integer(least=-(2**62)) for each in fields["is"].some()) if "is" in fields else ()
+    values = tuple(sorted({each.integer() for each in fields["is"].some()})) if "is" in fields else ()
+    if "is" in fields and not values:
+        fields["is"].wrong("at least one number")
     if values and "output" not in fields:
         fields["is"].fail("nothing says which output is to be this", "add 'output: NAME'")
     if not fields.keys() & {"output", "share"}:
