@@ -35,6 +35,7 @@ from sloop.policies.route.smooth_weighted import SmoothWeighted
 from sloop.policies.scale.biscale import Biscale
 from sloop.policies.scale.fa2_single import Fa2Single
 from sloop.policies.scale.hpa import Hpa
+from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kpa import Kpa
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
@@ -75,6 +76,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "hpa": Hpa,
         "kpa": Kpa,
         "vpa": Vpa,
+        "ipa": Ipa,
         "biscale": Biscale,
         "vertical": Vertical,
     },

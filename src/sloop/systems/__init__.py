@@ -6,9 +6,13 @@ from typing import Any, Final
 from sloop.policies.build import Where, known, nowhere
 from sloop.systems.biscale import BISCALE
 from sloop.systems.early_drop import EARLY_DROP
+from sloop.systems.fa2_high import FA2_HIGH
+from sloop.systems.fa2_low import FA2_LOW
 from sloop.systems.fa2_single import FA2_SINGLE
 from sloop.systems.hpa import HPA
+from sloop.systems.ipa import IPA
 from sloop.systems.kpa import KPA
+from sloop.systems.rim import RIM
 from sloop.systems.sponge import SPONGE
 from sloop.systems.static import STATIC
 from sloop.systems.system import System
@@ -16,7 +20,22 @@ from sloop.systems.vertical_only import VERTICAL_ONLY
 from sloop.systems.vpa import VPA
 
 SYSTEMS: Final[Mapping[str, System]] = {
-    system.name: system for system in (SPONGE, FA2_SINGLE, BISCALE, VERTICAL_ONLY, EARLY_DROP, HPA, KPA, VPA, STATIC)
+    system.name: system
+    for system in (
+        SPONGE,
+        FA2_SINGLE,
+        IPA,
+        FA2_LOW,
+        FA2_HIGH,
+        RIM,
+        BISCALE,
+        VERTICAL_ONLY,
+        EARLY_DROP,
+        HPA,
+        KPA,
+        VPA,
+        STATIC,
+    )
 }
 
 
