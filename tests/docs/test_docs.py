@@ -53,6 +53,12 @@ def shown_files() -> list[str]:
     return [text for text in blocks("yaml") if not text.startswith("- ")]
 
 
+def write_shown_system(path: Path) -> None:
+    (system,) = (text for text in blocks("python") if f'name="{path.stem}"' in text)
+    assert len(system.splitlines()) < 65, "the page promises a small one"
+    path.write_text(system)
+
+
 @pytest.mark.parametrize("text", shown_files(), ids=lambda text: text.splitlines()[0])
 def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
     file = tmp_path / "shown.yaml"
@@ -60,6 +66,8 @@ def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
     for model in re.findall(r"model: \./(\S+)", text):
         (tmp_path / model).write_bytes(b"")
         save_profile(RESNET_T, tmp_path / f"{model}.profile.json")
+    for system in re.findall(r"name: \./(\S+\.py)", text):
+        write_shown_system(tmp_path / system)
     set_up(load_application(file))
     if "trace:" in text:
         scenario = load_scenario(file)

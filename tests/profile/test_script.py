@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sloop.authored import module_in
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import check_rows, examine, examine_here
 from sloop.profile.measure import measure
@@ -32,9 +33,9 @@ class Model:
 
 @pytest.fixture(autouse=True)
 def every_file_is_new() -> Iterator[None]:
-    class_in.cache_clear()
+    module_in.cache_clear()
     yield
-    class_in.cache_clear()
+    module_in.cache_clear()
 
 
 def write(folder: Path, text: str) -> Path:
@@ -81,10 +82,10 @@ def test_is_looked_at_in_another_process(tmp_path: Path, capfd: pytest.CaptureFi
 def test_rows_that_mix_are_found_out_unless_its_author_knows(tmp_path: Path) -> None:
     mixing = one(body="return x - x.mean()")
     assert "'y' of two rows" in examine_here(write(tmp_path, mixing), {})[1]
-    class_in.cache_clear()
+    module_in.cache_clear()
     known = one(body="return x - x.mean()", more="joins_rows = True")
     assert examine_here(write(tmp_path, known), {})[1] == ""
-    class_in.cache_clear()
+    module_in.cache_clear()
     apart = one(more="joins_rows = False")
     assert "not to be joined" in examine_here(write(tmp_path, apart), {})[1]
 

@@ -54,6 +54,11 @@ class SystemChoice:
     path: str = "system"
     """Its key in the file, for `Application.locate`."""
 
+    @property
+    def label(self) -> str:
+        """What it is called: its name, or that of the file it is in."""
+        return self.name.rpartition("/")[2].removesuffix(".py")
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:

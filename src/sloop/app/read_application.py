@@ -23,20 +23,19 @@ APPLICATION_KEYS = ("name", "slo_ms", "stages", "paths", "system", "cluster", "e
 STAGE_KEYS = ("name", "model", "accuracy", "profile", "variants", *EDGE_KEYS)
 STAGES_MAX, NODES_MAX = 100, 100_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-DEFAULT_SYSTEM = "sponge"
+DEFAULT_SYSTEM, DEFAULT_FOR_SEVERAL = "sponge", "biscale"
 
 
 def read_application(document: Value, folder: Path, *, extra: tuple[str, ...] = ()) -> Application:
     """The application in `document`, whose relative paths start at `folder`. `extra` keys are left to the caller."""
     fields = document.mapping((*APPLICATION_KEYS, *extra), required=("name", "slo_ms", "stages"))
-    system = read_systems(fields["system"])[0] if "system" in fields else SystemChoice(DEFAULT_SYSTEM)
     slo_ms = fields["slo_ms"].number(above=0, most=1e9)
     stages = _stages(fields["stages"], folder)
     application = Application(
         name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
-        system=system,
+        system=_chosen(fields, folder, len(stages)),
         ways=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=_cluster(fields["cluster"]) if "cluster" in fields else (local().node("local-0"),),
         estimates=_estimates(fields["estimates"]) if "estimates" in fields else Estimates(),
@@ -60,20 +59,34 @@ def read_name(value: Value) -> str:
     return name
 
 
-def read_systems(value: Value) -> tuple[SystemChoice, ...]:
-    """The systems named: `sponge`, `{name: sponge, margin: 0.9}`, or a list of these."""
-    choices = tuple(_system(each) for each in value.some())
+def read_systems(value: Value, folder: Path) -> tuple[SystemChoice, ...]:
+    """The systems named: `sponge`, `{name: sponge, margin: 0.9}`, a Python file, or a list of these."""
+    choices = tuple(_system(each, folder) for each in value.some())
     if not choices:
         value.wrong("at least one system")
     return choices
 
 
-def _system(value: Value) -> SystemChoice:
+def _chosen(fields: dict[str, Value], folder: Path, stages: int) -> SystemChoice:
+    """The system named, of a scenario's several the first; without any, one that such an application can be run by."""
+    for key in ("system", "systems"):
+        if key in fields:
+            return read_systems(fields[key], folder)[0]
+    return SystemChoice(DEFAULT_SYSTEM if stages == 1 else DEFAULT_FOR_SEVERAL)
+
+
+def _system(value: Value, folder: Path) -> SystemChoice:
     if not isinstance(value.content, dict):
-        return SystemChoice(value.text(), path=value.path)
+        return SystemChoice(_system_name(value, folder), path=value.path)
     fields = value.mapping(required=("name",))
     parameters = {key: field.plain() for key, field in fields.items() if key != "name"}
-    return SystemChoice(fields["name"].text(), parameters, value.path)
+    return SystemChoice(_system_name(fields["name"], folder), parameters, value.path)
+
+
+def _system_name(value: Value, folder: Path) -> str:
+    """A name, or the absolute path of a Python file with a system of the user's own."""
+    name = value.text()
+    return str(value.existing(folder, "system file")) if name.endswith(".py") else name
 
 
 def _stages(value: Value, folder: Path) -> tuple[Stage, ...]:

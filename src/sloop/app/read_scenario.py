@@ -30,9 +30,9 @@ def read_scenario(document: Value, folder: Path) -> Scenario:
     """The scenario in `document`, whose relative paths start at `folder`."""
     application = read_application(document, folder, extra=SCENARIO_KEYS)
     fields = document.mapping(required=("trace",))
-    systems = read_systems(fields["systems"]) if "systems" in fields else None
+    systems = read_systems(fields["systems"], folder) if "systems" in fields else None
     if systems is None:
-        systems = read_systems(fields["system"]) if "system" in fields else (application.system,)
+        systems = read_systems(fields["system"], folder) if "system" in fields else (application.system,)
     elif "system" in fields:
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     return Scenario(

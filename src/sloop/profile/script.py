@@ -15,16 +15,13 @@ is what `outputs` says, or it raises. The file is run once per process, with its
 program's; never in the server's.
 """
 
-import importlib.util
-import sys
-import traceback
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 
+from sloop.authored import module_in, raise_theirs
 from sloop.errors import InputError
 from sloop.profile.session import Array
 from sloop.tensor import NUMPY_TYPES, Port, Signature
@@ -46,7 +43,7 @@ class ScriptSession:
             self._model = declared(threads)
             self.software = str(getattr(self._model, "software", ""))
         except (Exception, SystemExit) as error:  # the author's code
-            _raise_theirs(error, path, "its class 'Model' cannot be made")
+            raise_theirs(error, path, "its class 'Model' cannot be made")
 
     def example(self, rows: int) -> dict[str, Array] | None:
         """What the class's own `example` gives, checked; None where it has none."""
@@ -55,7 +52,7 @@ class ScriptSession:
         try:
             made = _in_order(self._model.example(rows), self.signature.inputs, "example")
         except (Exception, SystemExit) as error:
-            _raise_theirs(error, self._path, "its 'example' fails")
+            raise_theirs(error, self._path, "its 'example' fails")
         feed = {port.name: array for port, array in zip(self.signature.inputs, made, strict=True)}
         for port, array in zip(self.signature.inputs, made, strict=True):
             if port.shape and len(array) != rows:
@@ -72,37 +69,12 @@ class ScriptSession:
         return _in_order(given, self.signature.outputs, "run")
 
 
-@cache
 def class_in(path: Path) -> Any:  # noqa: ANN401  # the author's
     """The class `Model` of a file, which is run the first time. InputError where it fails or has none."""
-    if not path.is_file():
-        raise InputError("there is no such file", where=str(path), help="give the path of a Python file")
-    name = f"sloop_stage_{path.stem}"  # not the stem alone, which may be that of a library
-    spec = importlib.util.spec_from_file_location(name, path.absolute())
-    assert spec is not None, path
-    assert spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and the like look themselves up there
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        _raise_theirs(error, path, "it cannot be imported")
-    declared = getattr(module, "Model", None)
+    declared = getattr(module_in(path), "Model", None)
     if not isinstance(declared, type):
         raise InputError("it has no class 'Model'", where=str(path), help=f"write one with {SHAPE_OF_CLASS}")
     return declared
-
-
-def _raise_theirs(error: BaseException, path: Path, what: str) -> NoReturn:
-    """An error in the author's code as one of the user's, with the last line of the file that it went through."""
-    own = str(path.absolute())
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    line = frames[-1].lineno if frames else None
-    if isinstance(error, SyntaxError) and error.filename == own:
-        line = error.lineno
-    where = f"{path}:{line}" if line else str(path)
-    raise InputError(f"{what}: {type(error).__name__}: {error}", where=where, help="correct the file") from error
 
 
 def _ports(declared: Any, kind: str, path: Path) -> tuple[Port, ...]:  # noqa: ANN401

@@ -31,7 +31,7 @@ def choices(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...
     """The scenario's own choices of these systems, published parameters for those it does not name; all for none."""
     found: list[SystemChoice] = []
     for name in names:
-        found += [choice for choice in scenario.systems if choice.name == name] or [SystemChoice(name)]
+        found += [choice for choice in scenario.systems if name in (choice.name, choice.label)] or [SystemChoice(name)]
     return tuple(found) or scenario.systems
 
 
@@ -59,7 +59,7 @@ def play(
             sinks.append(files.enter_context(FileLog(log, header_of(setup, origin="sim", seed=scenario.seed))))
         simulate(world, sinks)
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
-    row = metrics.row(system=choice.name, seed=scenario.seed, wall_s=wall_s, assumed=assumptions.lines())
+    row = metrics.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumptions.lines())
     return Counted(row, metrics)
 
 
@@ -81,5 +81,5 @@ def play_all(
         scenario = structs.replace(scenario, seed=seed)
     for index, choice in enumerate(chosen):
         several = len(chosen) > 1
-        path = log.with_name(f"{log.stem}-{index}-{choice.name}{log.suffix}") if log and several else log
+        path = log.with_name(f"{log.stem}-{index}-{choice.label}{log.suffix}") if log and several else log
         yield play(scenario, choice, log=path, recorded=runs)

@@ -85,7 +85,7 @@ class World:
             truth=truth,
             link=_link(scenario, folder),
             faults=Faults(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
-            origin=f"sloop simulate {application.file} --system {choice.name} --seed {scenario.seed}",
+            origin=f"sloop simulate {application.file} --system {choice.label} --seed {scenario.seed}",
         )
 
     def setup(self) -> Setup:

@@ -1,0 +1,84 @@
+"""The system that docs/write-a-system.md builds, in the simulator and in front of real workers."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from sloop.app.load import load_application, load_scenario
+from sloop.errors import InputError
+from sloop.events import ReplicaReady
+from sloop.report.simulated import play
+from sloop.serve.backends import Servable
+from sloop.systems.recording import header_of, rebuild, replay_log
+from sloop.systems.setup import set_up
+from sloop.vocabulary import Outcome
+from tests.docs.test_docs import blocks, write_shown_system
+from tests.serve.test_live import ECHO, TWO_CORES, check_each_ended_once, serving, text
+
+PROFILE = {
+    "latency_ms": {"form": "amdahl", "gamma": 1, "epsilon": 1, "delta": 0, "eta": 1},
+    "max_batch": 8,
+    "max_cores": 2,
+    "load_s": 1,
+    "memory_bytes": 1_000_000,
+}
+
+
+def test_it_does_better_than_a_fixed_number_of_replicas(tmp_path: Path) -> None:
+    (shown,) = (block for block in blocks("yaml") if "headroom.py" in block)
+    (tmp_path / "headroom.yaml").write_text(shown)
+    write_shown_system(tmp_path / "headroom.py")
+    scenario = load_scenario(tmp_path / "headroom.yaml")
+    own, static = (play(scenario, choice).row for choice in scenario.systems)
+    assert (own.system, static.system) == ("headroom", "static")
+    assert own.attainment > static.attainment
+
+
+@pytest.mark.live
+def test_it_serves(tmp_path: Path) -> None:
+    write_shown_system(tmp_path / "headroom.py")
+    stages = [
+        {"name": name, "after": after, "variants": [{"name": "v", "profile": PROFILE}]}
+        for name, after in (("a", []), ("b", ["a"]))
+    ]
+    system = {"name": str(tmp_path / "headroom.py"), "busy": 0.9}
+    described = {"name": "own", "slo_ms": 1000, "stages": stages, "system": system, "cluster": TWO_CORES}
+    setup = set_up(load_application(described))
+
+    async def main() -> None:
+        model = Servable("fake:sleep:1:1", ECHO)
+        async with serving(setup, model, model) as live:
+            await live.until(ReplicaReady, 2)
+            for number in range(100):
+                live.ask(text(b"%d" % number))
+                await asyncio.sleep(0.003)
+            await live.all_answered()
+            assert check_each_ended_once(live)[Outcome.SERVED] == 100
+            again = rebuild(header_of(setup, origin="live"))
+            assert replay_log(list(live.log), again.core(), together=True).difference is None
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("SYSTM = 1", r"own\.py: it has no SYSTEM\nhelp: end it with SYSTEM = System\("),
+        ("SYSTEM = 1", r"own\.py: its SYSTEM is no System but int"),
+        ("SYSTEM = 1/0", r"own\.py:1: it cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_system_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "own.py").write_text(content)
+    stage = {"name": "a", "profile": PROFILE}
+    application = load_application({"name": "x", "slo_ms": 10, "stages": [stage], "system": str(tmp_path / "own.py")})
+    with pytest.raises(InputError, match=says):
+        set_up(application)
+
+
+def test_a_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "app.yaml").write_text("name: x\nslo_ms: 10\nsystem: ./mine.py\nstages: [{name: a, profile: ResNet-T}]")
+    with pytest.raises(InputError, match=r"app\.yaml:3: system: no system file '\./mine\.py'"):
+        load_application(tmp_path / "app.yaml")
