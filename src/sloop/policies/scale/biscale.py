@@ -21,6 +21,7 @@ from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
 from sloop.solvers import surge
 from sloop.solvers.biscale import Choice, Program, Throughput
+from sloop.solvers.seconds import seconds_rps
 from sloop.solvers.sizing import Limits, Sizing, sizing_of
 from sloop.solvers.surge import Groups, Have
 from sloop.units import NS_PER_S, s
@@ -105,7 +106,7 @@ class Biscale:
                 return structs.replace(view.plan, why=f"kept as it was: {sizing.excess()}", feasible=False)
             return Plan(sizing.chosen(sizing.shortest()), sizing.excess(), feasible=False)
         if view.plan is None:
-            return self._first(sizing, rates)
+            return self._first(sizing, rates.foreseen if view.door.buckets else 0.0)
         now = _Now(sizing, rates, tuple(surge.have_of(stage, sizing.unit) for stage in view.stages), view)
         return None if self.blocking and any(one.starting for one in now.have) else self._next(now, view.plan)
 
@@ -130,10 +131,8 @@ class Biscale:
 
     def _rates(self, view: ClusterView) -> "_Rates":
         door = view.door
-        per_second = max(1, NS_PER_S // door.bucket_ns)
         counts = [bucket.arrivals for bucket in door.window(REFERENCE_S * NS_PER_S)]
-        sums = [sum(counts[end - per_second : end]) for end in range(len(counts), per_second - 1, -per_second)]
-        busiest_rps = max(sums, default=0) * NS_PER_S / (per_second * door.bucket_ns)
+        busiest_rps = max(seconds_rps(counts, door.bucket_ns), default=0.0)
         now, busiest, forecast = map(self._cut, (door.rate_rps(self.window_ns), busiest_rps, view.forecast_rps))
         if self.reference == "now":
             return _Rates(now, now, forecast)
@@ -147,15 +146,14 @@ class Biscale:
         pairs = [(one.replicas, other.replicas) for one, other in zip(wanted, foreseen, strict=True)]
         return any(a != b for a, b in pairs) if self.stable == "equal" else any(a < b for a, b in pairs)
 
-    def _first(self, sizing: Sizing, rates: "_Rates") -> Plan:
-        """Small replicas for what is foreseen, if anything is."""
-        plans = sizing.chosen(surge.most(sizing.program, rates.foreseen))
+    def _first(self, sizing: Sizing, rate_rps: float) -> Plan:
+        """Small replicas for what is foreseen, once anything has come."""
+        plans = sizing.chosen(surge.most(sizing.program, rate_rps))
         batches = (min(self.initial_batch, model.latency_ms.shape[1]) for model in sizing.program.models)
         plans = tuple(
             structs.replace(one, batch_max=max(one.batch_max, batch)) for one, batch in zip(plans, batches, strict=True)
         )
-        why = f"{rates.foreseen:.4g} requests/s → {sizing.words(plans)}"
-        return _answer(sizing, plans, why, rates.foreseen)
+        return _answer(sizing, plans, f"{rate_rps:.4g} requests/s → {sizing.words(plans)}", rate_rps)
 
     def _vertical(self, now: "_Now", because: str) -> Plan:
         """All replicas larger, and further ones for what that does not carry."""
@@ -165,8 +163,9 @@ class Biscale:
         if split is not None:
             for one, choice, extra in zip(now.have, split.choices, split.extra, strict=True):
                 units = choice.cores if self.shrink else max(one.most, choice.cores)
-                further = max(len(one.starting), extra)
-                groups.append([(one.count, units), (further, units if self.split_cores == "same" else 1)])
+                further = (max(0, extra - len(one.starting)), units if self.split_cores == "same" else 1)
+                # Those that start stay as they are until they are ready and, perhaps, asked for more.
+                groups.append([(one.count, units), *((1, own) for own in one.starting), further])
         if split is None or surge.units_of(groups) > now.program.cores_total:
             return self._squeezed(now, seen)
         plans = _planned(sizing, groups, split.choices)

@@ -1,0 +1,136 @@
+"""The Biscale system: published parameters; and its state machine at work, in the simulator, through one step."""
+
+from typing import Any
+
+import pytest
+
+from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.load import load_scenario
+from sloop.events import ReplicaReady, Resized
+from sloop.log import MemoryLog, Record
+from sloop.policies.batch.planned import Planned
+from sloop.policies.drop.predictive import Predictive
+from sloop.policies.scale.biscale import Biscale
+from sloop.sim import World, simulate
+from sloop.systems import build_system
+from sloop.units import s
+from sloop.vocabulary import Outcome
+
+FORMS = {
+    "detect": {"form": "amdahl", "gamma": 148.8, "epsilon": 5.4, "delta": 37.5, "eta": -15.5},
+    "classify": {"form": "amdahl", "gamma": 34.7, "epsilon": 19.5, "delta": 2.1, "eta": 14.3},
+}
+START_S = 5.5
+
+
+def test_published_parameters() -> None:
+    policies = build_system("biscale").policies
+    assert policies.scale == Biscale(throughput="with_queue", reference="max10", stable="ge", settle=5)
+    assert (policies.batch, policies.drop) == (Planned(), Predictive(batch="full"))
+
+
+def test_the_artefacts_ways_are_parameters() -> None:
+    written = {"shrink": False, "blocking": True, "whole": True, "reference": "now", "settle": 10, "drop": "age"}
+    scale = build_system("biscale", written).policies.scale
+    assert scale == Biscale(shrink=False, blocking=True, whole=True, reference="now", settle=10)
+
+
+def run(system: dict[str, Any], *, cores: float = 64, seed: int = 1) -> list[tuple[int, Record]]:
+    """10 requests per second for 30 s, then 40 for 50, then 10 again; two stages, 780 ms."""
+    stages = [
+        {"name": name, "after": after, "profile": {"latency_ms": form, "max_batch": 8, "max_cores": 8}}
+        for (name, form), after in zip(FORMS.items(), ([], ["detect"]), strict=True)
+    ]
+    scenario = load_scenario(
+        {
+            "name": "video",
+            "slo_ms": 780,
+            "stages": stages,
+            "system": system,
+            "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": cores, "memory_bytes": 10**9}]},
+            "trace": {"kind": "square", "burst_rate": 10, "rate": 40, "period_s": 80, "burst_s": 30},
+            "duration_s": 110,
+            "seed": seed,
+            "truth": {"cold_start": {"start_s": START_S}, "service": {"ratio": 1.0, "cv": 0.05}},
+        }
+    )
+    log = MemoryLog()
+    simulate(World.from_scenario(scenario), [log])
+    return log.records
+
+
+@pytest.fixture(name="records", scope="module")
+def records_fixture() -> list[tuple[int, Record]]:
+    return run({"name": "biscale"})
+
+
+def violations(records: list[tuple[int, Record]]) -> float:
+    ends = [record for _, record in records if isinstance(record, End)]
+    return sum(end.outcome is not Outcome.SERVED for end in ends) / len(ends)
+
+
+def test_the_surge_is_met_in_place_then_by_small_replicas(records: list[tuple[int, Record]]) -> None:
+    at = {kind: [now for now, record in records if isinstance(record, kind)] for kind in (ResizeReplica, StartReplica)}
+    grown_ns = min(now for now in at[ResizeReplica] if now >= s(30))
+    assert grown_ns <= s(33), "within 3 s of the jump"
+    effect_ns = min(now for now, record in records if isinstance(record, Resized) and now >= grown_ns)
+    assert effect_ns - grown_ns <= s(0.2)
+    plans = [(now, record.why) for now, record in records if isinstance(record, Decided) and record.kind == "plan"]
+    kinds = [
+        next((word for word in ("carry", "small replicas start", "small replicas are ready") if word in why), "")
+        for now, why in plans
+        if s(30) <= now < s(80)
+    ]
+    first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds) if kind}
+    assert sorted(first, key=first.__getitem__) == ["carry", "small replicas start", "small replicas are ready"]
+
+
+def test_nothing_shrinks_before_the_small_ones_are_ready(records: list[tuple[int, Record]]) -> None:
+    reasons = [(now, record.why) for now, record in records if isinstance(record, Decided) and now > s(30)]
+    ready = next(now for now, why in reasons if "small replicas are ready" in why)
+    start = max(now for now, why in reasons if "small replicas start" in why and now < ready)
+    cores: dict[int, tuple[str, float]] = {}
+    growing = {r.spec.stage for now, r in records if isinstance(r, StartReplica) and start <= now < ready}
+    for now, record in records:
+        if isinstance(record, StartReplica):
+            cores[record.replica] = record.spec.stage, record.spec.cores
+        elif isinstance(record, ResizeReplica):
+            stage, before = cores[record.replica]
+            assert not (start <= now < ready and stage in growing and record.cores < before)
+            cores[record.replica] = stage, record.cores
+        elif isinstance(record, StopReplica):
+            assert not start <= now < ready
+    started = {r.replica for now, r in records if isinstance(r, StartReplica) and start <= now < ready}
+    made_ready = {r.replica for now, r in records if isinstance(r, ReplicaReady) and now <= ready}
+    assert started
+    assert started <= made_ready
+
+
+def test_in_the_end_every_replica_has_one_core_and_few_remain(records: list[tuple[int, Record]]) -> None:
+    cores: dict[int, float] = {}
+    for _, record in records:
+        if isinstance(record, StartReplica):
+            cores[record.replica] = record.spec.cores
+        elif isinstance(record, ResizeReplica):
+            cores[record.replica] = record.cores
+        elif isinstance(record, StopReplica):
+            del cores[record.replica]
+    assert set(cores.values()) == {1.0}
+    assert len(cores) <= 6
+
+
+def test_fewer_violations_than_without_either_half(records: list[tuple[int, Record]]) -> None:
+    assert violations(records) < 0.02
+    assert violations(run({"name": "vertical-only", "cores_max": 8})) > 10 * violations(records)
+
+
+def test_every_request_ends_once_on_a_cluster_without_room_to_spare() -> None:
+    records = run({"name": "biscale", "cores_max": 8}, cores=12)
+    ends = [record.request for _, record in records if isinstance(record, End)]
+    assert len(ends) == len(set(ends))
+    assert any(isinstance(record, StartBatch) for _, record in records)
+    assert violations(records) < 0.15
+
+
+def test_the_same_seed_gives_the_same_run(records: list[tuple[int, Record]]) -> None:
+    assert run({"name": "biscale"}) == records
