@@ -1,5 +1,6 @@
 import pytest
 
+from sloop.app.graph import Each, Graph, Step, When
 from sloop.errors import InputError
 from sloop.serve.wiring import Source, wire
 from sloop.tensor import Port, Signature
@@ -90,3 +91,101 @@ def test_what_does_not_fit_is_refused_beforehand(
 ) -> None:
     with pytest.raises(InputError, match=rf"(?s)^app\.yaml:3: {says}.*\nhelp: "):
         wire(graph_of(after), models, where="app.yaml:3")
+
+
+def after(name: str, before: str, **edges: object) -> Step:
+    return Step(name, (before,), **edges)  # type: ignore[arg-type]
+
+
+CROPS, NUMBER = Port("crops", "UINT8", (-1, 32, 100)), Port("kind", "INT64", (1,))
+FIND = Signature((port("x"),), (CROPS, Port("widths", "INT64", (-1,)), Port("page", "FP32", (1, 9)), NUMBER))
+READ = Signature(
+    (Port("crops", "UINT8", (-1, 32, 100)), Port("widths", "INT64", (-1,))), (Port("text", "UINT8", (-1, 8)),)
+)
+EACH = after("read", "find", each=Each("find", "crops"))
+
+
+def test_parts_get_rows_of_every_output_that_has_as_many() -> None:
+    wiring = wire(Graph([Step("find"), EACH]), {("find", "v"): FIND, ("read", "v"): READ}, rows_max=8)
+    assert wiring.inputs["read"] == ((Source("find", 0, "row", "read"),), (Source("find", 1, "row", "read"),))
+    (decision,) = wiring.decisions["find"]
+    assert (decision.each, [place for place, _ in decision.sliced]) == (0, [0, 1])
+    assert wiring.signature.rows_max == 1, "a request of several rows has no one way to go"
+    assert not wiring.is_plain
+    assert [(p.name, p.shape) for p in wiring.signature.outputs] == [("text", (-1, 8))]
+    assert wiring.outputs == ((Source("read", 0, "joined", "read", READ.outputs[0]),),)
+
+
+def test_a_join_gets_all_rows() -> None:
+    graph = Graph([Step("find"), EACH, after("tell", "read", join=True)])
+    tell = Signature((Port("text", "UINT8", (-1, 8)),), (port("y"),))
+    models = {("find", "v"): FIND, ("read", "v"): READ, ("tell", "v"): tell}
+    assert wire(graph, models).inputs["tell"] == ((Source("read", 0, "joined", "read", READ.outputs[0]),),)
+
+
+def cascade(*, exclusive: bool) -> Graph:
+    """A first look; then one of two others, or perhaps both."""
+    second = When("look", "kind", (2,)) if exclusive else When("look", "sure")
+    return Graph(
+        [Step("look"), after("cats", "look", when=(When("look", "kind", (1,)),)), after("dogs", "look", when=(second,))]
+    )
+
+
+LOOK = Signature((port("x"),), (port("y"), NUMBER, Port("sure", "BOOL", (1,))))
+LABEL = Signature((port("y"),), (port("label"),))
+
+
+def test_alternatives_share_an_output_and_others_do_not() -> None:
+    models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL}
+    shared = wire(cascade(exclusive=True), models)
+    assert [p.name for p in shared.signature.outputs] == ["y", "kind", "sure", "label"]
+    assert shared.outputs[-1] == (Source("dogs", 0), Source("cats", 0))
+    apart = wire(cascade(exclusive=False), models)
+    assert [p.name for p in apart.signature.outputs] == ["y", "kind", "sure", "cats.label", "dogs.label"]
+
+
+def test_a_stage_that_follows_supersedes_what_was_said_before() -> None:
+    first = Signature((port("x"),), (port("label"), NUMBER))
+    second = Signature((port("x"),), (port("label"),))
+    graph = Graph([Step("small"), after("large", "small", when=(When("small", "kind", (0,)),))])
+    wiring = wire(graph, {("small", "v"): first, ("large", "v"): second})
+    assert [p.name for p in wiring.signature.outputs] == ["label", "kind"]
+    assert wiring.outputs[0] == (Source("large", 0), Source("small", 0))
+
+
+def test_after_alternatives_comes_whichever_was_taken() -> None:
+    steps = [*cascade(exclusive=True).steps.values(), Step("end", ("cats", "dogs"))]
+    end = Signature((port("label"),), (port("z"),))
+    models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL, ("end", "v"): end}
+    assert wire(Graph(steps), models).inputs["end"] == ((Source("cats", 0), Source("dogs", 0)),)
+
+
+@pytest.mark.parametrize(
+    ("step", "source", "says"),
+    [
+        (
+            after("read", "find", each=Each("find", "boxes")),
+            FIND,
+            "stage 'read' has `each: boxes`, which is no output of 'find'\nhelp: its outputs are crops, widths, page",
+        ),
+        (after("read", "find", each=Each("find")), FIND, "`each` of stage 'read' names no output of 'find'"),
+        (
+            after("read", "find", each=Each("find", "page")),
+            FIND,
+            r"'page' of stage 'find' is FP32\[1, 9\], always as many",
+        ),
+        (
+            after("read", "find", when=(When("find", "page"),)),
+            FIND,
+            r"'page' of stage 'find' is FP32\[1, 9\]; `when` of 'read' wants one number for each row",
+        ),
+        (
+            EACH,
+            Signature(FIND.inputs, (Port("crops", "UINT8", (-1, 48, 100)), Port("widths", "INT64", (-1,)))),
+            r"'crops' of stage 'read' is UINT8\[-1, 32, 100\], but 'crops' of stage 'find' is UINT8\[1, 48, 100\]",
+        ),
+    ],
+)
+def test_edges_that_fit_no_output_are_refused_beforehand(step: Step, source: Signature, says: str) -> None:
+    with pytest.raises(InputError, match=rf"^app\.yaml: .*{says}"):
+        wire(Graph([Step("find"), step]), {("find", "v"): source, ("read", "v"): READ}, where="app.yaml")
