@@ -18,7 +18,7 @@ from sloop.units import s
         ("ipa", "system", Ipa()),
         ("fa2-low", "baseline", Ipa(only="lightest")),
         ("fa2-high", "baseline", Ipa(only="heaviest")),
-        ("rim", "baseline", Ipa(replicas=4, infeasible="hold")),
+        ("rim", "baseline", Ipa(replicas=4)),
     ],
 )
 def test_they_share_all_but_what_may_be_chosen(name: str, kind: str, scale: Ipa) -> None:

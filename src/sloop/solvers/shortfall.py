@@ -1,8 +1,8 @@
 """Where no choice of variants keeps up, in time, with the cores there are: why not, and what comes nearest.
 
-Degrading gives throughput up last: first the deadline goes, for the least latency there is, then, where cores or
-replicas do not suffice, a part of the rate. Source: IPA specification, section 2.7.6; the publication keeps what it
-has.
+Degrading gives throughput up last: first the deadline goes, for the least latency there is; where cores or replicas do
+not suffice, what is best for as much of the rate as they carry. Source: IPA specification, section 2.7.6; the
+publication keeps what it has.
 """
 
 from collections.abc import Sequence
@@ -27,24 +27,30 @@ class Effort:
 
 
 def best_effort(stages: Sequence[Choices], goal: Goal) -> Effort:
-    """As much of the rate as there are cores and replicas for, and of that the least latency, deadlines aside."""
-    options = _within(stages, goal, 1.0)
+    """As much of the rate as there are cores and replicas for; of that the best choice, or the least latency."""
+    options = _within(stages, goal)
     if options is not None:
         return Effort(options, 1.0)
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(stages, goal, middle) else (low, middle)
-    return Effort(_within(stages, goal, low) or _fewest(stages), low)
+        low, high = (middle, high) if _within(_part(stages, middle), goal) else (low, middle)
+    carried = _part(stages, low)
+    best = labels.solve(carried, goal).answer
+    return Effort(best.options if best else _within(carried, goal) or _fewest(stages), low)
 
 
-def _within(stages: Sequence[Choices], goal: Goal, share: float) -> tuple[Option, ...] | None:
-    """The quickest options, or those of the fewest cores, that fit for this part of the rate; None where none do."""
-    every = [options_of(replace(stage, rate_rps=share * stage.rate_rps), goal.replicas_max) for stage in stages]
+def _part(stages: Sequence[Choices], share: float) -> list[Choices]:
+    return [replace(stage, rate_rps=share * stage.rate_rps) for stage in stages]
+
+
+def _within(stages: Sequence[Choices], goal: Goal) -> tuple[Option, ...] | None:
+    """The quickest options, or those of the fewest cores, that keep up; None where there are none."""
+    every = [options_of(stage, goal.replicas_max) for stage in stages]
     if not all(every):
         return None
-    quickest = tuple(min(own, key=lambda o: (o.latency_ms, o.cores)) for own in every)
-    thriftiest = tuple(min(own, key=lambda o: (o.cores, o.latency_ms)) for own in every)
+    quickest = tuple(min(own, key=lambda o: (o.latency_ms, o.cores, -o.score)) for own in every)
+    thriftiest = tuple(min(own, key=lambda o: (o.cores, o.latency_ms, -o.score)) for own in every)
     fitting = (chosen for chosen in (quickest, thriftiest) if _cores(chosen) <= goal.cores_max + CORES_SLACK)
     return next(fitting, None)
 

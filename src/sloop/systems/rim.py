@@ -11,5 +11,5 @@ RIM: Final = System(
     name="rim",
     kind="baseline",
     source="RIM with batching, as compared with in Razavi, dissertation, TU Darmstadt 2024, chapter P3",
-    policies=replace(IPA.policies, scale=Ipa(replicas=4, infeasible="hold")),
+    policies=replace(IPA.policies, scale=Ipa(replicas=4)),
 )
