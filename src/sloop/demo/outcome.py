@@ -59,8 +59,8 @@ def rebased(records: Iterable[tuple[int, Record]], *, first_ns: int) -> Iterator
 
 def moved(request: Request, zero_ns: int) -> Request:
     """The request on a clock that began `zero_ns` later."""
-    return Request(
-        id=request.id,
+    return structs.replace(
+        request,
         sent_ns=request.sent_ns - zero_ns,
         arrived_ns=request.arrived_ns - zero_ns,
         deadline_ns=request.deadline_ns - zero_ns,
