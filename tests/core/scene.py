@@ -1,7 +1,8 @@
 """A small scene for core tests: a belief with round numbers, a system of plain policies, and a core to talk to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sloop.actions import Action, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
@@ -22,17 +23,18 @@ from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request,
 
 @dataclass
 class Belief:
-    """A batch of n on c cores takes (10 + n)/c ms."""
+    """A batch of n on c cores takes (10 + n)/c ms, or that many times as long."""
 
     batch_max: int = 8
     cores_max: float = 16.0
     load_ns: int = s(5)
     memory_bytes: int = 100
     accuracy: float | None = None
+    times: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
 
     def latency_ms(self, batch: int, cores: float) -> float:
-        return (10 + batch) / cores
+        return self.times * (10 + batch) / cores
 
     def costs_ns(self, cores: float) -> Sequence[int]:
         return (0, *(ms(self.latency_ms(n, cores)) for n in range(1, self.batch_max + 1)))
@@ -62,9 +64,26 @@ def plan_of(
     return Plan((StagePlan("only", (group,), batch_max, in_place),), why="the test says so")
 
 
-def request(id: int, *, at_ms: float = 0, slo_ms: float = 1000, elapsed_ms: float = 0) -> Request:
+def one_each(application: Application, *, cores: float = 1.0, batch_max: int = 4) -> Plan:
+    """A plan of one replica for each stage, of its first variant."""
+    stages = [
+        StagePlan(stage.name, (Group(ReplicaSpec(stage.name, stage.variants[0].name, cores), 1),), batch_max)
+        for stage in application.stages
+    ]
+    return Plan(tuple(stages), why="one each")
+
+
+def graph(**edges: dict[str, Any]) -> Application:
+    """An application of these stages, each of one variant; the values are what `Stage` is told of their edges."""
+    stages = tuple(Stage(name, (Variant("a"),), **told) for name, told in edges.items())
+    return Application(name="graph", slo_ms=1000, stages=stages, system=SystemChoice("static"))
+
+
+def request(
+    id: int, *, at_ms: float = 0, slo_ms: float = 1000, elapsed_ms: float = 0, enters: tuple[str, ...] = ()
+) -> Request:
     sent = ms(at_ms - elapsed_ms)
-    return Request(RequestId(id), sent, ms(at_ms), sent + ms(slo_ms))
+    return Request(RequestId(id), sent, ms(at_ms), sent + ms(slo_ms), enters)
 
 
 APPLICATION = Application(
@@ -86,9 +105,13 @@ class Scene:
         batch: Batch | None = None,
         drop: Drop | None = None,
         queue_max: int = 100,
+        times: Mapping[str, float] | None = None,
     ) -> None:
         self.script = Script(target)
-        self.beliefs = {(s.name, v.name): Belief() for s in application.stages for v in s.variants}
+        slow = times or {}
+        self.beliefs = {
+            (s.name, v.name): Belief(times=slow.get(v.name, 1.0)) for s in application.stages for v in s.variants
+        }
         policies = Policies(
             order=order or Edf(),
             batch=batch or WorkConserving(),

@@ -1,11 +1,18 @@
-from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
-from sloop.app.application import Application, Stage, SystemChoice, Variant
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.app.application import Application
+from sloop.app.graph import Each, When
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
 from sloop.policies.batch.timeout import Timeout
 from sloop.policies.drop.never import Never
+from sloop.policies.drop.predictive import Predictive
 from sloop.units import FOREVER_NS, ms
-from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, StagePlan
-from tests.core.scene import Scene, plan_of, request
+from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, RequestId
+from tests.core.scene import Scene, graph, one_each, plan_of, request
 
 R0, B0 = ReplicaId(0), BatchId(0)
 
@@ -141,25 +148,28 @@ def test_with_nothing_waiting_only_the_heartbeat_is_due() -> None:
     assert scene.core.wake_ns == ms(1000) < FOREVER_NS
 
 
-DIAMOND = Application(
-    name="diamond",
-    slo_ms=1000,
-    system=SystemChoice("static"),
-    stages=(
-        Stage("first", (Variant("a"),)),
-        Stage("left", (Variant("a"),), after=("first",)),
-        Stage("right", (Variant("a"),), after=("first",)),
-        Stage("join", (Variant("a"),), after=("left", "right")),
-    ),
-)
+DIAMOND = graph(first={}, left={"after": ("first",)}, right={"after": ("first",)}, join={"after": ("left", "right")})
+
+
+def on(application: Application, **options: object) -> Scene:
+    """One ready replica for each stage."""
+    scene = Scene(one_each(application), application=application, **options)  # type: ignore[arg-type]
+    scene.warm_up()
+    return scene
 
 
 def diamond() -> Scene:
-    names = [stage.name for stage in DIAMOND.stages]
-    plan = Plan(tuple(StagePlan(n, (Group(ReplicaSpec(n, "a", 1.0), 1),), 4) for n in names), why="one each")
-    scene = Scene(plan, application=DIAMOND)
-    scene.warm_up()
-    return scene
+    return on(DIAMOND)
+
+
+def started(actions: Sequence[Action], stage: str) -> StartBatch:
+    """The only batch at a stage."""
+    (batch,) = [action for action in actions if isinstance(action, StartBatch) and action.stage == stage]
+    return batch
+
+
+def done(batch: StartBatch, *ways: tuple[int, ...]) -> Finished:
+    return Finished(batch.batch, batch.replica, ms(5), ways)
 
 
 def test_a_graph_is_walked_stage_by_stage_and_joined() -> None:
@@ -183,3 +193,195 @@ def test_a_request_of_a_graph_that_fails_on_one_branch_ends_once() -> None:
     scene.act(22, Finished(right.batch, right.replica, ms(11)))
     assert outcomes(scene) == {1: Outcome.FAILED}
     assert scene.core.is_idle
+
+
+CHAIN = graph(a={}, b={"after": ("a",)}, c={"after": ("b",)})
+
+
+def test_what_the_stages_ahead_take_at_least_decides_who_is_hopeless() -> None:
+    scene = on(CHAIN)
+    scene.act(0, request(1, slo_ms=33), request(2, slo_ms=32.9))
+    assert started(scene.actions, "a").requests == (1,), "three stages of 11 ms"
+    (dropped,) = [a for a in scene.act(11, done(started(scene.actions, "a"))) if isinstance(a, End)]
+    assert (dropped.request, dropped.outcome) == (2, Outcome.DROPPED)
+    assert dropped.why == "slack 21.9 ms at a, where the least to the answer is 33.0 ms"
+    scene.act(22, done(started(scene.actions, "b")))
+    scene.act(33, done(started(scene.actions, "c")))
+    assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.DROPPED}
+
+
+def test_in_full_batches_of_the_plan_there_is_more_ahead() -> None:
+    scene = on(CHAIN, drop=Predictive(batch="full"))
+    scene.act(0, request(1, slo_ms=41.9))
+    assert outcomes(scene) == {1: Outcome.DROPPED}, "three batches of four, of 14 ms each"
+    scene.act(0, request(2, slo_ms=42))
+    assert started(scene.actions, "a").requests == (2,)
+
+
+def test_behind_a_branch_the_quickest_way_on_decides() -> None:
+    application = graph(
+        a={},
+        b={"after": ("a",), "when": (When("a", "kind", (1,)),)},
+        c={"after": ("a",), "when": (When("a", "kind", (2,)),)},
+        d={"after": ("c",)},
+    )
+    scene = on(application)
+    scene.act(0, request(1, slo_ms=22))
+    batch = started(scene.actions, "a")
+    assert started(scene.act(11, done(batch, (1, 0))), "b").requests == (1,)
+    scene.act(12, request(2, at_ms=12, slo_ms=22))
+    dropped = scene.act(23, done(scene.actions[-1], (0, 1)))  # type: ignore[arg-type]
+    assert "slack 11.0 ms at c, where the least to the answer is 22.0 ms" in str(dropped)
+
+
+PARTS = graph(
+    find={},
+    read={"after": ("find",), "each": Each("find", "boxes", most=6)},
+    tell={"after": ("find", "read"), "join": True},
+)
+
+
+def test_a_request_is_taken_apart_and_its_parts_meet() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1))
+    find = started(scene.actions, "find")
+    assert find.parts == (), "only where a stage runs for parts"
+    read = started(scene.act(11, done(find, (5, 1))), "read")
+    assert (read.requests, read.parts) == ((1, 1, 1, 1), (0, 1, 2, 3))
+    rest = started(scene.act(25, done(read)), "read")
+    assert (rest.requests, rest.parts) == ((1,), (4,))
+    assert not [a for a in scene.actions if isinstance(a, StartBatch) and a.stage == "tell"]
+    tell = started(scene.act(36, done(rest)), "tell")
+    assert (tell.requests, tell.parts) == ((1,), ())
+    assert scene.act(47, done(tell)) == [End(RequestId(1), Outcome.SERVED)]
+
+
+def test_parts_of_several_requests_share_batches() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1), request(2), request(3))
+    scene.act(11, done(started(scene.actions, "find"), (1, 1)))
+    both = scene.actions[-2]
+    assert isinstance(both, StartBatch)
+    scene.act(23, done(both, (1, 0), (2, 1)))
+    read = started(scene.act(24, done(started(scene.actions, "read"))), "read")
+    assert (read.requests, read.parts) == ((2, 3, 3), (0, 0, 1))
+
+
+def test_a_request_without_parts_goes_on_or_is_answered() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1))
+    tell = started(scene.act(11, done(started(scene.actions, "find"), (0, 1))), "tell")
+    assert scene.act(22, done(tell))[-1] == End(RequestId(1), Outcome.SERVED)
+    scene.act(30, request(2, at_ms=30))
+    find = scene.actions[-1]
+    assert isinstance(find, StartBatch)
+    assert scene.act(41, done(find, (0, 0))) == [End(RequestId(2), Outcome.SERVED)]
+    assert scene.core.is_idle
+
+
+def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1))
+    (failed,) = scene.act(11, done(started(scene.actions, "find"), (7, 1)))
+    assert failed == End(RequestId(1), Outcome.FAILED, "find gave 7 parts to read, which takes 6 of a request at most")
+    assert scene.core.is_idle
+    assert scene.core.state.stages["read"].monitor.waiting == 0
+
+
+def test_what_takes_one_takes_no_two() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1))
+    (failed,) = scene.act(11, done(started(scene.actions, "find"), (1, 2)))
+    assert "find gave 2 parts to tell, which takes 1 of a request at most" in str(failed)
+
+
+def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1))
+    read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
+    assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [End(RequestId(1), Outcome.FAILED, "boom")]
+    assert scene.core.is_idle
+    assert scene.core.state.stages["read"].monitor.waiting == 0
+    assert scene.core.state.door.waiting == 0
+
+
+def test_parts_of_a_lost_batch_are_tried_again_as_the_parts_they_are() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1))
+    read = started(scene.act(11, done(started(scene.actions, "find"), (3, 1))), "read")
+    (again,) = [a for a in scene.act(12, ReplicaLost(read.replica, "killed")) if isinstance(a, StartReplica)]
+    retried = started(scene.act(13, ReplicaReady(again.replica)), "read")
+    assert (retried.requests, sorted(retried.parts)) == ((1, 1, 1), [0, 1, 2])
+    scene.act(14, ReplicaLost(again.replica, "killed"))
+    assert outcomes(scene) == {1: Outcome.FAILED}
+    assert scene.core.is_idle
+
+
+def test_a_client_that_leaves_takes_all_its_parts_along() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1), request(2))
+    read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
+    assert scene.act(12, Cancelled(RequestId(1))) == [End(RequestId(1), Outcome.DROPPED, "the client went away")]
+    assert scene.core.state.stages["read"].monitor.waiting == 0
+    assert scene.act(25, done(read)) == []
+    assert scene.core.state.door.waiting == 1, "request 2"
+
+
+WAYS = replace(
+    graph(a={}, b={}, c={"after": ("a", "b")}, d={"after": ("c",)}),
+    ways=(Path(("a", "c", "d"), ms(1000), 0.4), Path(("b", "c"), ms(40), 0.3), Path(("b", "c", "d"), ms(70), 0.3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "ends_ms", "expected"),
+    [(0, 40, Outcome.SERVED), (0, 45, Outcome.LATE), (1, 65, Outcome.SERVED), (1, 71, Outcome.LATE)],
+)
+def test_each_path_has_its_deadline(goes_on: int, ends_ms: float, expected: Outcome) -> None:
+    scene = on(WAYS)
+    scene.act(0, request(1, enters=("b",)))
+    middle = started(scene.act(11, done(started(scene.actions, "b"))), "c")
+    assert not [a for a in scene.actions if isinstance(a, StartBatch) and a.stage == "a"]
+    if goes_on:
+        scene.act(30, done(middle, (1,)))
+        scene.act(ends_ms, done(started(scene.actions, "d")))
+    else:
+        scene.act(ends_ms, done(middle, (0,)))
+    assert outcomes(scene) == {1: expected}
+
+
+def test_nobody_is_given_up_for_a_stage_that_its_path_may_not_reach() -> None:
+    scene = on(WAYS)
+    scene.act(48, request(1, at_ms=48, enters=("b",)))
+    scene.act(59, done(started(scene.actions, "b")))
+    middle = started(scene.actions, "c")
+    assert scene.act(88, done(middle, (0,))) == [End(RequestId(1), Outcome.SERVED)]
+
+
+def test_a_queue_that_a_request_does_not_enter_keeps_it_from_nothing() -> None:
+    scene = on(WAYS, queue_max=2)
+    scene.act(0, *(request(id, enters=("a",)) for id in range(4)))
+    assert outcomes(scene) == {3: Outcome.REJECTED}
+    scene.act(0, request(4, enters=("b",)))
+    assert started(scene.actions, "b").requests == (4,)
+    with pytest.raises(AssertionError, match="request 5 begins at"):
+        scene.act(0, request(5, enters=("c",)))
+
+
+def test_the_door_counts_requests_and_how_many_are_inside() -> None:
+    scene = on(PARTS, queue_max=2)
+    door = scene.core.state.door
+    scene.act(0, *(request(id) for id in range(3)))
+    assert (door.waiting, outcomes(scene)) == (3, {})
+    scene.act(0, request(3))
+    assert (door.waiting, outcomes(scene)) == (3, {3: Outcome.REJECTED})
+    scene.act(11, done(started(scene.actions, "find"), (4, 1)))
+    assert door.waiting == 3, "parts are not requests"
+    (both,) = [a for a in scene.actions[-2:] if isinstance(a, StartBatch) and a.stage == "find"]
+    scene.act(25, done(both, (0, 0), (0, 0)))
+    assert door.waiting == 1
+    scene.act(1000, WOKE)
+    (bucket,) = scene.script.seen[-1].door.buckets
+    assert (bucket.arrivals, bucket.slack_ns) == (3, [ms(1000)] * 3)
+    assert bucket.waiting_ns == 2 * ms(25) + ms(1000)
+    assert scene.script.seen[-1].door.concurrency(ms(1000)) == pytest.approx(1.05)

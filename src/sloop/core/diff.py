@@ -22,7 +22,7 @@ class Difference:
     """What to do about one stage, each list in the order to do it in."""
 
     grow: Resizes
-    """To the cores they have already, too: they are as the plan wants them."""
+    """Given more cores."""
     shrink: Resizes
     """May be made smaller now."""
     hold_shrink: Resizes

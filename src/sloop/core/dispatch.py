@@ -47,8 +47,11 @@ class DataPath:
         if state.draining:
             out.append(End(request.id, Outcome.REJECTED, "the server is shutting down", s(1)))
             return
-        retry_after_ns = self._admit.retry_after_ns
-        for stage in state.sources:
+        retry_after_ns, sources = self._admit.retry_after_ns, state.sources
+        if request.enters:
+            sources = tuple([stage for stage in sources if stage.name in request.enters])
+            assert sources, f"request {request.id} begins at {request.enters}, where none can"
+        for stage in sources:
             queued = len(stage.queue.visits)
             drain_ns = stage.start_ns + queued * stage.visit_ns
             retry_ns = retry_after_ns(now_ns, request, queued, drain_ns)
@@ -65,7 +68,7 @@ class DataPath:
             self._enter(now_ns, flight, flight.journey.begin(request.enters))
             return
         deadline_ns = request.deadline_ns
-        for stage in state.sources:
+        for stage in sources:
             # As `_enter`, which would be a call for each request.
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
             stage.queue.push(Visit(request, stage.name, now_ns, deadline_ns))

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from sloop.app.graph import Graph
 from sloop.app.journey import Journey
+from sloop.core.ahead import ahead
 from sloop.core.flows import Flows
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
@@ -337,20 +338,10 @@ class State:
         return self.flows.visits() if self.flows is not None else dict.fromkeys(self.stages, 1.0)
 
     def look_ahead(self) -> None:
-        """Bring up to date how long requests have still to go from each stage on. Of alternatives the quickest counts;
-        what may be left out counts for nothing."""
-        least_ns = {name: stage.least_ns() for name, stage in self.stages.items()}
-        for name in reversed(self.stages):
-            stage = self.stages[name]
-            sure: list[tuple[int, int]] = [(0, 0)]
-            either: list[tuple[int, int]] = []
-            for edge in self.graph.edges[name]:
-                after, own_ns = self.stages[edge.target], least_ns[edge.target]
-                onward_ns = own_ns[0] + after.rest_ns, own_ns[1] + after.rest_full_ns
-                (either if edge.when is not None else sure).append(onward_ns)
-            if either and self.graph.is_exhaustive(name):
-                sure.append((min(alone for alone, _ in either), min(full for _, full in either)))
-            stage.rest_ns, stage.rest_full_ns = max(alone for alone, _ in sure), max(full for _, full in sure)
+        """Bring up to date how long requests have still to go from each stage on."""
+        rests_ns = ahead(self.graph, {name: stage.least_ns() for name, stage in self.stages.items()})
+        for name, (alone_ns, full_ns) in rests_ns.items():
+            self.stages[name].rest_ns, self.stages[name].rest_full_ns = alone_ns, full_ns
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica on in its life, keeping the stage's counts right."""
