@@ -10,6 +10,7 @@ from sloop.policies.admit.bounded import Bounded
 from sloop.policies.admit.open import Open
 from sloop.policies.admit.predictive import Predictive as AdmitPredictive
 from sloop.policies.batch.deadline import Deadline
+from sloop.policies.batch.full import Full
 from sloop.policies.batch.planned import Planned
 from sloop.policies.batch.slack import Slack
 from sloop.policies.batch.timeout import Timeout
@@ -33,8 +34,12 @@ from sloop.policies.route.least_loaded import LeastLoaded
 from sloop.policies.route.round_robin import RoundRobin
 from sloop.policies.route.smooth_weighted import SmoothWeighted
 from sloop.policies.scale.biscale import Biscale
+from sloop.policies.scale.ds2 import Ds2
+from sloop.policies.scale.fa2 import Fa2
 from sloop.policies.scale.fa2_single import Fa2Single
+from sloop.policies.scale.grandslam import Grandslam
 from sloop.policies.scale.hpa import Hpa
+from sloop.policies.scale.inferline import Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kpa import Kpa
 from sloop.policies.scale.sponge import Sponge
@@ -48,6 +53,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "work_conserving": WorkConserving,
         "timeout": Timeout,
         "planned": Planned,
+        "full": Full,
         "slack": Slack,
         "deadline": Deadline,
     },
@@ -72,6 +78,10 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "scale": {
         "static": Static,
         "sponge": Sponge,
+        "fa2": Fa2,
+        "ds2": Ds2,
+        "inferline": Inferline,
+        "grandslam": Grandslam,
         "fa2_single": Fa2Single,
         "hpa": Hpa,
         "kpa": Kpa,

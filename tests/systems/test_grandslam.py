@@ -1,0 +1,17 @@
+"""grandslam as published."""
+
+from sloop.policies.batch.full import Full
+from sloop.policies.forecast.last import Last
+from sloop.policies.order.edf import Edf
+from sloop.policies.scale.grandslam import Grandslam
+from sloop.systems import build_system
+from sloop.units import s
+
+
+def test_published_parameters() -> None:
+    system = build_system("grandslam")
+    assert system.kind == "baseline"
+    assert system.policies.order == Edf()
+    assert system.policies.batch == Full()
+    assert system.policies.forecast == Last(window_ns=s(10))
+    assert system.policies.scale == Grandslam(cores=1, period_ns=s(10))
