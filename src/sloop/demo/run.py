@@ -74,7 +74,7 @@ def demonstrate(folder: Path, *, duration_s: int, seed: int, tell: Tell) -> Demo
     runs = []
     for place, choice in enumerate(scenario.systems):
         begun = PROFILED + share * place
-        runs.append(compared(folder, scenario, choice, partial(_within, tell, begun, share, f"{choice.name}, live")))
+        runs.append(compared(folder, scenario, choice, partial(_within, tell, begun, share, f"{choice.label}, live")))
     tell(1.0, "done")
     return Demonstration(setting, profile, tuple(runs), detected.why)
 
@@ -87,7 +87,7 @@ def compared(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Calla
     """One system on the scenario: served and loaded, then simulated; both logs stay in the folder."""
     seen = observed(folder, scenario, choice, tell)
     simulated = foretold(scenario, choice, seen, seen.log.with_name("simulated.jsonl"))
-    return Compared(choice.name, seen.outcome, seen.clients, simulated)
+    return Compared(choice.label, seen.outcome, seen.clients, simulated)
 
 
 class Observed(Struct, frozen=True):
@@ -104,13 +104,12 @@ def observed(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Calla
     """Serve one system of the scenario, whose application file is in the folder, and load it with the trace."""
     world = World.from_scenario(scenario, choice)
     network = scenario.truth.network
-    assert network is not None, "the demonstration's scenario has a link"
-    payload_bytes = round(network.payload_kb[0] * BYTES_PER_KB)
+    payload_bytes = round(network.payload_kb[0] * BYTES_PER_KB) if network is not None else 0
     duration_s = round(scenario.duration_s)
     due_ns, elapsed_ns = schedule_of(world.trace, world.link, payload_bytes, Delivery.DELAY)[0].tolist()
     first_ns = due_ns - elapsed_ns
     sending = Sending(world.trace, world.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
-    app, state = folder / f"{choice.name}.yaml", folder / choice.name
+    app, state = folder / f"{choice.label}.yaml", folder / choice.label
     clients, log = observe(app, state, sending, tell=lambda told: tell(told.at_s / duration_s))
     return Observed(read_outcome(log, first_ns=first_ns, duration_s=duration_s), clients, log, first_ns)
 
