@@ -217,9 +217,11 @@ class ControlPath:
             if self._place(now_ns, stage, spec, out):
                 continue
             self._met = False
-            if not (difference.hold or difference.hold_shrink) or stage.expects:
+            if not (difference.hold or difference.hold_shrink):
                 why = f"no node has room for a replica of {spec.variant} with {spec.cores:g} cores"
                 self._be_short(stage, why, out)
+            elif stage.expects:  # which will let go of what is held
+                self._dirty = True
             elif difference.hold_shrink:
                 self._dirty = True
                 self._resize(stage, difference.hold_shrink[:1], out)
