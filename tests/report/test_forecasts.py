@@ -58,7 +58,7 @@ def test_table_and_figure() -> None:
     found = foreseen()
     assert [row[0] for row in found.table().rows] == ["last", "twice", "max", "oracle"]
     (panel,) = found.figure().panels
-    assert [series.name for series in panel.series] == ["came", "last", "twice", "max"]
+    assert [series.name.partition(",")[0] for series in panel.series] == ["came", "max", "last", "twice"]
 
 
 def test_every_forecaster_is_scored() -> None:
@@ -80,6 +80,11 @@ def test_lessons() -> None:
     lesson = Lesson("made", "", array("q", [0, 1]), array("q", [5, 0, 7, 0, 9]))
     assert list(lesson.part(1, 3).after) == [0, 7, 0]
     assert list(lesson.part(1, None).after) == [0, 7, 0, 9]
+    assert [part.name for part in (lesson.part(0, None), lesson.part(1, 3), lesson.part(2, 99))] == [
+        "made",
+        "made, 1–4 s",
+        "made, 2–5 s",
+    ]
     assert [list(counts) for counts in (lesson.without_silence().before, lesson.without_silence().after)] == [
         [1],
         [5, 7, 9],

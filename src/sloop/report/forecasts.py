@@ -32,7 +32,7 @@ from sloop.units import NS_PER_S, s
 WARM_S: Final = 120
 """The first forecast is made after two minutes, when every forecaster has seen what it looks at."""
 
-SHOWN_MAX: Final = 5
+SHOWN_MAX: Final = 3
 """Lines in a plot that can still be told apart."""
 
 
@@ -72,19 +72,20 @@ class Foresight(Struct, frozen=True):
         )
 
     def figure(self) -> Figure:
-        """What came and what was foreseen of it over time, and the errors in the title."""
+        """What came over time, and what those who came nearest had foreseen of it; the oracle would hide it."""
         at_s = [float(at) for at in self.at_s]
-        names = [name for name in self.foreseen_rps if name != "oracle"][:SHOWN_MAX]
+        nearest = sorted((row for row in self.scores() if row.forecaster != "oracle"), key=lambda row: row.smape)
         came = _over(at_s, "came", [float(value) for value in self.came_rps], "area")
-        lines = [_over(at_s, name, self.foreseen_rps[name], "steps") for name in names]
-        label = f"busiest of the next {self.horizon_s} s, requests/s"
-        said = ", ".join(f"{row.forecaster} {row.smape:.1f} %" for row in self.scores())
+        lines = [
+            _over(at_s, f"{row.forecaster}, SMAPE {row.smape:.1f} %", self.foreseen_rps[row.forecaster], "steps")
+            for row in nearest[:SHOWN_MAX]
+        ]
         return Figure(
             name="forecasts",
-            title=f"{self.name}: SMAPE {said}",
+            title=self.name,
             x_label="time, s",
-            panels=(Panel(y_label=label, series=(came, *lines)),),
-            alt=f"What came, and what forecasters had expected; symmetric errors: {said}.",
+            panels=(Panel(y_label=f"busiest of the next {self.horizon_s} s, requests/s", series=(came, *lines)),),
+            alt=f"What came, and what was expected: {'; '.join(line.name for line in lines)}.",
         )
 
 
@@ -144,8 +145,10 @@ class Lesson(Struct, frozen=True):
 
     def part(self, start_s: int, duration_s: int | None) -> "Lesson":
         """The same, tested only on `duration_s` seconds from `start_s` of what it is tested on."""
-        end_s = None if duration_s is None else start_s + duration_s
-        return structs.replace(self, after=self.after[start_s:end_s])
+        if not start_s and duration_s is None:
+            return self
+        end_s = len(self.after) if duration_s is None else min(len(self.after), start_s + duration_s)
+        return structs.replace(self, name=f"{self.name}, {start_s}–{end_s} s", after=self.after[start_s:end_s])
 
     def without_silence(self) -> "Lesson":
         """Without seconds of no request, which in the Twitter trace are gaps in the record (IPA specification, 2.8)."""
