@@ -21,6 +21,7 @@ from sloop.policies.drop.predictive import Predictive as DropPredictive
 from sloop.policies.forecast.ewma import Ewma
 from sloop.policies.forecast.holt import Holt
 from sloop.policies.forecast.last import Last
+from sloop.policies.forecast.lstm import Lstm
 from sloop.policies.forecast.moving_max import MovingMax
 from sloop.policies.forecast.oracle import Oracle
 from sloop.policies.forecast.p99_rate import P99Rate
@@ -73,6 +74,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "ewma": Ewma,
         "holt": Holt,
         "p99_rate": P99Rate,
+        "lstm": Lstm,
         "oracle": Oracle,
     },
     "scale": {
