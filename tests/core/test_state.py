@@ -64,15 +64,15 @@ def test_a_replica_counts_with_the_cores_it_has_or_is_about_to_be_left_with() ->
     made.limit, one_rps = 4, 4 / 0.014
     replica.target_cores = 4.0
     assert made.now_rps(replica.id) == pytest.approx(one_rps)
-    assert made.expects, "it starts"
+    expects = [made.expects]
     made.turn(replica, Life.READY)
-    assert not made.expects, "growing is nothing to wait for"
+    expects.append(made.expects)
     replica.cores, replica.target_cores = 4.0, 2.0
     assert made.now_rps(replica.id) == pytest.approx(2 * one_rps)
-    assert made.expects, "cores come free"
+    expects.append(made.expects)
     replica.target_cores = 4.0
     made.turn(replica, Life.DRAINING)
-    assert made.expects
+    assert [*expects, made.expects] == [True, False, True, True], "it starts; it grows; it shrinks; it leaves"
 
 
 def state(application: Application) -> State:
