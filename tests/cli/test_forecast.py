@@ -61,3 +61,17 @@ def test_what_there_is_not() -> None:
     result = CliRunner().invoke(main, ["forecast", MADE, "--forecaster", "hold"])
     assert result.exit_code == 1
     assert "did you mean 'holt'?" in result.stderr
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    into = tmp_path / "nowhere" / "mine.yaml"
+    result = CliRunner().invoke(main, ["forecast", MADE, "--train", str(into), "--epochs", "1"])
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+
+
+def test_too_little_to_train_on(tmp_path: Path) -> None:
+    short = "{kind: equal, rate: 40, duration_s: 200}"
+    result = CliRunner().invoke(main, ["forecast", short, "--train", str(tmp_path / "mine.yaml")])
+    assert result.exit_code == 1
+    assert "too few to train on" in result.stderr

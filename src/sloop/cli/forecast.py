@@ -11,6 +11,7 @@ from sloop.cli.command import Answer, command
 from sloop.cli.screen import progress, table
 from sloop.cli.source import HELP, mapping, trace_at
 from sloop.core.seams import Forecast
+from sloop.errors import MachineError
 from sloop.policies.forecast.lstm import Lstm
 from sloop.report.arrivals import draw
 from sloop.report.forecasts import Lesson, all_of, every_forecaster, forecaster, foresee, fortnight, learned, two_thirds
@@ -78,7 +79,7 @@ def forecast(
     told: list[Epoch] = []
     if into is not None:
         network = _trained(lesson, SHAPES[shape], Training(epochs=epochs), seed, told)
-        into.write_text(_written(network, into.suffix in {".yaml", ".yml"}), encoding="ascii")
+        _write(network, into)
         chosen[f"lstm {into.name}"] = Lstm(weights=network.encoded())
     with progress("forecasting", total=1.0) as advance:
         found = foresee(lesson.name, chosen, counts, horizon_s=ahead_s, every_s=every_s, advance=advance)
@@ -119,13 +120,17 @@ def _trained(lesson: Lesson, shape: tuple[int, int, int], how: Training, seed: i
         return learned(lesson.before, shape, seed=seed, how=how, say=say)
 
 
-def _written(network: Network, as_yaml: bool) -> str:
+def _write(network: Network, into: Path) -> None:
     """The weights in lines, bare or as a policy below `system:` in an application file."""
     text = network.encoded()
     lines = [text[at : at + LINE] for at in range(0, len(text), LINE)]
-    if as_yaml:
+    if into.suffix in {".yaml", ".yml"}:
         lines = ["forecast:", "  name: lstm", "  weights: >-", *(f"    {line}" for line in lines)]
-    return "\n".join(lines) + "\n"
+    try:
+        into.write_text("\n".join(lines) + "\n", encoding="ascii")
+    except OSError as error:
+        help_text = "name a file in a folder that may be written"
+        raise MachineError(f"{into} cannot be written: {error.strerror}", help=help_text) from error
 
 
 def _epochs(told: Sequence[Epoch]) -> Table:
