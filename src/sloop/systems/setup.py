@@ -32,20 +32,21 @@ class Setup:
         return Core(self.application, self.beliefs, self.system.policies, self.application.cluster)
 
 
-def set_up(application: Application, choice: SystemChoice | None = None) -> Setup:
+def set_up(application: Application, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
     """An application under the system it names, or under `choice`. InputError for a variant without a profile, for
-    a system that cannot plan for this application, and for one that wants replicas which no node could ever hold.
+    a system that cannot plan for this application, and for one that wants replicas which no node could ever hold;
+    unless they need not fit, because it is explained why they do not.
     """
     if choice is not None:
         application = replace(application, system=choice)
     choice = application.system
     system = build_system(choice.name, choice.parameters, where=lambda key: application.locate(f"{choice.path}.{key}"))
     setup = Setup(application, system, beliefs_of(application))
-    _rehearse(setup)
+    _rehearse(setup, must_fit=must_fit)
     return setup
 
 
-def _rehearse(setup: Setup) -> None:
+def _rehearse(setup: Setup, *, must_fit: bool) -> None:
     """Ask for the first plan, as the core will, so that what cannot be is refused before anything has begun."""
     application, nodes = setup.application, setup.application.cluster
     fresh = Setup(application, setup.system.fresh(), setup.beliefs)
@@ -55,7 +56,7 @@ def _rehearse(setup: Setup) -> None:
         plan = fresh.system.policies.scale.plan(0, view)
     except InputError as error:
         raise InputError(error.what, where=error.where or where, help=error.help) from None
-    specs = [group.spec for target in plan.stages for group in target.groups] if plan and nodes else []
+    specs = [group.spec for target in plan.stages for group in target.groups] if plan and nodes and must_fit else []
     for spec in specs:
         memory_bytes = setup.beliefs[spec.stage, spec.variant].memory_bytes
         allowed = [node for node in view.nodes if spec.node in (None, node.node.name)]
@@ -85,9 +86,9 @@ def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
         for variant in stage.variants:
             if variant.profile is None:
                 raise InputError(
-                    f"nothing is known of the speed of {variant.name!r}",
+                    f"no profile covers {stage.name}/{variant.name}: nothing is known of its speed",
                     where=application.locate(f"stages[{index}]"),
-                    help=f"measure it with `sloop profile {variant.model}`",
+                    help=f"measure it with `sloop profile {variant.model or 'MODEL'}`",
                 )
             chosen = application.estimates
             found[stage.name, variant.name] = Estimate(

@@ -1,0 +1,191 @@
+"""What a stage's replicas are believed to give: how long a request takes at each, and along each path.
+
+Work-conserving batches grow to the smallest size whose throughput meets the rate, and a request waits for its batch to
+fill, (b - 1)/rate per replica (FA2; Biscale, chapter P4), at most for the batch before. A batch policy that waits for
+company is asked how long; its batches are those that come together in that time, at most full ones.
+
+**Parts.** Where a stage runs for parts of a request, all of them, on average as many as `each` believes times the share
+that reaches the stage, are taken to come at one instant and to share the stage's replicas. They are their own company,
+so a batch fills the sooner; and where they are more than fit into one batch on every replica at once, they take turns:
+the last of them, which is when the request is done with the stage, waits for ⌈parts / (batch × replicas)⌉ - 1 batches
+before its own. Knows no plan but the one it is given, and no cluster.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sloop.app.application import Application
+from sloop.core.views import Belief
+from sloop.solvers.queueing import fill_ms
+from sloop.systems.setup import Setup
+from sloop.units import FOREVER_NS, to_ms
+from sloop.vocabulary import Path, Plan, ReplicaSpec, Request, RequestId, StagePlan, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What comes to a stage: a rate, in clumps of `parts`, and how long its batches wait for company."""
+
+    rate_rps: float
+    parts: float = 1.0
+    patience_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One request's time at a stage. `wait_ms` is infinite where the replicas cannot keep up."""
+
+    batch: int
+    service_ms: float
+    wait_ms: float
+
+    @property
+    def ms(self) -> float:
+        """Both."""
+        return self.service_ms + self.wait_ms
+
+
+def keeping_up(belief: Belief, cores: float, largest: int, rate_rps: float) -> int | None:
+    """The smallest batch with which a replica keeps up; None where none up to `largest` does."""
+    return next((b for b in range(1, largest + 1) if b * 1e3 >= rate_rps * belief.latency_ms(b, cores)), None)
+
+
+def rate_max_rps(belief: Belief, cores: float, largest: int) -> float:
+    """What one replica does at best, in requests per second."""
+    return max(b * 1e3 / belief.latency_ms(b, cores) for b in range(1, largest + 1))
+
+
+def predicted(belief: Belief, cores: float, largest: int, replicas: int, load: Load) -> Predicted:
+    """Waiting and service at one of `replicas` ≥ 1 equal replicas with batches up to `largest`."""
+    share_rps = load.rate_rps / replicas
+    least = keeping_up(belief, cores, largest, share_rps)
+    if least is None:
+        return Predicted(largest, belief.latency_ms(largest, cores), math.inf)
+    together = max(1, math.ceil(load.parts - 1e-9))
+    if load.patience_ms:
+        coming = load.rate_rps * load.patience_ms / 1e3 if load.rate_rps else 0.0
+        batch = largest if coming >= largest - together else max(least, together + int(coming))
+        wait_ms = load.patience_ms if batch < largest else fill_ms(max(1, largest - together + 1), load.rate_rps)
+        service_ms = belief.latency_ms(batch, cores)
+    else:
+        batch = max(least, min(together, largest))
+        service_ms = belief.latency_ms(batch, cores)
+        wait_ms = min(fill_ms(max(1, batch - together + 1), share_rps), service_ms)
+    turns = math.ceil(together / (batch * replicas))
+    return Predicted(batch, service_ms, wait_ms + (turns - 1) * service_ms)
+
+
+class StageOutlook:
+    """One stage of a plan: its load, and what each group of its replicas is believed to give."""
+
+    def __init__(self, setup: Setup, name: str, target: StagePlan | None, rate_rps: float) -> None:
+        self.name = name
+        self.target = target
+        self.beliefs = {v.name: setup.beliefs[name, v.name] for v in setup.application.by_name[name].variants}
+        self.groups = [group for group in target.groups if group.count] if target else []
+        self.replicas = sum(group.count for group in self.groups)
+        self.parts = _parts(setup.application, name)
+        self.visits = setup.application.visits[name]
+        self.rate_rps = rate_rps * self.visits
+        self.loads = {group.spec: self._load(setup, group.spec) for group in self.groups}
+        self.predictions = {
+            group.spec: predicted(
+                self.beliefs[group.spec.variant],
+                group.spec.cores,
+                self.largest(group.spec.variant),
+                self.replicas,
+                self.loads[group.spec],
+            )
+            for group in self.groups
+        }
+
+    def largest(self, variant: str) -> int:
+        """The largest batch that replicas of this variant are sent."""
+        return min(self.target.batch_max if self.target else 1, self.beliefs[variant].batch_max)
+
+    @property
+    def predicted_ms(self) -> float:
+        """What its slowest replica takes; infinite where none is there for what comes."""
+        if not self.groups:
+            return math.inf if self.rate_rps else 0.0
+        return max(found.ms for found in self.predictions.values())
+
+    @property
+    def slowest(self) -> Predicted | None:
+        """Of its replicas."""
+        return max(self.predictions.values(), key=lambda found: found.ms, default=None)
+
+    @property
+    def alone_ms(self) -> float:
+        """What it takes where nobody waits and batches are of one, on its slowest replica."""
+        return max((self.beliefs[spec.variant].latency_ms(1, spec.cores) for spec in self.predictions), default=0.0)
+
+    @property
+    def rate_max_rps(self) -> float:
+        """What its replicas can do when they share the rate evenly: bound by the slowest of them."""
+        each = [
+            rate_max_rps(self.beliefs[group.spec.variant], group.spec.cores, self.largest(group.spec.variant))
+            for group in self.groups
+        ]
+        return min(each, default=0.0) * self.replicas
+
+    def _load(self, setup: Setup, spec: ReplicaSpec) -> Load:
+        """The batch policy is asked what it would do with a lone visit and an idle replica."""
+        assert self.target is not None
+        slo_ns, largest = setup.application.slo_ns, self.largest(spec.variant)
+        visit = Visit(Request(RequestId(0), 0, 0, slo_ns), self.name, 0, slo_ns)
+        costs_ns = self.beliefs[spec.variant].costs_ns(spec.cores)
+        take = setup.system.policies.batch.decide(0, [visit], largest, costs_ns, self.target.wait_ns)
+        patience_ns = 0 if take.count or take.skip else take.wait_until_ns
+        patience_ms = to_ms(patience_ns) if patience_ns < FOREVER_NS else math.inf
+        return Load(self.rate_rps, self.parts, patience_ms)
+
+
+def _parts(application: Application, name: str) -> float:
+    """How many visits of one request come to a stage together: 1 where it runs once."""
+    graph, visits = application.graph, application.visits
+    scope = graph.scopes[name]
+    each = graph.steps[scope].each if scope else None
+    if each is None or not visits[scope]:
+        return 1.0
+    return max(1.0, each.mean * visits[name] / visits[scope])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A path, and how long a request is believed to take along it."""
+
+    path: Path
+    predicted_ms: float
+
+    @property
+    def slack_ms(self) -> float:
+        """What is left of its deadline; below 0 where it is missed."""
+        return to_ms(self.path.slo_ns) - self.predicted_ms
+
+
+class Outlook:
+    """A plan at a rate: every stage and every path of it."""
+
+    def __init__(self, setup: Setup, plan: Plan, rate_rps: float) -> None:
+        targets = {target.stage: target for target in plan.stages}
+        self.plan = plan
+        self.rate_rps = rate_rps
+        self.stages: Mapping[str, StageOutlook] = {
+            stage.name: StageOutlook(setup, stage.name, targets.get(stage.name), rate_rps)
+            for stage in setup.application.order
+        }
+        took_ms = {name: stage.predicted_ms for name, stage in self.stages.items()}
+        ways = [Way(path, math.fsum(took_ms[name] for name in path.stages)) for path in setup.application.paths]
+        self.ways: Sequence[Way] = sorted(ways, key=lambda way: way.slack_ms)
+        """The tightest first."""
+
+    @property
+    def predicted_ms(self) -> float:
+        """Of the longest path."""
+        return max((way.predicted_ms for way in self.ways), default=0.0)
+
+    def tightest(self, stage: str) -> Way | None:
+        """The path through a stage that has the least slack."""
+        return next((way for way in self.ways if stage in way.path.stages), None)
