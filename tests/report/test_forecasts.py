@@ -11,11 +11,13 @@ from sloop.core.seams import Forecast
 from sloop.errors import InputError
 from sloop.policies.forecast.last import Last
 from sloop.policies.forecast.moving_max import MovingMax
+from sloop.policies.forecast.oracle import Oracle
 from sloop.policies.forecast.times import Times
 from sloop.report import forecasts
 from sloop.report.forecasts import Foresight, Lesson
 from sloop.report.reproduce import data_folder, twitter
 from sloop.solvers.lstm import Training
+from sloop.units import s
 
 COUNTS = [20 + second % 7 for second in range(200)]
 
@@ -52,6 +54,13 @@ def test_the_oracle_is_right_and_nobody_else() -> None:
     assert (by_name["oracle"].smape, by_name["oracle"].short) == (0, 0)
     assert all(row.smape > 0 for name, row in by_name.items() if name != "oracle")
     assert by_name["twice"].bias > 50
+
+
+def test_an_oracle_may_look_less_far() -> None:
+    counts = tuple(map(float, COUNTS))
+    oracle = forecasts.forecaster("oracle", {"horizon_s": 2}, COUNTS, horizon_s=5)
+    assert oracle == Oracle(counts=counts, horizon_ns=s(2))
+    assert forecasts.forecaster("oracle", {}, COUNTS, horizon_s=5) == Oracle(counts=counts, horizon_ns=s(5))
 
 
 def test_table_and_figure() -> None:

@@ -91,10 +91,13 @@ class Foresight(Struct, frozen=True):
 
 
 def forecaster(name: str, parameters: Mapping[str, object], counts: Sequence[int], *, horizon_s: int) -> Forecast:
-    """The policy `name`; an oracle is told `counts`, the requests in each second. InputError where there is none."""
+    """The policy `name`; an oracle is told `counts`, the requests in each second, and looks `horizon_s` ahead unless
+    `parameters` say otherwise. InputError where there is none."""
+    if name == "oracle" and not parameters.keys() & {"horizon_ms", "horizon_s"}:
+        parameters = {**parameters, "horizon_s": horizon_s}
     found = build("forecast", name, parameters)
     if isinstance(found, Oracle) and not found.counts:
-        return replace(found, counts=tuple(map(float, counts)), horizon_ns=s(horizon_s))
+        return replace(found, counts=tuple(map(float, counts)))
     return found  # type: ignore[return-value]  # it is of the verb asked for
 
 
