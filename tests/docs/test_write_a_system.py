@@ -7,7 +7,6 @@ import pytest
 import uvloop
 
 from sloop.app.load import load_application, load_scenario
-from sloop.errors import InputError
 from sloop.events import ReplicaReady
 from sloop.report.simulated import play
 from sloop.serve.backends import Servable
@@ -60,25 +59,3 @@ def test_it_serves(tmp_path: Path) -> None:
             assert replay_log(list(live.log), again.core(), together=True).difference is None
 
     uvloop.run(main())
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("SYSTM = 1", r"own\.py: it has no SYSTEM\nhelp: end it with SYSTEM = System\("),
-        ("SYSTEM = 1", r"own\.py: its SYSTEM is no System but int"),
-        ("SYSTEM = 1/0", r"own\.py:1: it cannot be imported: ZeroDivisionError"),
-    ],
-)
-def test_what_is_no_system_is_refused(tmp_path: Path, content: str, says: str) -> None:
-    (tmp_path / "own.py").write_text(content)
-    stage = {"name": "a", "profile": PROFILE}
-    application = load_application({"name": "x", "slo_ms": 10, "stages": [stage], "system": str(tmp_path / "own.py")})
-    with pytest.raises(InputError, match=says):
-        set_up(application)
-
-
-def test_a_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "app.yaml").write_text("name: x\nslo_ms: 10\nsystem: ./mine.py\nstages: [{name: a, profile: ResNet-T}]")
-    with pytest.raises(InputError, match=r"app\.yaml:3: system: no system file '\./mine\.py'"):
-        load_application(tmp_path / "app.yaml")
