@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.graph import Each
 from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
 from sloop.log import MemoryLog, Record
 from sloop.serve.gateway.metrics import Metrics
@@ -105,6 +106,34 @@ def test_a_stage_with_two_before_it_is_entered_when_both_are_done() -> None:
     waits = {stage: seen["sloop_queue_wait_seconds_sum", (stage,)] for stage in places}
     assert waits == pytest.approx({"a": 0, "b": 0.001, "c": 0.002, "d": 0.004})
     assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in places)
+
+
+FANNED = Application(
+    "fanned",
+    1000,
+    (
+        Stage("a", (Variant("v"),)),
+        Stage("b", (Variant("v"),), ("a",), each=Each("a", "rows")),
+        Stage("c", (Variant("v"),), ("b",), join=True),
+    ),
+    SystemChoice("static"),
+)
+
+
+def test_parts_wait_each_for_itself_and_what_is_given_up_is_counted_where_it_waited() -> None:
+    seen = told(
+        FANNED,
+        *((0, start(replica, stage)) for stage, replica in {"a": 0, "b": 1, "c": 2}.items()),
+        (10, request(1, at_ms=10)),
+        (10, batch(0, 0, 1, stage="a")),
+        (20, Finished(BatchId(0), ReplicaId(0), ms(1), ((3,),))),
+        (21, StartBatch(BatchId(1), ReplicaId(1), "b", (RequestId(1), RequestId(1)), (0, 2))),
+        (30, finished(1, 1)),
+        (32, End(RequestId(1), Outcome.DROPPED, "too late")),
+    )
+    assert seen["sloop_queue_wait_seconds_sum", ("b",)] == pytest.approx(0.002)
+    assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in "abc")
+    assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 1, 0]
 
 
 def test_a_cold_start_is_told_step_by_step() -> None:

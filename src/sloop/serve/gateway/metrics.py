@@ -111,6 +111,7 @@ class Metrics(Collector):
         self._cores_since_ns = self._now_ns = 0
         self.failed_batches: Counter[Labels] = Counter()
         self.lost: Counter[Labels] = Counter()
+        self.drops: Counter[str] = Counter()
         self.decisions: Counter[str] = Counter()
         self.durations = Histograms(
             "sloop_request_duration_seconds", "From sending to the end, by outcome.", ("outcome",), SECONDS
@@ -194,8 +195,9 @@ class Metrics(Collector):
             self._served.observe(now_ns - sent_ns)
             return  # it has left every queue
         self.durations[end.outcome.value,].observe(now_ns - sent_ns)
-        for stage, part in places:
-            self._queued[stage].pop((request, part), None)
+        left = {stage for stage, part in places if self._queued[stage].pop((request, part), None) is not None}
+        if end.outcome is Outcome.DROPPED:
+            self.drops.update(left)
 
     def _start_batch(self, now_ns: int, start: StartBatch) -> None:
         stage, replica = start.stage, self._replicas[start.replica]
@@ -332,6 +334,10 @@ class Metrics(Collector):
             for key, count in counts.items():
                 family.add_metric(key, count)
             yield family
+        drops = CounterMetricFamily("sloop_drops", "Requests given up, by the stage they waited at.", labels=["stage"])
+        for stage in self._stages:
+            drops.add_metric([stage], self.drops[stage])
+        yield drops
         decisions = CounterMetricFamily("sloop_decisions", "Decisions, by kind.", labels=["kind"])
         for kind, count in self.decisions.items():
             decisions.add_metric([kind], count)
