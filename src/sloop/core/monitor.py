@@ -8,9 +8,10 @@ event costs one addition, and a bucket is the difference of two such values.
 from collections import deque
 
 from sloop.core.views import Bucket
+from sloop.units import NS_PER_S
 
 BUCKETS_KEPT = 600
-"""Ten minutes at one second: the longest window a policy here looks back over is HPA's five."""
+"""Ten minutes of buckets of a second, more of shorter ones: the longest window that is looked back over is HPA's five."""
 
 SLACK_BUCKETS_KEPT = 10
 """Only the newest buckets keep every request's slack; a second at 10,000 rps is 80 kB."""
@@ -39,7 +40,7 @@ class Monitor:
         self.bucket_ns = bucket_ns
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
         self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
-        self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT)
+        self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT * max(1, NS_PER_S // bucket_ns))
         self._open(0)
         self._closed = (0, 0, 0, 0)
 
