@@ -4,13 +4,14 @@ Promises a `Scenario` whose every range holds, or an InputError that names file,
 and `truth.network.link` are read by `sloop.arrivals`; here they only have to be mappings or files that exist.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import get_args
 
 from sloop.app.application import Stage
 from sloop.app.document import Value
 from sloop.app.read_application import read_application, read_systems
+from sloop.app.read_graph import SHARE_SLACK
 from sloop.app.scenario import (
     ColdStart,
     Delivery,
@@ -80,7 +81,7 @@ def read_truth(value: Value, folder: Path, stages: Sequence[Stage] = ()) -> Trut
 def _fan_out(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
     """Per stage with `each`, how many parts there are: a number, or several that are equally likely."""
     found = {}
-    for name, numbers in value.mapping(tuple(stage.name for stage in stages if stage.each is not None)).items():
+    for name, numbers in _of_stages(value, [stage.name for stage in stages if stage.each], "each").items():
         found[name] = tuple(each.integer(least=0, most=1_000_000) for each in numbers.some())
         if not found[name]:
             numbers.wrong("at least one number of parts")
@@ -88,8 +89,25 @@ def _fan_out(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]
 
 
 def _shares(value: Value, stages: Sequence[Stage]) -> dict[str, float]:
-    known = tuple(stage.name for stage in stages if stage.when)
-    return {name: share.number(least=0, most=1) for name, share in value.mapping(known).items()}
+    """Per stage with `when`, how many take it; alternatives by all together at most."""
+    named = {stage.name: stage for stage in stages if stage.when}
+    found = {name: share.number(least=0, most=1) for name, share in _of_stages(value, named, "when").items()}
+    told: dict[tuple[str, str], dict[object, float]] = {}
+    for name, share in found.items():
+        for when in named[name].when:
+            shares = told.setdefault((when.of, when.output), {})
+            shares[when.values if when.output else name] = share
+            if sum(shares.values()) > 1.0 + SHARE_SLACK:
+                what = f"more than all are to take the branches after {when.of!r}"
+                value.mapping()[name].fail(what, "alternatives exclude each other: their shares sum up to 1 at most")
+    return found
+
+
+def _of_stages(value: Value, names: Collection[str], key: str) -> dict[str, Value]:
+    """What is said of stages that have a key."""
+    if not names and value.mapping():
+        value.fail(f"no stage has `{key}`", "remove it")
+    return value.mapping(tuple(names))
 
 
 def _number(

@@ -3,7 +3,8 @@
 What a branch decides and how many rows an output has lies in the requests, not in the machines: it is drawn from the
 request's number, and so is the same whatever system serves it. Alternatives told apart by one output exclude each
 other. Where the application declares paths, a request is on one of them, begins where that begins, and takes its edges
-alone. Parts are Poisson around the believed mean, at most as many as allowed, unless the scenario says how many.
+alone. Parts are Poisson around the believed mean, at most as many as allowed, unless the scenario says how many; which
+of them meet a condition is drawn for each part and edge by itself.
 Must not know beliefs: the shares it reads are the application's own, or the scenario's.
 """
 
@@ -27,13 +28,15 @@ Taken = tuple[tuple[int, ...], ...]
 DIGITS: Final = 12
 """To so many decimals probabilities are alike on every machine."""
 ROUNDING: Final = 1e-12
+"""Shares that are meant to sum up to 1 do so but for this."""
 
 
 class Ways:
     """The world's branches, drawn from streams `path/…` and `ways/…`.
 
     `fan_out` says for stages with `each` how many parts there are, each of the numbers being equally likely; `shares`
-    for stages with `when` how many really take them.
+    for stages with `when` how many really take them: what is left goes to the alternatives it does not name, and to
+    none, as the application has it.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Ways:
     ) -> None:
         self._seed = seed
         self._graph = graph
-        self._shares = shares or {}
+        self._chances = _chances(graph, shares or {})
         self._counts = dict(fan_out or {})
         self._tables = {step.name: _poisson(step.each) for step in graph.steps.values() if step.each is not None}
         self._bounds = list(accumulate(path.share for path in graph.ways))
@@ -92,19 +95,16 @@ class Ways:
             elif edge.when is None:
                 counts.append(self._parts(edge, random) if edge.kind == "each" else 1)
             elif edge.kind == "each":
-                share = self._share(edge)
+                share = self._chances[edge]
                 counts.append(sum(random.random() < share for _ in range(self._parts(edge, random))))
             else:
-                output, share = edge.when.output, self._share(edge)
+                output, share = edge.when.output, self._chances[edge]
                 if edge.condition not in decided:
                     chance = chances[output] if output in chances else random.random()
-                    decided[edge.condition] = -ROUNDING <= chance < share
+                    decided[edge.condition] = 0.0 <= chance < share
                     chances[output] = chance - share  # below 0 once one of the alternatives is taken
                 counts.append(int(decided[edge.condition]))
         return tuple(counts)
-
-    def _share(self, edge: Edge) -> float:
-        return self._shares.get(edge.target, self._graph.likelihood(edge))
 
     def _parts(self, edge: Edge, random: Random) -> int:
         likely = self._counts.get(edge.target)
@@ -113,6 +113,24 @@ class Ways:
     def _path(self, request: RequestId) -> Path:
         at = stream(self._seed, f"path/{request}").random() * self._bounds[-1]
         return self._graph.ways[min(bisect_right(self._bounds, at), len(self._bounds) - 1)]
+
+
+def _chances(graph: Graph, told: Mapping[str, float]) -> dict[Edge, float]:
+    """For edges with a condition, how many of those that could take them do. Told shares go before the application's;
+    alternatives of which nothing is told keep their proportions, among each other and to taking none. Where the
+    application has left nothing for them, they share what is left evenly."""
+    chances: dict[Edge, float] = {}
+    for edges in graph.edges.values():
+        for edge in (edge for edge in edges if edge.when is not None):
+            rivals = [rival for rival in edges if rival.when and edge.when and rival.when.output == edge.when.output]
+            named = {rival.condition: told[rival.target] for rival in rivals if rival.target in told}
+            believed = {rival.condition: graph.likelihood(rival) for rival in rivals}
+            left, was_left = 1.0 - sum(named.values()), 1.0 - sum(believed[condition] for condition in named)
+            share = (
+                believed[edge.condition] / was_left if was_left > ROUNDING else 1 / (len(believed) - len(named) or 1)
+            )
+            chances[edge] = named.get(edge.condition, max(0.0, share * left))
+    return chances
 
 
 def _poisson(each: Each) -> list[float]:
