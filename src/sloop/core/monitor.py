@@ -11,7 +11,8 @@ from sloop.core.views import Bucket
 from sloop.units import NS_PER_S
 
 BUCKETS_KEPT = 600
-"""Ten minutes of buckets of a second, more of shorter ones: the longest window that is looked back over is HPA's five."""
+"""Of a second; of shorter ones more, for ten minutes in all. The longest window a policy here looks back over is HPA's
+five."""
 
 SLACK_BUCKETS_KEPT = 10
 """Only the newest buckets keep every request's slack; a second at 10,000 rps is 80 kB."""
