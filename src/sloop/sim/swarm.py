@@ -35,6 +35,9 @@ GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
 )
 """Stages and what they come after; a single stage twice, being the commonest."""
 
+FAN_OUT: Final = 0.25
+"""Of the fan-outs, how many are other than believed; `most` keeps these small."""
+
 Edges = dict[str, Any]
 """How a stage hangs together with others: keyword arguments of `Stage`."""
 
@@ -45,7 +48,7 @@ BRANCHING: Final[Sequence[dict[str, Edges]]] = (
         "c": {"after": ("a",), "when": (When("a", "kind", (2,)),)},
         "d": {"after": ("b", "c")},
     },
-    {"a": {}, "b": {"after": ("a",), "each": Each("a", "rows", 3.0)}, "c": {"after": ("b",), "join": True}},
+    {"a": {}, "b": {"after": ("a",), "each": Each("a", "rows", 3.0, most=20)}, "c": {"after": ("b",), "join": True}},
     {
         "a": {},
         "b": {"after": ("a",), "each": Each("a", "rows", 0.7, most=4)},
@@ -55,7 +58,7 @@ BRANCHING: Final[Sequence[dict[str, Edges]]] = (
     },
     {
         "a": {},
-        "b": {"after": ("a",), "each": Each("a", "boxes", 2.0), "when": (When("a", "large", share=0.8),)},
+        "b": {"after": ("a",), "each": Each("a", "boxes", 2.0, most=20), "when": (When("a", "large", share=0.8),)},
         "c": {"after": ("a",), "when": (When("a", "scene"),)},
     },
 )
@@ -109,15 +112,13 @@ def world_from_seed(seed: int, system: str = "static") -> World:
         Node(f"node-{number}", "custom", random.choice((8.0, 16.0, 32.0)), 256 << 30)
         for number in range(random.randint(1, 3))
     )
-    slowest_ms = sum(
-        stage.variants[0].profile.latency_ms.latency_ms(1, 1.0) for stage in stages if stage.variants[0].profile
-    )
+    slowest_ms = sum(map(_alone_ms, stages))
     slo_ms = round(slowest_ms * random.choice((1.5, 4.0, 10.0, 30.0)), 3)
     rate_rps = sum(node.cores for node in nodes) * 1000.0 / slowest_ms * random.choice((0.1, 0.3, 0.7, 1.2))
     duration_s = float(random.randint(3, 12))
     rate_rps = round(min(rate_rps, REQUESTS_MAX / duration_s), 6)
     spec = _load(random, rate_rps)
-    truth, link = _truth(random, seed)
+    truth, link = _truth(random, seed, _fan_out(stages, seed))
     return World(
         seed=seed,
         application=Application(
@@ -158,6 +159,12 @@ def _ways(stages: Sequence[Stage], seed: int, slo_ms: float) -> tuple[PathWithDe
     own = stream(seed, "paths")
     slos_ms = [slo_ms * own.choice((0.7, 1.0, 1.5)) for _ in PATHS]
     return tuple(PathWithDeadline(path, ms(slo), 1 / 3) for path, slo in zip(PATHS, slos_ms, strict=True))
+
+
+def _fan_out(stages: Sequence[Stage], seed: int) -> dict[str, tuple[int, ...]]:
+    """How many parts there really are, where that is not as believed: none, and more than allowed, among them."""
+    own = stream(seed, "parts")
+    return {stage.name: (0, 1, stage.each.most + 1) for stage in stages if stage.each and own.random() < FAN_OUT}
 
 
 def _alone_ms(stage: Stage) -> float:
@@ -202,7 +209,7 @@ def _load(random: Random, rate_rps: float) -> dict[str, Any]:
     )
 
 
-def _truth(random: Random, seed: int) -> tuple[Truth, Link | None]:
+def _truth(random: Random, seed: int, fan_out: dict[str, tuple[int, ...]]) -> tuple[Truth, Link | None]:
     network, link = None, None
     if random.random() < 0.3:
         payloads_kb = random.choice(((50.0,), (10.0, 50.0, 200.0)))
@@ -214,6 +221,7 @@ def _truth(random: Random, seed: int) -> tuple[Truth, Link | None]:
         resize=_one(random, "next_batch", "rescale"),
         cold_start=ColdStart(random.choice((0.0, 0.2, 3.0)), random.choice((0.0, 0.5)), random.random() < 0.5),
         network=network,
+        fan_out=fan_out,
     )
     return truth, link
 
