@@ -45,6 +45,38 @@ def world(  # one argument for each thing a test may want to be different
     return replace(World.from_scenario(scenario), **changes)
 
 
+def graph_world(
+    stages: dict[str, dict[str, Any]],
+    *,
+    truth: dict[str, Any] | None = None,
+    system: dict[str, Any] | None = None,
+    paths: list[dict[str, Any]] | None = None,
+    slo_ms: float = 500.0,
+    rate: float = 40.0,
+) -> World:
+    """Five seconds of an application of stages as that of `world`, hanging together as told, two replicas each."""
+    profile = {
+        "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
+        "max_batch": 8,
+        "max_cores": 16,
+    }
+    scenario = load_scenario(
+        {
+            "name": "graph",
+            "slo_ms": slo_ms,
+            "stages": [{"name": name, "profile": profile, **edges} for name, edges in stages.items()],
+            "system": system or {"name": "static", "replicas": 2, "cores": 1.0},
+            "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": 16, "memory_bytes": 10**9}]},
+            "trace": {"kind": "poisson", "rate": rate},
+            "duration_s": 5,
+            "seed": 1,
+            "truth": truth or {},
+            **({"paths": paths} if paths else {}),
+        }
+    )
+    return World.from_scenario(scenario)
+
+
 def records_of(played: World, **options: Any) -> list[tuple[int, Record]]:
     """The log of one run."""
     log = MemoryLog()

@@ -1,4 +1,5 @@
 from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.graph import Each
 from sloop.sim.books import Books, Rooms, TrackedReplica
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Request, RequestId
 
@@ -89,3 +90,57 @@ def test_a_resize_under_way_holds_the_larger_room() -> None:
     growing = replica(1.0)
     growing.wanted_cores = 5.0
     assert Rooms([Node("n", "custom", 4.0, 100)], {}).complaint("n", [growing]) == "n has 4 cores and gives out 5"
+
+
+PARTS = Application(
+    "parts",
+    100.0,
+    (
+        Stage("a", (Variant("v"),)),
+        Stage("b", (Variant("v"),), ("a",), each=Each("a")),
+        Stage("c", (Variant("v"),), ("a", "b"), join=True),
+    ),
+    SystemChoice("static"),
+)
+
+
+def run_parts(books: Books, id: int, stage: str, parts: tuple[int, ...], *ways: tuple[int, ...]) -> bool:
+    """These parts of request 0 pass a stage together; whether it has passed all."""
+    books.start(ReplicaId(id), ReplicaSpec(stage, "v", 1.0, "n"))
+    replica, entry = books.replicas[ReplicaId(id)], books.requests[R0]
+    replica.batch, replica.requests, replica.parts = BatchId(id), (R0,) * len(parts), parts
+    for part in parts:
+        entry.running[stage, part] = BatchId(id), entry.waiting.pop((stage, part))[1]
+    return bool(books.pass_on(replica, ways))
+
+
+def test_parts_wait_and_run_each_by_itself() -> None:
+    books = Books(PARTS)
+    books.arrive(Request(R0, 0, 0, 100))
+    assert not run_parts(books, 1, "a", (0,), (3, 1))
+    assert sorted(books.requests[R0].waiting) == [("b", 0), ("b", 1), ("b", 2)]
+    assert not run_parts(books, 2, "b", (0, 2))
+    assert sorted(books.requests[R0].waiting) == [("b", 1)]
+    assert not run_parts(books, 3, "b", (1,))
+    assert sorted(books.requests[R0].waiting) == [("c", 0)]
+    assert run_parts(books, 4, "c", (0,))
+    assert books.requests[R0].is_through
+
+
+def test_a_request_that_sends_nothing_on_is_through() -> None:
+    books = Books(PARTS)
+    books.arrive(Request(R0, 0, 0, 100))
+    assert run_parts(books, 1, "a", (0,), (0, 0))
+
+
+def test_parts_of_a_lost_replica_wait_again_as_what_they_were() -> None:
+    books = Books(PARTS)
+    books.arrive(Request(R0, 0, 0, 100))
+    run_parts(books, 1, "a", (0,), (2, 1))
+    books.start(ReplicaId(2), ReplicaSpec("b", "v", 1.0, "n"))
+    replica, entry = books.replicas[ReplicaId(2)], books.requests[R0]
+    replica.batch, replica.requests, replica.parts = BatchId(2), (R0, R0), (1, 0)
+    entry.running = {("b", part): (BatchId(2), entry.waiting.pop(("b", part))[1]) for part in (0, 1)}
+    books.forget(ReplicaId(2))
+    assert sorted(entry.waiting) == [("b", 0), ("b", 1)]
+    assert not entry.running

@@ -14,7 +14,7 @@ from sloop.log import Record
 from sloop.sim import Checkers, Violation, World, simulate
 from sloop.sim.engine import CoreLike
 from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
-from tests.sim.scene import records_of, world
+from tests.sim.scene import graph_world, records_of, world
 
 Tamper = Callable[[Any], Sequence[Action]]
 """What becomes of an action."""
@@ -217,3 +217,82 @@ def test_a_batch_is_no_larger_than_the_model_takes_even_if_the_plan_says_so() ->
     ]
     with pytest.raises(Violation, match="a batch of 3 where first takes up to 2"):
         check(records)
+
+
+def parts() -> World:
+    """Requests fall into three parts, which meet."""
+    stages: dict[str, dict[str, Any]] = {"a": {}, "b": {"after": "a", "each": {}}, "c": {"after": "b", "join": True}}
+    return graph_world(stages, truth={"fan_out": {"b": 3}})
+
+
+def each_parts(change: Tamper) -> Tamper:
+    """Tampers with one batch of parts."""
+    seen = 0
+
+    def tamper(action: Any) -> Sequence[Action]:
+        nonlocal seen
+        of_parts = isinstance(action, StartBatch) and bool(action.parts)
+        seen += of_parts
+        return change(action) if of_parts and seen == 20 else [action]
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda order: [replace(order, parts=order.parts[:-1])], "parts of [0-9]+ requests"),
+        (
+            lambda order: [replace(order, parts=tuple(part + 3 for part in order.parts))],
+            "part [345], does not wait at b",
+        ),
+        (
+            lambda order: [
+                replace(order, parts=(0,) * len(order.parts), requests=order.requests[:1] * len(order.parts))
+            ],
+            "part 0, does not wait at b",
+        ),
+        (lambda order: [replace(order, parts=())], "part 0, does not wait at b"),
+    ],
+)
+def test_a_part_that_does_not_wait_is_not_run(change: Tamper, complaint: str) -> None:
+    simulate(parts())
+    played = parts()
+    with pytest.raises(Violation, match=complaint):
+        simulate(played, core=Broken(played.setup().core(), each_parts(change)))
+
+
+def test_an_answer_needs_every_part() -> None:
+    played, ended = parts(), set[RequestId]()
+
+    def hasty(action: Any) -> Sequence[Action]:
+        if isinstance(action, End):
+            return [] if action.request in ended else [action]
+        if isinstance(action, StartBatch) and action.stage == "b" and not ended:
+            ended.add(action.requests[0])
+            return [action, End(action.requests[0], Outcome.SERVED)]
+        return [action]
+
+    with pytest.raises(Violation, match="served before it was through"):
+        simulate(played, core=Broken(played.setup().core(), hasty))
+
+
+def with_paths() -> World:
+    stages: dict[str, dict[str, Any]] = {"a": {}, "b": {}, "c": {"after": ["a", "b"]}}
+    paths = [{"stages": ["a", "c"], "slo_ms": 500}, {"stages": ["b", "c"], "slo_ms": 20}]
+    return graph_world(stages, paths=paths, system={"name": "static", "replicas": 2, "cores": 1.0, "drop": "never"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [(Outcome.LATE, Outcome.SERVED, "served, after its deadline"), (Outcome.SERVED, Outcome.LATE, "late, before")],
+)
+def test_the_deadline_of_its_path_decides_what_is_late(old: Outcome, new: Outcome, complaint: str) -> None:
+    played = with_paths()
+    simulate(played)
+
+    def wrong(action: Any) -> Sequence[Action]:
+        return [replace(action, outcome=new) if isinstance(action, End) and action.outcome is old else action]
+
+    with pytest.raises(Violation, match=complaint):
+        simulate(played, core=Broken(played.setup().core(), wrong))

@@ -1,6 +1,7 @@
 from heapq import heappop
 
 from sloop.actions import Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.graph import Each, Graph, Step
 from sloop.events import (
     BatchFailed,
     Event,
@@ -17,6 +18,7 @@ from sloop.sim.truth.cold_start import ColdStart
 from sloop.sim.truth.failure import Failure, Faults
 from sloop.sim.truth.resize import InFlight, Resize
 from sloop.sim.truth.service import Service
+from sloop.sim.truth.ways import Ways
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId
 
@@ -26,13 +28,19 @@ R0 = ReplicaId(0)
 
 
 def cluster_of(
-    faults: Faults | None = None, *, start_ms: float = 0.0, resize_ms: float = 0.0, in_flight: InFlight = "next_batch"
+    faults: Faults | None = None,
+    *,
+    start_ms: float = 0.0,
+    resize_ms: float = 0.0,
+    in_flight: InFlight = "next_batch",
+    ways: Ways | None = None,
 ) -> Cluster:
     truths = Truths(
         Service(1, {("only", "a"): PROFILE}, cv=0.0, ratio=1.0),
         ColdStart(1, start_ns=ms(start_ms), warm=False),
         Resize(1, delay_ns=ms(resize_ms), in_flight=in_flight),
         Failure(1, faults or Faults()),
+        ways,
     )
     return Cluster(truths, ["n0"])
 
@@ -193,3 +201,32 @@ def test_a_healed_cluster_breaks_no_more() -> None:
     cluster.start_batch(ms(100), batch(0))
     cluster.obey(ms(100), ResizeReplica(R0, 2.0))
     assert [event for _, event in play_until(cluster, s(100))] == [Resized(R0, 2.0), Finished(BatchId(0), R0, ms(10))]
+
+
+PARTS = Graph((Step("only"), Step("more", ("only",), each=Each("only"))))
+
+
+def test_news_say_where_requests_go_next_however_late_or_often_they_come() -> None:
+    def ways() -> Ways:
+        return Ways(1, PARTS, fan_out={"more": (0, 2, 5)})
+
+    expected = ways().taken(batch(0, size=4))
+    assert len(expected) == 4
+    assert {count for (count,) in expected} <= {0, 2, 5}
+    calm = started(cluster_of(ways=ways()))
+    calm.start_batch(0, batch(0, size=4))
+    assert play_until(calm, s(1)) == [(ms(40), Finished(BatchId(0), R0, ms(40), expected))]
+    resized = started(cluster_of(resize_ms=20, in_flight="rescale", ways=ways()))
+    resized.start_batch(0, batch(0, size=4))
+    resized.obey(0, ResizeReplica(R0, 2.0))
+    assert play_until(resized, s(1))[-1] == (ms(30), Finished(BatchId(0), R0, ms(30), expected))
+    repeated = started(cluster_of(Faults(repeated_finished=1.0, late_finished=1.0), ways=ways()))
+    repeated.start_batch(0, batch(0, size=4))
+    news = [event for _, event in play_until(repeated, s(1))]
+    assert news == [Finished(BatchId(0), R0, ms(40), expected)] * 2
+
+
+def test_without_branches_nothing_is_said_of_them() -> None:
+    cluster = started(cluster_of(ways=Ways(1, Graph((Step("only"), Step("more", ("only",)))))))
+    cluster.start_batch(0, batch(0))
+    assert play_until(cluster, s(1)) == [(ms(10), Finished(BatchId(0), R0, ms(10)))]

@@ -1,5 +1,7 @@
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from sloop.events import Cancelled, Woke
 from sloop.sim.outside import later, outside
 from sloop.sim.truth.failure import Failure, Faults
@@ -21,6 +23,11 @@ def test_later_is_the_same_later() -> None:
         (at_ns, request.id, request.slo_ns) for at_ns, request in ARRIVALS
     ]
     assert all(at_ns == request.arrived_ns and request.sent_ns >= s(2) for at_ns, request in moved)
+
+
+def test_later_requests_begin_where_they_did() -> None:
+    arrivals = [(at_ns, replace(request, enters=("b",))) for at_ns, request in ARRIVALS]
+    assert {request.enters for _, request in later(iter(arrivals), s(2))} == {("b",)}
 
 
 def test_clients_leave_after_they_came_and_time_does_not_go_back() -> None:

@@ -1,14 +1,18 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sloop.actions import End, StartBatch
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.errors import InputError
+from sloop.events import Finished
 from sloop.sim import World, simulate
-from sloop.vocabulary import Request
+from sloop.vocabulary import Outcome, Request
+from tests.sim.scene import graph_world, records_of
 
 SCENARIO = """
 name: demo
@@ -106,3 +110,67 @@ def test_a_recorded_link_is_a_path_or_a_file_with_options(scenario_file: Path) -
     scenario_file.write_text(text.replace("{kind: constant, mbps: 20}", "{mbps: 20}"))
     with pytest.raises(InputError, match=r"link has either `kind` or `file`"):
         World.from_scenario(load_scenario(scenario_file))
+
+
+STAGES: dict[str, dict[str, Any]] = {
+    "find": {},
+    "read": {"after": "find", "each": {"mean": 2.5, "most": 9}},
+    "check": {"after": "read", "when": {"share": 0.4}},
+    "tell": {"after": ["find", "check"], "join": True},
+}
+STATIC = {"name": "static", "replicas": 3, "cores": 1.0, "drop": "never"}
+
+
+def ways_of(played: World) -> tuple[dict[tuple[str, int, int], tuple[int, ...]], list[End]]:
+    """Where every request and part went, and how the requests ended."""
+    went: dict[tuple[str, int, int], tuple[int, ...]] = {}
+    orders: dict[int, StartBatch] = {}
+    ends: list[End] = []
+    for _, record in records_of(played):
+        if isinstance(record, StartBatch):
+            orders[record.batch] = record
+        elif isinstance(record, Finished) and record.ways:
+            order = orders[record.batch]
+            parts = order.parts or (0,) * len(order.requests)
+            for request, part, ways in zip(order.requests, parts, record.ways, strict=True):
+                assert went.setdefault((order.stage, request, part), ways) == ways
+        elif isinstance(record, End):
+            ends.append(record)
+    return went, ends
+
+
+def test_requests_go_the_same_ways_whatever_serves_them() -> None:
+    quick, ends = ways_of(graph_world(STAGES, system=STATIC, slo_ms=5_000))
+    slow, _ = ways_of(
+        graph_world(STAGES, system=STATIC | {"replicas": 1, "batch_max": 1, "order": "fifo"}, slo_ms=5_000)
+    )
+    assert {end.outcome for end in ends} == {Outcome.SERVED}
+    assert len(quick) > 500
+    assert {visit: slow[visit] for visit in quick if visit in slow} == {v: w for v, w in quick.items() if v in slow}
+    assert len(slow.keys() & quick.keys()) > 400
+
+
+def test_visits_are_those_that_were_believed_or_truly_other() -> None:
+    def parts_each(truth: dict[str, Any]) -> float:
+        went, ends = ways_of(graph_world(STAGES, truth=truth, system=STATIC, slo_ms=5_000))
+        return sum(stage == "read" for stage, _, _ in went) / len(ends)
+
+    assert parts_each({}) == pytest.approx(2.5, rel=0.15)
+    assert parts_each({"fan_out": {"read": 4}}) == 4.0
+
+
+def test_where_there_really_are_too_many_parts_requests_fail() -> None:
+    _, ends = ways_of(graph_world(STAGES, truth={"fan_out": {"read": [1, 10]}}, system=STATIC))
+    failed = [end for end in ends if end.outcome is Outcome.FAILED]
+    assert len(ends) / 3 < len(failed) < len(ends) * 2 / 3
+    assert {end.why for end in failed} == {"find gave 10 parts to read, which takes 9 of a request at most"}
+
+
+def test_requests_enter_where_their_paths_begin() -> None:
+    stages: dict[str, dict[str, Any]] = {"a": {}, "b": {}, "c": {"after": ["a", "b"]}}
+    paths = [{"stages": ["a", "c"], "share": 0.25}, {"stages": ["b", "c"], "share": 0.75}]
+    played = graph_world(stages, paths=paths, rate=100)
+    enters = [event.enters for _, event in played.outside() if isinstance(event, Request)]
+    assert set(enters) == {("a",), ("b",)}
+    assert enters.count(("b",)) / len(enters) == pytest.approx(0.75, abs=0.08)
+    assert simulate(played).played.open == 0
