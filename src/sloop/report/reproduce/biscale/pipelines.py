@@ -68,3 +68,11 @@ VIDEO: Final = Pipeline("video", (("detect", OD), ("classify", OC)), 780, 8, 5, 
 AUDIO: Final = Pipeline("audio", (("transcribe", AT), ("sentiment", SA)), 1350, 8, 10, 8.5625, 7.0)
 NLP: Final = Pipeline("nlp", (("identify", LI), ("translate", NT), ("summarise", TS)), 2550, 4, 10, 21.0, 12.0)
 PIPELINES: Final = {pipeline.name: pipeline for pipeline in (VIDEO, AUDIO, NLP)}
+
+MOTIVATION: Final = Pipeline("motivation", (("serve", Amdahl(35.0, 0.0, 0.0, 3.4)),), 500, 1, 5, 1.0, 5.5)
+"""Made after what the motivation says: 26 requests per second on one core, 126 on eight, 130 on five times one."""
+BURSTS: Final = {
+    "burst": ((30, 20), (5, 120), (25, 20)),
+    "plateau": ((10, 20), (40, 120), (10, 20)),
+}
+"""Seconds and rates of Fig. P4.1 and P4.2."""
