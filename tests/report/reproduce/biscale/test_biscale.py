@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from sloop.report.reproduce import biscale, reproduce
+from sloop.report.reproduce import biscale, reproduce, twitter
 from tests.report.reproduce.biscale.conftest import made_up
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(biscale, "play", made_up)
-    monkeypatch.setattr(biscale.twitter, "held_out", lambda data: biscale.twitter.biscale("video", data))
+    monkeypatch.setattr(twitter, "held_out", lambda data: twitter.biscale("video", data))
     heard: list[float] = []
     found = reproduce("biscale", quick=quick, data=tmp_path, processes=1, progress=lambda share, _: heard.append(share))
     assert heard[-1] == 1.0
