@@ -1,5 +1,6 @@
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.live
 BODIES = (b'{"a": 1}', b'{"bc": 2}')
 
 
-def target(port: int, **options: int) -> Target:
+def target(port: int, **options: Any) -> Target:
     heads = [
         RequestHead(path="/v2/models/m/infer", host="h", slo_ms=100, content_bytes=len(body), json_bytes=len(body))
         for body in BODIES
     ]
-    settings = {"connections_max": 50, "warm_connections": 2, "timeout_ns": 5 * NS_PER_S, **options}
+    settings: dict[str, Any] = {"connections_max": 50, "warm_connections": 2, "timeout_ns": 5 * NS_PER_S, **options}
     return Target(Server("127.0.0.1", port), heads, BODIES, **settings)
 
 
@@ -74,6 +75,16 @@ def test_the_server_s_verdict_is_kept(tmp_path: Path, stub: Any) -> None:
     stub.script = lambda number: stub.Step(contents[number % 2])
     records = replay(tmp_path, stub.port, [(0, 0), (ms(1), 0)], warm_connections=1)
     assert sorted(records["slo_met"].tolist()) == [0, 1]
+
+
+def test_answers_are_kept_for_who_asks(tmp_path: Path, stub: Any) -> None:
+    kept: dict[int, bytes] = {}
+    stub.script = lambda number: stub.Step(stub.response(504)) if number == 1 else stub.Step()
+    with (tmp_path / "records").open("wb") as file:
+        wanted = replace(target(stub.port), keep=kept.__setitem__)
+        asyncio.run(send_open(wanted, [0, 0, ms(200), 0, ms(400), 0], RecordWriter(file), lambda progress: None))
+    assert sorted(kept) == [0, 2]
+    assert all(b'"outputs"' in body for body in kept.values())
 
 
 def test_an_empty_schedule_is_done_at_once(tmp_path: Path) -> None:

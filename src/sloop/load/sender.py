@@ -21,6 +21,8 @@ LEAD_NS = 20 * NS_PER_MS
 SENDS_MAX = 64
 """In one go before sockets are looked at again, however far behind the schedule."""
 
+ANSWERED_STATUS = 200
+
 TICK_NS = 50 * NS_PER_MS
 """How often timeouts are looked for."""
 
@@ -36,6 +38,8 @@ class Target:
     connections_max: int
     warm_connections: int
     timeout_ns: int
+    keep: Callable[[int, bytes], None] | None = None
+    """Told of every answer with status 200: the request's number, and the body."""
 
 
 @dataclass(slots=True)
@@ -77,6 +81,8 @@ class _Run:
         sent_ns = (outgoing.sent_ns or outgoing.handed_ns) - self.start_ns
         status = 0 if answer is None else answer.status
         self._records.write(outgoing.number, sent_ns, done_ns - self.start_ns, status, ending, slo_met)
+        if self._target.keep is not None and answer is not None and status == ANSWERED_STATUS:
+            self._target.keep(outgoing.number, answer.body)
         self.progress.ended += 1
 
     async def warm(self, count: int) -> None:
