@@ -2,7 +2,7 @@
 
 import pytest
 
-from sloop.policies.batch.planned import Planned
+from sloop.policies.batch.full import Full
 from sloop.policies.drop.age import Age
 from sloop.policies.forecast.lstm import Lstm
 from sloop.policies.order.fifo import Fifo
@@ -25,7 +25,7 @@ def test_they_share_all_but_what_may_be_chosen(name: str, kind: str, scale: Ipa)
     system = build_system(name)
     assert system.kind == kind
     policies = system.policies
-    assert (policies.order, policies.batch, policies.route) == (Fifo(), Planned(), RoundRobin())
+    assert (policies.order, policies.batch, policies.route) == (Fifo(), Full(patience=1.0), RoundRobin())
     assert (policies.drop, policies.forecast) == (Age(limit=2.0), Lstm("ipa"))
     assert policies.scale == scale
     assert policies.scale.period_ns == s(10)

@@ -154,7 +154,7 @@ class DataPath:
                     break
             if not visits:
                 break
-            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.wait_ns)
+            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.wait_ns, stage.rest_ns)
             if take.skip:
                 for visit in stage.queue.take(take.skip):
                     stage.monitor.queue(now_ns, -1)

@@ -38,11 +38,18 @@ class Batch(Protocol):
     """How many of the waiting visits to run now on an idle replica."""
 
     def decide(
-        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        rest_ns: int = 0,
     ) -> Take:
         """`queue` is in queue order and not empty; `limit` ≥ 1 is the largest batch allowed;
         `costs_ns[n]` is the believed duration of a batch of n on this replica, for n ≤ limit;
-        `wait_ns` is how long the plan in force finds a full batch worth waiting for."""
+        `wait_ns` is how long the plan in force finds a full batch worth waiting for, `rest_ns` the least time that
+        requests are believed to need from leaving this stage to the answer."""
         ...
 
 

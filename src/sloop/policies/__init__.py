@@ -11,7 +11,6 @@ from sloop.policies.admit.open import Open
 from sloop.policies.admit.predictive import Predictive as AdmitPredictive
 from sloop.policies.batch.deadline import Deadline
 from sloop.policies.batch.full import Full
-from sloop.policies.batch.planned import Planned
 from sloop.policies.batch.slack import Slack
 from sloop.policies.batch.timeout import Timeout
 from sloop.policies.batch.work_conserving import WorkConserving
@@ -53,7 +52,6 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "batch": {
         "work_conserving": WorkConserving,
         "timeout": Timeout,
-        "planned": Planned,
         "full": Full,
         "slack": Slack,
         "deadline": Deadline,

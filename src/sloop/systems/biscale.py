@@ -4,7 +4,7 @@ from typing import Final
 
 from sloop.core.seams import Policies
 from sloop.policies.admit.open import Open
-from sloop.policies.batch.planned import Planned
+from sloop.policies.batch.full import Full
 from sloop.policies.drop.predictive import Predictive
 from sloop.policies.forecast.moving_max import MovingMax
 from sloop.policies.order.fifo import Fifo
@@ -20,7 +20,7 @@ BISCALE: Final = System(
     source="Razavi, dissertation, TU Darmstadt 2024, chapter P4; as Themis: arXiv 2407.14843",
     policies=Policies(
         order=Fifo(),
-        batch=Planned(),
+        batch=Full(patience=1.0),
         route=RoundRobin(),
         drop=Predictive(batch="full"),
         admit=Open(),

@@ -4,7 +4,7 @@ from typing import Final
 
 from sloop.core.seams import Policies
 from sloop.policies.admit.open import Open
-from sloop.policies.batch.planned import Planned
+from sloop.policies.batch.full import Full
 from sloop.policies.drop.age import Age
 from sloop.policies.forecast.lstm import Lstm
 from sloop.policies.order.fifo import Fifo
@@ -19,7 +19,7 @@ IPA: Final = System(
     source="Razavi, dissertation, TU Darmstadt 2024, chapter P3; Ghafouri et al., IPA: arXiv 2308.12871",
     policies=Policies(
         order=Fifo(),
-        batch=Planned(),
+        batch=Full(patience=1.0),
         route=RoundRobin(),
         drop=Age(limit=2.0),
         admit=Open(),

@@ -4,7 +4,7 @@ from typing import Final
 
 from sloop.core.seams import Policies
 from sloop.policies.admit.open import Open
-from sloop.policies.batch.planned import Planned
+from sloop.policies.batch.full import Full
 from sloop.policies.drop.predictive import Predictive
 from sloop.policies.forecast.last import Last
 from sloop.policies.order.fifo import Fifo
@@ -20,7 +20,7 @@ VERTICAL_ONLY: Final = System(
     source="the vertical baseline of Biscale: Razavi, dissertation, TU Darmstadt 2024, chapter P4",
     policies=Policies(
         order=Fifo(),
-        batch=Planned(),
+        batch=Full(patience=1.0),
         route=RoundRobin(),
         drop=Predictive(batch="full"),
         admit=Open(),

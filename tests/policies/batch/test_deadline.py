@@ -29,6 +29,12 @@ def test_the_batch_is_as_large_as_the_head_affords() -> None:
     assert Deadline().decide(0, queue_of(14, 500, 500, 500, 500, 500), 32, COSTS_NS) == Take(count=4)
 
 
+def test_the_rest_of_the_way_takes_its_part_of_the_slack() -> None:
+    assert Deadline().decide(0, queue_of(24, *[500] * 5), 32, COSTS_NS, 0, ms(10)) == Take(count=4)
+    waiting = Deadline(wait_ns=ms(100)).decide(0, queue_of(60), 32, COSTS_NS, 0, ms(10))
+    assert waiting == Take(count=0, wait_until_ns=ms(60 - 10 - 12))
+
+
 def test_a_head_that_costs_nobody_else_anything_is_served() -> None:
     assert Deadline().decide(0, queue_of(11, 200, 200), 32, COSTS_NS) == Take(count=1)
 

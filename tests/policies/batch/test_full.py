@@ -27,7 +27,18 @@ def test_it_waits_as_long_as_the_plan_counts_on_times_its_patience(visit: MakeVi
     assert Full().decide(ms(200), queue, 4, COSTS_NS, ms(50)) == Take(2)
 
 
-def test_it_does_not_wait_past_what_the_head_can_afford(visit: MakeVisit) -> None:
+def test_the_wait_counts_from_the_oldest_wherever_it_stands(visit: MakeVisit) -> None:
+    queue = [visit(1, arrived_ms=7, deadline_ms=500), visit(2, arrived_ms=2, deadline_ms=900)]
+    assert Full(patience=1).decide(ms(8), queue, 4, COSTS_NS, ms(10)) == Take(0, wait_until_ns=ms(12))
+    assert Full(patience=1).decide(ms(12), queue, 4, COSTS_NS, ms(10)) == Take(2)
+
+
+def test_the_rest_of_the_way_is_not_waited_away(visit: MakeVisit) -> None:
+    queue = [visit(arrived_ms=100, deadline_ms=180)]
+    assert Full().decide(ms(110), queue, 4, COSTS_NS, ms(50), ms(30)) == Take(0, wait_until_ns=ms(125))
+
+
+def test_it_does_not_wait_past_what_the_tightest_can_afford(visit: MakeVisit) -> None:
     queue = [visit(arrived_ms=100, deadline_ms=180)]
     assert Full().decide(ms(130), queue, 4, COSTS_NS, ms(50)) == Take(0, wait_until_ns=ms(155))
     assert Full().decide(ms(155), queue, 4, COSTS_NS, ms(50)) == Take(1)

@@ -21,6 +21,11 @@ def test_waits_until_a_full_batch_would_just_make_it(visit: Callable[..., Visit]
     assert Slack(guard_ns=0).decide(start_by_ns, queue, 8, COSTS_NS) == Take(count=0, wait_until_ns=ms(82))
 
 
+def test_the_rest_of_the_way_is_not_waited_away(visit: Callable[..., Visit]) -> None:
+    queue = [visit(1, deadline_ms=100)]
+    assert Slack().decide(0, queue, 8, COSTS_NS, 0, ms(30)) == Take(count=0, wait_until_ns=ms(100 - 30 - 18 - 20))
+
+
 def test_a_full_batch_starts_at_once(visit: Callable[..., Visit]) -> None:
     assert Slack().decide(0, [visit(number) for number in range(9)], 8, COSTS_NS) == Take(count=8)
 

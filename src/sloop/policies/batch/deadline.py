@@ -30,21 +30,28 @@ class Deadline:
         at_least("wait_ns", self.wait_ns, 0)
 
     def decide(
-        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        rest_ns: int = 0,
     ) -> Take:
-        skip, count = 0, _affordable(queue[0].deadline_ns - now_ns, limit, costs_ns)
+        due_ns = now_ns + rest_ns  # when what ends now would be answered
+        skip, count = 0, _affordable(queue[0].deadline_ns - due_ns, limit, costs_ns)
         if count < min(limit, len(queue)):
             visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
             deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
-            skip = _skip(now_ns, deadlines_ns, limit, costs_ns)
+            skip = _skip(due_ns, deadlines_ns, limit, costs_ns)
             if skip == visible:
                 return Take(count=0, skip=skip)
-            count = _affordable(deadlines_ns[skip] - now_ns, limit, costs_ns)
+            count = _affordable(deadlines_ns[skip] - due_ns, limit, costs_ns)
         count = min(count, len(queue) - skip)
         could_grow = self.wait_ns > 0 and count < limit and skip + count == len(queue)
         if could_grow:
             head = queue[skip]
-            start_by_ns = min(head.arrived_ns + self.wait_ns, head.deadline_ns - costs_ns[count + 1])
+            start_by_ns = min(head.arrived_ns + self.wait_ns, head.deadline_ns - rest_ns - costs_ns[count + 1])
             if now_ns < start_by_ns:
                 return Take(count=0, skip=skip, wait_until_ns=start_by_ns)
         return Take(count=count, skip=skip)

@@ -1,8 +1,9 @@
-"""Wait for a full batch: as long as the plan counts on, some patience more, and not past the head's own deadline.
+"""Wait for a full batch: as long as the plan counts on, some patience more, and not so long that the tightest is late.
 
-What FA2, InferLine and GrandSLAm do, whose plans count on full batches; they are published without any end to the
-waiting (`forever`), so that a stream which stops strands what is left. Fails at low rates, where the time a batch takes
-to fill is most of the deadline. The deadline is that of the whole way, of which stages may still be to come.
+What FA2, IPA, Biscale and the systems they are compared with suppose, whose plans count on full batches and on the time
+in which they fill. Published without any end to the waiting (`forever`), so that a stream which stops strands what is
+left. The time counts from the oldest arrival at the stage; without a plan's word nobody waits. Fails where arrivals
+fall behind what the plan supposed: then every batch pays the whole wait and still is not full.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from sloop.vocabulary import Visit
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Batches as large as the plan allows, at the latest `patience` times the plan's wait after the head came."""
+    """Batches as large as the plan allows, at the latest `patience` times the plan's wait after the oldest came."""
 
     patience: float = 2.0
     forever: bool = False
@@ -24,12 +25,19 @@ class Full:
         at_least("patience", self.patience, 0)
 
     def decide(
-        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        rest_ns: int = 0,
     ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
         if self.forever:
             return Take(count=0)
-        head = queue[0]
-        start_by_ns = min(head.arrived_ns + round(self.patience * wait_ns), head.deadline_ns - costs_ns[limit])
+        tightest_ns = min(visit.deadline_ns for visit in queue) - rest_ns - costs_ns[limit]
+        patient_ns = min(visit.arrived_ns for visit in queue) + round(self.patience * wait_ns)
+        start_by_ns = min(patient_ns, tightest_ns)
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)

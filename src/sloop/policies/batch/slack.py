@@ -23,10 +23,16 @@ class Slack:
         at_least("guard_ns", self.guard_ns, 0)
 
     def decide(
-        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        rest_ns: int = 0,
     ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
         tightest_ns = min(visit.deadline_ns for visit in queue)
-        start_by_ns = tightest_ns - costs_ns[limit] - self.guard_ns
+        start_by_ns = tightest_ns - rest_ns - costs_ns[limit] - self.guard_ns
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)

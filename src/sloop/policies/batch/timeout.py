@@ -26,7 +26,13 @@ class Timeout:
         at_least("wait_ns", self.wait_ns, 0)
 
     def decide(
-        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        rest_ns: int = 0,
     ) -> Take:
         size = min(self.size or limit, limit)
         if len(queue) >= size:

@@ -16,7 +16,13 @@ class WorkConserving:
     """The first `limit` visits, or all of them."""
 
     def decide(
-        self, now_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int], wait_ns: int = 0
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        rest_ns: int = 0,
     ) -> Take:
         count = len(queue)
         return Take(count if count < limit else limit)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from sloop.policies.batch.planned import Planned
+from sloop.policies.batch.full import Full
 from sloop.policies.drop.age import Age
 from sloop.policies.drop.never import Never
 from sloop.policies.drop.predictive import Predictive
@@ -40,7 +40,7 @@ def test_policies_are_the_trials() -> None:
         cores_max=8, batch_max=8, settle=5, shrink=False, blocking=True, whole=True, initial_batch=4
     )
     shipped = policies_of(structs.replace(SHORT, shipped=True, predictor="last10"))
-    assert (shipped.batch, shipped.forecast) == (Planned(), MovingMax())
+    assert (shipped.batch, shipped.forecast) == (Full(patience=1.0), MovingMax())
     vertical = policies_of(structs.replace(SHORT, kind="vertical", drop="age3"))
     assert isinstance(vertical.scale, Vertical)
     assert vertical.drop == Age(limit=3)

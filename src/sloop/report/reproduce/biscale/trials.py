@@ -19,7 +19,7 @@ from sloop.app.application import Application, Estimates, Stage, SystemChoice, V
 from sloop.app.scenario import ColdStart, ServiceTruth, Truth
 from sloop.core import Core
 from sloop.core.seams import Batch, Drop, Forecast, Policies, Scale
-from sloop.policies.batch.planned import Planned
+from sloop.policies.batch.full import Full
 from sloop.policies.batch.timeout import Timeout
 from sloop.policies.drop.age import Age
 from sloop.policies.drop.never import Never
@@ -174,7 +174,7 @@ def policies_of(trial: Trial) -> Policies:
             forecast = Oracle(tuple(map(float, counts)), horizon_ns=s(10))
         elif trial.predictor == "lstm":
             forecast = Lstm("biscale")
-    batch: Batch = Planned() if trial.shipped else Timeout(wait_ns=s(NEVER_FULL_S))
+    batch: Batch = Full(patience=1.0) if trial.shipped else Timeout(wait_ns=s(NEVER_FULL_S))
     return replace(BISCALE.policies, batch=batch, drop=drops[trial.drop], forecast=forecast, scale=scale_of(trial))
 
 
