@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sloop.errors import InputError
-from sloop.report.reproduce import biscale, sponge
+from sloop.report.reproduce import biscale, ipa, sponge
 from sloop.report.reproduce.outcome import Reproduction
 from sloop.report.reproduce.parallel import Progress, silent
 from sloop.report.reproduce.rows import Row
@@ -26,7 +26,11 @@ class Reproduce(Protocol):
     ) -> Reproduction: ...
 
 
-REPRODUCTIONS: Final[Mapping[str, Reproduce]] = {"sponge": sponge.reproduce, "biscale": biscale.reproduce}
+REPRODUCTIONS: Final[Mapping[str, Reproduce]] = {
+    "sponge": sponge.reproduce,
+    "biscale": biscale.reproduce,
+    "ipa": ipa.reproduce,
+}
 
 
 def reproduce(
