@@ -247,3 +247,37 @@ def test_no_stage_is_visited_more_often_than_its_parts_allow(shares: list[float]
     visits = Graph(steps).visits()
     assert all(0 <= visits[f"s{number}"] <= mean * (1 + 1e-9) for number in range(len(shares)))
     assert visits["z"] == 1
+
+
+def test_what_must_hold_for_a_stage_to_be_entered() -> None:
+    graph = Graph(
+        [
+            Step("look"),
+            Step("cats", ("look",), (When("look", "kind", (1,), 0.2),)),
+            Step("dogs", ("look",), (When("look", "kind", (2, 3)),)),
+            Step("pets", ("cats", "dogs")),
+            Step("loud", ("dogs",), (When("dogs", "barks"),)),
+            Step("silent", ("dogs",), (When("dogs", "barks", (0,)),)),
+            Step("scene", ("look",), (When("look", "outdoors"),)),
+        ]
+    )
+    assert graph.conditions["look"] == graph.conditions["pets"] == frozenset()
+    assert graph.conditions["loud"] == {When("look", "kind", (2, 3)), When("dogs", "barks")}
+    pairs = {("cats", "dogs"), ("cats", "loud"), ("cats", "silent"), ("loud", "silent")}
+    names = list(graph.steps)
+    found = {(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if graph.are_alternatives(a, b)}
+    assert found == pairs
+    assert graph.below["dogs"] == {"pets", "loud", "silent"}
+    assert [name for name in names if graph.may_end_at(name)] == ["look", "pets", "loud", "silent", "scene"]
+
+
+def test_many_ways_are_not_walked_one_by_one() -> None:
+    """Forty diamonds one after the other: a million million ways."""
+    steps = [Step("s0")]
+    for level in range(40):
+        steps += [Step(f"a{level}", (f"s{level}",)), Step(f"b{level}", (f"s{level}",))]
+        steps.append(Step(f"s{level + 1}", (f"a{level}", f"b{level}")))
+    graph = Graph(steps)
+    assert len(graph.below["s0"]) == 120
+    assert graph.conditions["s40"] == frozenset()
+    assert graph.visits()["s40"] == 1.0

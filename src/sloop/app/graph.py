@@ -12,7 +12,8 @@ Knows no tensors, requests or policies: how many parts a request has is found ou
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -128,6 +129,39 @@ class Graph:
         shares = {edge.condition: self.likelihood(edge) for edge in edges}
         return len({edge.when.output for edge in edges if edge.when}) == 1 and sum(shares.values()) >= SURE
 
+    @cached_property
+    def conditions(self) -> Mapping[str, frozenset[When]]:
+        """Per stage, what must hold for it to be entered, whichever way leads there; empty where nothing must."""
+        found: dict[str, frozenset[When]] = {}
+        for name, step in self.steps.items():
+            ways = [frozenset[When]()] if name in self.entries else []
+            for edge in (edge for source in step.after for edge in self.edges[source] if edge.target == name):
+                own = {replace(edge.when, share=None)} if edge.when is not None else set()
+                ways.append(found[edge.source] | own)
+            found[name] = frozenset.intersection(*ways)
+        return found
+
+    @cached_property
+    def below(self) -> Mapping[str, frozenset[str]]:
+        """Per stage, all that some way leads to from it."""
+        found: dict[str, frozenset[str]] = {}
+        for name in reversed(self.steps):
+            targets = [edge.target for edge in self.edges[name]]
+            found[name] = frozenset(targets).union(*(found[target] for target in targets))
+        return found
+
+    def are_alternatives(self, one: str, other: str) -> bool:
+        """Whether no request enters both stages, because an output would have to be two things at once."""
+        return any(
+            (mine.of, mine.output) == (theirs.of, theirs.output) and mine.output and _exclude(mine, theirs)
+            for mine in self.conditions[one]
+            for theirs in self.conditions[other]
+        )
+
+    def may_end_at(self, stage: str) -> bool:
+        """Whether a request may have nothing left to do after a stage: none follows, or none for sure."""
+        return all(edge.when is not None for edge in self.edges[stage])
+
     def inside(self, scope: str) -> tuple[str, ...]:
         """The stages that run for the parts made at stage `scope`, itself first."""
         return tuple(name for name, own in self.scopes.items() if own == scope)
@@ -196,6 +230,13 @@ class Graph:
                 if len(found) + len(open) > PATHS_MAX:
                     raise InputError(f"more than {PATHS_MAX} paths lead through the stages", help="join some of them")
         return tuple(found)
+
+
+def _exclude(one: When, other: When) -> bool:
+    """Whether an output cannot be as both want it."""
+    if one.values and other.values:
+        return not set(one.values) & set(other.values)
+    return (one.values or other.values) == (0,)
 
 
 def scopes_of(steps: Sequence[Step]) -> dict[str, str]:

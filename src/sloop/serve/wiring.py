@@ -304,7 +304,7 @@ def _may_share(graph: Graph, one: tuple[str, int, Port], other: tuple[str, int, 
     """Whether two outputs of one name are one output of the application: of alternatives, or of a stage and one after
     it."""
     (early, _, first), (late, _, second) = one, other
-    related = graph.are_alternatives(early, late) or graph.leads_to(early, late)
+    related = graph.are_alternatives(early, late) or late in graph.below[early]
     return related and (first.datatype, first.shape) == (second.datatype, second.shape)
 
 
