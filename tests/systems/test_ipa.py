@@ -28,7 +28,7 @@ def test_they_share_all_but_what_may_be_chosen(name: str, kind: str, scale: Ipa)
     assert (policies.order, policies.batch, policies.route) == (Fifo(), Full(patience=1.0), RoundRobin())
     assert (policies.drop, policies.forecast) == (Age(limit=2.0), Lstm("ipa"))
     assert policies.scale == scale
-    assert policies.scale.period_ns == s(10)
+    assert policies.scale.interval_ns == s(10)
 
 
 def test_stages_are_written_as_mappings() -> None:

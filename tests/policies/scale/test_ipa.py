@@ -112,6 +112,18 @@ def test_without_requests_one_replica_of_what_is_best() -> None:
     assert chosen(plan) == [("m", 1, 1), ("R50", 1, 1)]
 
 
+def test_it_decides_every_ten_seconds_from_the_first_request_on() -> None:
+    policy = ipa()
+    nothing = make_view(*[replace(stage, buckets=[]) for stage in video(0).stages])
+    for second in range(3):
+        plan = policy.plan(s(second), nothing)
+        assert plan is not None
+        assert plan.why.startswith("nothing seen yet")
+    assert chosen(policy.plan(s(3), video(20))) == [("n", 1, 2), ("R18", 8, 1)]
+    assert all(policy.plan(s(second), video(30)) is None for second in range(4, 13))
+    assert chosen(policy.plan(s(13), video(30))) == [("n", 4, 2), ("R18", 2, 2)]
+
+
 def test_headroom_and_load_leave_room() -> None:
     assert chosen(ipa(headroom=1.0).plan(0, video(10))) == chosen(ipa().plan(0, video(20)))
     few, many = (ipa(load_max=load, batch_max=1, only="lightest").plan(0, video(20)) for load in (1.0, 0.5))
@@ -164,8 +176,8 @@ def test_accuracy_is_needed_where_there_is_a_choice() -> None:
 
 @pytest.mark.parametrize("measure", ["pas", "pas_rank", "norm_prod"])
 def test_every_measure_falls_with_the_rate(measure: Any) -> None:
-    policy = ipa(accuracy=measure)
-    cores = [sum(t.groups[0].count for t in plan.stages) for rate in (5, 40) if (plan := policy.plan(0, video(rate)))]
+    plans = [ipa(accuracy=measure).plan(0, video(rate_rps)) for rate_rps in (5, 40)]
+    cores = [sum(target.groups[0].count for target in plan.stages) for plan in plans if plan]
     assert cores[0] < cores[1]
 
 
@@ -186,6 +198,7 @@ def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], vie
         {"margin": 0},
         {"headroom": -1},
         {"hysteresis": 0},
+        {"interval_ns": 0},
         {"period_ns": 0},
     ],
 )

@@ -27,9 +27,11 @@ from sloop.vocabulary import Plan
 
 @dataclass(slots=True)
 class Memory:
-    """What is settled at the first decision, and how long variants other than those in force have been wanted."""
+    """What is settled at the first decision, when to decide next, and how many decisions in a row have wanted other
+    variants than those in force."""
 
     families: Families = field(default_factory=dict)
+    next_ns: int = 0
     wanted: int = 0
 
 
@@ -38,7 +40,7 @@ class Ipa:
     """The best choice at `headroom` above the forecast, on at most the cluster's cores where `capped`.
 
     `replicas` 0 are as many as needed, others as many as said. `infeasible`: `degrade` to the least latency and then to
-    a part of the rate, or `hold` the plan in force.
+    a part of the rate, or `hold` the plan in force. It decides every `interval_ns`, beginning when something was seen.
     """
 
     alpha: float = 10.0
@@ -60,13 +62,14 @@ class Ipa:
     solver: Literal["labels", "milp"] = "labels"
     initial_rps: float = 0.0
     stages: Mapping[str, StageTerms] = field(default_factory=dict)
-    period_ns: int = s(10)
+    interval_ns: int = s(10)
+    period_ns: int = s(1)
     _memory: Memory = field(init=False, default_factory=Memory, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for key in ("alpha", "beta", "delta", "replicas", "initial_rps"):
             at_least(key, getattr(self, key), 0)
-        for key in ("unit", "threshold_rps", "period_ns"):
+        for key in ("unit", "threshold_rps", "interval_ns", "period_ns"):
             above(key, getattr(self, key), 0)
         for key in ("batch_max", "replicas_max", "hysteresis"):
             at_least(key, getattr(self, key), 1)
@@ -75,7 +78,11 @@ class Ipa:
         above("headroom", self.headroom, -1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The best plan, or what `infeasible` says. `InputError` as `adapting.families`."""
+        """The best plan, or what `infeasible` says; None between decisions. `InputError` as `adapting.families`."""
+        if now_ns < self._memory.next_ns:
+            return None
+        if view.door.buckets or self.initial_rps:
+            self._memory.next_ns = now_ns + self.interval_ns
         families = self._memory.families = self._memory.families or adapting.families(view, self._terms)
         seen = view if view.door.buckets else _expecting(view, self.initial_rps)
         stages = adapting.program(seen, families, self._terms, self.headroom)
