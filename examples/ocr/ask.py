@@ -6,6 +6,7 @@ Speaks the Open Inference Protocol v2 with binary tensors, as any client of it w
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import sys
@@ -48,11 +49,13 @@ def connected(url: str) -> http.client.HTTPConnection:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port or 8000, timeout=60)
     for _ in range(READY_S):
-        connection.request("GET", "/v2/health/ready")
-        with connection.getresponse() as response:
-            response.read()
-            if response.status == 200:
-                return connection
+        with contextlib.suppress(ConnectionRefusedError):
+            connection.request("GET", "/v2/health/ready")
+            with connection.getresponse() as response:
+                response.read()
+                if response.status == 200:
+                    return connection
+        connection.close()
         time.sleep(1)
     raise TimeoutError(f"{url} did not become ready in {READY_S} s")
 

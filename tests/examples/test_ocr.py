@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
-from sloop.app.load import load_application
+from sloop.app.load import load_application, load_scenario
 from sloop.authored import module_in
+from sloop.cli import main
 from sloop.profile.examine import examine
 from sloop.profile.session import Session, open_model
+from sloop.report.simulated import play
 
 pytest.importorskip(
     "rapidocr", reason="the networks come with the rapidocr package: pip install 'sloop-serve[examples]'"
@@ -122,3 +126,25 @@ def test_a_user_serves_it_and_reads_what_was_drawn(tmp_path: Path) -> None:
 def test_rows_are_said_to_be_joinable_where_they_are() -> None:
     assert examine(FOLDER / "detect.py")[1]
     assert examine(FOLDER / "recognise.py")[1] == ""
+
+
+def shown_commands() -> list[list[str]]:
+    shell = re.findall(
+        r"^```sh\n(.*?)^```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return [shlex.split(line)[1:] for text in shell for line in text.splitlines() if line.startswith("sloop ")]
+
+
+@pytest.mark.parametrize("words", shown_commands(), ids=" ".join)
+def test_commands_shown_parse(words: list[str]) -> None:
+    command = main.get_command(click.Context(main), words[0])
+    assert command is not None
+    command.make_context(words[0], words[1:])
+
+
+def test_the_simulated_world_is_that_application_under_bursts() -> None:
+    scenario = load_scenario(FOLDER / "bursts.yaml")
+    assert scenario.application.graph.edges == load_application(FOLDER / "ocr.yaml").graph.edges
+    rows = {choice.label: play(scenario, choice).row for choice in scenario.systems}
+    assert rows["static"].attainment < 0.9
+    assert rows["biscale"].attainment > rows["early-drop"].attainment > rows["static"].attainment
