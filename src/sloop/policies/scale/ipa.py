@@ -6,8 +6,8 @@ Cores per replica are fixed for each variant before the start (`threshold_rps`, 
 fixed (`only`, or in `stages`) it is FA2-low and FA2-high of the publication's comparison, with `replicas` fixed RIM.
 
 Fails where accuracy is not worth a switch: every change of variant starts replicas, and a forecast about a step of the
-objective makes it flap (`hysteresis`); and after a backlog, which replicas for just the rate never work off (`headroom`,
-or a drop limit of one SLO). Before anything was seen it plans for `initial_rps`, or the lightest variants.
+objective makes it flap (`hysteresis`); and after a backlog, which replicas for just the rate never work off: leave
+`headroom`, or drop what is older than its SLO. Before anything was seen it plans for `initial_rps`, or the lightest.
 """
 
 from collections.abc import Mapping, Sequence
