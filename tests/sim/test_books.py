@@ -22,10 +22,7 @@ def run(books: Books, stage: str, batch: int) -> bool:
     books.start(ReplicaId(batch), ReplicaSpec(stage, "v", 1.0, "n"))
     replica = books.replicas[ReplicaId(batch)]
     entry = books.requests[R0]
-    del entry.waiting[stage, 0]
-    replica.batch = BatchId(batch)
-    entry.running[stage, 0] = replica.batch, 100
-    replica.requests = (R0,)
+    replica.batch, replica.visits = BatchId(batch), [(entry, (stage, 0), entry.waiting.pop((stage, 0))[1])]
     return bool(books.pass_on(replica, ()))
 
 
@@ -46,10 +43,8 @@ def test_a_lost_replica_puts_its_batch_back() -> None:
     books.arrive(Request(R0, 0, 0, 100))
     books.start(ReplicaId(0), ReplicaSpec("a", "v", 1.0, "n"))
     replica = books.replicas[ReplicaId(0)]
-    del books.requests[R0].waiting["a", 0]
-    replica.batch = BatchId(1)
-    books.requests[R0].running["a", 0] = replica.batch, 100
-    replica.requests = (R0,)
+    entry = books.requests[R0]
+    replica.batch, replica.visits = BatchId(1), [(entry, ("a", 0), entry.waiting.pop(("a", 0))[1])]
     books.step = 5
     books.forget(ReplicaId(0))
     assert books.requests[R0].waiting == {("a", 0): (5, 100)}
@@ -63,12 +58,12 @@ def test_the_earliest_deadline_is_that_of_whoever_still_waits() -> None:
         books.step = step
         books.arrive(Request(RequestId(id), 0, 0, deadline_ns))
     waiting = books.waiting["a"]
-    assert waiting.earliest_ns("a", books.requests, 4) == 10
-    assert waiting.earliest_ns("a", books.requests, 3) == 20, "request 3 came in this very step"
+    assert waiting.earliest_ns(books.requests, 4) == 10
+    assert waiting.earliest_ns(books.requests, 3) == 20, "request 3 came in this very step"
     del books.requests[RequestId(1)]
-    assert waiting.earliest_ns("a", books.requests, 3) == 30
+    assert waiting.earliest_ns(books.requests, 3) == 30
     books.requests.clear()
-    assert waiting.earliest_ns("a", books.requests, 9) is None
+    assert waiting.earliest_ns(books.requests, 9) is None
 
 
 def replica(cores: float = 1.0, device: str = "", share: float = 1.0) -> TrackedReplica:
@@ -108,9 +103,8 @@ def run_parts(books: Books, id: int, stage: str, parts: tuple[int, ...], *ways: 
     """These parts of request 0 pass a stage together; whether it has passed all."""
     books.start(ReplicaId(id), ReplicaSpec(stage, "v", 1.0, "n"))
     replica, entry = books.replicas[ReplicaId(id)], books.requests[R0]
-    replica.batch, replica.requests, replica.parts = BatchId(id), (R0,) * len(parts), parts
-    for part in parts:
-        entry.running[stage, part] = BatchId(id), entry.waiting.pop((stage, part))[1]
+    replica.batch = BatchId(id)
+    replica.visits = [(entry, (stage, part), entry.waiting.pop((stage, part))[1]) for part in parts]
     return bool(books.pass_on(replica, ways))
 
 
@@ -139,8 +133,8 @@ def test_parts_of_a_lost_replica_wait_again_as_what_they_were() -> None:
     run_parts(books, 1, "a", (0,), (2, 1))
     books.start(ReplicaId(2), ReplicaSpec("b", "v", 1.0, "n"))
     replica, entry = books.replicas[ReplicaId(2)], books.requests[R0]
-    replica.batch, replica.requests, replica.parts = BatchId(2), (R0, R0), (1, 0)
-    entry.running = {("b", part): (BatchId(2), entry.waiting.pop(("b", part))[1]) for part in (0, 1)}
+    replica.batch = BatchId(2)
+    replica.visits = [(entry, ("b", part), entry.waiting.pop(("b", part))[1]) for part in (1, 0)]
     books.forget(ReplicaId(2))
     assert sorted(entry.waiting) == [("b", 0), ("b", 1)]
-    assert not entry.running
+    assert not replica.visits

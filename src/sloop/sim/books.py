@@ -21,7 +21,7 @@ Place = tuple[str, int]
 class OpenRequest:
     """A request that has not ended, and where it is in the application's graph."""
 
-    __slots__ = ("is_through", "journey", "request", "running", "waiting")
+    __slots__ = ("is_through", "journey", "request", "waiting")
 
     def __init__(self, request: Request, journey: Journey | None) -> None:
         self.request = request
@@ -31,8 +31,6 @@ class OpenRequest:
         """Whether nothing of it is left to do."""
         self.waiting: dict[Place, tuple[int, int]] = {}
         """Where it is queued: the step in which it came there, and the deadline it has there."""
-        self.running: dict[Place, tuple[BatchId, int]] = {}
-        """Where it runs: in which batch, and the deadline it had when it was queued."""
 
     def deadline_ns(self) -> int:
         """By when it is to be answered, as far as is known which path it is on."""
@@ -42,6 +40,10 @@ class OpenRequest:
         return journey.deadline_ns(request.sent_ns, request.slo_ns, ended=self.is_through)
 
 
+Visit = tuple[OpenRequest, Place, int]
+"""A request in a batch, from where in its graph, with the deadline it had in the queue there."""
+
+
 class TrackedReplica:
     """A replica between the order to start it and its end."""
 
@@ -49,12 +51,11 @@ class TrackedReplica:
         "batch",
         "cores",
         "draining",
-        "parts",
         "ready",
-        "requests",
         "resizing",
         "spec",
         "stopping",
+        "visits",
         "wanted_cores",
     )
 
@@ -70,8 +71,12 @@ class TrackedReplica:
         self.draining = False
         self.stopping = False
         self.batch: BatchId | None = None
-        self.requests: tuple[RequestId, ...] = ()
-        self.parts: tuple[int, ...] = ()
+        self.visits: list[Visit] = []
+        """What its batch is made of."""
+
+    def runs(self, entry: OpenRequest) -> bool:
+        """Whether its batch has something of a request."""
+        return any(visit[0] is entry for visit in self.visits)
 
 
 class Waiting:
@@ -80,19 +85,19 @@ class Waiting:
     __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, RequestId, int, int]] = []
+        self._heap: list[tuple[int, RequestId, Place, int]] = []
 
-    def add(self, deadline_ns: int, request: RequestId, part: int, step: int) -> None:
-        heappush(self._heap, (deadline_ns, request, part, step))
+    def add(self, deadline_ns: int, request: RequestId, place: Place, step: int) -> None:
+        heappush(self._heap, (deadline_ns, request, place, step))
 
-    def earliest_ns(self, stage: str, requests: Mapping[RequestId, OpenRequest], before_step: int) -> int | None:
+    def earliest_ns(self, requests: Mapping[RequestId, OpenRequest], before_step: int) -> int | None:
         """The earliest deadline among requests that wait here since before a step; None where there is none."""
         heap, passed = self._heap, []
         found = None
         while heap:
-            deadline_ns, id, part, step = heap[0]
+            deadline_ns, id, place, step = heap[0]
             entry = requests.get(id)
-            if entry is None or entry.waiting.get((stage, part), (-1, 0))[0] != step:
+            if entry is None or (waits := entry.waiting.get(place)) is None or waits[0] != step:
                 heappop(heap)
             elif step >= before_step:
                 passed.append(heappop(heap))
@@ -142,13 +147,13 @@ class Books:
         self.step = 0
         """Counts events: what an event and its actions do belongs to one step."""
         self._graph = application.graph
-        self._only = application.stages[0].name if len(application.stages) == 1 else ""
+        self._only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
 
     def arrive(self, request: Request) -> None:
         """A request knocks, and queues at the first stages."""
-        if self._only:
+        if self._only is not None:
             self.requests[request.id] = entry = OpenRequest(request, None)
-            self._queue(entry, (self._only, 0), request.deadline_ns)
+            self._queue(entry, self._only, request.deadline_ns)
             return
         journey = Journey(self._graph)
         self.requests[request.id] = entry = OpenRequest(request, journey)
@@ -156,14 +161,14 @@ class Books:
 
     def pass_on(self, replica: TrackedReplica, ways: Sequence[Sequence[int]]) -> list[OpenRequest]:
         """A batch is done: its requests queue where their ways lead. Returns those that have come to an end."""
-        stage, through = replica.spec.stage, []
-        all_ways = ways or ((),) * len(replica.requests)
-        for (entry, part, _), way in zip(self._release(replica), all_ways, strict=True):
-            if entry is None:
+        requests, through = self.requests, []
+        visits = self._release(replica)
+        for (entry, place, _), way in zip(visits, ways or ((),) * len(visits), strict=True):
+            if entry.request.id not in requests:
                 continue
             journey = entry.journey
             if journey is not None:
-                self._enter(entry, journey.finish(stage, part, way))
+                self._enter(entry, journey.finish(*place, way))
             if journey is None or not journey.open:
                 entry.is_through = True
                 through.append(entry)
@@ -171,10 +176,9 @@ class Books:
 
     def put_back(self, replica: TrackedReplica) -> None:
         """A batch came to nothing: its requests are where they were, to be tried again or ended."""
-        stage = replica.spec.stage
-        for entry, part, deadline_ns in self._release(replica):
-            if entry is not None:
-                self._queue(entry, (stage, part), deadline_ns)
+        for entry, place, deadline_ns in self._release(replica):
+            if entry.request.id in self.requests:
+                self._queue(entry, place, deadline_ns)
 
     def start(self, id: ReplicaId, spec: ReplicaSpec) -> None:
         """A replica is ordered, and holds its room from now on."""
@@ -188,21 +192,11 @@ class Books:
             self.put_back(replica)
             del self.by_node[replica.spec.node][id]
 
-    def _release(self, replica: TrackedReplica) -> list[tuple[OpenRequest | None, int, int]]:
-        """A replica's batch, taken off it: its requests, None for those that have ended meanwhile, their parts, and the
-        deadlines they had in the queue."""
-        batch, stage = replica.batch, replica.spec.stage
-        released: list[tuple[OpenRequest | None, int, int]] = []
-        for id, part in zip(replica.requests, replica.parts or (0,) * len(replica.requests), strict=True):
-            entry = self.requests.get(id)
-            if entry is None:
-                released.append((None, part, 0))
-                continue
-            found, deadline_ns = entry.running.pop((stage, part))
-            assert found == batch, f"the books lost batch {batch}"
-            released.append((entry, part, deadline_ns))
-        replica.batch, replica.requests, replica.parts = None, (), ()
-        return released
+    def _release(self, replica: TrackedReplica) -> list[Visit]:
+        """A replica's batch, taken off it; some of its requests may have ended meanwhile."""
+        visits = replica.visits
+        replica.batch, replica.visits = None, []
+        return visits
 
     def _enter(self, entry: OpenRequest, entered: Iterable[Place]) -> None:
         deadline_ns = entry.deadline_ns()
@@ -212,4 +206,4 @@ class Books:
     def _queue(self, entry: OpenRequest, place: Place, deadline_ns: int) -> None:
         entry.waiting[place] = self.step, deadline_ns
         if self._ordered:
-            self.waiting[place[0]].add(deadline_ns, entry.request.id, place[1], self.step)
+            self.waiting[place[0]].add(deadline_ns, entry.request.id, place, self.step)

@@ -98,7 +98,8 @@ class Checkers:
         hopeless = self._short - staffed
         for id, entry in self._books.requests.items():
             if hopeless.isdisjoint(stage for stage, _ in entry.waiting):
-                where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {entry.running}"
+                running = [replica.batch for replica in self._books.replicas.values() if replica.runs(entry)]
+                where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {running}"
                 self._fail(f"{len(self._books.requests)} requests never ended; request {id} {where}")
 
     def _end_step(self) -> None:
@@ -108,7 +109,7 @@ class Checkers:
             if entry.request.id in books.requests:
                 self._fail(f"request {entry.request.id} has passed every stage and is not answered")
         for stage, latest_ns in self._latest:
-            earliest_ns = books.waiting[stage].earliest_ns(stage, books.requests, books.step)
+            earliest_ns = books.waiting[stage].earliest_ns(books.requests, books.step)
             if earliest_ns is not None and earliest_ns < latest_ns:
                 gap_ms = to_ms(latest_ns - earliest_ns)
                 self._fail(f"a batch at {stage} overtook a request whose deadline is {gap_ms:g} ms earlier")
@@ -169,23 +170,24 @@ class Checkers:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
         if size > (most := self._batch_max.get((order.stage, replica.spec.variant), size)):
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {most}")
-        self._move(order)
-        replica.batch, replica.requests, replica.parts = order.batch, order.requests, order.parts
-        self._last_batch = order.batch
+        self._move(order, replica)
+        replica.batch = self._last_batch = order.batch
 
-    def _move(self, order: StartBatch) -> None:
+    def _move(self, order: StartBatch, replica: TrackedReplica) -> None:
         """Requests go from the queue into a batch."""
-        requests, stage = self._books.requests, order.stage
+        requests, stage, parts = self._books.requests, order.stage, order.parts or (0,) * len(order.requests)
         latest_ns = -(2**63)
-        if order.parts and len(order.parts) != len(order.requests):
-            self._fail(f"{len(order.parts)} parts of {len(order.requests)} requests")
-        for id, part in zip(order.requests, order.parts or (0,) * len(order.requests), strict=True):
-            entry = requests.get(id)
-            waited = entry.waiting.pop((stage, part), None) if entry is not None else None
+        if len(parts) != len(order.requests):
+            self._fail(f"{len(parts)} parts of {len(order.requests)} requests")
+        for id, part in zip(order.requests, parts, strict=True):
+            entry, place = requests.get(id), (stage, part)
+            waited = entry.waiting.pop(place, None) if entry is not None else None
             if entry is None or waited is None:
                 self._fail(f"request {id}, part {part}, does not wait at {stage}")
-            entry.running[stage, part] = order.batch, waited[1]
-            latest_ns = max(latest_ns, waited[1])
+            deadline_ns = waited[1]
+            replica.visits.append((entry, place, deadline_ns))
+            if deadline_ns > latest_ns:  # noqa: PLR1730  # a call of max for each request costs more
+                latest_ns = deadline_ns
         if self._edf:
             self._latest.append((stage, latest_ns))
 
