@@ -49,7 +49,7 @@ def placed(plan: Plan, setup: Setup) -> Placed:
             spec, memory_bytes = group.spec, setup.beliefs[target.stage, group.spec.variant].memory_bytes
             if not any(has_room(spec, memory_bytes, view) for view in views if spec.node in (None, view.node.name)):
                 found.crowded[spec] = (
-                    f"no node has room for one more of {amount(spec.cores, 'core')}: {free:g} are free"
+                    f"no node has room for one more of {amount(spec.cores, 'core')}: the most that is free is {free:g}"
                 )
     return found
 
