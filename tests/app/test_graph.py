@@ -271,6 +271,24 @@ def test_what_must_hold_for_a_stage_to_be_entered() -> None:
     assert [name for name in names if graph.may_end_at(name)] == ["look", "pets", "loud", "silent", "scene"]
 
 
+def test_what_holds_for_one_part_need_not_hold_for_another() -> None:
+    graph = Graph(
+        [
+            Step("look"),
+            Step("large", ("look",), (When("look", "size", (1,)),), Each("look")),
+            Step("small", ("look",), (When("look", "size", (0,)),), Each("look")),
+            Step("cat", ("large",), (When("large", "kind", (1,)),)),
+            Step("dog", ("large",), (When("large", "kind", (2,)),)),
+            Step("cats", ("cat",), join=True),
+            Step("dogs", ("dog",), join=True),
+        ]
+    )
+    assert graph.are_alternatives("cat", "dog"), "for a part"
+    assert not graph.are_alternatives("cats", "dogs")
+    assert not graph.are_alternatives("large", "small")
+    assert graph.conditions["cats"] == frozenset()
+
+
 def test_many_ways_are_not_walked_one_by_one() -> None:
     """Forty diamonds one after the other: a million million ways."""
     steps = [Step("s0")]

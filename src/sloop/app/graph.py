@@ -131,13 +131,19 @@ class Graph:
 
     @cached_property
     def conditions(self) -> Mapping[str, frozenset[When]]:
-        """Per stage, what must hold for it to be entered, whichever way leads there; empty where nothing must."""
+        """Per stage, what must hold for it to be entered, whichever way leads there; empty where nothing must. For a
+        stage that runs for parts: what must hold for the part. What holds for some rows or parts says nothing of the
+        others, and so nothing of what comes when they have met."""
         found: dict[str, frozenset[When]] = {}
         for name, step in self.steps.items():
             ways = [frozenset[When]()] if name in self.entries else []
             for edge in (edge for source in step.after for edge in self.edges[source] if edge.target == name):
-                own = {replace(edge.when, share=None)} if edge.when is not None else set()
-                ways.append(found[edge.source] | own)
+                before = found[edge.source]
+                if edge.kind == "join":
+                    before = frozenset(when for when in before if not self.scopes[when.of])
+                elif edge.kind == "one" and edge.when is not None:
+                    before |= {replace(edge.when, share=None)}
+                ways.append(before)
             found[name] = frozenset.intersection(*ways)
         return found
 
