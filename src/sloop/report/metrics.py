@@ -17,32 +17,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
 
 from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
 from sloop.core.views import Belief
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped, Resized
 from sloop.log import Record
-from sloop.report.holdings import MICROCORES, Holdings
+from sloop.report.holdings import Holdings
 from sloop.report.rows import RunRow, Second, ServiceError
+from sloop.report.seconds import COLUMNS, Seconds
+from sloop.report.tallies import Tallies
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.vocabulary import BatchId, Node, Outcome, Request, RequestId
 
 _SERVED: Final = Outcome.SERVED
 _LATE: Final = Outcome.LATE
 """Bound once: looking a member up in its enumeration costs as much as the rest of a request's end."""
-
-_COLUMNS: Final = ("arrivals", "served", "late", "dropped", "rejected", "failed", "queue", "worst_ns")
-
-
-class _Tally(Struct):
-    """Sums behind a `ServiceError`, and the accuracy they came with."""
-
-    batches: int = 0
-    requests: int = 0
-    believed_ns: int = 0
-    actual_ns: int = 0
-    error: float = 0.0
 
 
 class Metrics:
@@ -65,22 +54,19 @@ class Metrics:
         self.latencies_ns: array[int] = array("q")
         self.batch_sizes: Counter[int] = Counter()
         self.cold_starts = 0
-        self.start_ns = start_ns
         self.last_ns = start_ns or 0
         self._holdings = Holdings(nodes, whole_nodes=whole_nodes)
-        self._beliefs = dict(beliefs or {})
+        self._tallies = Tallies(beliefs or {})
+        self._believes = bool(beliefs)
         self._open: dict[RequestId, tuple[int, int]] = {}
         self._returned: list[tuple[int, StartBatch]] = []
         self._waiting: dict[RequestId, int] = {}
         self._batches: dict[BatchId, StartBatch] = {}
-        self._believed_ns: dict[BatchId, tuple[int, int]] = {}
-        """When a batch started and how long it is believed to take."""
-        self._tallies: dict[tuple[str, str], _Tally] = {}
         self._waits = 0
         self._wait_sum_ns = 0
         self._wait_max_ns = 0
-        self._columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
-        self._cores: array[float] = array("d")
+        self._seconds = Seconds(self._holdings, start_ns)
+        self._columns = self._seconds.columns
         (
             self._arrivals,
             self._served,
@@ -88,14 +74,11 @@ class Metrics:
             self._dropped,
             self._rejected,
             self._failed,
-            self._queue,
+            _,
             self._worst,
-        ) = (self._columns[name] for name in _COLUMNS)
-        self._second = -1
-        self._second_end_ns = -(2**63)
-        self._origin_ns = start_ns or 0
-        self._holdings.charged_ns = self._origin_ns
-        self._second_mark = 0
+        ) = (self._columns[name] for name in COLUMNS)
+        self._second = self._seconds.current
+        self._second_end_ns = self._seconds.end_ns
         folds: dict[type, Callable[[int, Any], None]] = {
             Request: self._arrive,
             End: self._end,
@@ -160,27 +143,20 @@ class Metrics:
                 self._wait_max_ns = max(self._wait_max_ns, wait_ns)
         self.batch_sizes[len(batch.requests)] += 1
         self._batches[batch.batch] = batch
-        if self._beliefs:
-            self._believe(now_ns, batch)
-
-    def _believe(self, now_ns: int, batch: StartBatch) -> None:
-        held = self._holdings.get(batch.replica)
-        belief = self._beliefs.get((batch.stage, held.spec.variant)) if held else None
-        if held and belief is not None and len(batch.requests) <= belief.batch_max:
-            costs_ns = belief.costs_ns(held.cores)
-            self._believed_ns[batch.batch] = now_ns, costs_ns[len(batch.requests)]
+        if self._believes:
+            self._tallies.believe(now_ns, batch, self._holdings.get(batch.replica))
 
     def _finish_batch(self, now_ns: int, finished: Finished) -> None:
         batch = self._batches.pop(finished.batch, None)
         if batch is None:
             return
         self._returned.append((now_ns, batch))
-        if self._beliefs:
-            self._compare(now_ns, batch)
+        if self._believes:
+            self._tallies.compare(now_ns, batch, self._holdings.get(batch.replica))
 
     def _fail_batch(self, now_ns: int, failed: BatchFailed) -> None:
         batch = self._batches.pop(failed.batch, None)
-        self._believed_ns.pop(failed.batch, None)
+        self._tallies.forget(failed.batch)
         if batch is not None:
             self._returned.append((now_ns, batch))
 
@@ -191,19 +167,6 @@ class Metrics:
                 if request in self._open:
                     self._waiting[request] = now_ns
         self._returned.clear()
-
-    def _compare(self, now_ns: int, batch: StartBatch) -> None:
-        held = self._holdings.get(batch.replica)
-        if held is None:
-            return
-        tally = self._tallies.setdefault((batch.stage, held.spec.variant), _Tally())
-        tally.requests += len(batch.requests)
-        started_ns, believed_ns = self._believed_ns.pop(batch.batch, (0, 0))
-        if believed_ns:
-            tally.batches += 1
-            tally.believed_ns += believed_ns
-            tally.actual_ns += now_ns - started_ns
-            tally.error += abs(now_ns - started_ns - believed_ns) / believed_ns
 
     # Replicas
 
@@ -225,42 +188,31 @@ class Metrics:
         self._holdings.release(now_ns, stopped.replica)
         for batch in [batch for batch in self._batches.values() if batch.replica == stopped.replica]:
             del self._batches[batch.batch]
-            self._believed_ns.pop(batch.batch, None)
+            self._tallies.forget(batch.batch)
             self._returned.append((now_ns, batch))
 
     # Seconds
 
     def _begin_seconds(self, now_ns: int) -> None:
         """Close the seconds that `now_ns` has left behind and open the one it is in."""
-        if not self._cores:
-            if self.start_ns is None:
-                self.start_ns = self._origin_ns = self._holdings.charged_ns = now_ns
-            self._second_end_ns = self._origin_ns
-            self._open_second()
-        while now_ns >= self._second_end_ns:
-            self._holdings.charge(self._second_end_ns)
-            self._cores[-1] = self._cores_since_mark(NS_PER_S)
-            self._settle()
-            self._queue[-1] = len(self._waiting)
-            self._second_mark = self._holdings.microcore_ns
-            self._open_second()
+        self._seconds.begin(now_ns, self._count_waiting)
+        self._second, self._second_end_ns = self._seconds.current, self._seconds.end_ns
 
-    def _cores_since_mark(self, passed_ns: int) -> float:
-        return (self._holdings.microcore_ns - self._second_mark) / MICROCORES / passed_ns
-
-    def _open_second(self) -> None:
-        self._second += 1
-        self._second_end_ns += NS_PER_S
-        for column in self._columns.values():
-            column.append(0)
-        self._cores.append(0.0)
+    def _count_waiting(self) -> int:
+        self._settle()
+        return len(self._waiting)
 
     # Answers
 
     @property
+    def start_ns(self) -> int | None:
+        """When the run begins; None before its first record where nobody said."""
+        return self._seconds.start_ns
+
+    @property
     def duration_s(self) -> float:
         """From the start to the last record."""
-        return (self.last_ns - self._origin_ns) / NS_PER_S
+        return (self.last_ns - self._seconds.origin_ns) / NS_PER_S
 
     @property
     def requests(self) -> int:
@@ -303,14 +255,7 @@ class Metrics:
     @property
     def accuracy(self) -> float | None:
         """Mean accuracy of the variants that computed, multiplied over the stages; None where one is unknown."""
-        by_stage: dict[str, list[tuple[float, int]]] = {}
-        for (stage, variant), tally in self._tallies.items():
-            accuracy = self._beliefs[stage, variant].accuracy if (stage, variant) in self._beliefs else None
-            if accuracy is None:
-                return None
-            by_stage.setdefault(stage, []).append((accuracy, tally.requests))
-        means = [math.fsum(a * n for a, n in seen) / sum(n for _, n in seen) for seen in by_stage.values()]
-        return math.prod(means) if means else None
+        return self._tallies.accuracy
 
     def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
         """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
@@ -323,36 +268,11 @@ class Metrics:
 
     def service_errors(self) -> list[ServiceError]:
         """Estimate against outcome per variant, where beliefs were given."""
-        return [
-            ServiceError(
-                stage=stage,
-                variant=variant,
-                batches=tally.batches,
-                believed_ms=tally.believed_ns / tally.batches / NS_PER_MS,
-                actual_ms=tally.actual_ns / tally.batches / NS_PER_MS,
-                mape=tally.error / tally.batches,
-            )
-            for (stage, variant), tally in sorted(self._tallies.items())
-            if tally.batches
-        ]
+        return self._tallies.service_errors()
 
     def seconds(self) -> list[Second]:
         """The run second by second; the last one may be incomplete."""
-        if not self._cores:
-            return []
-        self._holdings.charge(self.last_ns)
-        cores = list(self._cores)
-        part_ns = self.last_ns - (self._second_end_ns - NS_PER_S)
-        cores[-1] = self._cores_since_mark(part_ns) if part_ns else self._holdings.cores
-        self._settle()
-        queue = [*self._queue[:-1], len(self._waiting)]
-        ends = zip(self._served, self._late, self._dropped, self._rejected, self._failed, strict=True)
-        return [
-            Second(start_s, arrivals, *end, core, waiting, worst_ns / NS_PER_MS)
-            for start_s, (arrivals, end, core, waiting, worst_ns) in enumerate(
-                zip(self._arrivals, ends, cores, queue, self._worst, strict=True)
-            )
-        ]
+        return self._seconds.rows(self.last_ns, self._count_waiting())
 
     def row(self, *, system: str, seed: int | None, wall_s: float = 0.0, assumed: Iterable[str] = ()) -> RunRow:
         """The run in one row, as of the last record. A request without an end yet counts as not served."""
