@@ -126,3 +126,20 @@ def test_what_a_request_did_not_pass_it_cannot_be_given() -> None:
     with pytest.raises(ValueError, match="stage 'd' needs what 'b' or 'c' gives, which this request did not pass"):
         gather(held(), "d", 0, [(Source("b", 0), Source("c", 0))])
     assert answer(held(), [("y", (Source("b", 0),)), ("x", (Source(APPLICATION, 0),))]).keys() == {"x"}
+
+
+def test_where_parts_went_different_ways_each_gives_what_it_passed_last() -> None:
+    text = Port("text", "INT64", (-1, 1))
+    request = held()
+    request.rows["read"] = range(4)
+    for part in range(4):
+        keep(request, "read", part, [tensor([[part]])])
+    for part in (1, 3):
+        keep(request, "polish", part, [tensor([0]), tensor([[10 * part]])])
+    both = (Source("polish", 1, "joined", "read", text), Source("read", 0, "joined", "read", text))
+    assert numbers(gather(request, "tell", 0, [both])[0]) == [[0], [10], [2], [30]]
+    found = answer(request, [("text", both), ("polished", both[:1])])
+    assert {name: numbers(found) for name, found in found.items()} == {
+        "text": [[0], [10], [2], [30]],
+        "polished": [[10], [30]],
+    }

@@ -87,7 +87,11 @@ def _needed(held: Held, stage: str, part: int, sources: Sequence[Source]) -> Ten
 
 def _first(held: Held, part: int, sources: Sequence[Source]) -> Tensor | None:
     for source in sources:
-        tensor = _from(held, part, source)
+        if source.kind == "joined":
+            meeting = [other for other in sources if (other.kind, other.scope) == ("joined", source.scope)]
+            tensor = _joined(held, meeting)
+        else:
+            tensor = _from(held, part, source)
         if tensor is not None:
             return tensor
     return None
@@ -98,8 +102,6 @@ def _from(held: Held, part: int, source: Source) -> Tensor | None:
     if source.kind == "part":
         tensors = held.parts.get(source.stage, {}).get(part)
         return None if tensors is None else tensors[source.position]
-    if source.kind == "joined":
-        return _joined(held, source)
     whole = held.whole.get(source.stage)
     if whole is None:
         return None
@@ -107,20 +109,24 @@ def _from(held: Held, part: int, source: Source) -> Tensor | None:
     return tensor if source.kind == "whole" else _row(tensor, held.rows[source.scope][part])
 
 
-def _joined(held: Held, source: Source) -> Tensor | None:
-    """The outputs of all parts, one after the other in the order of parts; without any, no rows."""
-    if source.scope not in held.rows:
+def _joined(held: Held, sources: Sequence[Source]) -> Tensor | None:
+    """The outputs of all parts, one after the other in the order of parts: of each part from the first of these sources
+    that it passed. Without any, no rows."""
+    scope, port = sources[0].scope, sources[0].port
+    if scope not in held.rows:
         return None
-    ran = held.parts.get(source.stage, {})
-    tensors = [ran[part][source.position] for part in sorted(ran)]
-    assert source.port is not None
+    ran: dict[int, Tensor] = {}
+    for source in reversed(sources):
+        ran |= {part: tensors[source.position] for part, tensors in held.parts.get(source.stage, {}).items()}
+    tensors = [ran[part] for part in sorted(ran)]
+    assert port is not None
     if not tensors:
-        port = source.port
         return Tensor(port.datatype, (0, *(max(size, 0) for size in port.shape[1:])), b"")
     if len({tensor.shape[1:] for tensor in tensors}) > 1:
         shapes = sorted({tensor.shape[1:] for tensor in tensors})
+        stages = " or ".join(repr(source.stage) for source in sources)
         raise ValueError(
-            f"the parts' outputs {source.port.name!r} of stage {source.stage!r} cannot be joined: rows of the shapes "
+            f"the parts' outputs {port.name!r} of stage {stages} cannot be joined: rows of the shapes "
             f"{', '.join(str(list(shape)) for shape in shapes)}"
         )
     rows = sum(_rows(tensor) for tensor in tensors)
