@@ -10,7 +10,10 @@ from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.errors import InputError
 from sloop.events import Finished
+from sloop.log import FileLog
 from sloop.sim import World, simulate
+from sloop.sim.world import recorded_in
+from sloop.systems.recording import header_of
 from sloop.vocabulary import Outcome, Request
 from tests.sim.scene import graph_world, records_of
 
@@ -174,3 +177,17 @@ def test_requests_enter_where_their_paths_begin() -> None:
     assert set(enters) == {("a",), ("b",)}
     assert enters.count(("b",)) / len(enters) == pytest.approx(0.75, abs=0.08)
     assert simulate(played).played.open == 0
+
+
+def test_a_run_that_resembles_another_has_its_branches_and_parts(tmp_path: Path) -> None:
+    played = graph_world(STAGES, truth={"fan_out": {"read": [0, 7]}, "shares": {"check": 0.9}}, system=STATIC)
+    with FileLog(tmp_path / "log.jsonl", header_of(played.setup(), origin="sim")) as log:
+        simulate(played, [log])
+    recorded = recorded_in(tmp_path / "log.jsonl")
+    assert set(recorded.ways) == {"find", "read"}
+    again = replace(graph_world(STAGES, system=STATIC | {"replicas": 2}), seed=77, recorded=recorded)
+    before, after = ways_of(played)[0], ways_of(again)[0]
+    assert {visit: ways for visit, ways in after.items() if visit in before and visit[0] == "find"} == {
+        visit: ways for visit, ways in before.items() if visit in after and visit[0] == "find"
+    }
+    assert {ways[0] for visit, ways in after.items() if visit[0] == "find"} == {0, 7}

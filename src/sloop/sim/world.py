@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec import Struct
+
 from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
 from sloop.arrivals import Link, Trace, link_from, read_link, trace_from
@@ -19,16 +21,24 @@ from sloop.sim.truth.cold_start import ColdStart
 from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
 from sloop.sim.truth.network import Network
 from sloop.sim.truth.noise import Shape
-from sloop.sim.truth.recorded import as_recorded, runs_of
+from sloop.sim.truth.recorded import as_recorded, runs_of, ways_of
 from sloop.sim.truth.resize import Resize
 from sloop.sim.truth.service import Runs, Service, Variant
-from sloop.sim.truth.ways import Ways
+from sloop.sim.truth.ways import Ways, Went
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, s
 
-Recorded = Runs
-"""What a run's batches took, as those may call it who know nothing of `sim.truth`."""
-NOT_RECORDED: Final[Recorded] = {}
+
+class Recorded(Struct, frozen=True):
+    """What was true in a run that another one is to resemble."""
+
+    runs: Runs = {}  # msgspec makes a new one for each
+    """How long its batches took."""
+    ways: Went = {}
+    """Which way its requests went."""
+
+
+NOT_RECORDED: Final = Recorded()
 
 AS_DECLARED = Truth()
 """The truth of a scenario that says nothing of it."""
@@ -58,7 +68,7 @@ class World:
     errors: Mapping[Variant, float] = field(default_factory=dict)
     """True over believed durations, for variants where this differs from `truth.profile_error`."""
     recorded: Recorded = field(default_factory=lambda: NOT_RECORDED)
-    """How long batches took in a run that this world's are to resemble; goes before `truth.service`."""
+    """Of a run that this one is to resemble: goes before `truth.service`, and `fan_out` and `shares`."""
     shape: Shape = "normal"
     faults: Faults = NO_FAULTS
     origin: str = ""
@@ -102,14 +112,15 @@ class World:
             if variant.profile is not None
         }
         errors = dict.fromkeys(profiles, truth.profile_error) | dict(self.errors)
-        declared = ServiceTruth() if self.recorded else truth.service
+        runs = self.recorded.runs
+        declared = ServiceTruth() if runs else truth.service
         service = Service(
             self.seed,
-            as_recorded(profiles, self.recorded),
+            as_recorded(profiles, runs),
             shape=self.shape,
             cv=declared.cv,
             ratio=declared.ratio,
-            recorded=self.recorded,
+            recorded=runs,
             errors=errors,
         )
         start = truth.cold_start
@@ -143,12 +154,13 @@ class World:
 
     def _ways(self) -> Ways:
         truth = self.truth
-        return Ways(self.seed, self.application.graph, fan_out=truth.fan_out, shares=truth.shares)
+        graph, went = self.application.graph, self.recorded.ways
+        return Ways(self.seed, graph, fan_out=truth.fan_out, shares=truth.shares, recorded=went)
 
 
 def recorded_in(log: Path) -> Recorded:
-    """What the batches of a logged run took, for `World.recorded`. InputError where it is no log."""
-    return runs_of(read_log(log))
+    """What was true in a logged run, for `World.recorded`. InputError where it is no log."""
+    return Recorded(runs_of(read_log(log)), ways_of(read_log(log)))
 
 
 def _link(scenario: Scenario, folder: Path) -> Link | None:

@@ -9,7 +9,7 @@ from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
 from sloop.log import Record
 from sloop.profile import Profile, Quadratic, Sample
-from sloop.sim.truth.recorded import RUNS_MIN, as_recorded, runs_of
+from sloop.sim.truth.recorded import RUNS_MIN, as_recorded, runs_of, ways_of
 from sloop.sim.truth.service import Service
 from sloop.units import ms
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId
@@ -80,3 +80,26 @@ def test_between_recorded_cells_a_profile_of_promises_follows_them() -> None:
 def test_nothing_recorded_changes_nothing() -> None:
     assert as_recorded({A: PROFILE}, {}) == {A: PROFILE}
     assert as_recorded({A: PROFILE}, {A: {}}) == {A: PROFILE}
+
+
+def test_requests_and_parts_went_where_the_log_says() -> None:
+    def visits(batch: int, stage: str, *ids: int, parts: tuple[int, ...] = ()) -> StartBatch:
+        return StartBatch(BatchId(batch), R0, stage, tuple(map(RequestId, ids)), parts)
+
+    def done(batch: int, *ways: tuple[int, ...]) -> Finished:
+        return Finished(BatchId(batch), R0, ms(1), ways)
+
+    records: list[Record] = [
+        visits(0, "find", 4, 7),
+        done(0, (3, 1), (0, 1)),
+        done(0, (9, 9), (9, 9)),
+        visits(1, "read", 4, 4, parts=(0, 2)),
+        done(1, (1,), (0,)),
+        visits(2, "tell", 4),
+        done(2),
+        visits(3, "find", 8),
+    ]
+    assert ways_of((0, record) for record in records) == {
+        "find": {(4, 0): (3, 1), (7, 0): (0, 1)},
+        "read": {(4, 0): (1,), (4, 2): (0,)},
+    }

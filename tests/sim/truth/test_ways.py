@@ -210,3 +210,14 @@ def test_a_path_may_lead_through_parts() -> None:
     paths = (Path(("a", "b", "c"), 1, 0.5), Path(("a", "c"), 1, 0.5))
     ways = Ways(1, Graph(steps, paths, 1), fan_out={"b": (3,)})
     assert set(taken(ways, "a", range(500))) == {(3, 0), (0, 1)}
+
+
+def test_as_recorded_requests_go_where_they_went_and_others_like_one_of_them() -> None:
+    went = {"b": {(0, 0): (0,), (0, 1): (1,)}, "a": {(id, 0): (count,) for id, count in enumerate((2, 0, 7, 7))}}
+    ways = Ways(5, INSIDE, fan_out={"b": (1,)}, shares={"c": 1.0}, recorded=went)
+    assert taken(ways, "a", range(4)) == ((2,), (0,), (7,), (7,))
+    assert taken(ways, "b", [0, 0], (1, 0)) == ((1,), (0,))
+    others = Counter(taken(ways, "a", range(4, MANY + 4)))
+    assert others.keys() == {(2,), (0,), (7,)}
+    assert is_near(others[7,], 0.5)
+    assert not taken(ways, "d", [0])

@@ -1,4 +1,4 @@
-"""Truth from a recorded run: how long its batches took, by variant, size and cores.
+"""Truth from a recorded run: how long its batches took, by variant, size and cores, and which way its requests went.
 
 Promises the run's own durations where it ran often enough, and profiles that follow them in between and are the given
 ones elsewhere. What a live server's log says of this machine on that day is the best calibration there is; a policy
@@ -17,6 +17,7 @@ from sloop.log import Record
 from sloop.profile import Profile, Sample
 from sloop.profile.sample import sample_of
 from sloop.sim.truth.service import Runs, Variant, is_measured
+from sloop.sim.truth.ways import Went
 from sloop.vocabulary import BatchId, ReplicaId
 
 RUNS_MIN: Final = 20
@@ -47,6 +48,19 @@ def runs_of(records: Iterable[tuple[int, Record]]) -> Runs:
         variant: {cell: runs_ns for cell, runs_ns in cells.items() if len(runs_ns) >= RUNS_MIN}
         for variant, cells in found.items()
     }
+
+
+def ways_of(records: Iterable[tuple[int, Record]]) -> Went:
+    """Which edges the requests of a log, and their parts, took when they left a stage where requests part."""
+    found: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
+    started: dict[BatchId, StartBatch] = {}
+    for _, record in records:
+        if isinstance(record, StartBatch):
+            started[record.batch] = record
+        elif isinstance(record, Finished) and (order := started.pop(record.batch, None)) is not None:
+            visits = zip(order.requests, order.parts or (0,) * len(order.requests), strict=True)
+            found[order.stage] |= dict(zip(visits, record.ways, strict=False))
+    return {stage: went for stage, went in found.items() if went}
 
 
 def as_recorded(profiles: Mapping[Variant, Profile], runs: Runs) -> dict[Variant, Profile]:

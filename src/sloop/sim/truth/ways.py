@@ -22,6 +22,9 @@ from sloop.sim.truth.network import Arrival
 from sloop.streams import stream
 from sloop.vocabulary import Path, RequestId
 
+Went = Mapping[str, Mapping[tuple[int, int], tuple[int, ...]]]
+"""Per stage, by request and part: how many parts took each edge away from it in some run."""
+
 Taken = tuple[tuple[int, ...], ...]
 """Per request of a batch, per edge: how many parts take it."""
 
@@ -36,7 +39,8 @@ class Ways:
 
     `fan_out` says for stages with `each` how many parts there are, each of the numbers being equally likely; `shares`
     for stages with `when` how many really take them: what is left goes to the alternatives it does not name, and to
-    none, as the application has it.
+    none, as the application has it. From stages that `recorded` knows, requests go as the one of their number did
+    there, or if there was none, as any of them.
     """
 
     def __init__(
@@ -46,11 +50,14 @@ class Ways:
         *,
         fan_out: Mapping[str, Sequence[int]] | None = None,
         shares: Mapping[str, float] | None = None,
+        recorded: Went | None = None,
     ) -> None:
         self._seed = seed
         self._graph = graph
         self._chances = _chances(graph, shares or {})
         self._counts = dict(fan_out or {})
+        self._recorded = recorded or {}
+        self._seen = {stage: list(went.values()) for stage, went in self._recorded.items()}
         self._tables = {step.name: _poisson(step.each) for step in graph.steps.values() if step.each is not None}
         self._bounds = list(accumulate(path.share for path in graph.ways))
         self._deciding = {
@@ -84,6 +91,8 @@ class Ways:
 
     def _of(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
         random = stream(self._seed, f"ways/{stage}/{request}/{part}")
+        if stage in self._seen:
+            return self._recorded[stage].get((request, part)) or random.choice(self._seen[stage])
         steps = set(pairwise(self._path(request).stages)) if self._graph.ways else None
         chances: dict[str, float] = {}
         decided: dict[object, bool] = {}
