@@ -12,13 +12,13 @@ from random import Random
 from typing import NamedTuple
 
 from benchmarks.notebook import arguments, publish, table
-from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView
+from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.policies.batch.deadline import Deadline
 from sloop.policies.build import build
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
 BELIEF = Estimate(YOLOV5S_S)
 
@@ -48,9 +48,20 @@ def view_of(count: int, slack_ms: float, random: Random, seconds: int = 60) -> C
         for n, left in enumerate(sorted(slack_ns[0]))
     ]
     replicas = tuple(ReplicaView(ReplicaId(n), ReplicaSpec("m", "v", 1.0, "n"), Life.READY, 0, 0) for n in range(4))
-    stage = StageView("m", s(1), (), {"v": BELIEF}, replicas, tuple(queue), 0, buckets, s(1))
-    node = NodeView(Node("n", "local", 64, 1 << 30), 64, 1 << 30, {})
-    return ClusterView((stage,), (node,), None, {"m": float(count)})
+    stage = StageView(
+        name="m",
+        slo_ns=s(1),
+        after=(),
+        variants={"v": BELIEF},
+        replicas=replicas,
+        queue=tuple(queue),
+        running=0,
+        buckets=buckets,
+        bucket_ns=s(1),
+    )
+    node, rps = NodeView(Node("n", "local", 64, 1 << 30), 64, 1 << 30, {}), float(count)
+    door = Traffic(buckets=buckets, bucket_ns=s(1))
+    return ClusterView((stage,), (node,), None, {"m": rps}, door, rps, (Path(("m",), s(1)),))
 
 
 def timed(decide: Callable[[], object], rounds: int, target_ms: float | None = None) -> Timed:
