@@ -74,3 +74,16 @@ def test_what_is_no_log_is_refused(scenario: Path) -> None:
     result = CliRunner().invoke(main, ["simulate", str(scenario), "--recorded", str(scenario)])
     assert result.exit_code == 1
     assert "log" in result.stderr
+
+
+def test_a_graph_is_shown_stage_by_stage(scenario: Path) -> None:
+    stages = "  - {name: look, profile: ResNet-T}\n  - {name: read, after: look, each: {mean: 2}, profile: ResNet-T}\n"
+    scenario.write_text(scenario.read_text().replace("  - name: classify\n    profile: ResNet-T\n", stages))
+    result = CliRunner().invoke(main, ["simulate", str(scenario), "--json"])
+    (first, _) = json.loads(result.stdout)["runs"]
+    assert [stage["stage"] for stage in first["stages"]] == ["look", "read"]
+    assert first["stages"][1]["visits"] > first["stages"][0]["visits"]
+    assert sum(route["answered"] for route in first["routes"]) == first["served"] + first["late"]
+    shown = CliRunner().invoke(main, ["simulate", str(scenario)]).stdout
+    assert "Stage by stage" in shown
+    assert "look, read" in shown

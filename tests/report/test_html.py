@@ -2,11 +2,14 @@
 
 from html.parser import HTMLParser
 
+from msgspec import structs
+
 from sloop.actions import Decided
 from sloop.log import Header, Record
 from sloop.report.explain import reasons
 from sloop.report.html import DECISIONS_MAX, Decisions, Section, page, run_page
 from sloop.report.metrics import Metrics, fold
+from sloop.report.rows import RouteRow, StageRow
 from sloop.report.tables import Table
 
 Rows = list[tuple[int, Record]]
@@ -104,3 +107,29 @@ def test_decisions_are_bounded() -> None:
     assert (len(decisions.notes), decisions.left_out) == (DECISIONS_MAX, 7)
     text = run_page("Many", [(Metrics().row(system="x", seed=0), Metrics())], decisions=decisions)
     assert "7 more are in the log" in text
+
+
+def test_a_graph_has_a_row_for_each_stage_and_each_way() -> None:
+    stages = tuple(
+        StageRow(
+            stage=name,
+            visits=9,
+            mean_wait_ms=None,
+            max_wait_ms=None,
+            batches=0,
+            mean_batch=None,
+            max_batch=0,
+            dropped=0,
+            rejected=0,
+            failed=0,
+        )
+        for name in ("cut", "read <it>")
+    )
+    route = RouteRow(stages=("cut",), slo_ms=77.0, answered=4, served=3, mean_ms=20.0, p99_ms=90.0)
+    metrics = Metrics()
+    row = structs.replace(metrics.row(system="x", seed=0), stages=stages, routes=(route,))
+    text = run_page("Graph", [(row, metrics)], slo_ms=200)
+    reader = read(text)
+    for said in ("Stages", "Stage by stage", "Ways through the graph", "read <it>", "77"):
+        assert said in reader.text
+    assert "Stages" not in read(run_page("One", [(metrics.row(system="x", seed=0), metrics)])).text

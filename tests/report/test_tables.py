@@ -2,11 +2,13 @@
 
 import io
 
+from msgspec import structs
 from rich.console import Console
 
 from sloop.log import Record
 from sloop.report import tables
 from sloop.report.metrics import Metrics, fold
+from sloop.report.rows import RouteRow, StageRow
 from sloop.report.tables import Table, as_markdown, as_rich, as_text, shown
 
 TABLE = Table(
@@ -58,3 +60,26 @@ def test_tables_of_a_run(story: list[tuple[int, Record]]) -> None:
     assert tables.waits([("none", Metrics())]).rows[0][4] == 0
     assert [row[0] for row in tables.worst_seconds(metrics.seconds()).rows] == [1, 0]
     assert tables.beliefs(metrics.service_errors()).rows == ()
+
+
+STAGE = StageRow(
+    stage="read", visits=9, mean_wait_ms=1.5, max_wait_ms=4.0, batches=3, mean_batch=3.0, max_batch=4, dropped=1,
+    rejected=0, failed=2,
+)  # fmt: skip
+ROUTE = RouteRow(stages=("cut", "read"), slo_ms=80.0, answered=4, served=3, mean_ms=20.0, p99_ms=90.0)
+
+
+def test_stages_and_ways_of_one_run_and_of_several() -> None:
+    row = structs.replace(
+        Metrics().row(system="x", seed=0),
+        requests=8,
+        stages=(STAGE,),
+        routes=(ROUTE, structs.replace(ROUTE, stages=())),
+    )
+    assert tables.stages([("x", row)]).rows == (("read", 9, 1.5, 4.0, 3, 3.0, 4, 1, 0, 2),)
+    ways = tables.routes([("x", row)])
+    assert ways.rows[0] == ("cut, read", 4, 50.0, 75.0, 80.0, 20.0, 90.0)
+    assert ways.rows[1][0] == "rarer ones"
+    several = tables.stages([("x", row), ("y", row)])
+    assert several.columns[0] == "system"
+    assert [row[:2] for row in several.rows] == [("x", "read"), ("y", "read")]

@@ -44,4 +44,8 @@ def simulate(scenario: Path, names: str | None, seed: int | None, log: Path | No
 def shown(rows: list[RunRow]) -> list[RenderableType]:
     """Runs side by side."""
     assumed = sorted({line for row in rows for line in row.assumed})
-    return [table(tables.ends(rows)), table(tables.costs(rows)), *(f"leans on {line}" for line in assumed)]
+    graphs = [(row.system, row) for row in rows if len(row.stages) > 1]
+    made: list[RenderableType] = [table(tables.ends(rows)), table(tables.costs(rows))]
+    if graphs:
+        made += [table(tables.stages(graphs)), table(tables.routes(graphs))]
+    return [*made, *(f"leans on {line}" for line in assumed)]

@@ -81,8 +81,10 @@ def timeline(runs: Mapping[str, Metrics], *, name: str = "timeline", title: str 
     )
 
 
-def latency_cdf(runs: Mapping[str, Metrics], *, slo_ms: float | None = None, name: str = "latency") -> Figure:
-    """Which share of answered requests took at most how long."""
+def latency_cdf(
+    runs: Mapping[str, Metrics], *, slo_ms: float | None = None, others_ms: Iterable[float] = (), name: str = "latency"
+) -> Figure:
+    """Which share of answered requests took at most how long. `others_ms` are deadlines of single paths."""
     answered = {label: metrics for label, metrics in runs.items() if metrics.latencies_ns}
     series = tuple(
         Series(label, tuple(metrics.latency_ms(QUANTILES)), tuple(100 * share for share in QUANTILES))
@@ -90,6 +92,7 @@ def latency_cdf(runs: Mapping[str, Metrics], *, slo_ms: float | None = None, nam
     )
     p99 = "; ".join(f"{label} p99 {metrics.latency_ms([0.99])[0]:.0f} ms" for label, metrics in answered.items())
     marks = () if slo_ms is None else (Mark(f"SLO {slo_ms:g} ms", "x", slo_ms),)
+    marks += tuple(Mark(f"path {other_ms:g} ms", "x", other_ms) for other_ms in others_ms)
     return Figure(
         name=name,
         title="End-to-end latency",

@@ -79,13 +79,19 @@ def run_page(
     """The page of one run or of several in the same world; `decisions` and `reasons` are those of the first."""
     rows = [row for row, _ in runs]
     named = _named(runs)
+    others_ms = sorted({route.slo_ms for row in rows for route in row.routes} - {slo_ms})
     sections = [
         Section(title="Summary", text=(_summary(rows),), tables=(tables.ends(rows), tables.costs(rows))),
         Section(title="Over time", figures=(timeline(named),)),
-        Section(title="Latency", figures=(latency_cdf(named, slo_ms=slo_ms),), tables=(tables.waits(named.items()),)),
+        Section(
+            title="Latency",
+            figures=(latency_cdf(named, slo_ms=slo_ms, others_ms=others_ms),),
+            tables=(tables.waits(named.items()),),
+        ),
     ]
     if len(rows) > 1:
         sections.insert(1, Section(title="Comparison", figures=(comparison(rows),)))
+    sections[-1:-1] = _stage_sections([(label, row) for label, row in zip(named, rows, strict=True)])
     sections += _belief_sections(named)
     sections += _worst_sections(named)
     found = tuple((r.outcome, r.why, r.count, r.first_request, r.first_s) for r in reasons)
@@ -166,6 +172,17 @@ def _named(runs: Sequence[tuple[RunRow, Metrics]]) -> dict[str, Metrics]:
         row.system if systems.count(row.system) == 1 else f"{row.system} {place}": metrics
         for place, (row, metrics) in enumerate(runs)
     }
+
+
+def _stage_sections(runs: Sequence[tuple[str, RunRow]]) -> list[Section]:
+    """For applications of several stages: where requests waited and were lost, and which ways they took."""
+    if not any(row.routes or len(row.stages) > 1 for _, row in runs):
+        return []
+    text = (
+        "A visit is a request, or a part of one, at a stage. Requests take different ways where stages branch off; a "
+        "way has a deadline of its own where the application gives it one."
+    )
+    return [Section(title="Stages", text=(text,), tables=(tables.stages(runs), tables.routes(runs)))]
 
 
 def _belief_sections(named: Mapping[str, Metrics]) -> list[Section]:

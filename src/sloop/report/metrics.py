@@ -7,7 +7,8 @@ Knows no truth of a simulator: beliefs are what the policies believed, outcomes 
 A request counts in the second in which it arrived, whenever it ends, so that a second's shares add up to its arrivals.
 Latency is end to end, from `sent_ns` to the answer, over answered requests (served and late); a quantile is the
 smallest latency that at least that share of them do not exceed. Waiting is from arrival, or from the finish of the
-stage before, to the start of the batch; where stages run in parallel, a request waits once.
+stage before, to the start of the batch. Told the graph of an application of several stages, it follows every visit of
+branches and parts (see `visits`); otherwise a request waits in one place at a time.
 """
 
 import math
@@ -19,19 +20,23 @@ from typing import Any, Final
 import numpy as np
 
 from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
+from sloop.app.graph import Graph
 from sloop.core.views import Belief
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped, Resized
 from sloop.log import Record
 from sloop.report.holdings import Holdings
-from sloop.report.rows import RunRow, Second, ServiceError
+from sloop.report.rows import RouteRow, RunRow, Second, ServiceError, StageRow
 from sloop.report.seconds import COLUMNS, Seconds
 from sloop.report.tallies import Tallies
+from sloop.report.visits import Visits
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.vocabulary import BatchId, Node, Outcome, Request, RequestId
 
 _SERVED: Final = Outcome.SERVED
 _LATE: Final = Outcome.LATE
 """Bound once: looking a member up in its enumeration costs as much as the rest of a request's end."""
+
+Fold = Callable[[int, Any], None]
 
 
 class Metrics:
@@ -40,7 +45,7 @@ class Metrics:
     `nodes` give prices; `beliefs` by (stage, variant) give the estimates to compare with outcomes, and accuracies;
     they are asked and never taught, so fresh ones stand for what the profiles say.
     `start_ns` is when the run begins, by default the instant of its first record. With `whole_nodes`, every node that
-    holds a replica is paid in full.
+    holds a replica is paid in full. `graph` is the application's; without it nothing is said of its stages.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Metrics:
         beliefs: Mapping[tuple[str, str], Belief] | None = None,
         start_ns: int | None = None,
         whole_nodes: bool = False,
+        graph: Graph | None = None,
     ) -> None:
         self.latencies_ns: array[int] = array("q")
         self.batch_sizes: Counter[int] = Counter()
@@ -57,6 +63,9 @@ class Metrics:
         self.last_ns = start_ns or 0
         self._holdings = Holdings(nodes, whole_nodes=whole_nodes)
         self._tallies = Tallies(beliefs or {})
+        self._graph = graph
+        accuracies = {key: belief.accuracy for key, belief in (beliefs or {}).items()}
+        self._visits = Visits(graph, accuracies) if graph is not None and len(graph.steps) > 1 else None
         self._believes = bool(beliefs)
         self._open: dict[RequestId, tuple[int, int]] = {}
         self._returned: list[tuple[int, StartBatch]] = []
@@ -79,7 +88,7 @@ class Metrics:
         ) = (self._columns[name] for name in COLUMNS)
         self._second = self._seconds.current
         self._second_end_ns = self._seconds.end_ns
-        folds: dict[type, Callable[[int, Any], None]] = {
+        folds: dict[type, Fold] = {
             Request: self._arrive,
             End: self._end,
             StartBatch: self._start_batch,
@@ -91,6 +100,9 @@ class Metrics:
             ReplicaStopped: self._stop_replica,
             ReplicaLost: self._stop_replica,
         }
+        if self._visits is not None:
+            for kind, fold_graph in self._graph_folds(self._visits).items():
+                folds[kind] = _both(fold_graph, folds[kind])
         self._fold_of = folds.get
 
     def append(self, now_ns: int, record: Record) -> None:
@@ -101,6 +113,39 @@ class Metrics:
         fold = self._fold_of(type(record))
         if fold is not None:
             fold(now_ns, record)
+
+    def _graph_folds(self, visits: Visits) -> dict[type, Fold]:
+        """What a graph's visits are told beforehand; applications of one stage do not pay for it."""
+
+        def end(now_ns: int, end: End) -> None:
+            sent_ns, _ = self._open.get(end.request, (now_ns, 0))
+            visits.end(end, now_ns - sent_ns)
+
+        def finish(now_ns: int, finished: Finished) -> None:
+            batch = self._batches.get(finished.batch)
+            if batch is not None:
+                held = self._holdings.get(batch.replica)
+                visits.finish(now_ns, batch, finished.ways, held.spec.variant if held else None)
+
+        def fail(now_ns: int, failed: BatchFailed) -> None:
+            batch = self._batches.get(failed.batch)
+            if batch is not None:
+                visits.lose(now_ns, batch)
+
+        def stop(now_ns: int, stopped: ReplicaStopped | ReplicaLost) -> None:
+            for batch in self._batches.values():
+                if batch.replica == stopped.replica:
+                    visits.lose(now_ns, batch)
+
+        return {
+            Request: visits.begin,
+            End: end,
+            StartBatch: visits.start,
+            Finished: finish,
+            BatchFailed: fail,
+            ReplicaStopped: stop,
+            ReplicaLost: stop,
+        }
 
     # Requests
 
@@ -199,6 +244,8 @@ class Metrics:
         self._second, self._second_end_ns = self._seconds.current, self._seconds.end_ns
 
     def _count_waiting(self) -> int:
+        if self._visits is not None:
+            return self._visits.waiting
         self._settle()
         return len(self._waiting)
 
@@ -239,12 +286,14 @@ class Metrics:
     @property
     def wait_mean_ms(self) -> float:
         """Mean time in a queue, per visit to one."""
-        return self._wait_sum_ns / self._waits / NS_PER_MS if self._waits else 0.0
+        of = self._visits
+        waits, sum_ns = (of.waits, of.wait_sum_ns) if of is not None else (self._waits, self._wait_sum_ns)
+        return sum_ns / waits / NS_PER_MS if waits else 0.0
 
     @property
     def wait_max_ms(self) -> float:
         """Longest time in a queue."""
-        return self._wait_max_ns / NS_PER_MS
+        return (self._wait_max_ns if self._visits is None else self._visits.wait_max_ns) / NS_PER_MS
 
     @property
     def batch_mean(self) -> float:
@@ -254,8 +303,34 @@ class Metrics:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean accuracy of the variants that computed, multiplied over the stages; None where one is unknown."""
-        return self._tallies.accuracy
+        """As requests experience it: the mean, over those answered, of the accuracies of what computed them, multiplied
+        over the stages they visited. Without a graph, the stages' means multiplied. None where one is unknown."""
+        return self._tallies.accuracy if self._visits is None else self._visits.accuracy
+
+    def stages(self) -> list[StageRow]:
+        """What each stage saw; empty where the application's graph is not known."""
+        if self._visits is not None:
+            return self._visits.stages()
+        batches = self.batch_sizes.total()
+        return [
+            StageRow(
+                stage=name,
+                visits=self._waits,
+                mean_wait_ms=self.wait_mean_ms if self._waits else None,
+                max_wait_ms=self.wait_max_ms if self._waits else None,
+                batches=batches,
+                mean_batch=self.batch_mean if batches else None,
+                max_batch=max(self.batch_sizes, default=0),
+                dropped=sum(self._dropped),
+                rejected=sum(self._rejected),
+                failed=sum(self._failed),
+            )
+            for name in (self._graph.steps if self._graph is not None else ())
+        ]
+
+    def routes(self) -> list[RouteRow]:
+        """Which ways requests took through an application of several stages, whose graph is known."""
+        return self._visits.routes() if self._visits is not None else []
 
     def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
         """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
@@ -299,7 +374,17 @@ class Metrics:
             cold_starts=self.cold_starts,
             wall_s=wall_s,
             assumed=tuple(assumed),
+            stages=tuple(self.stages()),
+            routes=tuple(self.routes()),
         )
+
+
+def _both(one: Fold, other: Fold) -> Fold:
+    def fold(now_ns: int, record: Record) -> None:
+        one(now_ns, record)
+        other(now_ns, record)
+
+    return fold
 
 
 def fold(records: Iterable[tuple[int, Record]], metrics: Metrics) -> Metrics:

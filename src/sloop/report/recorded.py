@@ -27,7 +27,7 @@ def report(log: RecordedLog) -> Recorded:
     setup, header = rebuild(log.header), log.header
     application = setup.application
     start_ns = 0 if header.origin == "sim" else None
-    metrics = Metrics(nodes=application.cluster, beliefs=setup.beliefs, start_ns=start_ns)
+    metrics = Metrics(nodes=application.cluster, beliefs=setup.beliefs, start_ns=start_ns, graph=application.graph)
     assumptions, decisions = Assumptions(application), Decisions()
     for now_ns, record in log:
         metrics.append(now_ns, record)

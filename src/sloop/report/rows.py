@@ -3,6 +3,34 @@
 from msgspec import Struct
 
 
+class StageRow(Struct, frozen=True, kw_only=True):
+    """What one stage of a run saw. None where nothing came."""
+
+    stage: str
+    visits: int
+    """Waits that ended in a batch: one for each request, or part of one, that came so far."""
+    mean_wait_ms: float | None
+    max_wait_ms: float | None
+    batches: int
+    mean_batch: float | None
+    max_batch: int
+    dropped: int
+    rejected: int
+    failed: int
+
+
+class RouteRow(Struct, frozen=True, kw_only=True):
+    """Answers to requests that visited the same stages; of rare routes together, `stages` is empty."""
+
+    stages: tuple[str, ...]
+    slo_ms: float
+    """The path's own deadline where the application has one, else the application's."""
+    answered: int
+    served: int
+    mean_ms: float
+    p99_ms: float
+
+
 class RunRow(Struct, frozen=True, kw_only=True):
     """One run in one row: the keys of `sloop simulate --json`. Latencies are None where nothing was answered."""
 
@@ -26,6 +54,10 @@ class RunRow(Struct, frozen=True, kw_only=True):
     wall_s: float
     assumed: tuple[str, ...] = ()
     """What this run leaned on that nobody measured, each with its reason (law 7)."""
+    stages: tuple[StageRow, ...] = ()
+    """Where the application is known, each of its stages."""
+    routes: tuple[RouteRow, ...] = ()
+    """Where it has several, the ways that requests took."""
 
     @property
     def violations(self) -> float:
@@ -46,7 +78,7 @@ class Second(Struct, frozen=True):
     cores: float
     """Allocated, mean over the second."""
     queue: int
-    """Requests waiting at its end."""
+    """Requests waiting at its end; in an application of several stages, visits to them."""
     worst_ms: float
     """The longest latency of its answered requests; 0 where there is none."""
 

@@ -50,7 +50,7 @@ def play(
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = set_up(scenario.application, choice)
-    metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0)
+    metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0, graph=setup.application.graph)
     assumptions = Assumptions(setup.application)
     started_ns = time.perf_counter_ns()
     with ExitStack() as files:

@@ -114,6 +114,44 @@ def waits(runs: Iterable[tuple[str, Metrics]]) -> Table:
     )
 
 
+def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
+    """What each stage of an application saw, one run after another; with several, each line says whose it is."""
+    several = len(runs) > 1
+    columns = ("stage", "visits", "mean wait ms", "longest wait ms", "batches", "mean batch", "largest batch")
+    return Table(
+        "Stage by stage",
+        (*(("system",) if several else ()), *columns, "dropped", "rejected", "failed"),
+        tuple(
+            (
+                *((label,) if several else ()),
+                *(r.stage, r.visits, r.mean_wait_ms, r.max_wait_ms, r.batches, r.mean_batch, r.max_batch),
+                *(r.dropped, r.rejected, r.failed),
+            )
+            for label, row in runs
+            for r in row.stages
+        ),
+    )
+
+
+def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
+    """Which ways answered requests took through an application of several stages, and whether in time."""
+    several = len(runs) > 1
+    columns = ("stages visited", "answered", "% of all", "in time %", "deadline ms", "mean ms", "p99 ms")
+    return Table(
+        "Ways through the graph",
+        (*(("system",) if several else ()), *columns),
+        tuple(
+            (
+                *((label,) if several else ()),
+                *(", ".join(r.stages) or "rarer ones", r.answered, 100 * r.answered / max(1, row.requests)),
+                *(100 * r.served / r.answered, r.slo_ms, r.mean_ms, r.p99_ms),
+            )
+            for label, row in runs
+            for r in row.routes
+        ),
+    )
+
+
 def beliefs(errors: Iterable[ServiceError]) -> Table:
     """Estimate and outcome side by side (law 2)."""
     return Table(
