@@ -147,4 +147,4 @@ def test_the_simulated_world_is_that_application_under_bursts() -> None:
     assert scenario.application.graph.edges == load_application(FOLDER / "ocr.yaml").graph.edges
     rows = {choice.label: play(scenario, choice).row for choice in scenario.systems}
     assert rows["static"].attainment < 0.9
-    assert rows["biscale"].attainment > rows["early-drop"].attainment > rows["static"].attainment
+    assert min(rows["biscale"].attainment, rows["early-drop"].attainment) > 0.95
