@@ -18,7 +18,6 @@ import pytest
 from sloop.app.load import load_application, load_scenario
 from sloop.authored import module_in
 from sloop.cli import main
-from sloop.profile.examine import examine
 from sloop.profile.session import Session, open_model
 from sloop.report.simulated import play
 
@@ -122,12 +121,6 @@ def test_a_user_serves_it_and_reads_what_was_drawn(tmp_path: Path) -> None:
     assert int(counted[1]) >= 0.95 * int(counted[2]), said.stdout
 
 
-@pytest.mark.live
-def test_rows_are_said_to_be_joinable_where_they_are() -> None:
-    assert examine(FOLDER / "detect.py")[1]
-    assert examine(FOLDER / "recognise.py")[1] == ""
-
-
 def shown_commands() -> list[list[str]]:
     shell = re.findall(
         r"^```sh\n(.*?)^```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
@@ -145,6 +138,6 @@ def test_commands_shown_parse(words: list[str]) -> None:
 def test_the_simulated_world_is_that_application_under_bursts() -> None:
     scenario = load_scenario(FOLDER / "bursts.yaml")
     assert scenario.application.graph.edges == load_application(FOLDER / "ocr.yaml").graph.edges
-    rows = {choice.label: play(scenario, choice).row for choice in scenario.systems}
+    rows = {choice.label: play(scenario, choice).row for choice in scenario.systems if choice.label != "fa2"}
     assert rows["static"].attainment < 0.9
     assert min(rows["biscale"].attainment, rows["early-drop"].attainment) > 0.95
