@@ -171,7 +171,8 @@ def _ordering(results: Results, name: str) -> list[Row]:
     ordered = means[0] <= means[1] + EQUAL and means[1] <= means[2] + EQUAL
     made = []
     for policy, found in missed.items():
-        claim = Claim(experiment=f"D: {name}", metric=f"violations, {policy}, steady_high", unit="%")
+        note = "" if any(means) else "nobody misses any"
+        claim = Claim(experiment=f"D: {name}", metric=f"violations, {policy}, steady_high", unit="%", note=note)
         made.append(shaped(claim, found, shape=ordered, expect="FA2-low ≤ IPA ≤ FA2-high"))
     between = [
         low - EQUAL <= own <= high + EQUAL
