@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sloop.report.reproduce import biscale, reproduce, twitter
+from sloop.report.reproduce.biscale import threads
 from tests.report.reproduce.biscale.conftest import made_up
 
 
@@ -12,6 +13,7 @@ from tests.report.reproduce.biscale.conftest import made_up
 def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(biscale, "play", made_up)
     monkeypatch.setattr(twitter, "held_out", lambda data: twitter.biscale("video", data))
+    monkeypatch.setattr(threads, "rows", list)
     heard: list[float] = []
     found = reproduce("biscale", quick=quick, data=tmp_path, processes=1, progress=lambda share, _: heard.append(share))
     assert heard[-1] == 1.0

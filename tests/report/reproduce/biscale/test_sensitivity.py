@@ -9,7 +9,9 @@ def test_rows_from_made_up_outcomes(results: Results) -> None:
     rows = {(row.experiment, row.metric): row for row in sensitivity.rows(results, quick=False)}
     assert rows["bound C", "video: all replicas have one core again, median"].ours == 85
     assert rows["bound C", "video: seeds whose cores rise 1.5 times within 3 s of the jump"].ours == 100
-    assert rows["bound C", "video: FA2's first core after the jump"].verdict == "off"  # made up to be as quick
+    assert (
+        rows["bound C", "video: FA2's cores have risen 1.5 times, after the jump"].verdict == "off"
+    )  # made up to be as quick
     assert rows["bound C", "video: cores on the plateau over the peak"].ours == 50
     assert rows["bound D", "fa2: least step from 1 × to 3 × to never"].ours == 1
     assert rows["E6 dropping", "violations in the first 100 s, vertical, never"].verdict == "reproduced"

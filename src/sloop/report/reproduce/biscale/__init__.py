@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import structs
 
 from sloop.report.reproduce import twitter
-from sloop.report.reproduce.biscale import evaluation, offline, pictures, sensitivity
+from sloop.report.reproduce.biscale import evaluation, offline, pictures, sensitivity, threads
 from sloop.report.reproduce.biscale.trials import CORES, Results, Trial, Wanted, excerpt_of, play, seeded
 from sloop.report.reproduce.outcome import Reproduction
 from sloop.report.reproduce.parallel import Progress, each, silent
@@ -31,7 +31,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     played = [*evaluation.rows(results, quick=quick), *sensitivity.rows(results, quick=quick)]
     excerpt = excerpt_of("video", folder)
     later = None if quick else twitter.held_out(data)
-    rows = [*offline.rows(later), *(played if excerpt.is_measured else map(_on_a_stand_in, played))]
+    rows = [*offline.rows(later), *threads.rows(), *(played if excerpt.is_measured else map(_on_a_stand_in, played))]
     assumed = [
         "seven models: fits to published P99 latencies (Biscale's artefact); true durations vary by 5 % around them",
         f"one node of {CORES:g} cores: no limit of room",

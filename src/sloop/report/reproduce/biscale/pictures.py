@@ -7,6 +7,8 @@ from sloop.report.reproduce.biscale.evaluation import GROUP, KINDS, NAMES, PUBLI
 from sloop.report.reproduce.biscale.sensitivity import FIRST_S, JUMP_S, RULES, burst, dropping
 from sloop.report.reproduce.biscale.trials import Outcome, Results, excerpt_of
 
+BAR = 0.27
+"""Of a group of three, in units of the distance between groups."""
 LABELS = {"biscale": "Biscale", "fa2": "FA2", "vertical": "vertical-only"}
 
 
@@ -29,10 +31,8 @@ def _bars(results: Results) -> Figure:
         lows, highs = tuple(map(min, found)), tuple(map(max, found))
         violations.append(Series(LABELS[kind], places, tuple(map(mean, found)), "bars", lows, highs))
         cores.append(Series(LABELS[kind], places, tuple(map(mean, held)), "bars"))
-    printed = tuple(
-        Series(f"{LABELS[kind]}, printed", places, tuple(PUBLISHED[name][index] for name in NAMES), "points")
-        for index, kind in enumerate(KINDS)
-    )
+    pairs = [(place + shift * BAR, known) for place, name in enumerate(NAMES) for shift, known in _printed(name)]
+    printed = Series("as printed", tuple(x for x, _ in pairs), tuple(y for _, y in pairs), "points")
     said = "; ".join(
         f"{name}: " + ", ".join(f"{LABELS[k]} {v.y[at]:.2f} %" for k, v in zip(KINDS, violations, strict=True))
         for at, name in enumerate(NAMES)
@@ -42,11 +42,16 @@ def _bars(results: Results) -> Figure:
         title="Violations and cores in service, 660 s of the Twitter trace",
         x_label="",
         panels=(
-            Panel(y_label="violations, % (log)", ticks=NAMES, series=(*violations, *printed), log=True),
+            Panel(y_label="violations, % (log)", ticks=NAMES, series=(*violations, printed), log=True),
             Panel(y_label="cores", ticks=NAMES, series=tuple(cores)),
         ),
         alt=f"Violations with the predictive drop rule and the reference of ten seconds. {said}.",
     )
+
+
+def _printed(name: str) -> list[tuple[int, float]]:
+    """Published violations, by the place of their bar in its group."""
+    return [(index - 1, known) for index, known in enumerate(PUBLISHED[name])]
 
 
 def _steps(name: str, values: Sequence[float]) -> Series:
