@@ -67,7 +67,7 @@ def test_a_replica_counts_with_the_cores_it_has_or_is_about_to_be_left_with() ->
     expects = [made.expects]
     made.turn(replica, Life.READY)
     expects.append(made.expects)
-    replica.cores, replica.target_cores = 4.0, 2.0
+    replica.cores, replica.target_cores, replica.resizing = 4.0, 2.0, 1
     assert made.now_rps(replica.id) == pytest.approx(2 * one_rps)
     expects.append(made.expects)
     replica.target_cores = 4.0

@@ -31,6 +31,7 @@ class ControlPath:
     __slots__ = (
         "_data",
         "_dirty",
+        "_holds",
         "_look_ns",
         "_met",
         "_next_plan_ns",
@@ -51,6 +52,8 @@ class ControlPath:
         """Something the plan wants could not be done yet: try again at the next heartbeat."""
         self._met = False
         """The cluster is what the plan wants, replicas that start counted: nothing to compare until that changes."""
+        self._holds = False
+        """Some replicas only wait for others before they go or shrink."""
         self._look_ns = 0
         """Before then no batch can have become stuck."""
         self._next_plan_ns = 0
@@ -183,52 +186,60 @@ class ControlPath:
             self._stop(now_ns, stage, difference.stop, "the plan has no use for it", out)
         for stage, difference in differences:
             self._resize(stage, difference.shrink, out)
+        self._holds = any(difference.hold or difference.hold_shrink for _, difference in differences)
         for stage, difference in differences:
-            self._resize(stage, difference.grow, out)
-            self._start(now_ns, stage, difference, out)
+            lacking = self._resize(stage, difference.grow, out)
+            lacking = self._start(now_ns, stage, difference, out) or lacking
+            if lacking:
+                self._make_room(now_ns, stage, difference, lacking, out)
 
     def _difference(self, target: StagePlan) -> Difference:
         stage = self._state.stages[target.stage]
         staying = [replica.view() for replica in stage.replicas.values() if replica.life is not Life.DRAINING]
         return diff(staying, target, stage.now_rps, lambda spec: stage.rate_rps(spec.variant, spec.cores))
 
-    def _resize(self, stage: Stage, resizes: tuple[tuple[ReplicaId, float], ...], out: list[Action]) -> None:
+    def _resize(self, stage: Stage, resizes: tuple[tuple[ReplicaId, float], ...], out: list[Action]) -> str:
+        """Order resizes; says which has no room, the last if there are several."""
+        lacking = ""
         for id, cores in resizes:
             replica = self._state.replicas[id]
             if replica.target_cores == cores:
                 continue
             if not self._state.ledger.grow(replica.id, cores):
                 node = replica.spec.node
-                why = f"replica {id} has {replica.target_cores:g} cores, not {cores:g}: {node} has no more free"
-                self._be_short(stage, why, out)
+                lacking = f"replica {id} has {replica.target_cores:g} cores, not {cores:g}: {node} has no more free"
                 continue
             replica.target_cores = cores
             replica.resizing += 1
             out.append(ResizeReplica(id, cores))
+        return lacking
 
-    def _start(self, now_ns: int, stage: Stage, difference: Difference, out: list[Action]) -> None:
+    def _start(self, now_ns: int, stage: Stage, difference: Difference, out: list[Action]) -> str:
+        """Start what is missing, as far as there is room; says what has none."""
         if difference.hold or difference.hold_shrink:
             self._met = False
         if difference.start and now_ns < stage.restart_ns:
             self._dirty = True
             self._met = False
-            return
+            return ""
         for spec in difference.start:
-            if self._place(now_ns, stage, spec, out):
-                continue
-            self._met = False
-            if not (difference.hold or difference.hold_shrink):
-                why = f"no node has room for a replica of {spec.variant} with {spec.cores:g} cores"
-                self._be_short(stage, why, out)
-            elif stage.expects:  # which will let go of what is held
-                self._dirty = True
-            elif difference.hold_shrink:
-                self._dirty = True
-                self._resize(stage, difference.hold_shrink[:1], out)
-            else:
-                self._dirty = True
-                self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room beside it", out)
-            break
+            if not self._place(now_ns, stage, spec, out):
+                return f"no node has room for a replica of {spec.variant} with {spec.cores:g} cores"
+        return ""
+
+    def _make_room(self, now_ns: int, stage: Stage, difference: Difference, lacking: str, out: list[Action]) -> None:
+        """Something has no room: let go of what only waits for it, one after the other, or say so."""
+        self._met = False
+        if not (difference.hold or difference.hold_shrink):
+            self._be_short(stage, lacking, out)
+            return
+        self._dirty = True
+        if stage.expects:  # which will let go of what is held
+            return
+        if difference.hold_shrink:
+            self._resize(stage, difference.hold_shrink[:1], out)
+        else:
+            self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room beside it", out)
 
     def _place(self, now_ns: int, stage: Stage, spec: ReplicaSpec, out: list[Action]) -> bool:
         """Start one replica if a node has room."""
@@ -284,6 +295,7 @@ class ControlPath:
         room is on its way."""
         self._dirty = True
         self._met = False
-        if stage.short != why and not any(replica.is_giving_back for replica in self._state.replicas.values()):
+        room_comes = self._holds or any(replica.is_giving_back for replica in self._state.replicas.values())
+        if stage.short != why and not room_comes:
             stage.short = why
             out.append(Decided("short", why, stage=stage.name))

@@ -111,7 +111,7 @@ class Replica:
     @property
     def is_giving_back(self) -> bool:
         """Whether it is about to leave cores to others."""
-        return self.life is Life.DRAINING or self.target_cores < self.cores
+        return self.life is Life.DRAINING or (self.resizing > 0 and self.target_cores < self.cores)
 
     def view(self) -> ReplicaView:
         """As policies see it, with the cores it was last asked to have."""
@@ -219,8 +219,8 @@ class Stage:
 
     @property
     def expects(self) -> bool:
-        """Whether replicas are on their way: started and not ready, or about to leave room."""
-        return any(r.life is Life.STARTING or r.is_giving_back for r in self.replicas.values())
+        """Whether replicas are on their way: started and not ready, being resized, or about to leave."""
+        return any(r.life is not Life.READY or r.resizing for r in self.replicas.values())
 
     def pace(self, variant: str, cores: float) -> Pace:
         """That of replicas of a variant on so many cores."""

@@ -1,0 +1,218 @@
+"""From one plan to another: what serves goes on serving until others can, and whatever fits is reached."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
+from sloop.app.application import Variant
+from sloop.events import WOKE, ReplicaReady, ReplicaStopped, Resized
+from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, StagePlan
+from tests.core.scene import Scene, graph, plan_of
+from tests.core.test_control import R0, R1, notes, orders, warm
+
+
+def come_true(scene: Scene, at_ms: float, order: Action) -> list[Action]:
+    """What was ordered happens; returns what follows from that."""
+    if isinstance(order, StartReplica):
+        return scene.act(at_ms, ReplicaReady(order.replica))
+    if isinstance(order, ResizeReplica):
+        return scene.act(at_ms, Resized(order.replica, order.cores))
+    assert isinstance(order, StopReplica), order
+    return scene.act(at_ms, ReplicaStopped(order.replica))
+
+
+def settle(scene: Scene, at_ms: float, actions: list[Action]) -> None:
+    """Everything that was ordered comes true, and all that follows from it."""
+    waiting = orders(actions)
+    while waiting:
+        waiting += orders(come_true(scene, at_ms, waiting.pop(0)))
+
+
+def kinds_of(scene: Scene) -> dict[tuple[str, str, float], int]:
+    """How many replicas there are by stage, variant and cores."""
+    found: dict[tuple[str, str, float], int] = {}
+    for replica in scene.core.state.replicas.values():
+        key = (replica.spec.stage, replica.spec.variant, replica.cores)
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def test_what_is_to_be_smaller_stays_large_until_the_others_are_ready() -> None:
+    scene = Scene(plan_of(1, cores=4), nodes=[Node("n0", "local", 7, 1000)])
+    scene.warm_up()
+    scene.script.target = plan_of(4)
+    started = orders(scene.act(1000, WOKE))
+    assert [type(a) for a in started] == [StartReplica] * 3
+    assert orders(scene.act(1001, ReplicaReady(ReplicaId(1)), ReplicaReady(ReplicaId(2)))) == []
+    assert orders(scene.act(1002, ReplicaReady(ReplicaId(3)))) == [ResizeReplica(R0, 1)]
+    assert notes(scene.actions) == ["plan", "plan"]
+
+
+def test_where_there_is_no_room_beside_it_it_is_made_smaller_first() -> None:
+    scene = warm(cores=4.0)
+    scene.script.target = plan_of(4)
+    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 1)]
+    settle(scene, 1010, scene.act(1010, Resized(R0, 1)))
+    assert kinds_of(scene) == {("only", "a", 1.0): 4}
+    assert notes(scene.actions) == ["plan", "plan"], "room was on its way: nothing is short"
+
+
+def test_nothing_is_short_while_what_starts_will_make_room() -> None:
+    scene = Scene(plan_of(2, cores=2))
+    scene.warm_up()
+    scene.script.target = plan_of(4)
+    settle(scene, 1010, scene.act(1000, WOKE))
+    assert kinds_of(scene) == {("only", "a", 1.0): 4}
+    assert notes(scene.actions) == ["plan", "plan"]
+
+
+def test_what_is_to_grow_gets_the_room_of_what_waits_for_it() -> None:
+    scene = Scene(plan_of(4))
+    scene.warm_up()
+    scene.script.target = plan_of(1, cores=4)
+    settle(scene, 1010, scene.act(1000, WOKE))
+    assert kinds_of(scene) == {("only", "a", 4.0): 1}
+    assert notes(scene.actions) == ["plan", "plan"]
+    why = {action.why for action in scene.actions if isinstance(action, StopReplica)}
+    assert why == {"its replacement has no room beside it"}
+
+
+def test_a_resize_that_is_refused_holds_up_nobody_else() -> None:
+    scene = warm(2, cores=2.0)
+    scene.script.target = plan_of(2, cores=1)
+    scene.act(1000, WOKE)
+    scene.act(1010, Resized(R0, 2), Resized(R1, 1))
+    scene.script.target = plan_of(1, cores=4, variant="b")
+    waiting = orders(scene.act(2000, WOKE))
+    while waiting:
+        waiting += orders(come_true(scene, 2001, waiting.pop(0)))
+    assert kinds_of(scene) == {("only", "b", 4.0): 1}
+
+
+TWO = graph(a={}, b={"after": ("a",)})
+
+
+def sizes(a: float, b: float) -> Plan:
+    stages = [StagePlan(name, (Group(ReplicaSpec(name, "a", cores), 1),), 4) for name, cores in (("a", a), ("b", b))]
+    return Plan(tuple(stages), why="two")
+
+
+@pytest.mark.parametrize(("before", "after"), [((3.0, 1.0), (1.0, 3.0)), ((1.0, 3.0), (3.0, 1.0))])
+def test_on_a_full_node_one_shrinks_before_another_grows(
+    before: tuple[float, float], after: tuple[float, float]
+) -> None:
+    scene = Scene(sizes(*before), application=TWO)
+    scene.warm_up()
+    scene.script.target = sizes(*after)
+    smaller = ReplicaId(0 if after[0] == 1 else 1)
+    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(smaller, 1)]
+    assert orders(scene.act(1050, Resized(smaller, 1))) == [ResizeReplica(ReplicaId(1 - smaller), 3)]
+    scene.act(1100, Resized(ReplicaId(1 - smaller), 3))
+    assert kinds_of(scene) == {("a", "a", after[0]): 1, ("b", "a", after[1]): 1}
+    assert notes(scene.actions) == ["plan", "plan"], "room was on its way: nothing is short"
+
+
+def test_what_has_no_room_and_gets_none_is_short() -> None:
+    scene = Scene(sizes(3, 1), application=TWO)
+    scene.warm_up()
+    scene.script.target = sizes(3, 2)
+    (_, short) = scene.act(1000, WOKE)
+    assert isinstance(short, Decided)
+    assert (short.kind, short.stage, short.why) == ("short", "b", "replica 1 has 1 cores, not 2: n0 has no more free")
+    assert scene.act(2000, WOKE) == []
+
+
+def ready_rps(scene: Scene) -> float:
+    """What the replicas that can be given a batch are believed to do together."""
+    return sum(
+        stage.now_rps(replica.id)
+        for stage in scene.core.state.stages.values()
+        for replica in stage.replicas.values()
+        if replica.life is Life.READY
+    )
+
+
+def test_from_heavy_to_light_no_fewer_are_ready_than_before() -> None:
+    scene = Scene(plan_of(4), times={"b": 0.2}, nodes=[Node("n0", "local", 5, 1000)])
+    scene.warm_up()
+    scene.script.target = plan_of(4, variant="b")
+    waiting = orders(scene.act(1000, WOKE))
+    while waiting:
+        assert [replica.life for replica in scene.core.state.replicas.values()].count(Life.READY) >= 4
+        waiting += orders(come_true(scene, 1001, waiting.pop(0)))
+    assert kinds_of(scene) == {("only", "b", 1.0): 4}
+    assert "short" not in notes(scene.actions)
+
+
+plans = st.tuples(st.sampled_from("ab"), st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0]), st.booleans())
+
+
+@given(plans, plans, st.randoms(use_true_random=False), st.floats(0.1, 10))
+@settings(max_examples=80, deadline=None)
+def test_from_any_plan_to_any_other_what_is_ready_does_not_fall_below_either(
+    first: tuple[str, int, float, bool], second: tuple[str, int, float, bool], random: Random, times: float
+) -> None:
+    def plan(variant: str, count: int, cores: float, in_place: bool) -> Plan:
+        return plan_of(count, cores, variant=variant, in_place=in_place)
+
+    scene = Scene(plan(*first), times={"b": times}, nodes=[Node("n0", "local", 64, 10_000)])
+    scene.warm_up()
+    scene.script.target = plan(*second)
+    before_rps = ready_rps(scene)
+    wanted_rps = second[1] * scene.core.state.stages["only"].rate_rps(second[0], second[2])
+    waiting, at_ms = list(orders(scene.act(1000, WOKE))), 1000.0
+    while waiting:
+        assert ready_rps(scene) >= min(before_rps, wanted_rps) * (1 - 1e-6)
+        waiting += orders(come_true(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
+    assert kinds_of(scene) == {("only", second[0], second[2]): second[1]}
+    assert ready_rps(scene) == pytest.approx(wanted_rps)
+    assert "short" not in notes(scene.actions)
+
+
+two_stages = st.tuples(
+    *([st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.sampled_from([0.5, 1.0, 1.5]), st.booleans())] * 2)
+)
+
+
+@given(two_stages, two_stages, st.randoms(use_true_random=False), st.floats(0.1, 10))
+@settings(max_examples=80, deadline=None)
+def test_whatever_fits_a_full_node_is_reached(first: Any, second: Any, random: Random, times: float) -> None:
+    """Without room beside what is there, what only waits goes first; nothing is short, as there is room in the end."""
+    application = replace(TWO, stages=tuple(replace(s, variants=(Variant("a"), Variant("b"))) for s in TWO.stages))
+
+    def plan(stages: Any) -> Plan:
+        groups = [
+            (Group(ReplicaSpec(name, variant, cores), count),)
+            for name, (variant, count, cores, _) in zip("ab", stages, strict=True)
+        ]
+        return Plan(
+            tuple(StagePlan(name, group, 4, stage[3]) for name, group, stage in zip("ab", groups, stages, strict=True)),
+            why="drawn",
+        )
+
+    def cores(target: Plan) -> float:
+        return sum(group.spec.cores * group.count for stage in target.stages for group in stage.groups)
+
+    plans = [plan(first), plan(second)]
+    scene = Scene(
+        plans[0],
+        application=application,
+        times={"b": times},
+        nodes=[Node("n0", "local", max(map(cores, plans)), 10_000)],
+    )
+    scene.warm_up()
+    scene.script.target = plans[1]
+    waiting, at_ms = orders(scene.act(1000, WOKE)), 1000.0
+    for beat in range(2, 8):
+        while waiting:
+            waiting += orders(come_true(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
+        at_ms = 1000.0 * beat
+        waiting += orders(scene.act(at_ms, WOKE))
+    wanted = {(g.spec.stage, g.spec.variant, g.spec.cores): g.count for stage in plans[1].stages for g in stage.groups}
+    assert kinds_of(scene) == wanted
+    assert "short" not in notes(scene.actions)
