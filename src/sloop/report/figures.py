@@ -91,7 +91,7 @@ def latency_cdf(
         for label, metrics in answered.items()
     )
     p99 = "; ".join(f"{label} p99 {metrics.latency_ms([0.99])[0]:.0f} ms" for label, metrics in answered.items())
-    marks = () if slo_ms is None else (Mark(f"SLO {slo_ms:g} ms", "x", slo_ms),)
+    marks: tuple[Mark, ...] = () if slo_ms is None else (Mark(f"SLO {slo_ms:g} ms", "x", slo_ms),)
     marks += tuple(Mark(f"path {other_ms:g} ms", "x", other_ms) for other_ms in others_ms)
     return Figure(
         name=name,
