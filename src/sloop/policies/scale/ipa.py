@@ -125,7 +125,9 @@ class Ipa:
         )
 
     def _solved(self, stages: Sequence[Choices], goal: Goal) -> Answer | None:
-        return variants_milp.solve(stages, goal) if self.solver == "milp" else labels.solve(stages, goal).answer
+        found = variants_milp.solve(stages, goal) if self.solver == "milp" else None
+        # HiGHS may have given up, which is not to say that there is nothing.
+        return found or labels.solve(stages, goal).answer
 
     def _settled(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal) -> Answer | None:
         """The best answer, with the variants in force until others have been better `hysteresis` times in a row."""
