@@ -7,6 +7,7 @@ from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopRe
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
+from sloop.policies.batch.full import Full
 from sloop.policies.batch.timeout import Timeout
 from sloop.policies.drop.never import Never
 from sloop.policies.drop.predictive import Predictive
@@ -216,6 +217,13 @@ def test_in_full_batches_of_the_plan_there_is_more_ahead() -> None:
     assert outcomes(scene) == {1: Outcome.DROPPED}, "three batches of four, of 14 ms each"
     scene.act(0, request(2, slo_ms=42))
     assert started(scene.actions, "a").requests == (2,)
+
+
+def test_who_waits_for_company_leaves_time_for_the_stages_ahead() -> None:
+    scene = on(CHAIN, batch=Full(forever=False, patience=1e9))
+    scene.core.state.stages["a"].wait_ns = 1
+    assert scene.act(0, request(1, slo_ms=100)) == []
+    assert scene.core.wake_ns == ms(100 - 14 - 22), "a batch of four here, and two of one"
 
 
 def test_behind_a_branch_the_quickest_way_on_decides() -> None:
