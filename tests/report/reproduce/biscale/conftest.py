@@ -5,7 +5,7 @@ import pytest
 from sloop.report.reproduce.biscale import evaluation, sensitivity
 from sloop.report.reproduce.biscale.trials import Outcome, Results, Trial, seeded
 
-LEVEL = {"biscale": 0.1, "fa2": 3.0, "vertical": 41.0}
+LEVEL = {"biscale": 0.1, "fa2": 3.0, "vertical": 41.0, "fa2_kit": 20.0}
 
 
 def made_up(trial: Trial) -> Outcome:

@@ -1,5 +1,6 @@
 """Trials are values, and their outcomes depend on nothing else."""
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -47,9 +48,9 @@ def test_policies_are_the_trials() -> None:
     assert policies_of(structs.replace(SHORT, drop="never")).drop == Never()
 
 
-@pytest.mark.parametrize("kind", ["fa2", "vertical"])
+@pytest.mark.parametrize("kind", ["fa2", "vertical", "fa2_kit"])
 def test_rivals_can_be_played(kind: str) -> None:
-    outcome = play(structs.replace(SHORT, kind="fa2" if kind == "fa2" else "vertical"))
+    outcome = play(msgspec.convert({"pipeline": "video", "seconds": 30, "kind": kind}, Trial))
     assert 0 <= outcome.violations <= 100
 
 

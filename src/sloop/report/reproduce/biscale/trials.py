@@ -37,6 +37,7 @@ from sloop.report.reproduce.biscale.watch import Watch
 from sloop.report.reproduce.twitter import Excerpt, biscale
 from sloop.sim.run import simulate
 from sloop.sim.world import World
+from sloop.systems import build_system
 from sloop.systems.biscale import BISCALE
 from sloop.units import s
 from sloop.vocabulary import Node
@@ -50,7 +51,8 @@ CV = 0.05
 NEVER_FULL_S = 30
 """Batches wait for the last one; only what comes at a run's very end would wait for ever."""
 
-Kind = Literal["biscale", "fa2", "vertical"]
+Kind = Literal["biscale", "fa2", "vertical", "fa2_kit"]
+"""`fa2` is the rival of the publication's own evaluation; `fa2_kit` is sloop's system of that name, as it ships."""
 Dropping = Literal["predictive", "age", "age3", "never"]
 
 
@@ -159,7 +161,9 @@ def world_of(trial: Trial) -> World:
 
 
 def policies_of(trial: Trial) -> Policies:
-    """All kinds share queues, batches and drop rule."""
+    """All published kinds share queues, batches and drop rule."""
+    if trial.kind == "fa2_kit":
+        return build_system("fa2", {"batch_max": pipeline_of(trial).batch_max}).policies
     drops: dict[Dropping, Drop] = {
         "predictive": Predictive(batch="full"),
         "age": Age(),
