@@ -130,6 +130,16 @@ def test_the_scenario_says_how_many_parts_there_are_even_too_many() -> None:
     assert set(parts(3.0, fan_out=(7,), count=100)) == {7}
 
 
+def test_who_takes_the_same_output_apart_finds_the_same_rows() -> None:
+    def rows_of(*outputs: str) -> set[tuple[int, ...]]:
+        steps = [Step(f"b{at}", ("a",), each=Each("a", output, 3.0)) for at, output in enumerate(outputs)]
+        return set(taken(Ways(1, Graph((A, *steps))), "a", range(200)))
+
+    assert all(one == other for one, other in rows_of("boxes", "boxes"))
+    assert any(one != other for one, other in rows_of("boxes", "faces"))
+    assert any(one != other for one, other in rows_of("", "")), "nothing says that they are the same"
+
+
 def test_only_some_of_the_parts_meet_a_condition() -> None:
     graph = Graph((A, Step("b", ("a",), (When("a", "large", share=0.25),), Each("a", "rows", 8.0))))
     found = [count for (count,) in taken(Ways(1, graph), "a", range(MANY))]

@@ -3,8 +3,9 @@
 What a branch decides and how many rows an output has lies in the requests, not in the machines: it is drawn from the
 request's number, and so is the same whatever system serves it. Alternatives told apart by one output exclude each
 other. Where the application declares paths, a request is on one of them, begins where that begins, and takes its edges
-alone. Parts are Poisson around the believed mean, at most as many as allowed, unless the scenario says how many; which
-of them meet a condition is drawn for each part and edge by itself.
+alone. Parts are Poisson around the believed mean, at most as many as allowed, unless the scenario says how many; an
+output has one number of rows for all who take it apart, the first of them has the say. Which parts meet a condition is
+drawn for each part and edge by itself.
 Must not know beliefs: the shares it reads are the application's own, or the scenario's.
 """
 
@@ -96,16 +97,17 @@ class Ways:
         steps = set(pairwise(self._path(request).stages)) if self._graph.ways else None
         chances: dict[str, float] = {}
         decided: dict[object, bool] = {}
+        rows: dict[str, int] = {}
         counts = []
         for edge in edges:
             if steps is not None:
                 there = (stage, edge.target) in steps
-                counts.append(self._parts(edge, random) if there and edge.kind == "each" else int(there))
+                counts.append(self._parts(edge, random, rows) if there and edge.kind == "each" else int(there))
             elif edge.when is None:
-                counts.append(self._parts(edge, random) if edge.kind == "each" else 1)
+                counts.append(self._parts(edge, random, rows) if edge.kind == "each" else 1)
             elif edge.kind == "each":
                 share = self._chances[edge]
-                counts.append(sum(random.random() < share for _ in range(self._parts(edge, random))))
+                counts.append(sum(random.random() < share for _ in range(self._parts(edge, random, rows))))
             else:
                 output, share = edge.when.output, self._chances[edge]
                 if edge.condition not in decided:
@@ -115,9 +117,16 @@ class Ways:
                 counts.append(int(decided[edge.condition]))
         return tuple(counts)
 
-    def _parts(self, edge: Edge, random: Random) -> int:
-        likely = self._counts.get(edge.target)
-        return random.choice(likely) if likely else bisect_right(self._tables[edge.target], random.random())
+    def _parts(self, edge: Edge, random: Random, rows: dict[str, int]) -> int:
+        """How many rows an edge with `each` has; `rows` are those of outputs seen before."""
+        each, likely = self._graph.steps[edge.target].each, self._counts.get(edge.target)
+        assert each is not None
+        if each.output in rows:
+            return rows[each.output]
+        count = random.choice(likely) if likely else bisect_right(self._tables[edge.target], random.random())
+        if each.output:
+            rows[each.output] = count
+        return count
 
     def _path(self, request: RequestId) -> Path:
         at = stream(self._seed, f"path/{request}").random() * self._bounds[-1]
