@@ -56,9 +56,25 @@ def test_visits_parts_and_shares_of_a_graph() -> None:
     assert {name: found.rate_rps for name, found in outlook.stages.items()} == {"detect": 20, "read": 100, "digits": 5}
     assert {name: found.parts for name, found in outlook.stages.items()} == {"detect": 1, "read": 5, "digits": 1}
     read = outlook.stages["read"]
-    assert read.slowest == Predicted(4, 40, 40)  # four of five at once, then the fifth; they are charged a full batch
+    assert read.slowest == Predicted(4, 40, 40, 40)  # four at once, then the fifth, as if it were four
     assert outlook.tightest("digits") is not None
     assert outlook.ways[0].path.stages == ("detect", "read")
+
+
+def test_stages_for_the_same_parts_overlap() -> None:
+    """Five parts, one after another: 10 ms each, then 20 ms, then 5 ms; the last is through after 10 + 5 * 20 + 5."""
+    each = {"output": "boxes", "mean": 5}
+    stages = [
+        stage("cut", profile=profile(1)),
+        stage("a", "cut", each=each),
+        stage("b", "a", profile=profile(20)),
+        stage("c", "b", profile=profile(5)),
+        stage("d", "c", join=True, profile=profile(3)),
+    ]
+    made = setup(*stages, slo_ms=1000, system={"name": "static", "batch_max": 1})
+    outlook = Outlook(made, steady_plan(made, 0.1).plan, 0.1)
+    assert [found.predicted_ms for found in outlook.stages.values()] == pytest.approx([1, 50, 60, 5, 3])
+    assert outlook.predicted_ms == pytest.approx(1 + 10 + 5 * 20 + 5 + 3)
 
 
 def test_parts_behind_a_branch_are_fewer() -> None:

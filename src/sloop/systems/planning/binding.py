@@ -14,7 +14,7 @@ from sloop.core.views import Belief
 from sloop.solvers.targets import amount
 from sloop.systems.planning.answer import Bound
 from sloop.systems.planning.placed import Placed
-from sloop.systems.planning.predict import Outlook, StageOutlook, keeping_up, predicted, rate_max_rps
+from sloop.systems.planning.predict import Outlook, StageOutlook, keeping_up, rate_max_rps
 from sloop.systems.planning.words import figure, shown
 from sloop.units import to_ms
 from sloop.vocabulary import Group
@@ -56,7 +56,7 @@ def _against_more(outlook: Outlook, stage: StageOutlook, group: Group) -> Iterat
             )
         return
     load = replace(stage.loads[group.spec], rate_rps=more_rps)
-    own_ms = predicted(belief, group.spec.cores, limit, stage.replicas, load).ms
+    own_ms = stage.would(belief, group.spec.cores, limit, stage.replicas, load).ms
     yield from _too_late(outlook, stage, own_ms, "with one more request per second")
 
 
@@ -66,7 +66,7 @@ def _against_less(outlook: Outlook, stage: StageOutlook, group: Group, less: Les
     load, rate_rps = stage.loads[group.spec], stage.rate_rps
     needed = keeping_up(belief, less.cores, belief.batch_max, rate_rps / less.replicas)
     if needed is not None and needed <= limit:
-        own_ms = predicted(belief, less.cores, limit, less.replicas, load).ms
+        own_ms = stage.would(belief, less.cores, limit, less.replicas, load).ms
         yield from _too_late(outlook, stage, own_ms, f"with {less.words}")
         return
     able_rps = rate_max_rps(belief, less.cores, limit) * less.replicas
@@ -80,7 +80,7 @@ def _against_less(outlook: Outlook, stage: StageOutlook, group: Group, less: Les
                 "batch", f"{group.spec.variant} takes batches of {limit} at most, and larger ones would do more"
             )
         return
-    own_ms = predicted(belief, less.cores, needed, less.replicas, load).ms
+    own_ms = stage.would(belief, less.cores, needed, less.replicas, load).ms
     if not load.patience_ms:
         own_ms = max(own_ms, 2 * belief.latency_ms(needed, less.cores))  # its batch, and the one before it
     late = list(_too_late(outlook, stage, own_ms, f"with {less.words} in batches of {needed}"))

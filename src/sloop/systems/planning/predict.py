@@ -8,12 +8,14 @@ company is asked how long; its batches are those that come together in that time
 that reaches the stage, are taken to come at one instant and to share the stage's replicas. They are their own company,
 so a batch fills the sooner; and where they are more than fit into one batch on every replica at once, they take turns:
 the last of them, which is when the request is done with the stage, waits for ⌈parts / (batch × replicas)⌉ - 1 batches
-before its own. Knows no plan but the one it is given, and no cluster.
+before its own. Stages that run for the same parts one after another do so at once for different ones, as in a flow
+shop: of their turns only the longest count, each stage those that the stage before has not made up for already.
+Knows no plan but the one it is given, and no cluster.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from sloop.app.application import Application
 from sloop.core.views import Belief
@@ -39,6 +41,12 @@ class Predicted:
     batch: int
     service_ms: float
     wait_ms: float
+    turns_ms: float = 0.0
+    """Of the wait, how long the last part's turn is after the first's."""
+
+    def overlapped(self, ms: float) -> "Predicted":
+        """The same where parts come as far apart as `ms`, the last after the first."""
+        return replace(self, wait_ms=self.wait_ms - min(ms, self.turns_ms))
 
     @property
     def ms(self) -> float:
@@ -72,15 +80,19 @@ def predicted(belief: Belief, cores: float, largest: int, replicas: int, load: L
         batch = max(least, min(together, largest))
         service_ms = belief.latency_ms(batch, cores)
         wait_ms = min(fill_ms(max(1, batch - together + 1), share_rps), service_ms)
-    turns = math.ceil(together / (batch * replicas))
-    return Predicted(batch, service_ms, wait_ms + (turns - 1) * service_ms)
+    turns_ms = (math.ceil(together / (batch * replicas)) - 1) * service_ms
+    return Predicted(batch, service_ms, wait_ms + turns_ms, turns_ms)
 
 
 class StageOutlook:
     """One stage of a plan: its load, and what each group of its replicas is believed to give."""
 
-    def __init__(self, setup: Setup, name: str, target: StagePlan | None, rate_rps: float) -> None:
+    def __init__(
+        self, setup: Setup, name: str, target: StagePlan | None, rate_rps: float, apart_ms: float = 0.0
+    ) -> None:
         self.name = name
+        self.apart_ms = apart_ms
+        """How far apart the stages before let a request's parts come."""
         self.target = target
         self.beliefs = {v.name: setup.beliefs[name, v.name] for v in setup.application.by_name[name].variants}
         self.groups = [group for group in target.groups if group.count] if target else []
@@ -90,7 +102,7 @@ class StageOutlook:
         self.rate_rps = rate_rps * self.visits
         self.loads = {group.spec: self._load(setup, group.spec) for group in self.groups}
         self.predictions = {
-            group.spec: predicted(
+            group.spec: self.would(
                 self.beliefs[group.spec.variant],
                 group.spec.cores,
                 self.largest(group.spec.variant),
@@ -99,6 +111,15 @@ class StageOutlook:
             )
             for group in self.groups
         }
+
+    def would(self, belief: Belief, cores: float, largest: int, replicas: int, load: Load) -> Predicted:
+        """What it would give, had it these replicas: see `predicted`."""
+        return predicted(belief, cores, largest, replicas, load).overlapped(self.apart_ms)
+
+    @property
+    def leaves_apart_ms(self) -> float:
+        """How far apart a request's parts leave it."""
+        return max([self.apart_ms, *(found.turns_ms for found in self.predictions.values())])
 
     def largest(self, variant: str) -> int:
         """The largest batch that replicas of this variant are sent."""
@@ -172,10 +193,12 @@ class Outlook:
         targets = {target.stage: target for target in plan.stages}
         self.plan = plan
         self.rate_rps = rate_rps
-        self.stages: Mapping[str, StageOutlook] = {
-            stage.name: StageOutlook(setup, stage.name, targets.get(stage.name), rate_rps)
-            for stage in setup.application.order
-        }
+        self.stages: dict[str, StageOutlook] = {}
+        scopes = setup.application.graph.scopes
+        for stage in setup.application.order:
+            inside = [self.stages[name] for name in stage.after if scopes[stage.name] == scopes[name] != ""]
+            apart_ms = min((before.leaves_apart_ms for before in inside), default=0.0)
+            self.stages[stage.name] = StageOutlook(setup, stage.name, targets.get(stage.name), rate_rps, apart_ms)
         took_ms = {name: stage.predicted_ms for name, stage in self.stages.items()}
         ways = [Way(path, math.fsum(took_ms[name] for name in path.stages)) for path in setup.application.paths]
         self.ways: Sequence[Way] = sorted(ways, key=lambda way: way.slack_ms)
