@@ -1,7 +1,7 @@
 """The control path: a heartbeat closes the books, asks the scaling policy for a plan, and works towards it (law 3).
 
-Between heartbeats it reacts to what happens to replicas. It never stops what serves before a replacement is ready, with
-one exception that it says aloud: where the replacement has no room because the old replica holds it.
+Between heartbeats it reacts to what happens to replicas. It never stops or shrinks what serves before others carry its
+load, with one exception: where these have no room because the old replica holds it. A stop then says so aloud.
 """
 
 from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica

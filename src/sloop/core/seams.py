@@ -79,8 +79,8 @@ class Drop(Protocol):
 
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         """`cost_ns` is the least time its request is believed to need from here to the answer: the visit alone on the
-        replica that is free, then alone at every stage still to come. `full_ns` is the same in full batches of the
-        plan."""
+        replica that is free, then alone at every stage that is sure to come (`core.ahead`). `full_ns` is the same in
+        full batches of the plan."""
         ...
 
 
