@@ -108,3 +108,14 @@ def test_what_is_left_where_nothing_holds_and_why() -> None:
 def test_an_unknown_variant() -> None:
     with pytest.raises(InputError, match="no variant"):
         sizing_of(seen(stage_of("a")), Limits(1.0, 8, 16, "pure", 1.0, "other"))
+
+
+def test_long_deadlines_are_counted_in_coarser_steps() -> None:
+    view = seen(stage_of("a", Amdahl(0, 0, 0, 1003)), paths=(Path(("a",), ms(20_001)),))
+    program = sizing_of(view, LIMITS).program
+    assert (program.slot_ms, program.segments[0].slots) == (5, 4000)
+    found = program.horizontal(2)
+    assert found is not None
+    assert found[0].replicas == 1, "batches of 2 to 4, each of 1.003 s"
+    tight = sizing_of(seen(stage_of("a", Amdahl(0, 0, 0, 21_000)), paths=(Path(("a",), ms(20_001)),)), LIMITS)
+    assert tight.excess() == "a 21000 ms even alone on all cores: 1000 ms more than the 20000 ms there are"

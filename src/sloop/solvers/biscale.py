@@ -63,7 +63,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The stages, the chains of them that must keep a time, in ms, and the sum of all cores there are, in units.
+    """The stages, the chains of them that must keep a time, in slots, and the sum of all cores there are, in units.
 
     The segments form a forest, as `cheapest_tree` wants it; Biscale's own applications are one chain, see `chain`.
     Where stages meet, `rivals` are other forests that keep the same times; the cheapest answer of all is taken.
@@ -74,6 +74,8 @@ class Program:
     throughput: Throughput = "with_queue"
     cores_total: float = math.inf
     rivals: tuple[tuple[Segment, ...], ...] = ()
+    slot_ms: int = 1
+    """The grid: a millisecond as published, or coarser for long deadlines; latencies are rounded up to it."""
 
     def horizontal(self, rate_rps: float) -> tuple[Choice, ...] | None:
         """As many replicas as the rate needs, all of one unit, or of the fewest units with which the SLO can be kept.
@@ -128,7 +130,8 @@ class Program:
         else:
             busy_ms = np.maximum(1.0, np.floor(model.latency_ms) + np.floor(wait_ms))
             throughput_rps = np.floor(1000.0 * batches / busy_ms)
-        slots = (np.ceil(model.latency_ms - SLACK) + np.ceil(wait_ms - SLACK)).astype(np.int64)
+        whole = np.ceil(model.latency_ms / self.slot_ms - SLACK) + np.ceil(wait_ms / self.slot_ms - SLACK)
+        slots = whole.astype(np.int64)
         return _Offer(model.latency_ms, wait_ms, throughput_rps, slots, rate_rps)
 
     def _solve(self, offered: Sequence["_Offered"]) -> tuple[Choice, ...] | None:

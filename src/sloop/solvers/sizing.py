@@ -22,6 +22,8 @@ from sloop.vocabulary import Group, ReplicaSpec, StagePlan
 
 CUTS_MAX = 4
 """So many ways to cut a graph where stages meet are solved, each of which costs as much as a chain does."""
+SLOTS_MAX = 5_000
+"""Deadlines beyond so many milliseconds are counted in coarser steps, so that a decision takes no longer."""
 WAIT_FACTOR = 2.0
 """A batch is worth waiting for so many times the time in which it should fill."""
 WAIT_SHARE = 4
@@ -97,13 +99,20 @@ class Sizing:
 
     def excess(self) -> str:
         """By how much the tightest path misses its deadline even alone on all cores; else, which cores are missing."""
-        quickest = [float(np.ceil(model.latency_ms[:, 0] - SLACK).min()) for model in self.program.models]
-        worst = max(self.program.segments, key=lambda segment: sum(quickest[i] for i in segment.stages) - segment.slots)
-        over_ms = sum(quickest[i] for i in worst.stages) - worst.slots
-        if over_ms <= 0:
+        slot_ms = self.program.slot_ms
+        quickest = [
+            slot_ms * math.ceil(model.latency_ms[:, 0].min() / slot_ms - SLACK) for model in self.program.models
+        ]
+        over_ms = {
+            segment: sum(quickest[i] for i in segment.stages) - slot_ms * segment.slots
+            for segment in self.program.segments
+        }
+        worst = max(over_ms, key=over_ms.__getitem__)
+        if over_ms[worst] <= 0:
             return f"{len(self.stages)} stages do not fit on {targets.amount(self.cores_total, 'core')} of all nodes"
         parts = ", ".join(f"{self.stages[i].name} {quickest[i]:.0f} ms" for i in worst.stages)
-        return f"{parts} even alone on all cores: {over_ms:.0f} ms more than the {worst.slots} ms there are"
+        there_ms = slot_ms * worst.slots
+        return f"{parts} even alone on all cores: {over_ms[worst]:.0f} ms more than the {there_ms} ms there are"
 
 
 def sizing_of(view: ClusterView, limits: Limits) -> Sizing:
@@ -118,9 +127,12 @@ def sizing_of(view: ClusterView, limits: Limits) -> Sizing:
     index = {stage.name: place for place, stage in enumerate(view.stages)}
     ways = [Way(tuple(index[name] for name in path.stages), limits.margin * to_ms(path.slo_ns)) for path in view.paths]
     weights = [float(model.latency_ms[0].mean()) for model in models]
-    cuts = [tuple(Segment(way.stages, way.slots()) for way in one.ways) for one in forests(ways, weights)[:CUTS_MAX]]
+    slot_ms = max(1, math.ceil(max(way.slo_ms for way in ways) / SLOTS_MAX))
+    cuts = [
+        tuple(Segment(way.stages, way.slots(slot_ms)) for way in one.ways) for one in forests(ways, weights)[:CUTS_MAX]
+    ]
     total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
-    program = Program(models, cuts[0], limits.throughput, total, tuple(cuts[1:]))
+    program = Program(models, cuts[0], limits.throughput, total, tuple(cuts[1:]), slot_ms)
     if program.horizontal(0) is None:  # a batch of more than a second has no whole throughput where that is asked for
         program = replace(program, throughput="pure")
     return Sizing(program, view.stages, variants, unit)

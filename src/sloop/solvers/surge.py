@@ -59,6 +59,45 @@ def have_of(stage: StageView, unit: float) -> Have:
 
 def carry(program: Program, rate_rps: float, have: Sequence[Have]) -> bool:
     """Whether the replicas that serve carry the rate: the largest of each stage alone, or all as if the smallest."""
+    large = tuple((one.largest, one.most) for one in have)
+    alike = tuple((one.count, one.least) for one in have)
+    for view in dict.fromkeys((large, alike)):
+        found = program.vertical(rate_rps, [count for count, _ in view])
+        if found is not None and all(choice.cores <= units for choice, (_, units) in zip(found, view, strict=True)):
+            return True
+    return False
+
+
+def most(self) -> int:
+        """Units of the largest."""
+        return self.ready[0] if self.ready else 1
+
+    @property
+    def least(self) -> int:
+        """Units of the smallest."""
+        return self.ready[-1] if self.ready else 1
+
+    @property
+    def largest(self) -> int:
+        """How many are as large as the largest."""
+        return max(1, self.ready.count(self.most))
+
+
+def have_of(stage: StageView, unit: float) -> Have:
+    """The stage's replicas that are ready and that start, sizes rounded to whole units."""
+    sizes = {
+        life: tuple(
+            sorted((max(1, round(one.spec.cores / unit)) for one in stage.replicas if one.life is life), reverse=True)
+        )
+        for life in (Life.READY, Life.STARTING)
+    }
+    if not sizes[Life.READY]:
+        return Have(sizes[Life.STARTING], ())
+    return Have(sizes[Life.READY], sizes[Life.STARTING])
+
+
+def carry(program: Program, rate_rps: float, have: Sequence[Have]) -> bool:
+    """Whether the replicas that serve carry the rate: the largest of each stage alone, or all as if the smallest."""
     for counts, units in (
         ([one.largest for one in have], [one.most for one in have]),
         ([one.count for one in have], [one.least for one in have]),
