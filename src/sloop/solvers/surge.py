@@ -68,46 +68,6 @@ def carry(program: Program, rate_rps: float, have: Sequence[Have]) -> bool:
     return False
 
 
-def most(self) -> int:
-        """Units of the largest."""
-        return self.ready[0] if self.ready else 1
-
-    @property
-    def least(self) -> int:
-        """Units of the smallest."""
-        return self.ready[-1] if self.ready else 1
-
-    @property
-    def largest(self) -> int:
-        """How many are as large as the largest."""
-        return max(1, self.ready.count(self.most))
-
-
-def have_of(stage: StageView, unit: float) -> Have:
-    """The stage's replicas that are ready and that start, sizes rounded to whole units."""
-    sizes = {
-        life: tuple(
-            sorted((max(1, round(one.spec.cores / unit)) for one in stage.replicas if one.life is life), reverse=True)
-        )
-        for life in (Life.READY, Life.STARTING)
-    }
-    if not sizes[Life.READY]:
-        return Have(sizes[Life.STARTING], ())
-    return Have(sizes[Life.READY], sizes[Life.STARTING])
-
-
-def carry(program: Program, rate_rps: float, have: Sequence[Have]) -> bool:
-    """Whether the replicas that serve carry the rate: the largest of each stage alone, or all as if the smallest."""
-    for counts, units in (
-        ([one.largest for one in have], [one.most for one in have]),
-        ([one.count for one in have], [one.least for one in have]),
-    ):
-        found = program.vertical(rate_rps, counts)
-        if found is not None and all(choice.cores <= most for choice, most in zip(found, units, strict=True)):
-            return True
-    return False
-
-
 def most(program: Program, rate_rps: float) -> tuple[Choice, ...]:
     """Small replicas for the rate, or for the highest below it that the cores there are allow.
 
