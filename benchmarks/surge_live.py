@@ -4,9 +4,9 @@
 
 Two real models one after the other, a restorer and a classifier, on this machine's cores in units of a quarter; the
 slice of the Twitter trace that Biscale replays, 660 s in `--seconds`, its plateau three quarters of what the units
-sustain as replicas of one unit. Biscale, FA2 and vertical-only serve it in turn; each gives up requests that cannot be answered
-in time any more. Each run is then simulated from the profiles, and once more with the durations of its own batches,
-which tells the machine's noise from the simulator's error.
+sustain as replicas of one unit. Biscale, FA2 and vertical-only serve it in turn; each gives up requests that cannot be
+answered in time any more. Each run is then simulated from the profiles, and once more with the durations of its own
+batches, which tells the machine's noise from the simulator's error.
 """
 
 from argparse import Namespace
