@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sloop.errors import InputError
-from sloop.report.reproduce import biscale, ipa, sponge
+from sloop.report.reproduce import biscale, fa2, ipa, sponge
 from sloop.report.reproduce.outcome import Reproduction
 from sloop.report.reproduce.parallel import Progress, silent
 from sloop.report.reproduce.rows import Row
@@ -28,6 +28,7 @@ class Reproduce(Protocol):
 
 REPRODUCTIONS: Final[Mapping[str, Reproduce]] = {
     "sponge": sponge.reproduce,
+    "fa2": fa2.reproduce,
     "biscale": biscale.reproduce,
     "ipa": ipa.reproduce,
 }
