@@ -10,7 +10,7 @@ from sloop.authored import module_in
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import check_rows, examine, examine_here
 from sloop.profile.measure import measure
-from sloop.profile.script import ScriptSession, class_in
+from sloop.profile.script import ScriptSession
 from sloop.profile.session import feed_for, open_model, zeros
 from sloop.tensor import Port, Signature
 
