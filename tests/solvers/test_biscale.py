@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -318,3 +319,17 @@ def test_programs_find_something_to_compare() -> None:
         forms = [Amdahl(*rng.uniform((1, 0, 0, 0), (200, 100, 60, 60))) for _ in range(3)]
         found += chain([model(form, 8, 8) for form in forms], 1000).horizontal(10) is not None
     assert found > 25
+
+
+@pytest.mark.parametrize("rate_rps", [2, 24, 25, 40, 62, 1000])
+def test_a_split_asks_few_programs(rate_rps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Specification 7.4: what a decision costs, in programs solved."""
+    program, asked, solve = published("video", "with_queue"), [0], Program._solve
+
+    def counting(self: Program, offered: Any) -> Any:  # noqa: ANN401  # as the original, whatever it is
+        asked[0] += 1
+        return solve(self, offered)
+
+    monkeypatch.setattr(Program, "_solve", counting)
+    assert program.split(rate_rps, (1, 1)) is not None
+    assert asked[0] <= math.ceil(math.log2(rate_rps)) + 3
