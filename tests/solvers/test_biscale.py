@@ -326,7 +326,7 @@ def test_a_split_asks_few_programs(rate_rps: int, monkeypatch: pytest.MonkeyPatc
     """Specification 7.4: what a decision costs, in programs solved."""
     program, asked, solve = published("video", "with_queue"), [0], Program._solve
 
-    def counting(self: Program, offered: Any) -> Any:  # noqa: ANN401  # as the original, whatever it is
+    def counting(self: Program, offered: Any) -> Any:
         asked[0] += 1
         return solve(self, offered)
 
