@@ -21,4 +21,4 @@ def test_rows_from_made_up_outcomes(results: Results) -> None:
 
 def test_quick_says_less() -> None:
     rows = sensitivity.rows(results_of(quick=True), quick=True)
-    assert {row.experiment for row in rows} == {"bound C", "bound D", "E6 dropping", "E0 motivation"}
+    assert {row.experiment for row in rows} == {"E1 course", "bound C", "bound D", "E6 dropping", "E0 motivation"}

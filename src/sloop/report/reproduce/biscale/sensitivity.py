@@ -58,7 +58,7 @@ def trials(*, quick: bool) -> Wanted:
 
 def rows(results: Results, *, quick: bool) -> list[Row]:
     """The course, drop rules, motivation; unless quick, cold starts and predictors."""
-    made = [*_course(results), *_dropping(results), *_motivation(results)]
+    made = [*_told(results), *_course(results), *_dropping(results), *_motivation(results)]
     return made if quick else [*made, *_cold(results), *_guessing(results)]
 
 
@@ -80,6 +80,35 @@ def _grown_s(outcome: Outcome) -> float:
     cores = outcome.cores_by_second
     seconds = range(JUMP_S, len(cores))
     return float(next((t for t in seconds if cores[t] >= 1.5 * cores[JUMP_S - 1]), len(cores)) - JUMP_S)
+
+
+def _recovery_s(outcome: Outcome) -> float:
+    """Seconds from the jump until three in a row have less than 5 % violations."""
+    bad = outcome.by_second
+    seconds = range(JUMP_S + 1, len(bad) - 3)
+    return float(next((t for t in seconds if max(bad[t : t + 3]) < 5), len(bad)) - JUMP_S)
+
+
+def _told(results: Results) -> list[Row]:
+    """What the publication tells of E1's first minutes."""
+    own, horizontal = results.of(biscale("video")), results.of(rival("video", "fa2"))
+
+    def claim(metric: str, unit: str, paper: float, note: str = "") -> Claim:
+        return Claim(experiment="E1 course", metric=metric, unit=unit, paper=paper, note=note)
+
+    first = [mean(outcome.by_second[1:6]) for outcome in horizontal]
+    recovery, quick = [_recovery_s(outcome) for outcome in horizontal], [_recovery_s(outcome) for outcome in own]
+    few = "the publication: a few seconds"
+    return [
+        bounded(
+            claim("FA2's violations until its replicas are there", "%", 50, "seconds 1 to 5"),
+            [mean(first)],
+            at_least=50,
+            shape=mean(first) > mean([mean(outcome.by_second[1:6]) for outcome in own]),
+        ),
+        equals(claim("FA2 recovers from the jump", "s", 15), recovery, within=5, shape=mean(recovery) > mean(quick)),
+        bounded(claim("Biscale recovers from the jump", "s", 5, few), quick, at_most=5, shape=mean(quick) <= 5),
+    ]
 
 
 def _course(results: Results) -> list[Row]:
