@@ -16,6 +16,7 @@ from sloop.log import MemoryLog, Record
 from sloop.report.metrics import Metrics, fold
 from sloop.report.visits import Visits
 from sloop.sim import World, simulate
+from sloop.sim.swarm import world_from_seed
 from sloop.systems.setup import beliefs_of
 from sloop.units import ms, s
 from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, ReplicaSpec, Request, RequestId
@@ -231,3 +232,18 @@ def test_simulated_runs_against_a_plain_count(seed: int, rate: float, share: flo
         assert row.accuracy == pytest.approx(total / (row.served + row.late))
     assert metrics.seconds()[-1].queue == 0
     assert metrics.last_ns >= s(0)
+
+
+@pytest.mark.parametrize("seed", [11, 17, 49, 62])
+def test_random_worlds_lose_no_request_on_the_way(seed: int) -> None:
+    """Faults, lost replicas, clients that go away: what the stages say adds up to how requests ended."""
+    world = world_from_seed(seed)
+    metrics, log = Metrics(start_ns=0, graph=world.application.graph), MemoryLog()
+    simulate(world, [metrics, log], checkers=False)
+    row = metrics.row(system="static", seed=seed)
+    gone = sum(isinstance(record, End) and record.why == "the client went away" for _, record in log)
+    assert row.dropped - gone <= sum(stage.dropped for stage in row.stages) <= row.dropped
+    assert sum(stage.failed for stage in row.stages) == row.failed
+    assert sum(stage.rejected for stage in row.stages) == row.rejected
+    if len(row.stages) > 1:
+        assert sum(route.answered for route in row.routes) == row.served + row.late
