@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
+from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Variant
-from sloop.events import WOKE, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import WOKE, Finished, ReplicaReady, ReplicaStopped, Resized
+from sloop.policies.drop.never import Never
 from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, StagePlan
-from tests.core.scene import Scene, graph, plan_of
+from tests.core.scene import Scene, graph, plan_of, request
 from tests.core.test_control import R0, R1, notes, orders, warm
 
 
@@ -92,6 +93,19 @@ def test_a_resize_that_is_refused_holds_up_nobody_else() -> None:
     while waiting:
         waiting += orders(come_true(scene, 2001, waiting.pop(0)))
     assert kinds_of(scene) == {("only", "b", 4.0): 1}
+
+
+def test_what_is_to_be_replaced_goes_on_in_batches_as_large_as_before() -> None:
+    scene = Scene(plan_of(batch_max=4), drop=Never())
+    scene.warm_up()
+    scene.script.target = plan_of(batch_max=1, variant="b")
+    scene.act(1000, WOKE)
+    (first,) = scene.act(1001, request(0))
+    assert isinstance(first, StartBatch)
+    scene.act(1002, *(request(id) for id in range(1, 7)))
+    started = scene.act(1012, Finished(first.batch, first.replica, 1), ReplicaReady(R1))
+    sizes = {action.replica: len(action.requests) for action in started if isinstance(action, StartBatch)}
+    assert sizes == {R0: 4, R1: 1}
 
 
 TWO = graph(a={}, b={"after": ("a",)})

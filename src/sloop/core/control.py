@@ -169,9 +169,7 @@ class ControlPath:
             return
         out.append(Decided("plan", plan.why, plan=plan))
         for target in plan.stages:
-            stage = self._state.stages[target.stage]
-            stage.limit, stage.wait_ns = target.batch_max, target.wait_ns
-            stage.refresh()
+            self._state.stages[target.stage].follow(target)
         self._dirty = True
         self._met = False
 

@@ -21,7 +21,7 @@ from sloop.core.queue import Queue
 from sloop.core.seams import Order
 from sloop.core.views import Belief, ReplicaView, StageView
 from sloop.units import FOREVER_NS, NS_PER_S, s
-from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan, Visit
 
 STUCK_FACTOR = 20
 STUCK_NS_MIN = s(10)
@@ -60,7 +60,7 @@ class Pace:
         """How many there are, in all and in these states of life."""
 
     def refresh(self, limit: int) -> None:
-        """Take over what the belief has learnt; `limit` is the largest batch the plan allows."""
+        """Take over what the belief has learnt; `limit` is the largest batch that a plan allows."""
         self.costs_ns = costs_ns = self.belief.costs_ns(self.cores)
         self.limit = min(limit, len(costs_ns) - 1)
 
@@ -132,6 +132,7 @@ class Stage:
         "idle",
         "last",
         "limit",
+        "limits",
         "losses",
         "monitor",
         "name",
@@ -171,6 +172,8 @@ class Stage:
         """The replica the router chose last."""
         self.limit = 1
         """The largest batch the plan allows."""
+        self.limits: dict[str, int] = {}
+        """By variant, that of the last plan which wanted it: what is to be replaced goes on as it was planned."""
         self.wait_ns = 0
         """How long the plan finds a full batch worth waiting for."""
         self.rest_ns = self.rest_full_ns = 0
@@ -187,11 +190,17 @@ class Stage:
         self.short = ""
         """What the plan wants and cannot have, as last said."""
 
+    def follow(self, target: StagePlan) -> None:
+        """A plan comes into force."""
+        self.limit, self.wait_ns = target.batch_max, target.wait_ns
+        self.limits |= {group.spec.variant: target.batch_max for group in target.groups if group.count}
+        self.refresh()
+
     def refresh(self) -> None:
         """Take over what beliefs have learnt. Called when replicas change and at every heartbeat."""
         ready_per_ns = starting_per_ns = 0.0
-        for pace in self.paces.values():
-            pace.refresh(self.limit)
+        for (variant, _), pace in self.paces.items():
+            pace.refresh(self.limits.get(variant, self.limit))
             if pace.limit:
                 per_ns = pace.limit / pace.costs_ns[pace.limit]
                 ready_per_ns += pace.ready * per_ns
@@ -209,7 +218,7 @@ class Stage:
     def rate_rps(self, variant: str, cores: float) -> float:
         """What one replica of a variant on so many cores is believed to do, in the largest batches the plan allows."""
         costs_ns = self.beliefs[variant].costs_ns(cores)
-        batch = min(self.limit, len(costs_ns) - 1)
+        batch = min(self.limits.get(variant, self.limit), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def now_rps(self, id: ReplicaId) -> float:
@@ -228,7 +237,7 @@ class Stage:
         if found is None:
             self.paces = {key: pace for key, pace in self.paces.items() if pace.replicas}
             self.paces[variant, cores] = found = Pace(self.beliefs[variant], cores)
-            found.refresh(self.limit)
+            found.refresh(self.limits.get(variant, self.limit))
         return found
 
     def add(self, replica: Replica) -> None:

@@ -46,8 +46,8 @@ class Checkers:
         self._now_ns = -(2**63)
         self._record: Record | None = None
         self._event: Record | None = None
-        self._limits: dict[str, int] = {}
-        """Per stage the largest batch the plan allows."""
+        self._limits: dict[tuple[str, str], int] = {}
+        """Per stage and variant the largest batch allowed by the last plan that wanted it."""
         self._short: set[str] = set()
         """Stages of which the core has said that there is no room for what the plan wants."""
         self._last_batch = BatchId(-1)
@@ -157,7 +157,7 @@ class Checkers:
 
     def _start_batch(self, order: StartBatch) -> None:
         replica = self._known(order.replica)
-        size, limit = len(order.requests), self._limits.get(order.stage, 0)
+        size, limit = len(order.requests), self._limits.get((order.stage, replica.spec.variant), 0)
         if order.batch <= self._last_batch:
             self._fail(f"batch {order.batch} after batch {self._last_batch}")
         if not replica.ready or replica.draining:
@@ -231,7 +231,8 @@ class Checkers:
 
     def _decided(self, note: Decided) -> None:
         if note.plan is not None:
-            self._limits.update({target.stage: target.batch_max for target in note.plan.stages})
+            wanted = [(target, group.spec) for target in note.plan.stages for group in target.groups if group.count]
+            self._limits.update({(target.stage, spec.variant): target.batch_max for target, spec in wanted})
         if note.kind == "short":
             self._short.add(note.stage)
         if note.kind == "drain" and note.replica is not None:
