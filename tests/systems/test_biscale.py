@@ -10,6 +10,7 @@ from sloop.events import ReplicaReady, Resized
 from sloop.log import MemoryLog, Record
 from sloop.policies.batch.full import Full
 from sloop.policies.drop.predictive import Predictive
+from sloop.policies.forecast.lstm import Lstm
 from sloop.policies.scale.biscale import Biscale
 from sloop.sim import World, simulate
 from sloop.systems import build_system
@@ -33,6 +34,11 @@ def test_the_artefacts_ways_are_parameters() -> None:
     written = {"shrink": False, "blocking": True, "whole": True, "reference": "now", "settle": 10, "drop": "age"}
     scale = build_system("biscale", written).policies.scale
     assert scale == Biscale(shrink=False, blocking=True, whole=True, reference="now", settle=10)
+
+
+def test_the_published_predictor_is_one_line_away() -> None:
+    forecast = {"name": "lstm", "weights": "biscale"}
+    assert build_system("biscale", {"forecast": forecast}).policies.forecast == Lstm(weights="biscale")
 
 
 def run(system: dict[str, Any], *, cores: float = 64, seed: int = 1) -> list[tuple[int, Record]]:
