@@ -27,7 +27,8 @@ sloop simulate burst.yaml --recorded .sloop/demo/events.jsonl
 @click.option(
     "--recorded",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Batches take what they took in this event log of a live run, rather than what the profile says.",
+    help="Batches take what they took in this event log of a live run, rather than what the profile says, and requests "
+    "the branches and parts they had there.",
 )
 def simulate(scenario: Path, names: str | None, seed: int | None, log: Path | None, recorded: Path | None) -> Answer:
     """Run the scenario in SCENARIO in the simulator: same requests and same truth for each system."""

@@ -117,7 +117,7 @@ def observed(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Calla
 def foretold(
     scenario: Scenario, choice: SystemChoice, seen: Observed, log: Path, *, recorded: Recorded = NOT_RECORDED
 ) -> Outcome:
-    """The same run simulated, its log written to `log`; with `recorded`, batches take what they took in that run.
+    """The same run simulated, its log written to `log`; with `recorded`, batches and branches are those of that run.
 
     The trace begins in the same part of a planning period as it did live.
     """

@@ -46,7 +46,7 @@ def play(
     """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file.
 
     With `lead_ns`, the trace begins that much later than the control loop, as it does at a server that was up before.
-    With `recorded`, batches take what they took in that run.
+    With `recorded`, batches take what they took in that run, and requests go where they went.
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = set_up(scenario.application, choice)
@@ -72,7 +72,7 @@ def play_all(
 ) -> Iterator[Counted]:
     """One run after another; with several, each log's name carries its system and place.
 
-    `recorded` is the log of a run whose batches' durations are taken. InputError where it is no log.
+    `recorded` is the log of a run whose batches' durations and requests' ways are taken. InputError where it is no log.
     """
     runs = recorded_in(recorded) if recorded else NOT_RECORDED
     for choice in chosen:
