@@ -26,7 +26,7 @@ BISCALE: Final = System(
         admit=Open(),
         # The most free cores: where a replica is, it must have room to grow.
         place=Spread(),
-        # The published network is `forecast: {name: lstm, weights: biscale}`; it serves no better and costs a little more.
+        # The published network is `forecast: {name: lstm, weights: biscale}`, no better and a little dearer.
         forecast=MovingMax(horizon_ns=s(10), window_ns=s(1)),
         scale=Biscale(),
     ),
