@@ -1,8 +1,13 @@
 """What plots will show, without drawing."""
 
+from sloop.actions import End, StartBatch
+from sloop.app.graph import Graph, Step, When
+from sloop.events import Finished
 from sloop.log import Record
-from sloop.report.figures import comparison, latency_cdf, thin, timeline
+from sloop.report.figures import comparison, latency_cdf, thin, timeline, ways_cdf
 from sloop.report.metrics import Metrics, fold
+from sloop.units import ms
+from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, Request, RequestId
 
 Rows = list[tuple[int, Record]]
 
@@ -52,3 +57,21 @@ def test_thinning_keeps_the_worst() -> None:
     assert max(few_y) == 5.0
     assert thin([1.0], [2.0]) == ([1.0], [2.0])
     assert thin([], []) == ([], [])
+
+
+def test_one_curve_for_each_way_and_a_mark_for_each_deadline() -> None:
+    ways = [Path(("a", "b"), ms(50)), Path(("a",), ms(90))]
+    graph = Graph([Step("a"), Step("b", ("a",), (When("a", "kind", (1,)),))], ways, ms(100))
+    rows: list[tuple[int, Record]] = []
+    for number, way in enumerate(((1,), (0,), (0,))):
+        id, batch = RequestId(number), StartBatch(BatchId(2 * number), ReplicaId(0), "a", (RequestId(number),))
+        rows += [(ms(number), Request(id, ms(number), ms(number), ms(1000))), (ms(number), batch)]
+        rows += [(ms(number), Finished(batch.batch, ReplicaId(0), 1, (way,)))]
+        if way[0]:
+            second = StartBatch(BatchId(2 * number + 1), ReplicaId(0), "b", (id,))
+            rows += [(ms(number), second), (ms(number), Finished(second.batch, ReplicaId(0), 1))]
+        rows += [(ms(number), End(id, Outcome.SERVED))]
+    figure = ways_cdf("static", fold(rows, Metrics(start_ns=0, graph=graph)))
+    assert [series.name for series in figure.panels[0].series] == ["a", "a, b"]
+    assert [mark.at for mark in figure.panels[0].marks] == [50, 90]
+    assert ways_cdf("none", Metrics()).panels[0].series == ()

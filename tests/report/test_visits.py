@@ -175,6 +175,7 @@ def test_paths_keep_their_deadlines() -> None:
             visits.finish(0, other, (), "v")
         visits.end(End(RequestId(number), Outcome.SERVED), ms(number))
     assert {row.stages: row.slo_ms for row in visits.routes()} == {("a", "b"): 50, ("a", "c"): 90, ("a",): 100}
+    assert visits.latencies_ms([0.5, 1]) == {("a",): [3, 3], ("a", "b"): [1, 1], ("a", "c"): [2, 2]}
 
 
 def scenario(seed: int, rate: float, share: float, mean: float) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from sloop.report.rows import RunRow, Second
 POINTS_MAX: Final = 900
 """As many as a page's width can tell apart."""
 
+WAYS_MAX: Final = 6
+"""Curves that can be told apart."""
+
 QUANTILES: Final = tuple(step / 200 for step in range(1, 201))
 
 Kind = Literal["line", "steps", "area", "bars", "points"]
@@ -99,6 +102,24 @@ def latency_cdf(
         x_label="latency, ms",
         panels=(Panel(y_label="answered requests, %", series=series, marks=marks),),
         alt=f"Cumulative distribution of end-to-end latency. {p99}",
+    )
+
+
+def ways_cdf(label: str, metrics: Metrics, *, name: str = "ways") -> Figure:
+    """The same for each of the most travelled ways through a graph, beside the deadlines they have."""
+    taken = dict(list(metrics.route_latencies_ms(QUANTILES).items())[:WAYS_MAX])
+    series = tuple(
+        Series(", ".join(stages) or "rarer ones", tuple(at_ms), tuple(100 * share for share in QUANTILES))
+        for stages, at_ms in taken.items()
+    )
+    deadlines_ms = sorted({row.slo_ms for row in metrics.routes() if row.stages in taken})
+    marks = tuple(Mark(f"deadline {slo_ms:g} ms", "x", slo_ms) for slo_ms in deadlines_ms)
+    return Figure(
+        name=name,
+        title=f"Latency of each way through the graph ({label})",
+        x_label="latency, ms",
+        panels=(Panel(y_label="answered requests, %", series=series, marks=marks),),
+        alt=f"Cumulative distributions of end-to-end latency, one for each of {len(series)} ways through the graph.",
     )
 
 

@@ -16,7 +16,7 @@ from sloop.errors import MachineError
 from sloop.log import Header, Record
 from sloop.report import tables
 from sloop.report.explain import Reason
-from sloop.report.figures import Figure, comparison, latency_cdf, timeline
+from sloop.report.figures import Figure, comparison, latency_cdf, timeline, ways_cdf
 from sloop.report.metrics import Metrics
 from sloop.report.plots import svg
 from sloop.report.rows import RunRow
@@ -91,7 +91,7 @@ def run_page(
     ]
     if len(rows) > 1:
         sections.insert(1, Section(title="Comparison", figures=(comparison(rows),)))
-    sections[-1:-1] = _stage_sections([(label, row) for label, row in zip(named, rows, strict=True)])
+    sections[-1:-1] = _stage_sections([(label, row) for label, row in zip(named, rows, strict=True)], named)
     sections += _belief_sections(named)
     sections += _worst_sections(named)
     found = tuple((r.outcome, r.why, r.count, r.first_request, r.first_s) for r in reasons)
@@ -174,7 +174,7 @@ def _named(runs: Sequence[tuple[RunRow, Metrics]]) -> dict[str, Metrics]:
     }
 
 
-def _stage_sections(runs: Sequence[tuple[str, RunRow]]) -> list[Section]:
+def _stage_sections(runs: Sequence[tuple[str, RunRow]], named: Mapping[str, Metrics]) -> list[Section]:
     """For applications of several stages: where requests waited and were lost, and which ways they took."""
     if not any(row.routes or len(row.stages) > 1 for _, row in runs):
         return []
@@ -182,7 +182,13 @@ def _stage_sections(runs: Sequence[tuple[str, RunRow]]) -> list[Section]:
         "A visit is a request, or a part of one, at a stage. Requests take different ways where stages branch off; a "
         "way has a deadline of its own where the application gives it one."
     )
-    return [Section(title="Stages", text=(text,), tables=(tables.stages(runs), tables.routes(runs)))]
+    figures = tuple(
+        ways_cdf(label, metrics, name=f"ways-{place}")
+        for place, (label, metrics) in enumerate(named.items())
+        if len(metrics.routes()) > 1
+    )
+    shown_tables = (tables.stages(runs), tables.routes(runs))
+    return [Section(title="Stages", text=(text,), tables=shown_tables, figures=figures)]
 
 
 def _belief_sections(named: Mapping[str, Metrics]) -> list[Section]:

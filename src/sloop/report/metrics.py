@@ -332,6 +332,10 @@ class Metrics:
         """Which ways requests took through an application of several stages, whose graph is known."""
         return self._visits.routes() if self._visits is not None else []
 
+    def route_latencies_ms(self, quantiles: Sequence[float]) -> dict[tuple[str, ...], list[float]]:
+        """Latencies at these quantiles for each of `routes`."""
+        return self._visits.latencies_ms(quantiles) if self._visits is not None else {}
+
     def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
         """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
         count = len(self.latencies_ns)

@@ -33,6 +33,10 @@ WIDTH_IN: Final = 8.2
 PANEL_IN: Final = 1.55
 MARGIN_IN: Final = 0.95
 LEGEND_COLUMNS: Final = 6
+LEGEND_CHARS: Final = 110
+"""As much text as is wide as the axes."""
+MARK_CHARS: Final = 8
+"""What a line's sample and the gap behind it take."""
 LEGEND_LINE_PT: Final = 14
 
 _STYLE: Final[Any] = {
@@ -119,10 +123,9 @@ def _legend(axes: Any, figure: Figure, colours: dict[str, str]) -> int:  # noqa:
     for axis in axes:
         for mark, name in zip(*axis.get_legend_handles_labels(), strict=True):
             known.setdefault(name, mark)
-    axes[0].legend(
-        known.values(), known, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=LEGEND_COLUMNS, borderaxespad=0.1
-    )
-    return -(-len(known) // LEGEND_COLUMNS)
+    columns = max(1, min(LEGEND_COLUMNS, LEGEND_CHARS // (MARK_CHARS + max(map(len, known)))))
+    axes[0].legend(known.values(), known, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.1)
+    return -(-len(known) // columns)
 
 
 def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:

@@ -208,6 +208,15 @@ class Visits:
             )
         return sorted(rows, key=lambda row: (-row.answered, row.stages))
 
+    def latencies_ms(self, quantiles: Sequence[float]) -> dict[tuple[str, ...], list[float]]:
+        """Per route, in the order of `routes`, the smallest latencies that these shares of answers do not exceed."""
+        found = {}
+        for row in self.routes():
+            ordered = sorted(self._routes[frozenset(row.stages)].latencies_ns)
+            ranks = [max(0, math.ceil(round(quantile * len(ordered), 6)) - 1) for quantile in quantiles]
+            found[row.stages] = [ordered[rank] / NS_PER_MS for rank in ranks]
+        return found
+
     def _enter(self, now_ns: int, flight: _Flight, entered: Sequence[Key]) -> None:
         for key in entered:
             flight.waiting[key] = now_ns
