@@ -22,6 +22,7 @@ MET: Final = ((3, 12), (3, 18), (3, 24), (3, 50))
 RATIOS: Final = (1.0, 1.1, 1.15, 1.25)
 MOVING: Final = ("fluctuating", "random")
 LONG: Final = ("diurnal", "square")
+LOOKBACK_S: Final = 30
 ALONE: Final = "our own trace with the published shape: the functions chosen from Azure's are not named"
 
 
@@ -50,14 +51,19 @@ def moving(system: str, load: str) -> Trial:
     return Trial(system=system, load=load)
 
 
+def cautious(load: str) -> Trial:
+    """FA2 for the busiest ten seconds of thirty; ours."""
+    return Trial(system="fa2", load=load, lookback_s=LOOKBACK_S)
+
+
 class Lengths:
     """How long the runs are, in seconds; `quick` ones leave the long traces out."""
 
     def __init__(self, *, quick: bool) -> None:
         self.steady = 100 if quick else 300
-        self.fixed = 100 if quick else 600
+        self.fixed = 100 if quick else 400
         self.moving = 240 if quick else 600
-        self.long = 0 if quick else 3600
+        self.long = 0 if quick else 2400
 
 
 class Evaluation:
@@ -100,7 +106,8 @@ class Evaluation:
         return [self.of_fixed(trial) for trial in wanted]
 
     def _moving(self) -> list[Trial]:
-        return [self.of_moving(moving(system, load)) for load in self.moving for system in SYSTEMS]
+        wanted = [moving(system, load) for load in self.moving for system in SYSTEMS]
+        return [self.of_moving(trial) for trial in [*wanted, *map(cautious, self.moving)]]
 
     def rows(self, results: Results, long: Results | None) -> list[Row]:
         """Every experiment's."""
@@ -162,11 +169,16 @@ class Evaluation:
                 claim = Claim(experiment="E2", metric=f"replicas, {name}, {load}", unit="")
                 made.append(shaped(claim, [one.replicas for one in own], shape=least, expect="FA2 needs the fewest"))
             for name in SYSTEMS[1:]:
-                note = "that starting replicas slow down others is not simulated"
+                note = "FA2's replicas have least to spare for what has queued up; starting slows nobody here"
                 metric = f"violations more than FA2's, {name}, {load}"
                 claim = Claim(experiment="E2", metric=metric, unit="points", paper=4.0, note=note)
                 more = [a.violations - b.violations for a, b in zip(outcomes[name], outcomes["fa2"], strict=True)]
                 made.append(bounded(claim, more, at_least=0.0, at_most=4.5, shape=late[name] > late["fa2"]))
+            better = results.of(self.of_moving(cautious(load)))
+            note = f"ours: the busiest 10 s of {LOOKBACK_S}; {mean(one.replicas for one in better):.1f} replicas"
+            claim = Claim(experiment="E2", metric=f"violations, cautious FA2, {load}", unit="%", note=note)
+            found = [one.violations for one in better]
+            made.append(shaped(claim, found, shape=mean(found) < late["fa2"], expect=f"below {late['fa2']:.1f} %"))
         found = [_recovery_s(one) for one in results.of(self.of_moving(moving("fa2", "fluctuating")))]
         note = "from the step to the last second with violations before it is over; derived: tick + start + drain"
         claim = Claim(experiment="E2", metric="FA2 recovers from 8 → 27/s", unit="s", derived=20.0, note=note)
@@ -184,7 +196,7 @@ class Evaluation:
             trials = {name: structs.replace(moving(name, load), seconds=self.lengths.long) for name in SYSTEMS}
             counts = {name: mean(results.each(trial, "replicas")) for name, trial in trials.items()}
             late = {name: mean(results.each(trial, "violations")) for name, trial in trials.items()}
-            note = f"one hour instead of five; {ALONE}"
+            note = f"40 minutes instead of five hours; {ALONE}"
             for name in ("ds2", "inferline"):
                 saved = 100 * (1 - counts["fa2"] / counts[name])
                 metric = f"FA2 saves of {name}'s replicas, {load}"

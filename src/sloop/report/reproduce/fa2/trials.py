@@ -62,6 +62,8 @@ class Trial(Struct, frozen=True, kw_only=True):
     ratio: float = 1.15
     seed: int = 0
     headroom: float = 0.0
+    lookback_s: int = 0
+    """Plan for the busiest ten seconds of so many; 0: for the last ten, as published."""
 
 
 class Outcome(Struct, frozen=True):
@@ -189,7 +191,9 @@ def _choice(trial: Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
         "drop": {"name": "age", "limit": 3.0},
     }
     if not trial.plan:
-        own = {"headroom": trial.headroom, "initial_rps": rate_rps}
+        own: dict[str, Any] = {"headroom": trial.headroom, "initial_rps": rate_rps}
+        if trial.lookback_s:
+            own["forecast"] = {"name": "moving_max", "horizon_s": trial.lookback_s, "window_s": 10}
         return SystemChoice(trial.system, {**common, **own})
     planned_rps = rate_rps * (1 + trial.headroom)
     choices = chosen(trial.plan, hardware, trial.paths, planned_rps)
