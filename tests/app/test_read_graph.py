@@ -7,6 +7,7 @@ import pytest
 from sloop.app.application import Application, Stage
 from sloop.app.document import parse
 from sloop.app.graph import PARTS_MAX, Each, When
+from sloop.app.load import application_from_text
 from sloop.app.read_application import read_application
 from sloop.errors import InputError
 from sloop.units import ms
@@ -231,7 +232,7 @@ def test_shares_rounded_up_are_not_refused() -> None:
             (
                 A,
                 "name: b, after: a, when: {output: x, is: 1, share: 0.6}",
-                "name: c, after: a, when: {output: x, share: 0.5}",
+                "name: c, after: a, when: {output: x, is: 2, share: 0.5}",
             ),
             "5: stages[2].when",
             "the shares of the branches after 'a' sum up to more than 1",
@@ -323,3 +324,29 @@ def test_too_many_paths_are_refused_where_the_stages_are() -> None:
     with pytest.raises(InputError, match="more than 10000 paths lead through the stages") as caught:
         read(*stages)
     assert (caught.value.where, caught.value.help) == ("app.yaml:2: stages", "join some of them")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        ("{output: kind, is: [1, 2]}", "{output: kind, is: [2, 3]}", False),
+        ("kind", "{output: kind, is: 1}", False),
+        ("{output: kind, is: [0, 1]}", "kind", False),
+        ("{output: kind, is: 0}", "kind", True),
+        ("{output: kind, is: [2, 1]}", "{output: kind, is: [1, 2]}", True),
+        ("{output: kind, is: 1}", "{output: size, is: 1}", True),
+        ("{share: 0.2}", "{share: 0.3}", True),
+    ],
+)
+def test_conditions_on_one_output_are_the_same_or_exclude_each_other(one: str, other: str, fits: bool) -> None:
+    stages = "\n".join(
+        f"  - {{name: {name}, profile: ResNet-T, after: a, when: {when}}}" for name, when in (("b", one), ("c", other))
+    )
+    text = f"name: x\nslo_ms: 300\nsystem: fa2\nstages:\n  - {{name: a, profile: ResNet-T}}\n{stages}\n"
+    if fits:
+        application_from_text(text)
+        return
+    with pytest.raises(
+        InputError, match=r":7: stages\[2\]\.when: stage 'c' and another stage may both be meant by one"
+    ):
+        application_from_text(text)

@@ -159,7 +159,7 @@ class Graph:
     def are_alternatives(self, one: str, other: str) -> bool:
         """Whether no request enters both stages, because an output would have to be two things at once."""
         return any(
-            (mine.of, mine.output) == (theirs.of, theirs.output) and mine.output and _exclude(mine, theirs)
+            (mine.of, mine.output) == (theirs.of, theirs.output) and mine.output and exclude(mine, theirs)
             for mine in self.conditions[one]
             for theirs in self.conditions[other]
         )
@@ -238,8 +238,8 @@ class Graph:
         return tuple(found)
 
 
-def _exclude(one: When, other: When) -> bool:
-    """Whether an output cannot be as both want it."""
+def exclude(one: When, other: When) -> bool:
+    """Whether an output cannot be as both conditions on it want it."""
     if one.values and other.values:
         return not set(one.values) & set(other.values)
     return (one.values or other.values) == (0,)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant, find_cycle
 from sloop.app.document import Value, nearest
 from sloop.app.hardware import ANY_BYTES, CUSTOM, KINDS, LOCAL, Hardware, known, local
-from sloop.app.read_graph import EDGE_KEYS, check_shares, read_paths, with_edges
+from sloop.app.read_graph import EDGE_KEYS, check_conditions, read_paths, with_edges
 from sloop.app.read_profile import read_profile
 from sloop.errors import InputError
 from sloop.profile.profile import Profile
@@ -104,7 +104,7 @@ def _stages(value: Value, folder: Path) -> tuple[Stage, ...]:
     if cycle:
         first = values[names.index(cycle[0])].mapping()["after"]
         first.fail(f"stages wait for each other in a circle: {' → '.join(cycle)}", "remove one of these from `after`")
-    check_shares(values, stages)
+    check_conditions(values, stages)
     return stages
 
 

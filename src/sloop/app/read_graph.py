@@ -10,7 +10,7 @@ from typing import Final
 
 from sloop.app.application import Stage
 from sloop.app.document import Value, nearest
-from sloop.app.graph import PARTS_MAX, Each, When
+from sloop.app.graph import PARTS_MAX, Each, When, exclude
 from sloop.units import ms
 from sloop.vocabulary import Path
 
@@ -61,12 +61,13 @@ def read_paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Pa
     return tuple(paths)
 
 
-def check_shares(values: Sequence[Value], stages: Sequence[Stage]) -> None:
-    """InputError where alternatives told apart by one output are to be taken by more than all, or one of them by two
-    different shares."""
+def check_conditions(values: Sequence[Value], stages: Sequence[Stage]) -> None:
+    """InputError where conditions on one output overlap, are to be met by more than all, or have two shares."""
     told: dict[tuple[str, str], dict[object, float]] = {}
+    seen: dict[tuple[str, str], list[When]] = {}
     for value, stage in zip(values, stages, strict=True):
         for when in stage.when:
+            _check_overlap(value, stage, when, seen.setdefault((when.of, when.output), []))
             if when.share is None:
                 continue
             shares = told.setdefault((when.of, when.output), {})
@@ -82,6 +83,20 @@ def check_shares(values: Sequence[Value], stages: Sequence[Stage]) -> None:
                     "alternatives told apart by one output exclude each other; name another `output` for branches that "
                     "do not",
                 )
+
+
+def _check_overlap(value: Value, stage: Stage, when: When, others: list[When]) -> None:
+    """Conditions on one output are the same, or exclude each other: otherwise no shares could be told for them."""
+    if not when.output:
+        return
+    for other in others:
+        if other.values != when.values and not exclude(other, when):
+            value.mapping()["when"].fail(
+                f"stage {stage.name!r} and another stage may both be meant by one value of output {when.output!r} of "
+                f"{when.of!r}",
+                "let their values be the same or have none in common; without `is`, every value but 0 is meant",
+            )
+    others.append(when)
 
 
 def _conditions(value: Value, after: tuple[str, ...]) -> tuple[When, ...]:
