@@ -186,7 +186,7 @@ def _stages(hardware: Hardware, chains: Sequence[tuple[str, ...]]) -> tuple[Stag
 
 def _choice(trial: Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
     """A system that decides, or one that keeps what was planned for the load's first rate."""
-    common: dict[str, Any] = {
+    published: dict[str, Any] = {
         "batch": {"name": "full", "forever": True},
         "drop": {"name": "age", "limit": 3.0},
     }
@@ -194,7 +194,7 @@ def _choice(trial: Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
         own: dict[str, Any] = {"headroom": trial.headroom, "initial_rps": rate_rps}
         if trial.lookback_s:
             own["forecast"] = {"name": "moving_max", "horizon_s": trial.lookback_s, "window_s": 10}
-        return SystemChoice(trial.system, {**common, **own})
+        return SystemChoice(trial.system, {**published, **own})
     planned_rps = rate_rps * (1 + trial.headroom)
     choices = chosen(trial.plan, hardware, trial.paths, planned_rps)
     pools = chosen(trial.pools or trial.plan, hardware, trial.paths, planned_rps)
@@ -204,7 +204,7 @@ def _choice(trial: Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
         for name, choice, pool in zip(names, choices, pools, strict=True)
     }
     order = "edf" if trial.plan == "grandslam" else "fifo"
-    return SystemChoice("static", {**common, "stages": stages, "order": order, "route": "round_robin"})
+    return SystemChoice("static", {**published, "stages": stages, "order": order, "route": "round_robin"})
 
 
 def rates_of(load: str, seconds: int, seed: int) -> list[float]:
