@@ -114,10 +114,11 @@ class _Forest:
         for stage in self.order:
             self.order += self.children[stage]
         assert len(self.order) == len(options), "stages in a circle"
-        self.horizon = max((segment.slots for segment in segments), default=0)
+        self.horizon = self._horizons(segments)
+        """The most slots any segment of a stage's tree has: what its clock can show."""
         self.limit = {s: min(segment.slots for segment in segments if s in segment.stages) for s in stages}
         """No stage may take longer than the tightest segment it is in (r of the paper)."""
-        self.start = dict.fromkeys(stages, self.horizon)
+        self.start = dict(self.horizon)
         """The most slots a stage may be given on entry, by the segments that start there."""
         self.shift = dict.fromkeys(stages, 0)
         """How much less time a child has than its parent has left, because its loosest segment is tighter."""
@@ -129,6 +130,17 @@ class _Forest:
                 self.start[first] = min(self.start[first], segment.slots)
         if budgets == "tree":
             self._give_each_branch_its_own([segment for segment in segments if segment.stages[0] in self.roots])
+
+    def _horizons(self, segments: Sequence[Segment]) -> dict[int, int]:
+        """By stage; each tree has its own, so that a long deadline makes no work for the stages of short ones."""
+        root_of = {root: root for root in self.roots}
+        for stage in self.order:
+            root_of |= dict.fromkeys(self.children[stage], root_of[stage])
+        longest = dict.fromkeys(self.roots, 0)
+        for segment in segments:
+            root = root_of[segment.stages[0]]
+            longest[root] = max(longest[root], segment.slots)
+        return {stage: longest[root] for stage, root in root_of.items()}
 
     def _give_each_branch_its_own(self, anchored: Sequence[Segment]) -> None:
         """`anchored` segments start at a root; the loosest through a stage is the clock that its slots are told on."""
@@ -146,11 +158,12 @@ class _Forest:
 
     def rest_of(self, stage: int, best: dict[int, NDArray[np.int64]]) -> NDArray[np.int64]:
         """By slots left after `stage`: the least cost of all below it."""
-        rest = np.zeros(self.horizon + 1, dtype=np.int64)
+        horizon = self.horizon[stage]
+        rest = np.zeros(horizon + 1, dtype=np.int64)
         for child in self.children[stage]:
             shift, start = self.shift[child], self.start[child]
             rest[:shift] = NEVER
-            end = min(shift + start, self.horizon)
+            end = min(shift + start, horizon)
             rest[shift : end + 1] += best[child][: end + 1 - shift]
             rest[end + 1 :] += best[child][start]
             np.minimum(rest, NEVER, out=rest)

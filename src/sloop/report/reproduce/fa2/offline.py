@@ -263,13 +263,13 @@ def _fit() -> list[Row]:
 
 
 def _decision() -> list[Row]:
-    """E9: on this machine, whatever it is."""
+    """E9: processor time on this machine, whatever it is and whatever else it does."""
     taken = []
     for rate_rps in RATES[::3]:
         given = problem(CPU, 6, rate_rps)
-        started_ns = time.perf_counter_ns()
+        started_ns = time.process_time_ns()
         solve(given.stages, given.ways, polish=True)
-        taken.append((time.perf_counter_ns() - started_ns) / 1e6)
+        taken.append((time.process_time_ns() - started_ns) / 1e6)
     note = f"ten stages, six paths, a deadline of 25.7 s in milliseconds; slowest {max(taken):.1f} ms"
     claim = Claim(experiment="E9", metric="one decision, median", unit="ms", paper=500, note=note)
     return [bounded(claim, [median(taken)], at_most=20.0)]
