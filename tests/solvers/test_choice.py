@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers import choice
+from sloop.solvers import highs
 from sloop.solvers.budget import Options, Segment
 from sloop.solvers.choice import GAVE_UP, NOTHING, Found, cheapest, holds
+from sloop.solvers.highs import Solution
 
 
 def make(*pairs: tuple[int, int]) -> Options:
@@ -48,36 +48,36 @@ def test_as_cheap_as_can_be(mesh: tuple[list[Options], list[Segment]]) -> None:
         assert cost(options, found.indices) == best
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, status: int, x: Sequence[float] | None) -> None:
+def answering(monkeypatch: pytest.MonkeyPatch, values: Sequence[float] | None, *, proven: bool) -> None:
     """The solver's answer from now on, whatever it is asked."""
-    answer = SimpleNamespace(status=status, x=None if x is None else np.array(x))
-    monkeypatch.setattr(choice, "milp", lambda *_, **__: answer)
+    solution = Solution(None if values is None else np.array(values), proven, 0.0)
+    monkeypatch.setattr(highs, "minimise", lambda *_, **__: solution)
 
 
 def test_giving_up_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     options, segments = [make((2, 1), (1, 3))], [Segment((0,), 5)]
-    answering(monkeypatch, 1, None)
+    answering(monkeypatch, None, proven=False)
     assert cheapest(options, segments) == GAVE_UP
-    answering(monkeypatch, 1, [1.0, 0.0])
+    answering(monkeypatch, [1.0, 0.0], proven=False)
     assert cheapest(options, segments) == Found((0,), proven=False)
 
 
 def test_an_answer_that_does_not_hold_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     options = [make((2, 1), (1, 3)), make((2, 1), (1, 3))]
-    answering(monkeypatch, 0, [0.0, 1.0, 0.0, 1.0])
+    answering(monkeypatch, [0.0, 1.0, 0.0, 1.0], proven=True)
     assert cheapest(options, [Segment((0, 1), 5)]) == GAVE_UP
 
 
-def test_it_is_limited_by_nodes_not_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, float] = {}
+def test_it_is_limited_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
 
-    def solver(*_: object, options: dict[str, float], **__: object) -> SimpleNamespace:
-        asked.update(options)
-        return SimpleNamespace(status=1, x=None)
+    def solver(*_: object, nodes_max: int, **__: object) -> Solution:
+        asked.append(nodes_max)
+        return Solution(None, proven=False, bound=0.0)
 
-    monkeypatch.setattr(choice, "milp", solver)
+    monkeypatch.setattr(highs, "minimise", solver)
     cheapest([make((1, 1))], [Segment((0,), 1)], nodes_max=7)
-    assert asked == {"node_limit": 7, "mip_rel_gap": 0.0}
+    assert asked == [7]
 
 
 def test_a_stage_that_fits_nowhere_needs_no_solver() -> None:

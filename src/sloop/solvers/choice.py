@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
+from sloop.solvers import highs
 from sloop.solvers.budget import Options, Segment
 
 NODES_MAX: Final = 2_000
@@ -44,33 +43,19 @@ def cheapest(options: Sequence[Options], segments: Sequence[Segment], *, nodes_m
     unit = max(1, *(int(options[stage].keys[index]) for stage, own in enumerate(useful) for index in own))
     costs = np.concatenate([options[stage].keys[own] / unit for stage, own in enumerate(useful)])
     slots = np.concatenate([options[stage].slots[own].astype(float) for stage, own in enumerate(useful)])
-    rows = [(np.arange(starts[s], starts[s + 1]), np.ones(len(own)), 1.0, 1.0) for s, own in enumerate(useful)]
+    columns = [range(starts[stage], starts[stage + 1]) for stage in range(len(useful))]
+    rows: list[highs.Row] = [(dict.fromkeys(own, 1.0), 1.0, 1.0) for own in columns]
     for segment in segments:
-        columns = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in segment.stages])
-        rows.append((columns, slots[columns], 0.0, float(segment.slots)))
-    matrix = csr_array(
-        (
-            np.concatenate([row[1] for row in rows]),
-            np.concatenate([row[0] for row in rows]),
-            np.cumsum([0, *(len(row[0]) for row in rows)]),
-        ),
-        shape=(len(rows), len(costs)),
-    )
-    answer = milp(
-        costs,
-        integrality=np.ones(len(costs), dtype=np.int8),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, [row[2] for row in rows], [row[3] for row in rows]),
-        options={"node_limit": nodes_max, "mip_rel_gap": 0.0},
-    )
-    if answer.x is None:
-        return NOTHING if answer.status == 2 else GAVE_UP
-    indices = tuple(
-        own[int(np.argmax(answer.x[starts[stage] : starts[stage + 1]]))] for stage, own in enumerate(useful)
-    )
+        taken = {column: slots[column] for stage in segment.stages for column in columns[stage]}
+        rows.append((taken, 0.0, float(segment.slots)))
+    answer = highs.minimise(costs.tolist(), rows, integers=len(costs), nodes_max=nodes_max)
+    values = answer.values
+    if values is None:
+        return NOTHING if answer.proven else GAVE_UP
+    indices = tuple(own[int(np.argmax(values[starts[stage] : starts[stage + 1]]))] for stage, own in enumerate(useful))
     if not holds(options, segments, indices):  # an incumbent that rounding broke is no answer
         return GAVE_UP
-    return Found(indices, proven=answer.status == 0)
+    return Found(indices, proven=answer.proven)
 
 
 def holds(options: Sequence[Options], segments: Sequence[Segment], indices: Sequence[int]) -> bool:

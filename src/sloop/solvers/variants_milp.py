@@ -12,18 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from sloop.errors import InputError
+from sloop.solvers import highs
+from sloop.solvers.highs import Row
 from sloop.solvers.variants import Answer, Choices, Goal, Option, cost, is_feasible, objective, options_of, ways_of
 
 COMBINATIONS_MAX: Final = 10_000
 NODES_MAX: Final = 100_000
 """Of HiGHS' search; a count and not a time, so that the same question has the same answer everywhere."""
-
-Row = tuple[dict[int, float], float, float]
-"""Coefficients by variable, and what their sum may be at least and at most."""
 
 
 def solve(stages: Sequence[Choices], goal: Goal, *, nodes_max: int = NODES_MAX) -> Answer | None:
@@ -45,22 +42,17 @@ def solve(stages: Sequence[Choices], goal: Goal, *, nodes_max: int = NODES_MAX) 
         combinations = _combinations(options)
         rows += _marginals(options, firsts, combinations)
         costs += [-goal.alpha * math.prod(scores) for scores in combinations]
-    found = milp(
-        np.array(costs),
-        integrality=np.array([1] * firsts[-1] + [0] * (len(costs) - firsts[-1])),
-        bounds=Bounds(0.0, 1.0),
-        constraints=_matrix(rows, len(costs)),
-        options={"node_limit": nodes_max, "mip_rel_gap": 0.0},
-    )
-    if found.x is None:
+    found = highs.minimise(costs, rows, integers=firsts[-1], nodes_max=nodes_max)
+    values = found.values
+    if values is None:
         return None
     chosen = tuple(
-        own[int(np.argmax(found.x[first : first + len(own)]))] for own, first in zip(options, firsts, strict=False)
+        own[int(np.argmax(values[first : first + len(own)]))] for own, first in zip(options, firsts, strict=False)
     )
     if not is_feasible(chosen, goal):
         return None  # within HiGHS' tolerance of a limit, but not within ours
     reached = objective(chosen, goal)
-    return Answer(chosen, reached, gap=max(0.0, -found.mip_dual_bound - reached) if found.status != 0 else 0.0)
+    return Answer(chosen, reached, gap=0.0 if found.proven else max(0.0, -found.bound - reached))
 
 
 def _constraints(options: Sequence[Sequence[Option]], firsts: Sequence[int], goal: Goal) -> Iterator[Row]:
@@ -101,11 +93,3 @@ def _marginals(
             row = {firsts[stage] + place: 1.0 for place, option in enumerate(own) if option.score == score}
             row |= {firsts[-1] + place: -1.0 for place, scores in enumerate(combinations) if scores[stage] == score}
             yield row, 0.0, 0.0
-
-
-def _matrix(rows: Sequence[Row], width: int) -> LinearConstraint:
-    values = np.array([value for coefficients, _, _ in rows for value in coefficients.values()], dtype=np.float64)
-    lines = np.array([line for line, (coefficients, _, _) in enumerate(rows) for _ in coefficients])
-    columns = np.array([column for coefficients, _, _ in rows for column in coefficients])
-    matrix = csr_array((values, (lines, columns)), shape=(len(rows), width))
-    return LinearConstraint(matrix, [low for _, low, _ in rows], [high for _, _, high in rows])

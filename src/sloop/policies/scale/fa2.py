@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import fa2
+from sloop.solvers import fa2, highs
 from sloop.solvers.choice import NODES_MAX
 from sloop.solvers.fa2 import Answer, Mode
 from sloop.solvers.fa2_baselines import ds2
@@ -56,6 +56,7 @@ class Fa2:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The fewest replicas that hold, and the binding path. `InputError` for an unknown stage or variant."""
+        highs.load()  # with the first plan, before anything is served
         own = Limits(
             self.cores, self.batch_max, self.margin, self.headroom, self.initial_rps, self.variant, self.variants
         )

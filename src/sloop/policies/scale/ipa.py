@@ -18,7 +18,7 @@ from msgspec import structs
 
 from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import adapting, labels, shortfall, variants_milp
+from sloop.solvers import adapting, highs, labels, shortfall, variants_milp
 from sloop.solvers.accuracy import Measure
 from sloop.solvers.adapting import Families, Only, StageTerms, Terms
 from sloop.solvers.variants import Answer, Choices, Goal
@@ -80,6 +80,8 @@ class Ipa:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The best plan, or what `infeasible` says; None between decisions. `InputError` as `adapting.families`."""
+        if self.solver == "milp":
+            highs.load()  # with the first plan, before anything is served
         if now_ns < self._memory.next_ns:
             return None
         if view.door.buckets or self.initial_rps:
