@@ -33,7 +33,8 @@ def read_outcome(log: Path, *, first_ns: int, duration_s: int, assumed: Iterable
     """Count the run in a log whose first request was sent `first_ns` after its schedule began."""
     recorded = read_log(log)
     setup = rebuild(recorded.header)
-    metrics = Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0)
+    application = setup.application
+    metrics = Metrics(nodes=application.cluster, beliefs=setup.beliefs, start_ns=0, graph=application.graph)
     fold(rebased(recorded, first_ns=first_ns), metrics)
     row = metrics.row(system=recorded.header.system, seed=recorded.header.seed, assumed=assumed)
     cores = [second.cores for second in metrics.seconds()[:duration_s]]
