@@ -12,25 +12,30 @@ own durations.
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, structs, to_builtins
 
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from examples.digits.make import APPLICATION
 from examples.digits.measured import TABLE
 from examples.digits.score import SLO_MS, Scored, score
 from sloop.actions import StartReplica
+from sloop.app.application import SystemChoice
 from sloop.app.hardware import local
 from sloop.app.load import load_application, load_scenario
 from sloop.app.scenario import Scenario
 from sloop.demo.live import serving
 from sloop.demo.outcome import Outcome, read_outcome
 from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
+from sloop.events import ReplicaReady
 from sloop.log import read_log
 from sloop.report.figures import timeline
 from sloop.report.tables import Cell
 from sloop.sim.world import World, recorded_in
+from sloop.units import to_s
+from sloop.vocabulary import ReplicaId, Request
 
 UNIT: Final = 0.25
 COMMON: Final[Mapping[str, Any]] = {
@@ -104,9 +109,30 @@ def play(folder: Path, scenario: Scenario, name: str) -> Run:
     log = Path(where.log)
     live = read_outcome(log, first_ns=first_ns, duration_s=round(scenario.duration_s))
     seen = Observed(live, scored.load, log, first_ns)
-    simulated = foretold(scenario, choice, seen, folder / f"{name}-simulated.jsonl")
-    recorded = foretold(scenario, choice, seen, folder / f"{name}-recorded.jsonl", recorded=recorded_in(log))
-    return Run(scored, live, simulated, recorded, switches(log))
+    return Run(scored, live, *simulations(folder, scenario, seen, choice), switches(log))
+
+
+def simulations(folder: Path, scenario: Scenario, seen: Observed, choice: SystemChoice) -> tuple[Outcome, Outcome]:
+    """The run from the profiles; and with its own durations, of starts as of batches."""
+    simulated = foretold(scenario, choice, seen, folder / f"{choice.name}-simulated.jsonl")
+    cold_start = structs.replace(scenario.truth.cold_start, start_s=start_s(seen.log))
+    own = structs.replace(scenario, truth=structs.replace(scenario.truth, cold_start=cold_start))
+    log = folder / f"{choice.name}-recorded.jsonl"
+    return simulated, foretold(own, choice, seen, log, recorded=recorded_in(seen.log))
+
+
+def start_s(log: Path) -> float:
+    """The median of what replicas took to start under load; of all starts where none was."""
+    ordered_ns: dict[ReplicaId, int] = {}
+    took_s: dict[bool, list[float]] = {False: [], True: []}
+    loaded = False
+    for now_ns, record in read_log(log):
+        loaded = loaded or isinstance(record, Request)
+        if isinstance(record, StartReplica):
+            ordered_ns[record.replica] = now_ns
+        elif isinstance(record, ReplicaReady):
+            took_s[loaded].append(to_s(now_ns - ordered_ns[record.replica]))
+    return median(took_s[True] or took_s[False])
 
 
 def switches(log: Path) -> int:
@@ -186,7 +212,8 @@ def report(runs: Mapping[str, Run], given: Namespace) -> str:
             f"{local().cores - UNIT:g} cores in units of {UNIT:g}; systems with {settings()}.",
             table(columns, rows(runs)),
             table(("", ""), verdicts(runs)),
-            "The server's log against the simulator, from the profiles and with the run's own durations:",
+            f"The server's log against the simulator: from the profiles, starts taking {START_S:g} s; and with the "
+            "run's own durations, of batches and (their median) of starts under load:",
             table(apart, agreements(runs)),
         ]
     )
