@@ -48,6 +48,7 @@ def rows() -> list[Row]:
         bounded(
             claim("time saved by a second thread between operators", branches),
             [between],
+            at_least=-5,
             at_most=5,
             shape=between < within,
         ),
