@@ -22,4 +22,4 @@ def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     assert ("bound B" in experiments) is not quick
     assert all("stand-in" in row.note for row in found.rows if row.experiment.startswith(("E1", "bound")))
     assert any(line.startswith("requests: assumed") for line in found.assumed)
-    assert "violations" in found.page()
+    assert not quick or "violations" in found.page()  # drawing takes a second, once is enough
