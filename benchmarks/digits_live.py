@@ -168,8 +168,7 @@ def violations(run: Run) -> float:
 
 def product(run: Run) -> float | None:
     """What the product of the stages' mean accuracies says, in per cent: what IPA reckons with."""
-    told = run.live.row.accuracy
-    return told / 100 if told is not None and told > 100 else told  # two stages' per cents, multiplied
+    return run.live.row.accuracy
 
 
 def agreements(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sloop.solvers.accuracy import combined, fraction, pas, ranks, scores
+from sloop.solvers.accuracy import combined, fraction, pas, product, ranks, scores
 
 
 def test_percent_and_fractions_mean_the_same() -> None:
@@ -41,3 +41,10 @@ def test_the_product_of_ranks_tells_the_worst_from_the_impossible() -> None:
 def test_the_product_takes_accuracies_as_they_are() -> None:
     assert scores("pas", (0.3, 0.2), (1, 1), ("a", "b")) == [0.3, 0.2]
     assert combined("pas", (0.3, 0.2)) == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "together"), [([0.9, 0.8], 0.72), ([90.0, 80.0], 72.0), ([76.1], 76.1), ([0.5, 1.0], 0.5)]
+)
+def test_a_product_is_on_the_scale_of_what_it_is_of(accuracies: list[float], together: float) -> None:
+    assert product(accuracies) == pytest.approx(together)

@@ -12,6 +12,7 @@ from sloop.actions import StartBatch
 from sloop.core.views import Belief
 from sloop.report.holdings import Held
 from sloop.report.rows import ServiceError
+from sloop.solvers.accuracy import product
 from sloop.units import NS_PER_MS
 from sloop.vocabulary import BatchId
 
@@ -69,7 +70,7 @@ class Tallies:
                 return None
             by_stage.setdefault(stage, []).append((accuracy, tally.requests))
         means = [math.fsum(a * n for a, n in seen) / sum(n for _, n in seen) for seen in by_stage.values()]
-        return math.prod(means) if means else None
+        return product(means) if means else None
 
     def service_errors(self) -> list[ServiceError]:
         """Per variant that finished a batch which something was believed of."""

@@ -22,6 +22,7 @@ from sloop.actions import End, StartBatch
 from sloop.app.graph import Graph
 from sloop.app.journey import Journey
 from sloop.report.rows import RouteRow, StageRow
+from sloop.solvers.accuracy import product
 from sloop.units import NS_PER_MS, to_ms
 from sloop.vocabulary import BatchId, Outcome, Request, RequestId
 
@@ -148,7 +149,7 @@ class Visits:
         route.served += end.outcome is Outcome.SERVED
         route.latencies_ns.append(latency_ns)
         if not self._unknown:
-            self._score_sum += math.prod([total / count for total, count in flight.scores.values()])
+            self._score_sum += product([total / count for total, count in flight.scores.values()])
             self._scored += 1
 
     @property

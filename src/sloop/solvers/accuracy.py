@@ -25,6 +25,12 @@ def pas(accuracies: Sequence[float]) -> float:
     return math.prod(accuracies)
 
 
+def product(accuracies: Sequence[float]) -> float:
+    """The product of accuracies as a user wrote them, on the scale they are on: per cent where one is above 1."""
+    scale = 100.0 if max(accuracies) > 1.0 else 1.0
+    return scale * math.prod(accuracy / scale for accuracy in accuracies)
+
+
 def ranks(accuracies: Sequence[float], cores: Sequence[float], names: Sequence[str]) -> list[float]:
     """For each variant of one stage its place among them, from 0, the worst, to 1, the best, evenly spaced.
 
