@@ -56,8 +56,8 @@ class Seconds:
         queue = [*self.columns["queue"][:-1], waiting]
         ends = zip(*(self.columns[name] for name in COLUMNS[1:6]), strict=True)
         return [
-            Second(start_s, arrivals, *end, core, queued, worst_ns / NS_PER_MS)
-            for start_s, (arrivals, end, core, queued, worst_ns) in enumerate(
+            Second(start_s, arrivals, served, late, dropped, rejected, failed, core, queued, worst_ns / NS_PER_MS)
+            for start_s, (arrivals, (served, late, dropped, rejected, failed), core, queued, worst_ns) in enumerate(
                 zip(self.columns["arrivals"], ends, cores, queue, self.columns["worst_ns"], strict=True)
             )
         ]
