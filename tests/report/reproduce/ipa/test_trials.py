@@ -17,6 +17,8 @@ from sloop.report.reproduce.ipa.trials import (
     Trial,
     Watch,
     Whole,
+    Workload,
+    margin_of,
     play,
     policies_of,
     scale_of,
@@ -27,6 +29,7 @@ from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 from tests.policies.conftest import make_arrivals
 
 TRIAL = Trial(pipeline="video", workload="steady_low")
+BOTH: tuple[Workload, ...] = ("bursty", "steady_high")
 COUNTS = array("q", [6] * SECONDS)
 
 
@@ -43,7 +46,7 @@ def test_the_same_trial_has_the_same_outcome() -> None:
 def test_the_world_is_the_trials() -> None:
     world = world_of(structs.replace(TRIAL, pipeline="nlp", start_s=24.0))
     assert world.truth.cold_start.start_s == 24.0
-    assert world.truth.profile_error == 1 / 0.43
+    assert world.truth.profile_error == 2.0
     assert [stage.after for stage in world.application.order] == [(), ("language",), ("translate",)]
     assert world.application.slo_ms == 17_610
 
@@ -65,6 +68,12 @@ def test_weights_and_measure_may_be_the_trials_own() -> None:
     scale = scale_of(structs.replace(TRIAL, alpha=0.125, beta=0.0, measure="pas_rank"), COUNTS)
     assert (scale.alpha, scale.beta, scale.accuracy) == (0.125, 0.0, "pas_rank")
     assert scale.initial_rps == 6.0
+
+
+def test_margins_are_those_of_pipeline_and_workload() -> None:
+    found = [margin_of(Trial(pipeline=p, workload=w)) for p in ("video", "nlp") for w in BOTH]
+    assert found == [0.0, 0.0, 0.0, 0.2]
+    assert margin_of(Trial(pipeline="audio-qa", workload="bursty")) == 0.2
 
 
 def test_forecasts_are_whole_and_have_their_margin() -> None:

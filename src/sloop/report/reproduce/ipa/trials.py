@@ -213,7 +213,13 @@ def policies_of(trial: Trial) -> Policies:
         inner = Lstm("ipa") if trial.predictor == "lstm" else MovingMax(horizon_ns=s(10), window_ns=s(1))
     scale = scale_of(trial, counts)
     drop = Age(limit=pipeline.drop_s / pipeline.slo_s)
-    return replace(IPA.policies, drop=drop, forecast=Whole(inner, pipeline.margin), scale=scale)
+    return replace(IPA.policies, drop=drop, forecast=Whole(inner, margin_of(trial)), scale=scale)
+
+
+def margin_of(trial: Trial) -> float:
+    """What is added to the trial's forecasts, as a fraction."""
+    pipeline = ARTEFACT[trial.pipeline]
+    return (pipeline.margin_high if trial.workload == "steady_high" else 0.0) or pipeline.margin
 
 
 def scale_of(trial: Trial, counts: "array[int]") -> Ipa:
@@ -233,8 +239,10 @@ def scale_of(trial: Trial, counts: "array[int]") -> Ipa:
         load_max=pipeline.load_max,
         capped=False,
         infeasible="degrade" if trial.policy == "rim" else "hold",
-        initial_rps=float(round(max(counts[:FIRST_S]) * (1 + pipeline.margin))),
+        initial_rps=float(round(max(counts[:FIRST_S]) * (1 + margin_of(trial)))),
         stages=_terms(trial, pipeline),
+        interval_ns=s(INTERVAL_S),
+        period_ns=s(INTERVAL_S),
     )
 
 
