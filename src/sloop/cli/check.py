@@ -14,6 +14,7 @@ from sloop.cli.number import Number
 from sloop.cli.plan import shown
 from sloop.cli.screen import table
 from sloop.report.tables import Table
+from sloop.solvers.targets import amount
 from sloop.systems.planning import need
 from sloop.systems.setup import set_up
 
@@ -45,7 +46,7 @@ def check(app: Path, rate_rps: float) -> Answer:
         (s.name, ", ".join(v.name for v in s.variants), ", ".join(s.after) or "–", led_to(s)) for s in application.order
     ]
     shown_columns = 4 if any(led_to(s) for s in application.order) else 3
-    title = f"{application.name}: deadline {application.slo_ms:g} ms, {len(application.cluster)} nodes"
+    title = f"{application.name}: deadline {application.slo_ms:g} ms, {amount(len(application.cluster), 'node')}"
     return Answer(
         {"application": application.name, "slo_ms": application.slo_ms, "stages": stages, "plan": planned},
         [table(Table(title, COLUMNS[:shown_columns], tuple(row[:shown_columns] for row in rows))), *shown(planned)],
