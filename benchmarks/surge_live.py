@@ -51,8 +51,8 @@ BATCHES: Final = (1, 2, 4)
 CELL_S: Final = 1.0
 PIXELS: Final = 64
 FULL: Final = 0.9
-"""The plateau, of what the units sustain as replicas of one unit: more than one replica of each stage carries, as in the
-publication. The specification (7.2) takes 0.6, of units whose speed-up is not perfect; quotas below one core are."""
+"""The plateau, of what the units sustain as replicas of one unit: more than one replica of each stage carries, as in
+the publication. The specification (7.2) takes 0.6, of units whose speed-up is not perfect; quotas below a core are."""
 SLO_FACTOR: Final = 4.0
 """The deadline over the sum of what a request takes alone on one unit, stage after stage."""
 PLATEAU: Final = slice(120, 420)

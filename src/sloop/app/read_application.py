@@ -134,7 +134,7 @@ def _variants(value: Value, folder: Path) -> tuple[Variant, ...]:
 def _variant(value: Value, name: str, folder: Path) -> Variant:
     fields = value.mapping()
     if "model" not in fields and "profile" not in fields:
-        keys = "'model' (an ONNX or Python file)" if "after" in fields else "'model' (an ONNX or Python file), 'variants'"
+        keys = "'model' (an ONNX or Python file)" + ("" if "after" in fields else ", 'variants'")
         value.fail(f"{name!r} has neither {keys} nor 'profile'", "add 'model: ./FILE.onnx' to serve it")
     model = fields["model"].existing(folder, "model file") if "model" in fields else None
     profile: Profile | None = None
