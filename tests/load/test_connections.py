@@ -128,6 +128,26 @@ def test_connections_of_a_passing_burst_are_closed_again(stub: Any) -> None:
     assert stub.connections > 2
 
 
+def test_closed_while_connecting_leaves_nothing_open(stub: Any) -> None:
+    """At whatever moment: a connection may be made in the very turn in which all is closed."""
+
+    async def closed_after(turns: int) -> int:
+        ends = Ends(8)
+        made = Connections(Server("127.0.0.1", stub.port), ends.report, connections_max=50, timeout_ns=NS_PER_S)
+        for number in range(8):
+            made.send(outgoing(number))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+            time.sleep(0.001)  # what the system has to do is done by the next turn
+        made.close()
+        await asyncio.sleep(0.01)
+        assert len(ends.endings) == 8
+        return made.open_count
+
+    for turns in range(12):
+        assert asyncio.run(closed_after(turns)) == 0, turns
+
+
 @pytest.mark.parametrize(
     ("content", "closes", "ending"),
     [

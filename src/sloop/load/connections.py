@@ -135,6 +135,7 @@ class Connections:
         self.opened = 0
         """Connections ever made."""
         self._kept = 0
+        self._is_closed = False
         self._server = server
         self._max = connections_max
         self._timeout_ns = timeout_ns
@@ -207,6 +208,7 @@ class Connections:
 
     def close(self) -> None:
         """Drop every connection; requests without an answer fail."""
+        self._is_closed = True
         for connecting in self._connecting:
             connecting.cancel()
         while self._waiting:
@@ -254,8 +256,10 @@ class Connections:
                 self.report(self._waiting.popleft(), time.monotonic_ns(), Ending.UNREACHABLE, None)
             return
         self.opened += 1
+        if self._is_closed:
+            connection.abort()  # `wait_for` lets a connection made in the turn it is cancelled in through.
         if connection.is_closing:
-            return  # Closed by the server within the moment it took to get here.
+            return  # By the line above, or by the server within the moment it took to get here.
         self._open[id(connection)] = connection
         connection.idle_since_ns = time.monotonic_ns()
         self.release(connection)
