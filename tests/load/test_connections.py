@@ -138,7 +138,7 @@ def test_closed_while_connecting_leaves_nothing_open(stub: Any) -> None:
             made.send(outgoing(number))
         for _ in range(turns):
             await asyncio.sleep(0)
-            time.sleep(0.001)  # what the system has to do is done by the next turn
+            time.sleep(0.001)  # noqa: ASYNC251  # what the system has to do is done by the next turn
         made.close()
         await asyncio.sleep(0.01)
         assert len(ends.endings) == 8
