@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sloop.app.graph import Each, Edge, Graph, Step, When
 from sloop.app.journey import Journey
 from sloop.units import ms
-from sloop.vocabulary import Path
+from sloop.vocabulary import Path, Request
 
 Visited = tuple[str, int]
 
@@ -207,12 +207,13 @@ WAYS = Graph(
 
 def deadlines_ms(journey: Journey) -> tuple[float, float]:
     """On the way and, were it over, at the end, of a request with the application's own SLO sent at 10 ms."""
-    return tuple(journey.deadline_ns(ms(10), ms(80), ended=ended) / ms(1) for ended in (False, True))  # type: ignore[return-value]
+    request = Request(1, ms(10), ms(10), ms(90))
+    on_the_way, ended = journey.deadline_ns(request), journey.deadline_ns(request, ended=True)
+    return on_the_way / ms(1), ended / ms(1)
 
 
 def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
     journey = Journey(WAYS)
-    assert journey.has_deadlines
     assert deadlines_ms(journey)[0] == 110
     assert journey.begin(("b",)) == [("b", 0)]
     assert deadlines_ms(journey)[0] == 70, "b → c → d still may be"
@@ -226,7 +227,7 @@ def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
 def test_a_request_with_a_budget_of_its_own_has_it_stretched_in_proportion() -> None:
     journey = Journey(WAYS)
     journey.begin(("a",))
-    assert journey.deadline_ns(0, ms(40)) == ms(50)
+    assert journey.deadline_ns(Request(1, 0, 0, ms(40))) == ms(50)
 
 
 def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:
@@ -237,7 +238,8 @@ def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:
 
 def test_paths_without_deadlines_of_their_own_change_nothing() -> None:
     graph = Graph((Step("a"), Step("b", ("a",))), (Path(("a", "b"), ms(80)),), slo_ns=ms(80))
-    assert not Journey(graph).has_deadlines
+    assert not graph.has_deadlines
+    assert deadlines_ms(Journey(graph)) == (90, 90)
 
 
 def test_edges_know_their_kind() -> None:

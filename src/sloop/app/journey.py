@@ -8,6 +8,7 @@ the outputs said. Knows no time, no queue and no replica.
 from collections.abc import Sequence
 
 from sloop.app.graph import Edge, Graph
+from sloop.vocabulary import Request
 
 Entered = list[tuple[str, int]]
 """Stages to visit now, each with the part it is for; 0 for a stage that runs once."""
@@ -48,20 +49,17 @@ class Journey:
             self._take(edge, part, count, entered)
         return entered
 
-    @property
-    def has_deadlines(self) -> bool:
-        """Whether the deadline depends on where it goes."""
-        return self._graph.has_deadlines
-
-    def deadline_ns(self, sent_ns: int, slo_ns: int, *, ended: bool = False) -> int:
-        """By when it is to be answered, of a request with so much time in all: that of the loosest path it may be on,
-        or once it has `ended`, was on. On none of the declared ones, or several at once: the application's own."""
+    def deadline_ns(self, request: Request, *, ended: bool = False) -> int:
+        """By when the request is to be answered: its own deadline, unless paths have theirs. Then that of the loosest
+        it may be on, or once it has `ended`, was on; on none of them, or several at once, the application's own."""
         graph = self._graph
+        if not graph.has_deadlines:
+            return request.deadline_ns
         paths = [path for bit, path in enumerate(graph.ways) if self._on >> bit & 1]
         if ended:
             paths = [path for path in paths if self.visited.keys() == set(path.stages)] or paths
         loosest_ns = max((path.slo_ns for path in paths), default=graph.slo_ns)
-        return sent_ns + slo_ns * loosest_ns // graph.slo_ns
+        return request.sent_ns + request.slo_ns * loosest_ns // graph.slo_ns
 
     def _take(self, edge: Edge, part: int, count: int, entered: Entered) -> None:
         """So many parts take an edge: 0 if it is left out."""

@@ -252,17 +252,13 @@ class DataPath:
             return
         del flights[request.id]
         self._state.door.queue(now_ns, -1)
-        deadline_ns = request.deadline_ns
-        if self._state.graph.has_deadlines:
-            deadline_ns = journey.deadline_ns(request.sent_ns, request.slo_ns, ended=True)
+        deadline_ns = journey.deadline_ns(request, ended=True)
         out.append(End(request.id, SERVED) if now_ns <= deadline_ns else _late(request.id, now_ns, deadline_ns))
 
     def _enter(self, now_ns: int, flight: Flight, entered: Entered) -> None:
         """Queue a request of a graph, or parts of it, at the stages it has come to."""
         request, stages = flight.request, self._state.stages
-        deadline_ns = request.deadline_ns
-        if self._state.graph.has_deadlines:
-            deadline_ns = flight.journey.deadline_ns(request.sent_ns, request.slo_ns)
+        deadline_ns = flight.journey.deadline_ns(request)
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)

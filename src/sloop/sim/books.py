@@ -34,10 +34,9 @@ class OpenRequest:
 
     def deadline_ns(self) -> int:
         """By when it is to be answered, as far as is known which path it is on."""
-        request, journey = self.request, self.journey
-        if journey is None or not journey.has_deadlines:
-            return request.deadline_ns
-        return journey.deadline_ns(request.sent_ns, request.slo_ns, ended=self.is_through)
+        if self.journey is None:
+            return self.request.deadline_ns
+        return self.journey.deadline_ns(self.request, ended=self.is_through)
 
 
 Visit = tuple[OpenRequest, Place, int]
