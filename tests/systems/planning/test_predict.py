@@ -96,6 +96,14 @@ def test_a_batch_policy_that_waits_is_asked_how_long() -> None:
     assert (found.batch_expected, found.wait_ms, found.service_ms) == (3, 20, 30)  # its two companions came
 
 
+def test_what_waits_for_company_leaves_time_for_the_rest_of_the_way() -> None:
+    """Full batches take 40 ms, 20 ms are kept back: the first stage waits for 100 - 10 - 40 - 20 ms, then takes 10; at
+    40 ms, just when the second has to start."""
+    made = setup(stage("a"), stage("b", "a"), system={"name": "static", "batch": "slack", "batch_max": 4})
+    outlook = Outlook(made, steady_plan(made, 0).plan, 0)
+    assert [found.slowest for found in outlook.stages.values()] == [Predicted(1, 10, 30), Predicted(1, 10, 0)]
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Any acyclic graph, some of whose edges are taken by some requests only, and some of whose ends take apart."""

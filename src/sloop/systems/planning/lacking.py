@@ -14,7 +14,7 @@ from typing import Final
 from sloop.core.views import Belief
 from sloop.solvers.targets import amount
 from sloop.systems.planning.answer import Lack
-from sloop.systems.planning.predict import Outlook, StageOutlook, Way
+from sloop.systems.planning.predict import Outlook, PathOutlook, StageOutlook
 from sloop.systems.planning.words import figure, shown
 from sloop.systems.setup import Setup
 from sloop.units import to_ms
@@ -95,7 +95,7 @@ def _too_slow(outlook: Outlook) -> Iterator[Lack]:
             why = ""  # said once
 
 
-def _too_late(setup: Setup, outlook: Outlook, late: list[Way], *, keeps_up: bool) -> Iterator[Lack]:
+def _too_late(setup: Setup, outlook: Outlook, late: list[PathOutlook], *, keeps_up: bool) -> Iterator[Lack]:
     """Paths beyond their deadline: those that no setting could save, else those the plan is too slow for."""
     cores_max = max((node.cores for node in setup.application.cluster), default=math.inf)
     best = {name: fastest(stage, cores_max) for name, stage in outlook.stages.items()}
@@ -132,7 +132,7 @@ def _hopeless(path: Path, by_ms: float, best: dict[str, Setting]) -> Lack:
     return Lack("deadline", why, name, path.stages, needs=slo_ms + by_ms, has=slo_ms, unit="ms")
 
 
-def _late(outlook: Outlook, way: Way) -> Lack:
+def _late(outlook: Outlook, way: PathOutlook) -> Lack:
     """A path that the plan is too slow for."""
     slo_ms = to_ms(way.path.slo_ns)
     stages = [outlook.stages[name] for name in way.path.stages]

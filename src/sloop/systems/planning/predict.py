@@ -2,7 +2,8 @@
 
 Work-conserving batches grow to the smallest size whose throughput meets the rate, and a request waits for its batch to
 fill, (b - 1)/rate per replica (FA2; Biscale, chapter P4), at most for the batch before. A batch policy that waits for
-company is asked how long; its batches are those that come together in that time, at most full ones.
+company is asked how long, for a request that has come as predicted so far and has its least time still to go; its
+batches are those that come together in that time, at most full ones.
 
 **Parts.** Where a stage runs for parts of a request, all of them, on average as many as `each` believes times the share
 that reaches the stage, are taken to come at one instant and to share the stage's replicas. They are their own company,
@@ -18,10 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sloop.app.application import Application
+from sloop.core.ahead import Times, ahead
 from sloop.core.views import Belief
 from sloop.solvers.queueing import fill_ms
 from sloop.systems.setup import Setup
-from sloop.units import FOREVER_NS, to_ms
+from sloop.units import FOREVER_NS, ms, to_ms
 from sloop.vocabulary import Path, Plan, ReplicaSpec, Request, RequestId, StagePlan, Visit
 
 
@@ -52,6 +54,16 @@ class Predicted:
     def ms(self) -> float:
         """Both."""
         return self.service_ms + self.wait_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """How a request stands when it comes to a stage, in ns since it was sent."""
+
+    came_ns: int
+    deadline_ns: int
+    rest_ns: int
+    """The least time from leaving the stage to the answer."""
 
 
 def keeping_up(belief: Belief, cores: float, largest: int, rate_rps: float) -> int | None:
@@ -88,9 +100,10 @@ class StageOutlook:
     """One stage of a plan: its load, and what each group of its replicas is believed to give."""
 
     def __init__(
-        self, setup: Setup, name: str, target: StagePlan | None, rate_rps: float, apart_ms: float = 0.0
+        self, setup: Setup, name: str, target: StagePlan | None, rate_rps: float, leg: Leg, apart_ms: float = 0.0
     ) -> None:
         self.name = name
+        self.leg = leg
         self.apart_ms = apart_ms
         """How far apart the stages before let a request's parts come."""
         self.target = target
@@ -154,13 +167,21 @@ class StageOutlook:
     def _load(self, setup: Setup, spec: ReplicaSpec) -> Load:
         """The batch policy is asked what it would do with a lone visit and an idle replica."""
         assert self.target is not None
-        slo_ns, largest = setup.application.slo_ns, self.largest(spec.variant)
-        visit = Visit(Request(RequestId(0), 0, 0, slo_ns), self.name, 0, slo_ns)
-        costs_ns = self.beliefs[spec.variant].costs_ns(spec.cores)
-        take = setup.system.policies.batch.decide(0, [visit], largest, costs_ns, self.target.wait_ns)
-        patience_ns = 0 if take.count or take.skip else take.wait_until_ns
-        patience_ms = to_ms(patience_ns) if patience_ns < FOREVER_NS else math.inf
-        return Load(self.rate_rps, self.parts, patience_ms)
+        leg, largest = self.leg, self.largest(spec.variant)
+        visit = Visit(Request(RequestId(0), 0, 0, leg.deadline_ns), self.name, leg.came_ns, leg.deadline_ns)
+        costs_ns, wait_ns = self.beliefs[spec.variant].costs_ns(spec.cores), self.target.wait_ns
+        take = setup.system.policies.batch.decide(leg.came_ns, [visit], largest, costs_ns, wait_ns, leg.rest_ns)
+        if take.count or take.skip:
+            return Load(self.rate_rps, self.parts)
+        waits_ms = to_ms(take.wait_until_ns - leg.came_ns) if take.wait_until_ns < FOREVER_NS else math.inf
+        return Load(self.rate_rps, self.parts, waits_ms)
+
+
+def _least_ns(setup: Setup, target: StagePlan | None, name: str) -> Times:
+    """What a stage takes at least, in batches of one and in full ones."""
+    groups = [group for group in target.groups if group.count] if target else []
+    costs_ns = [setup.beliefs[name, group.spec.variant].costs_ns(group.spec.cores) for group in groups]
+    return min((each[1] for each in costs_ns), default=0), min((each[-1] for each in costs_ns), default=0)
 
 
 def _parts(application: Application, name: str) -> float:
@@ -174,7 +195,7 @@ def _parts(application: Application, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PathOutlook:
     """A path, and how long a request is believed to take along it."""
 
     path: Path
@@ -194,14 +215,23 @@ class Outlook:
         self.plan = plan
         self.rate_rps = rate_rps
         self.stages: dict[str, StageOutlook] = {}
-        scopes = setup.application.graph.scopes
-        for stage in setup.application.order:
-            inside = [self.stages[name] for name in stage.after if scopes[stage.name] == scopes[name] != ""]
+        application = setup.application
+        names, scopes = [stage.name for stage in application.order], application.graph.scopes
+        rests_ns = ahead(application.graph, {name: _least_ns(setup, targets.get(name), name) for name in names})
+        left_ms: dict[str, float] = {}
+        """When a request sent at 0 leaves each stage, by the slowest way there."""
+        for name in names:
+            befores = application.by_name[name].after
+            came_ms = max((left_ms[before] for before in befores), default=0.0)
+            slo_ns = max((path.slo_ns for path in application.paths if name in path.stages), default=application.slo_ns)
+            leg = Leg(ms(came_ms) if math.isfinite(came_ms) else 0, slo_ns, rests_ns[name][0])
+            inside = [self.stages[before] for before in befores if scopes[name] == scopes[before] != ""]
             apart_ms = min((before.leaves_apart_ms for before in inside), default=0.0)
-            self.stages[stage.name] = StageOutlook(setup, stage.name, targets.get(stage.name), rate_rps, apart_ms)
+            self.stages[name] = StageOutlook(setup, name, targets.get(name), rate_rps, leg, apart_ms)
+            left_ms[name] = came_ms + self.stages[name].predicted_ms
         took_ms = {name: stage.predicted_ms for name, stage in self.stages.items()}
-        ways = [Way(path, math.fsum(took_ms[name] for name in path.stages)) for path in setup.application.paths]
-        self.ways: Sequence[Way] = sorted(ways, key=lambda way: way.slack_ms)
+        ways = [PathOutlook(path, math.fsum(took_ms[name] for name in path.stages)) for path in application.paths]
+        self.ways: Sequence[PathOutlook] = sorted(ways, key=lambda way: way.slack_ms)
         """The tightest first."""
 
     @property
@@ -209,6 +239,6 @@ class Outlook:
         """Of the longest path."""
         return max((way.predicted_ms for way in self.ways), default=0.0)
 
-    def tightest(self, stage: str) -> Way | None:
+    def tightest(self, stage: str) -> PathOutlook | None:
         """The path through a stage that has the least slack."""
         return next((way for way in self.ways if stage in way.path.stages), None)
