@@ -12,12 +12,12 @@ own durations.
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 from msgspec import Struct, structs, to_builtins
 
 from benchmarks.notebook import arguments, publish, say, table, workspace
+from benchmarks.watch import start_s_of
 from examples.digits.make import APPLICATION
 from examples.digits.measured import TABLE
 from examples.digits.score import SLO_MS, Scored, score
@@ -29,13 +29,10 @@ from sloop.app.scenario import Scenario
 from sloop.demo.live import serving
 from sloop.demo.outcome import Outcome, read_outcome
 from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
-from sloop.events import ReplicaReady
 from sloop.log import read_log
 from sloop.report.figures import timeline
 from sloop.report.tables import Cell
 from sloop.sim.world import World, recorded_in
-from sloop.units import to_s
-from sloop.vocabulary import ReplicaId, Request
 
 UNIT: Final = 0.25
 COMMON: Final[Mapping[str, Any]] = {
@@ -115,24 +112,10 @@ def play(folder: Path, scenario: Scenario, name: str) -> Run:
 def simulations(folder: Path, scenario: Scenario, seen: Observed, choice: SystemChoice) -> tuple[Outcome, Outcome]:
     """The run from the profiles; and with its own durations, of starts as of batches."""
     simulated = foretold(scenario, choice, seen, folder / f"{choice.name}-simulated.jsonl")
-    cold_start = structs.replace(scenario.truth.cold_start, start_s=start_s(seen.log))
+    cold_start = structs.replace(scenario.truth.cold_start, start_s=start_s_of(seen.log, loaded=True))
     own = structs.replace(scenario, truth=structs.replace(scenario.truth, cold_start=cold_start))
     log = folder / f"{choice.name}-recorded.jsonl"
     return simulated, foretold(own, choice, seen, log, recorded=recorded_in(seen.log))
-
-
-def start_s(log: Path) -> float:
-    """The median of what replicas took to start under load; of all starts where none was."""
-    ordered_ns: dict[ReplicaId, int] = {}
-    took_s: dict[bool, list[float]] = {False: [], True: []}
-    loaded = False
-    for now_ns, record in read_log(log):
-        loaded = loaded or isinstance(record, Request)
-        if isinstance(record, StartReplica):
-            ordered_ns[record.replica] = now_ns
-        elif isinstance(record, ReplicaReady):
-            took_s[loaded].append(to_s(now_ns - ordered_ns[record.replica]))
-    return median(took_s[True] or took_s[False])
 
 
 def switches(log: Path) -> int:

@@ -12,15 +12,13 @@ published experiment, where its public artefact is at hand (`SLOOP_SHARED`).
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 from msgspec import Struct, structs
 
 from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, say, table, workspace
-from benchmarks.watch import wait_ready
-from sloop.actions import StartReplica
+from benchmarks.watch import start_s_of, wait_ready
 from sloop.app.hardware import local
 from sloop.app.load import load_scenario
 from sloop.arrivals import Link, link_from, read_link
@@ -28,8 +26,6 @@ from sloop.demo.live import serving
 from sloop.demo.run import WORLD_KEYS, Compared, compared, dump
 from sloop.demo.setting import BATCHES, SLO_MS, Setting, choose_cores, scenario_of
 from sloop.errors import InputError
-from sloop.events import ReplicaReady
-from sloop.log import read_log
 from sloop.profile.measure import measure
 from sloop.profile.store import path_beside, save_profile
 from sloop.report.compare import agreement
@@ -41,8 +37,6 @@ from sloop.serve.actuator import detect
 from sloop.serve.actuator.cgroup import Cgroups
 from sloop.serve.actuator.confined import confined
 from sloop.sim.world import BYTES_PER_KB
-from sloop.units import to_s
-from sloop.vocabulary import ReplicaId
 
 PAYLOAD_KB: Final = 284.0
 MODEL, PIXELS = "densenet121", 112
@@ -116,7 +110,7 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     return compared(folder, scenario, scenario.systems[0], tell=lambda done: None)
 
 
-def start_s_of(experiment: Experiment) -> float:
+def start_together_s(experiment: Experiment) -> float:
     """How long FA2's replicas take from the order to being ready when they all start at once: the median."""
     cores, setting = experiment.setting.cores, experiment.setting
     count = int(setting.cores_max / cores[0])
@@ -127,14 +121,7 @@ def start_s_of(experiment: Experiment) -> float:
     dump(folder / "app.yaml", app | {"system": {"name": "static", "replicas": count, "cores": cores[0]}})
     with serving(folder / "app.yaml", folder / "state") as where:
         wait_ready(where.http, count)
-    ordered_ns: dict[ReplicaId, int] = {}
-    took_s: list[float] = []
-    for now_ns, record in read_log(Path(where.log)):
-        if isinstance(record, StartReplica):
-            ordered_ns[record.replica] = now_ns
-        elif isinstance(record, ReplicaReady):
-            took_s.append(to_s(now_ns - ordered_ns[record.replica]))
-    return median(took_s)
+    return start_s_of(Path(where.log))
 
 
 def result(runs: Mapping[str, Compared], seconds: int) -> list[tuple[Cell, ...]]:
@@ -268,7 +255,7 @@ def main() -> None:
     with workspace(given.keep) as folder:
         experiment, how = prepared(folder, given)
         systems = systems_of(experiment.setting)
-        start_s = start_s_of(experiment)
+        start_s = start_together_s(experiment)
         runs = {label: play(experiment, label, system, start_s) for label, system in systems.items()}
         link = experiment.clients_link()
         text = report(runs, experiment, how, start_s, link)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +24,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, say, table, workspace
-from sloop.actions import End, ResizeReplica, StartReplica
+from benchmarks.watch import start_s_of
+from sloop.actions import End, ResizeReplica
 from sloop.app.load import load_scenario
 from sloop.demo.outcome import Outcome
 from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold, observed
-from sloop.events import ReplicaReady
 from sloop.log import read_log
 from sloop.profile.measure import measure
 from sloop.profile.profile import Profile
@@ -40,9 +40,8 @@ from sloop.report.reproduce.twitter import biscale
 from sloop.report.tables import Cell
 from sloop.serve.actuator.confined import confined
 from sloop.sim.world import recorded_in
-from sloop.units import to_s
 from sloop.vocabulary import Outcome as Ending
-from sloop.vocabulary import ReplicaId, Request
+from sloop.vocabulary import Request
 
 UNIT: Final = 0.25
 UNITS: Final = 6
@@ -211,18 +210,6 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     found = foretold(scenario, choice, live, folder / "foretold.jsonl")
     again = foretold(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log))
     return Run(live, found, again)
-
-
-def start_s_of(log: Path) -> float:
-    """How long replicas took from the order to being ready, the median."""
-    ordered_ns: dict[ReplicaId, int] = {}
-    took_s: list[float] = []
-    for now_ns, record in read_log(log):
-        if isinstance(record, StartReplica):
-            ordered_ns[record.replica] = now_ns
-        elif isinstance(record, ReplicaReady):
-            took_s.append(to_s(now_ns - ordered_ns[record.replica]))
-    return median(took_s)
 
 
 def lost(log: Path) -> int:
