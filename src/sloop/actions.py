@@ -1,5 +1,8 @@
 """What to do: the closed union of the core's orders to its driver, and its notes on why."""
 
+from collections.abc import Iterator
+from itertools import repeat
+
 from msgspec import Struct
 
 from sloop.vocabulary import BatchId, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId
@@ -14,6 +17,11 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
     requests: tuple[RequestId, ...]
     parts: tuple[int, ...] = ()
     """Which part of each request it is, at a stage that runs for parts; otherwise empty."""
+
+    @property
+    def visits(self) -> Iterator[tuple[RequestId, int]]:
+        """Each request with the part it is: 0 at a stage that runs once."""
+        return zip(self.requests, self.parts or repeat(0), strict=False)
 
 
 class End(Struct, frozen=True, gc=False, tag="end"):

@@ -24,9 +24,9 @@ def test_order_is_topological_whatever_the_files_order() -> None:
     stages = (Stage("c", (), ("a", "b")), Stage("b", (), ("a",)), Stage("a", ()), Stage("lone", ()))
     app = Application("x", 1.5, stages, SystemChoice("sponge"))
     assert [stage.name for stage in app.order] == ["a", "b", "c", "lone"]
-    assert [stage.name for stage in app.sources] == ["a", "lone"]
-    assert [stage.name for stage in app.sinks] == ["c", "lone"]
-    assert app.successors == {"c": (), "b": ("c",), "a": ("c", "b"), "lone": ()}
+    assert app.graph.entries == ("a", "lone")
+    follow = {name: tuple(edge.target for edge in edges) for name, edges in app.graph.edges.items()}
+    assert follow == {"c": (), "b": ("c",), "a": ("b", "c"), "lone": ()}
     assert app.slo_ns == 1_500_000
 
 

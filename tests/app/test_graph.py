@@ -190,14 +190,14 @@ def test_where_most_requests_have_no_part_few_are_entered_for_them() -> None:
 
 def test_paths_are_the_chains_from_entries_to_ends() -> None:
     graph = Graph(OCR, slo_ns=ms(300))
-    assert graph.paths() == (
+    assert graph.paths == (
         Path(("find", "turn", "read", "merge"), ms(300), 1.0),
         Path(("find", "merge"), ms(300), 1.0),
     )
     kinds = Graph((Step("a"), branch("b", values=(1,), share=0.25), branch("c", values=(2,)), Step("d", ("c",))))
-    assert [(path.stages, path.share) for path in kinds.paths()] == [(("a", "b"), 0.25), (("a", "c", "d"), 0.75)]
+    assert [(path.stages, path.share) for path in kinds.paths] == [(("a", "b"), 0.25), (("a", "c", "d"), 0.75)]
     entries = Graph((Step("a"), Step("b", ("a",), entry=True)))
-    assert [path.stages for path in entries.paths()] == [("a", "b"), ("b",)]
+    assert [path.stages for path in entries.paths] == [("a", "b"), ("b",)]
 
 
 def test_more_paths_than_can_be_planned_for_are_refused() -> None:
@@ -206,7 +206,7 @@ def test_more_paths_than_can_be_planned_for_are_refused() -> None:
         before = (f"s{number - 1}", f"t{number - 1}")
         steps += [Step(f"s{number}", before), Step(f"t{number}", before)]
     with pytest.raises(InputError, match=f"more than {PATHS_MAX} paths lead through the stages") as caught:
-        Graph(steps).paths()
+        assert Graph(steps).paths
     assert caught.value.help == "join some of them"
 
 
@@ -216,7 +216,7 @@ WAY_STEPS = (Step("a"), Step("b"), Step("c", ("a", "b")), Step("d", ("c",)))
 
 def test_declared_paths_say_who_goes_where() -> None:
     graph = Graph(WAY_STEPS, WAYS, ms(60))
-    assert graph.paths() == WAYS
+    assert graph.paths == WAYS
     assert graph.has_deadlines
     assert graph.shares() == pytest.approx(
         {("", "a"): 0.25, ("", "b"): 0.75, ("a", "c"): 1.0, ("b", "c"): 1.0, ("c", "d"): 0.75}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sloop.app.graph import Each, Edge, Graph, Step, When
 from sloop.app.journey import Journey
 from sloop.units import ms
-from sloop.vocabulary import Path, Request
+from sloop.vocabulary import Path, Request, RequestId
 
 Visited = tuple[str, int]
 
@@ -207,7 +207,7 @@ WAYS = Graph(
 
 def deadlines_ms(journey: Journey) -> tuple[float, float]:
     """On the way and, were it over, at the end, of a request with the application's own SLO sent at 10 ms."""
-    request = Request(1, ms(10), ms(10), ms(90))
+    request = Request(RequestId(1), ms(10), ms(10), ms(90))
     on_the_way, ended = journey.deadline_ns(request), journey.deadline_ns(request, ended=True)
     return on_the_way / ms(1), ended / ms(1)
 
@@ -227,7 +227,7 @@ def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
 def test_a_request_with_a_budget_of_its_own_has_it_stretched_in_proportion() -> None:
     journey = Journey(WAYS)
     journey.begin(("a",))
-    assert journey.deadline_ns(Request(1, 0, 0, ms(40))) == ms(50)
+    assert journey.deadline_ns(Request(RequestId(1), 0, 0, ms(40))) == ms(50)
 
 
 def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:

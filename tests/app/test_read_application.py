@@ -18,9 +18,8 @@ def test_reads_what_was_declared(demo: str) -> None:
     app = read_application(parse(demo), Path())
     assert (app.name, app.slo_ns) == ("demo", 200_000_000)
     assert [stage.name for stage in app.order] == ["detect", "crop", "blur", "join"]
-    assert [stage.name for stage in app.sources] == ["detect"]
-    assert [stage.name for stage in app.sinks] == ["join"]
-    assert app.successors["detect"] == ("crop", "blur")
+    assert app.graph.entries == ("detect",)
+    assert {path.stages for path in app.paths} == {("detect", "crop", "join"), ("detect", "blur", "join")}
     assert app.stages[0].variants[0].profile is RESNET_T
     small, large = app.by_name["crop"].variants
     assert (small.accuracy, large.name) == (69.8, "large")

@@ -10,11 +10,11 @@ from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
 from sloop.profile.forms import Amdahl
 from sloop.profile.profile import Profile
-from sloop.solvers import adapting, labels
+from sloop.solvers import adapting, labels, targets
 from sloop.solvers.adapting import StageTerms, Terms
 from sloop.solvers.variants import Goal
-from sloop.units import ms, s
-from sloop.vocabulary import Path, Plan
+from sloop.units import s
+from sloop.vocabulary import Plan
 from tests.policies.conftest import make_node, make_stage, make_view
 
 
@@ -119,16 +119,10 @@ def test_a_batch_that_a_variant_does_not_take_is_never_chosen() -> None:
     assert own.candidates[0].latency_ms[1:] == (float("inf"), float("inf"))
 
 
-def test_each_way_keeps_its_own_deadline(seen: ClusterView) -> None:
-    paths = (Path(("detect", "classify"), ms(900)), Path(("classify",), ms(300)))
-    view = make_view(*seen.stages, paths=paths)
-    assert [(way.stages, way.slo_ms) for way in adapting.ways(view, 0.9)] == [((0, 1), 810.0), ((1,), 270.0)]
-
-
 def test_an_answer_becomes_a_plan_and_is_found_again_in_it(seen: ClusterView) -> None:
     found = adapting.families(seen, terms())
     stages = adapting.program(seen, found, terms(), 0.0)
-    goal = Goal(0.0, 10.0, 0.5, ways=adapting.ways(seen, 1.0))
+    goal = Goal(0.0, 10.0, 0.5, ways=targets.ways(seen, 1.0))
     answer = labels.solve(stages, goal).answer
     assert answer is not None
     made = adapting.stage_plans(seen, found, stages, answer.options)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from sloop.solvers.graph import Way
 from sloop.solvers.shortfall import best_effort, reason
-from sloop.solvers.variants import Candidate, Choices, Goal, Way
+from sloop.solvers.variants import Candidate, Choices, Goal
 
 QUICK, SLOW = Candidate(0.5, 1.0, (100.0,)), Candidate(0.9, 2.0, (150.0,))
 

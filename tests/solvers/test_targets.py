@@ -9,8 +9,9 @@ from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import targets
+from sloop.solvers.graph import Way
 from sloop.units import ms
-from sloop.vocabulary import Group, Node, ReplicaSpec, StagePlan
+from sloop.vocabulary import Group, Node, Path, ReplicaSpec, StagePlan
 from tests.policies.conftest import make_stage, make_view
 
 STAGE = make_stage(name="detect", variants={"small": Estimate(YOLOV5S_S), "large": Estimate(YOLOV5S_S)})
@@ -38,6 +39,12 @@ def test_the_largest_node_bounds_a_replica() -> None:
     nodes = tuple(NodeView(Node(name, "local", cores, 1), 0, 0, {}) for name, cores in (("a", 4.0), ("b", 16.0)))
     assert targets.node_cores_max(make_view(STAGE, nodes=nodes)) == 16
     assert targets.node_cores_max(make_view(STAGE, nodes=())) == float("inf")
+
+
+def test_each_way_keeps_its_own_deadline() -> None:
+    stages = make_stage(name="detect"), make_stage(name="classify")
+    paths = (Path(("detect", "classify"), ms(900)), Path(("classify",), ms(300)))
+    assert targets.ways(make_view(*stages, paths=paths), 0.9) == (Way((0, 1), 810.0), Way((1,), 270.0))
 
 
 def test_cores_on_offer_end_with_the_largest_node() -> None:

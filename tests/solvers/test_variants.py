@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from sloop.solvers.graph import Way
 from sloop.solvers.variants import (
     Candidate,
     Choices,
     Goal,
-    Way,
     enumerated,
     is_feasible,
     objective,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from random import Random
 
 from sloop.solvers.accuracy import Measure, scores
-from sloop.solvers.variants import Answer, Candidate, Choices, Goal, Way
+from sloop.solvers.graph import Way
+from sloop.solvers.variants import Answer, Candidate, Choices, Goal
 
 BATCHES = (1, 2, 4, 8)
 VIDEO_GOAL = Goal(slo_ms=6890.0, alpha=2.0, beta=1.0)

@@ -100,22 +100,15 @@ class Application:
         steps = [Step(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
         return Graph(steps, self.ways, self.slo_ns)
 
-    @cached_property
+    @property
     def paths(self) -> tuple[Path, ...]:
         """Every way through the graph, as declared or as the stages make them."""
-        return self.graph.paths()
+        return self.graph.paths
 
     @cached_property
     def visits(self) -> Mapping[str, float]:
         """How often a request is believed to visit each stage, before any has come."""
         return self.graph.visits()
-
-    @cached_property
-    def successors(self) -> Mapping[str, tuple[str, ...]]:
-        """For each stage those that wait for it, in the file's order."""
-        return {
-            stage.name: tuple(other.name for other in self.stages if stage.name in other.after) for stage in self.stages
-        }
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
@@ -128,16 +121,6 @@ class Application:
             ready = next(s for s in self.stages if s.name not in done and all(a in done for a in s.after))
             done[ready.name] = ready
         return tuple(done.values())
-
-    @property
-    def sources(self) -> tuple[Stage, ...]:
-        """Stages that take the request's inputs."""
-        return tuple(stage for stage in self.stages if not stage.after)
-
-    @property
-    def sinks(self) -> tuple[Stage, ...]:
-        """Stages whose outputs are the answer."""
-        return tuple(stage for stage in self.stages if not self.successors[stage.name])
 
     def locate(self, path: str) -> str:
         """`file:line` of a dotted key such as `system.margin`, or of the nearest key above it that is there."""

@@ -219,6 +219,7 @@ class Graph:
             visits[name] = min(most, coming)
         return visits
 
+    @cached_property
     def paths(self) -> tuple[Path, ...]:
         """The declared paths; without any, every chain from an entry to a last stage, with the share of requests
         believed to go along all of it. InputError for more than can be planned for."""

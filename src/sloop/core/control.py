@@ -47,7 +47,7 @@ class ControlPath:
         self._state = state
         self._policies = policies
         self._data = data
-        self._paths = state.graph.paths()
+        self._paths = state.graph.paths
         self._dirty = False
         """Something the plan wants could not be done yet: try again at the next heartbeat."""
         self._met = False

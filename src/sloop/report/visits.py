@@ -112,8 +112,7 @@ class Visits:
         accuracy = self._accuracies.get((batch.stage, variant)) if variant is not None else None
         self._unknown = self._unknown or accuracy is None
         most = [self._graph.parts_max(edge) for edge in self._graph.edges[batch.stage]]
-        parts = batch.parts or (0,) * len(batch.requests)
-        for id, part, way in zip(batch.requests, parts, ways or ((),) * len(parts), strict=True):
+        for (id, part), way in zip(batch.visits, ways or ((),) * len(batch.requests), strict=True):
             flight, key = self._flights.get(id), (batch.stage, part)
             if flight is None or flight.running.pop(key, None) != batch.batch:
                 continue
@@ -225,11 +224,8 @@ class Visits:
 
     def _visits_of(self, batch: StartBatch) -> list[tuple[_Flight, Key]]:
         """The visits of a batch whose requests have not ended."""
-        parts = batch.parts or (0,) * len(batch.requests)
         return [
-            (flight, (batch.stage, part))
-            for id, part in zip(batch.requests, parts, strict=True)
-            if (flight := self._flights.get(id)) is not None
+            (flight, (batch.stage, part)) for id, part in batch.visits if (flight := self._flights.get(id)) is not None
         ]
 
     def _count_end(self, end: End, flight: _Flight) -> None:

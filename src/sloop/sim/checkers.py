@@ -175,11 +175,11 @@ class Checkers:
 
     def _move(self, order: StartBatch, replica: TrackedReplica) -> None:
         """Requests go from the queue into a batch."""
-        requests, stage, parts = self._books.requests, order.stage, order.parts or (0,) * len(order.requests)
+        requests, stage = self._books.requests, order.stage
         latest_ns = -(2**63)
-        if len(parts) != len(order.requests):
-            self._fail(f"{len(parts)} parts of {len(order.requests)} requests")
-        for id, part in zip(order.requests, parts, strict=True):
+        if order.parts and len(order.parts) != len(order.requests):
+            self._fail(f"{len(order.parts)} parts of {len(order.requests)} requests")
+        for id, part in order.visits:
             entry, place = requests.get(id), (stage, part)
             waited = entry.waiting.pop(place, None) if entry is not None else None
             if entry is None or waited is None:

@@ -20,7 +20,7 @@ from sloop.solvers import targets
 from sloop.solvers.accuracy import Measure, fraction, scores
 from sloop.solvers.base_allocation import Latency, base
 from sloop.solvers.queueing import fill_ms
-from sloop.solvers.variants import Answer, Candidate, Choices, Goal, Option, Way
+from sloop.solvers.variants import Answer, Candidate, Choices, Goal, Option
 from sloop.units import ms, to_ms
 from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 
@@ -211,12 +211,6 @@ def _choices(stage: StageView, members: Sequence[Member], terms: Terms, rate_rps
         busy_ms = () if terms.load_max == 1.0 else tuple(taken_ms / terms.load_max for taken_ms in latency_ms)
         candidates.append(Candidate(member.score, member.cores, latency_ms, busy_ms))
     return Choices(rate_rps, batches, tuple(candidates), terms.of(stage).replicas or terms.replicas)
-
-
-def ways(view: ClusterView, margin: float) -> tuple[Way, ...]:
-    """The ways through the graph, each within `margin` of its deadline."""
-    place = {stage.name: index for index, stage in enumerate(view.stages)}
-    return tuple(Way(tuple(place[name] for name in p.stages), margin * to_ms(p.slo_ns)) for p in view.paths)
 
 
 def restricted(stages: Sequence[Choices], candidates: Sequence[int]) -> list[Choices]:

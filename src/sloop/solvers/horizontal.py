@@ -146,9 +146,8 @@ def problem_of(view: ClusterView, limits: Limits) -> Problem:
         parts = max(1, math.ceil(stage.visits - EPSILON))
         stages.append(Stage(stage.name, load * rate_rps, tuple(map(to_ms, costs_ns)), parts))
         variants.append(name)
-    place = {stage.name: index for index, stage in enumerate(view.stages)}
-    ways = [Way(tuple(place[name] for name in path.stages), limits.margin * to_ms(path.slo_ns)) for path in view.paths]
-    lost = sorted(set(place.values()) - {stage for way in ways for stage in way.stages})
-    ways += [Way((stage,), limits.margin * to_ms(view.stages[stage].slo_ns)) for stage in lost]
+    ways = targets.ways(view, limits.margin)
+    lost = sorted(set(range(len(stages))) - {stage for way in ways for stage in way.stages})
+    ways += tuple(Way((stage,), limits.margin * to_ms(view.stages[stage].slo_ns)) for stage in lost)
     door_rps = untold or view.forecast_rps
-    return Problem(view, tuple(stages), tuple(ways), tuple(variants), cores, load * door_rps)
+    return Problem(view, tuple(stages), ways, tuple(variants), cores, load * door_rps)

@@ -16,8 +16,8 @@ from sloop.core.views import Belief, ClusterView, StageView
 from sloop.solvers import targets
 from sloop.solvers.biscale import SLACK, Choice, Model, Program, Throughput
 from sloop.solvers.budget import Segment
-from sloop.solvers.graph import Way, forests
-from sloop.units import ms, to_ms
+from sloop.solvers.graph import forests
+from sloop.units import ms
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan
 
 CUTS_MAX = 4
@@ -124,8 +124,7 @@ def sizing_of(view: ClusterView, limits: Limits) -> Sizing:
         _model(stage, stage.variants[variant], unit, most, limits)
         for stage, variant in zip(view.stages, variants, strict=True)
     )
-    index = {stage.name: place for place, stage in enumerate(view.stages)}
-    ways = [Way(tuple(index[name] for name in path.stages), limits.margin * to_ms(path.slo_ns)) for path in view.paths]
+    ways = targets.ways(view, limits.margin)
     weights = [float(model.latency_ms[0].mean()) for model in models]
     slot_ms = max(1, math.ceil(max(way.slo_ms for way in ways) / SLOTS_MAX))
     cuts = [

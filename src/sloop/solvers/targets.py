@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
+from sloop.solvers.graph import Way
+from sloop.units import to_ms
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan
 
 V = TypeVar("V")
@@ -42,6 +44,12 @@ def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
 def node_cores_max(view: ClusterView) -> float:
     """Cores of the largest node: what one replica can ever have. Infinite where no node is known."""
     return max((node.node.cores for node in view.nodes), default=float("inf"))
+
+
+def ways(view: ClusterView, margin: float) -> tuple[Way, ...]:
+    """The ways through the graph, each within `margin` of its deadline; stages by their index in the view."""
+    place = {stage.name: index for index, stage in enumerate(view.stages)}
+    return tuple(Way(tuple(place[name] for name in path.stages), margin * to_ms(path.slo_ns)) for path in view.paths)
 
 
 def core_choices(view: ClusterView, offered: Sequence[float], whole_max: int, system: str) -> list[float]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sloop.solvers.graph import Way
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
 LATENCY_SLACK_MS = 1e-9
@@ -47,14 +48,6 @@ class Choices:
     batches: tuple[int, ...]
     candidates: tuple[Candidate, ...]
     replicas: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way through a graph: the stages on it, by index, and how long all of them may take together."""
-
-    stages: tuple[int, ...]
-    slo_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import adapting, highs, labels, shortfall, variants_milp
+from sloop.solvers import adapting, highs, labels, shortfall, targets, variants_milp
 from sloop.solvers.accuracy import Measure
 from sloop.solvers.adapting import Families, Only, StageTerms, Terms
 from sloop.solvers.variants import Answer, Choices, Goal
@@ -123,7 +123,7 @@ class Ipa:
             summed=self.accuracy == "pas_rank",
             replicas_max=self.replicas_max,
             cores_max=sum(node.node.cores for node in view.nodes) if self.capped and view.nodes else float("inf"),
-            ways=adapting.ways(view, self.margin),
+            ways=targets.ways(view, self.margin),
         )
 
     def _solved(self, stages: Sequence[Choices], goal: Goal) -> Answer | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.policies.bounds import above, at_least, within
 from sloop.solvers import targets, vertical
+from sloop.solvers.queueing import fill_ms
 from sloop.solvers.vertical import Grid, Setting
 from sloop.units import NS_PER_S, s, to_ms, to_s
 from sloop.vocabulary import Plan
@@ -151,8 +152,8 @@ class Sponge:
         limit = f"{self.margin:g} × {demand.slo_ms:.0f} ms"
         way = f"{demand.way_max_ms:.0f} ms on the way"
         if self.criterion == "steady":
-            fill_ms = 1000.0 * (setting.batch - 1) / demand.rate_rps if setting.batch > 1 else 0.0
-            return f"{seen} → {chosen}: {setting.latency_ms:.4g} ms + {fill_ms:.0f} ms to fill + {way} ≤ {limit}"
+            fill = f"{fill_ms(setting.batch, demand.rate_rps):.0f} ms to fill"
+            return f"{seen} → {chosen}: {setting.latency_ms:.4g} ms + {fill} + {way} ≤ {limit}"
         rounds = -(-demand.count // setting.batch)
         if self.budget == "per_batch":
             return f"{seen} → {chosen}: {rounds} × {setting.latency_ms:.4g} ms, each batch within its own budget"

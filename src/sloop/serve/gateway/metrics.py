@@ -204,7 +204,7 @@ class Metrics(Collector):
         replica.batch = start
         self.sizes[replica.key].observe(len(start.requests))
         waits, queued = self.waits[stage,], self._queued[stage]
-        for visiting in zip(start.requests, start.parts or repeat(0), strict=False):
+        for visiting in start.visits:
             waits.observe(now_ns - queued.pop(visiting, now_ns))
 
     def _finish(self, now_ns: int, event: Finished) -> None:
@@ -214,8 +214,7 @@ class Metrics(Collector):
         self.services[replica.key].observe(event.service_ns)
         if self._only:
             return
-        visits = zip(batch.requests, batch.parts or repeat(0), event.ways or repeat(()), strict=False)
-        for request, part, ways in visits:
+        for (request, part), ways in zip(batch.visits, event.ways or repeat(()), strict=False):
             journey = self._journeys.get(request)
             if journey is not None:
                 self._enter(now_ns, request, journey.finish(batch.stage, part, ways))
@@ -279,7 +278,7 @@ class Metrics(Collector):
         self._pay(now_ns)
         found = self._replicas.pop(replica, None)
         if found is not None and found.batch is not None:
-            for request, part in zip(found.batch.requests, found.batch.parts or repeat(0), strict=False):
+            for request, part in found.batch.visits:
                 if request in self._sent:
                     self._queued[found.batch.stage][request, part] = now_ns
         return found

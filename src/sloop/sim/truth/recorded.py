@@ -58,8 +58,7 @@ def ways_of(records: Iterable[tuple[int, Record]]) -> Went:
         if isinstance(record, StartBatch):
             started[record.batch] = record
         elif isinstance(record, Finished) and (order := started.pop(record.batch, None)) is not None:
-            visits = zip(order.requests, order.parts or (0,) * len(order.requests), strict=True)
-            found[order.stage] |= dict(zip(visits, record.ways, strict=False))
+            found[order.stage] |= dict(zip(order.visits, record.ways, strict=False))
     return {stage: went for stage, went in found.items() if went}
 
 

@@ -85,10 +85,7 @@ class Ways:
         edges = self._deciding.get(order.stage)
         if not edges:
             return ()
-        parts = order.parts or (0,) * len(order.requests)
-        return tuple(
-            self._of(order.stage, edges, request, part) for request, part in zip(order.requests, parts, strict=True)
-        )
+        return tuple(self._of(order.stage, edges, request, part) for request, part in order.visits)
 
     def _of(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
         random = stream(self._seed, f"ways/{stage}/{request}/{part}")
