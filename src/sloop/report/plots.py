@@ -164,14 +164,17 @@ def _draw_series(axis: "Axes", series: Series, colour: str) -> None:
 
 def _draw_bars(axis: "Axes", series: Series, colour: str, *, width: float, shift: float, labelled: bool) -> None:
     places = [x + shift for x in series.x]
-    drawn = axis.bar(places, series.y, width=width, color=colour, label=series.name)
+    tops = series.high or series.y
+    spread = None
     if series.low:
         below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
         above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
-        axis.errorbar(places, series.y, yerr=[below, above], fmt="none", ecolor=FAINT, elinewidth=1.2, capsize=2)
+        spread = [below, above]
+    lines = {"ecolor": FAINT, "elinewidth": 1.2, "capsize": 2}
+    drawn = axis.bar(places, series.y, width=width, color=colour, label=series.name, yerr=spread, error_kw=lines)
     if labelled:
         axis.bar_label(drawn, labels=[_short(value) for value in series.y], padding=2, fontsize=8)
-        axis.set_ylim(top=1.18 * max(series.y, default=1.0) or 1.0)
+        axis.set_ylim(top=1.18 * max(tops, default=1.0) or 1.0)
 
 
 def _short(value: float) -> str:
