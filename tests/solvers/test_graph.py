@@ -1,10 +1,12 @@
 """Cutting a graph to a forest: what must hold of every cut, and which edge goes."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers.graph import CUTS_MAX, Forest, Ties, Way, forests
+from sloop.solvers.graph import CUTS_MAX, Edge, Forest, Ties, Way, forests
 
 SMALL = settings(max_examples=150, deadline=None)
 TIES: tuple[Ties, ...] = ("first", "loosest", "best")
@@ -49,6 +51,57 @@ def test_what_keeps_the_segments_keeps_the_paths(
         ratio = min(way.slo_ms / max(1e-9, sum(times[s] for s in way.stages)) for way in forest.ways)
         kept = {stage: own * ratio for stage, own in times.items()}
         assert all(sum(kept[s] for s in way.stages) <= way.slo_ms * (1 + 1e-9) for way in ways)
+
+
+def one_after_the_other(ways: list[Way], weights: list[float]) -> dict[frozenset[Edge], dict[tuple[int, ...], float]]:
+    """As published: while a stage comes directly after several, the edge that the fewest paths share is cut, each in
+    turn where several are equal."""
+    done: dict[frozenset[Edge], dict[tuple[int, ...], float]] = {}
+
+    def follow(parts: list[Way], cut: frozenset[Edge]) -> None:
+        before = {
+            t: {s for part in parts for s, u in pairwise(part.stages) if u == t} for way in ways for t in way.stages
+        }
+        meeting = [stage for stage, sources in before.items() if len(sources) > 1]
+        if not meeting:
+            done[cut] = {
+                part.stages: min(other.slo_ms for other in parts if other.stages == part.stages) for part in parts
+            }
+            return
+        edges = [(source, min(meeting)) for source in before[min(meeting)]]
+        shared = {edge: sum(edge in pairwise(part.stages) for part in parts) for edge in edges}
+        for edge in edges:
+            if shared[edge] == min(shared.values()):
+                follow([half for part in parts for half in halves(part, edge)], cut | {edge})
+
+    def halves(part: Way, edge: Edge) -> list[Way]:
+        if edge not in pairwise(part.stages):
+            return [part]
+        at = part.stages.index(edge[1])
+        share = sum(weights[s] for s in part.stages[:at]) / sum(weights[s] for s in part.stages)
+        return [Way(part.stages[:at], share * part.slo_ms), Way(part.stages[at:], (1 - share) * part.slo_ms)]
+
+    follow(ways, frozenset())
+    return done
+
+
+@SMALL
+@given(graphs())
+def test_all_cuts_are_found_that_cutting_edge_by_edge_leads_to(graph: tuple[list[Way], list[float]]) -> None:
+    ways, weights = graph
+    wanted = one_after_the_other(ways, weights)
+    found = {
+        frozenset(one.cut): {way.stages: way.slo_ms for way in one.ways} for one in forests(ways, weights, most=999)
+    }
+    assert found == {cut: pytest.approx(parts) for cut, parts in wanted.items()}
+
+
+def test_many_that_meet_at_one_stage_are_no_more_work_than_cuts() -> None:
+    ways = [Way((0, stage, 41), 1000.0 + stage) for stage in range(1, 41)]
+    found = forests(ways, [1.0] * 42)
+    assert len(found) == CUTS_MAX
+    assert (1, 41) not in found[0].cut, "the tightest stays whole"
+    assert [len(one.cut) for one in forests(ways, [1.0] * 42, most=2)] == [39, 39]
 
 
 @SMALL

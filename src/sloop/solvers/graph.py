@@ -40,36 +40,34 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """What is left of the ways once every edge of `cut` is cut, in that order."""
+    """What is left of the ways once every edge of `cut` is cut."""
 
     ways: tuple[Way, ...]
     cut: tuple[Edge, ...] = ()
 
 
-def forests(ways: Sequence[Way], weights: Sequence[float], ties: Ties = "best") -> list[Forest]:
-    """The forests that cutting makes, the loosest cut's first; just the one of `first` or `loosest` unless `best`.
+def forests(ways: Sequence[Way], weights: Sequence[float], ties: Ties = "best", most: int = CUTS_MAX) -> list[Forest]:
+    """The forests that cutting makes, the loosest cut's first, at most so many; one of `first` or `loosest`.
 
-    As long as some stage comes directly after several, the first such stage loses the edge that the fewest segments
-    share; each segment over it becomes two, whose deadlines are shares of its own in proportion to `weights` ≥ 0.
-    Ways in cycles are the caller's mistake.
+    As long as some stage comes directly after several, the first such stage loses all edges but one, of those that the
+    most segments share: as if each time the edge went that the fewest share. Each segment over an edge that goes
+    becomes two, whose deadlines are shares of its own in proportion to `weights` ≥ 0. Ways in cycles are the caller's
+    mistake.
     """
-    found: dict[frozenset[Edge], Forest] = {}
+    found: list[Forest] = []
     open: list[tuple[dict[tuple[int, ...], _Segment], tuple[Edge, ...]]] = [(_merged(ways), ())]
-    while open and len(found) < CUTS_MAX:
+    while open and len(found) < most:
         segments, cut = open.pop()
         meeting = _meeting(segments)
         if not meeting:
             done = tuple(Way(stages, segment.slo_ms) for stages, segment in segments.items())
-            found.setdefault(frozenset(cut), Forest(done, cut))
+            found.append(Forest(done, cut))
             continue
-        candidates = _candidates(segments, meeting)
-        if ties == "first":
-            candidates = [min(candidates)]
-        elif ties == "loosest":
-            candidates = candidates[:1]
-        # The last in is the first out: so the loosest is followed to its end before any other.
-        open += [(_split(segments, edge, weights), (*cut, edge)) for edge in reversed(candidates)]
-    return list(found.values())
+        # The last in is the first out: so the loosest cut is followed to its end before any other.
+        for kept in reversed(_kept(segments, meeting, ties)):
+            gone = (edge for edge in meeting if edge != kept)
+            open.append((_split(segments, kept, weights), (*cut, *gone)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,8 @@ def _meeting(segments: dict[tuple[int, ...], _Segment]) -> list[Edge]:
     return [(source, min(meeting)) for source in sorted(before[min(meeting)])] if meeting else []
 
 
-def _candidates(segments: dict[tuple[int, ...], _Segment], edges: Sequence[Edge]) -> list[Edge]:
-    """Of these edges those that the fewest segments share, the one on the loosest segment first."""
+def _kept(segments: dict[tuple[int, ...], _Segment], edges: Sequence[Edge], ties: Ties) -> list[Edge]:
+    """Which of these edges may stay: of those that the most segments share the one on the tightest segments first."""
     shared = dict.fromkeys(edges, 0)
     loosest = dict.fromkeys(edges, 0.0)
     for stages, segment in segments.items():
@@ -113,18 +111,22 @@ def _candidates(segments: dict[tuple[int, ...], _Segment], edges: Sequence[Edge]
             if edge in shared:
                 shared[edge] += segment.count
                 loosest[edge] = max(loosest[edge], segment.slo_ms)
-    fewest = min(shared.values())
-    return sorted((edge for edge in edges if shared[edge] == fewest), key=lambda edge: (-loosest[edge], edge))
+    most = max(shared.values())
+    kept = sorted((edge for edge in edges if shared[edge] == most), key=lambda edge: (loosest[edge], -edge[0]))
+    if ties == "best":
+        return kept
+    return kept[:1] if ties == "loosest" else [max(kept)]
 
 
 def _split(
-    segments: dict[tuple[int, ...], _Segment], edge: Edge, weights: Sequence[float]
+    segments: dict[tuple[int, ...], _Segment], kept: Edge, weights: Sequence[float]
 ) -> dict[tuple[int, ...], _Segment]:
-    """The segments with those over `edge` cut in two there."""
+    """The segments with those that enter the target of `kept` over another edge cut in two there."""
     split: dict[tuple[int, ...], _Segment] = {}
+    source, target = kept
     for stages, segment in segments.items():
-        at = next((i for i, pair in enumerate(pairwise(stages), 1) if pair == edge), 0)
-        if not at:
+        at = stages.index(target) if target in stages else 0
+        if not at or stages[at - 1] == source:
             _add(split, stages, segment)
             continue
         whole = sum(weights[stage] for stage in stages)

@@ -128,7 +128,8 @@ def sizing_of(view: ClusterView, limits: Limits) -> Sizing:
     weights = [float(model.latency_ms[0].mean()) for model in models]
     slot_ms = max(1, math.ceil(max(way.slo_ms for way in ways) / SLOTS_MAX))
     cuts = [
-        tuple(Segment(way.stages, way.slots(slot_ms)) for way in one.ways) for one in forests(ways, weights)[:CUTS_MAX]
+        tuple(Segment(way.stages, way.slots(slot_ms)) for way in one.ways)
+        for one in forests(ways, weights, most=CUTS_MAX)
     ]
     total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
     program = Program(models, cuts[0], limits.throughput, total, tuple(cuts[1:]), slot_ms)
