@@ -22,7 +22,7 @@ __all__ = ["Need", "StageNeed", "need", "steady_plan"]
 
 def need(setup: Setup, rate_rps: float) -> Need:
     """What the setup's system wants at `rate_rps` requests per second, believed to hold for ever."""
-    steady = steady_plan(setup, rate_rps)
+    application, steady = setup.application, steady_plan(setup, rate_rps)
     plan = steady.plan
     outlook, room = Outlook(setup, plan, rate_rps), placed(plan, setup)
     lacks = [*lacks_of(setup, outlook), *room.lacks]
@@ -35,11 +35,11 @@ def need(setup: Setup, rate_rps: float) -> Need:
         feasible=not lacks,
         stages=stages,
         cores=cores_of(plan),
-        usd_per_h=sum(node.usd_per_h for node in setup.application.cluster if node.name in room.used),
+        usd_per_h=sum(node.usd_per_h for node in application.cluster if node.name in room.used),
         predicted_ms=outlook.predicted_ms,
         solve_ms=steady.solve_ms,
         why="; ".join(dict.fromkeys([plan.why, *(lack.why for lack in lacks)])),
-        notes=(*foreign_profiles(setup.application), *_extrapolated(setup, outlook)),
+        notes=tuple(filter(None, (steady.cut_short, *foreign_profiles(application), *_extrapolated(setup, outlook)))),
         rate_rps=rate_rps,
         paths=tuple(
             PathNeed(way.path.stages, way.path.share, to_ms(way.path.slo_ns), way.predicted_ms, way.slack_ms)

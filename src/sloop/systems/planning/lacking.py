@@ -74,7 +74,7 @@ def lacks_of(setup: Setup, outlook: Outlook) -> list[Lack]:
     late = [way for way in outlook.ways if way.slack_ms < -1e-9]
     found += _too_late(setup, outlook, late, keeps_up=keeps_up)
     if found:
-        found += _too_large(setup, outlook)
+        found += too_large(setup, outlook)
     return found
 
 
@@ -150,7 +150,7 @@ def _late(outlook: Outlook, way: PathOutlook) -> Lack:
     return Lack("deadline", why, slow.name, way.path.stages, needs=way.predicted_ms, has=slo_ms, unit="ms")
 
 
-def _too_large(setup: Setup, outlook: Outlook) -> Iterator[Lack]:
+def too_large(setup: Setup, outlook: Outlook) -> Iterator[Lack]:
     """Whether the cluster could hold the rate at all, were every stage run as thriftily as it can be."""
     nodes = setup.application.cluster
     if not nodes or not outlook.rate_rps:
