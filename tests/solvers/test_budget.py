@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers.budget import Budgets, Options, Segment, cheapest_chain, cheapest_tree
+from sloop.solvers.budget import Budgets, Options, Segment, cheapest_chain, cheapest_tree, is_exact
 
 SMALL = settings(max_examples=150, deadline=None)
 
@@ -101,6 +101,29 @@ def test_segments_anywhere_are_kept(forest: tuple[list[Options], list[Segment]],
         best = cheapest(*forest)
         assert best is not None
         assert cost(forest[0], choice) >= best
+    if budgets == "tree" and is_exact(forest[1]):
+        assert (None if choice is None else cost(forest[0], choice)) == cheapest(*forest)
+
+
+def test_a_segment_from_half_way_down_caps_its_own_branch_alone() -> None:
+    options = [make((1, 1)), make((1, 1)), make((9, 2), (1, 60)), make((9, 2), (1, 60))]
+    segments = [Segment((0, 1, 2), 70), Segment((1, 3), 5)]
+    assert not is_exact(segments)
+    assert cheapest_tree(options, segments) == [0, 0, 1, 0]
+
+
+def test_a_segment_from_half_way_down_is_told_on_the_clock_of_the_loosest() -> None:
+    """Counted from where it starts, the tight branch of the tree alone would have less than nothing left."""
+    options = [make((1, 1)) for _ in range(4)]
+    segments = [Segment((0, 1, 2), 100), Segment((0, 1, 3), 20), Segment((1, 3), 10)]
+    assert cheapest_tree(options, segments) == [0] * 4
+    assert cheapest_tree(options, [*segments[:2], Segment((1, 3), 1)]) is None
+
+
+def test_where_two_lead_to_one_or_a_chain_starts_below_the_program_is_not_exact() -> None:
+    assert is_exact([Segment((0, 1), 9), Segment((0, 2), 9), Segment((1,), 3)])
+    assert not is_exact([Segment((0, 2), 9), Segment((1, 2), 9)])
+    assert not is_exact([Segment((0, 1, 2), 9), Segment((1, 2), 9)])
 
 
 def test_ties_go_to_the_lowest_index_from_the_first_stage_down() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sloop.solvers import highs
 from sloop.solvers.budget import Options, Segment
-from sloop.solvers.choice import GAVE_UP, NOTHING, Found, cheapest, holds
+from sloop.solvers.choice import GAVE_UP, NOTHING, Found, cheapest, holds, improved
 from sloop.solvers.highs import Solution
 
 
@@ -52,6 +52,27 @@ def answering(monkeypatch: pytest.MonkeyPatch, values: Sequence[float] | None, *
     """The solver's answer from now on, whatever it is asked."""
     solution = Solution(None if values is None else np.array(values), proven, 0.0)
     monkeypatch.setattr(highs, "minimise", lambda *_, **__: solution)
+
+
+@settings(max_examples=100, deadline=None)
+@given(meshes())
+def test_improved_until_no_single_change_saves_anything(mesh: tuple[list[Options], list[Segment]]) -> None:
+    options, segments = mesh
+    quickest = [int(option.slots.argmin()) for option in options]
+    if not holds(options, segments, quickest):
+        return
+    better = improved(options, segments, quickest)
+    assert holds(options, segments, better)
+    for stage, option in enumerate(options):
+        for index in range(len(option.keys)):
+            changed = [*better[:stage], index, *better[stage + 1 :]]
+            assert not holds(options, segments, changed) or cost(options, changed) >= cost(options, better)
+
+
+def test_the_largest_saving_comes_first() -> None:
+    options = [make((5, 1), (3, 4)), make((9, 1), (1, 4))]
+    assert improved(options, [Segment((0, 1), 5)], [0, 0]) == [0, 1]
+    assert improved(options, [Segment((0, 1), 8)], [0, 0]) == [1, 1]
 
 
 def test_giving_up_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:

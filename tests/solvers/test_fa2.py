@@ -177,12 +177,29 @@ def test_a_deadline_as_long_as_the_time_alone_holds() -> None:
     assert answer.replicas == 2
 
 
+def test_a_path_that_starts_half_way_down_is_no_tree() -> None:
+    """The published AUTT → SUMR → TCLS and SUMR → QUAN, with a deadline for the second of its own."""
+    own = [50.0, 50.0, 300.0, 20.0]
+    rates = [20.0, 20.0, 60.0, 20.0]
+    batches = [0.004 * b * b + 0.646 * b + 0.35 for b in range(1, 17)]
+    stages = [
+        Stage(f"s{place}", rate, tuple(alone * d for d in batches))
+        for place, (alone, rate) in enumerate(zip(own, rates, strict=True))
+    ]
+    ways = [Way((0, 1, 2), 6000.0), Way((1, 3), 400.0)]
+    answer, optimum = solve(stages, ways), solve(stages, ways, mode="milp")
+    assert isinstance(answer, Answer)
+    assert isinstance(optimum, Answer)
+    assert not answer.proven
+    assert answer.replicas == optimum.replicas == 16
+
+
 def test_when_cuts_leave_nothing_the_integer_program_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [Stage("a", 1, (90.0,)), Stage("b", 1, (10.0,)), Stage("c", 1, (10.0,), 1)]
     ways = [Way((0, 2), 101.0), Way((1, 2), 21.0)]
     answer = solve(stages, ways)
     assert isinstance(answer, Answer)
-    monkeypatch.setattr(fa2, "_by_forest", lambda *_: (None, 1))
+    monkeypatch.setattr(fa2, "_by_forest", lambda *_: None)
     answer = solve(stages, ways)
     assert isinstance(answer, Answer)
     assert answer.method == "milp"

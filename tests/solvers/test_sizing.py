@@ -3,7 +3,10 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sloop.app.graph import Graph, Step
 from sloop.core.views import ClusterView, NodeView, StageView, Traffic
 from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
@@ -68,12 +71,37 @@ def test_stages_that_meet_are_cut_and_every_cut_keeps_the_paths() -> None:
     stages = [stage_of(name, Amdahl(40, 0, 5, 5)) for name in "abcd"]
     paths = (Path(("a", "b", "d"), ms(400)), Path(("a", "c", "d"), ms(300)))
     sizing = sizing_of(seen(*stages, paths=paths), LIMITS)
-    assert sizing.program.rivals
+    assert len(sizing.program.forests) > 1
     found = sizing.program.horizontal(30)
     assert found is not None
     by_name = dict(zip("abcd", found, strict=True))
     for path in paths:
         assert sum(by_name[name].latency_ms + by_name[name].wait_ms for name in path.stages) <= path.slo_ns / 1e6
+
+
+EDGES = st.integers(3, 9).flatmap(
+    lambda count: st.tuples(*(st.sets(st.integers(0, stage - 1), min_size=1, max_size=3) for stage in range(1, count)))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EDGES, st.integers(100, 140), st.integers(0, 20))
+def test_what_is_quick_enough_one_at_a_time_has_an_answer_however_stages_meet(
+    befores: tuple[set[int], ...], percent: int, rate_rps: int
+) -> None:
+    """Whether the quickest of everything holds is all there is to know, where cores are no matter."""
+    graph = Graph([Step("s0"), *(Step(f"s{n}", tuple(f"s{b}" for b in own)) for n, own in enumerate(befores, 1))])
+    stages = [stage_of(name, Amdahl(20 + 7 * place, 5, 0, 5)) for place, name in enumerate(graph.steps)]
+    alone_ms = [math.ceil(stage.variants["v"].latency_ms(1, 8)) for stage in stages]
+    longest_ms = max(sum(alone_ms[int(name[1:])] for name in path.stages) for path in graph.paths)
+    paths = tuple(Path(path.stages, ms(math.ceil(longest_ms * percent / 100))) for path in graph.paths)
+    sizing = sizing_of(seen(*stages, paths=paths, cores=(10_000,)), LIMITS)
+    found = sizing.program.horizontal(rate_rps)
+    assert found is not None
+    for segment in sizing.program.segments:
+        assert (
+            sum(math.ceil(found[i].latency_ms) + math.ceil(found[i].wait_ms) for i in segment.stages) <= segment.slots
+        )
 
 
 def test_a_batch_of_more_than_a_second_has_its_throughput_all_the_same() -> None:

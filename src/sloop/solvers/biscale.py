@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.solvers.budget import Options, Segment, cheapest_tree
+from sloop.solvers.choice import holds, improved
 
 Throughput = Literal["pure", "with_queue"]
 """h = 1000 b/l, as printed; or ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the public artefact: the wait counts as work, which leaves
@@ -65,15 +66,17 @@ class Split:
 class Program:
     """The stages, the chains of them that must keep a time, in slots, and the sum of all cores there are, in units.
 
-    The segments form a forest, as `cheapest_tree` wants it; Biscale's own applications are one chain, see `chain`.
-    Where stages meet, `rivals` are other forests that keep the same times; the cheapest answer of all is taken.
+    Biscale's own applications are one chain, see `chain`. Where stages meet or start later, segments are cut: `forests`
+    are ways to cut, as `cheapest_tree` wants them, whose answers keep the segments. The cheapest is taken, and what the
+    cuts have cost won back as far as changes of single stages can.
     """
 
     models: tuple[Model, ...]
     segments: tuple[Segment, ...]
     throughput: Throughput = "with_queue"
     cores_total: float = math.inf
-    rivals: tuple[tuple[Segment, ...], ...] = ()
+    forests: tuple[tuple[Segment, ...], ...] = ()
+    """None where the segments are a forest."""
     slot_ms: int = 1
     """The grid: a millisecond as published, or coarser for long deadlines; latencies are rounded up to it."""
 
@@ -138,24 +141,30 @@ class Program:
         """The cheapest combination within the SLO: fewest cores, then smallest batches, then lowest latency."""
         if not all(len(one.slots) for one in offered):
             return None
-        answers = (self._within(segments, offered) for segments in (self.segments, *self.rivals))
-        choices = min(filter(None, answers), key=_worth, default=None)
-        return choices if choices and cores_of(choices) <= self.cores_total + SLACK else None
-
-    def _within(self, segments: Sequence[Segment], offered: Sequence["_Offered"]) -> tuple[Choice, ...] | None:
-        quickest = [int(one.slots.min()) for one in offered]
-        if any(sum(quickest[stage] for stage in segment.stages) > segment.slots for segment in segments):
+        quickest = [int(one.slots.argmin()) for one in offered]
+        if not holds([Options(one.slots, one.slots) for one in offered], self.segments, quickest):
             return None  # most of what a search tries, at no cost
-        latencies = 1 + len(self.models) * max(segment.slots for segment in segments)
+        if sum(int((one.replicas * one.cores).min()) for one in offered) > self.cores_total + SLACK:
+            return None
+        options = self._options(offered)
+        answers = [cheapest_tree(options, segments) for segments in self.forests or (self.segments,)]
+        if self.forests:
+            # Where cuts were too cautious for any answer there is one still.
+            answers = [improved(options, self.segments, answer or quickest) for answer in answers]
+        found = min((self._picked(offered, answer) for answer in answers if answer), key=_worth, default=None)
+        return found if found and cores_of(found) <= self.cores_total + SLACK else None
+
+    def _options(self, offered: Sequence["_Offered"]) -> list[Options]:
+        """Cores first, then batches, then slots."""
+        slots = 1 + len(self.models) * max(segment.slots for segment in self.segments)
         batches = 1 + sum(model.latency_ms.shape[1] for model in self.models)
-        options = [
-            Options((one.replicas * one.cores * batches + one.batches) * latencies + one.slots, one.slots)
+        return [
+            Options((one.replicas * one.cores * batches + one.batches) * slots + one.slots, one.slots)
             for one in offered
         ]
-        found = cheapest_tree(options, segments)
-        if found is None:
-            return None
-        return tuple(one.choice(index) for one, index in zip(offered, found, strict=True))
+
+    def _picked(self, offered: Sequence["_Offered"], indices: Sequence[int]) -> tuple[Choice, ...]:
+        return tuple(one.choice(index) for one, index in zip(offered, indices, strict=True))
 
 
 def cores_of(choices: Iterable[Choice]) -> int:

@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 
 from sloop.solvers import choice
-from sloop.solvers.budget import Options, Segment, cheapest_tree
+from sloop.solvers.budget import Options, Segment, cheapest_tree, is_exact
 from sloop.solvers.graph import ROUNDING, Ties, Way, forests
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
@@ -71,7 +71,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A choice for each stage. `method` says what found it; not `proven` where a cheaper one may exist."""
+    """A choice for each stage. `method` says what found it; `proven` if none is cheaper, times rounded up to slots."""
 
     choices: tuple[Choice, ...]
     method: Mode | Literal["quickest"]
@@ -173,13 +173,13 @@ def solve(
     offered = [choices_of(stage, limit) for stage, limit in zip(stages, limits, strict=True)]
     options = [_options(own, stages, slot_ms) for own in offered]
     best: list[int] | None = None
-    cuts = 0
+    proven = mode == "tree" and is_exact(_segments(ways, slot_ms))
     if mode != "milp":
-        best, cuts = _by_forest(stages, ways, options, mode, ties, slot_ms)
-    proven = mode == "tree" and not cuts and best is not None
+        best = _by_forest(stages, ways, options, mode, ties, slot_ms)
     if best is not None:
-        answer = Answer(_picked(offered, best), mode, proven)
-        return polished(answer, offered, ways) if polish and not proven else answer
+        if polish and not proven:
+            best = choice.improved(options, _segments(ways, slot_ms), best)
+        return Answer(_picked(offered, best), mode, proven)
     quickest = tuple(min(own, key=lambda option: option.total_ms) for own in offered)
     if not keeps(quickest, ways) or (mode != "milp" and not fallback):
         return _shortfall(quickest, ways)
@@ -209,41 +209,21 @@ def squeezed(
     return best
 
 
-def polished(answer: Answer, offered: Sequence[Sequence[Choice]], ways: Sequence[Way]) -> Answer:
-    """The answer with single stages changed, the largest saving first, while every path holds."""
-    chosen = list(answer.choices)
-    while True:
-        best = chosen
-        for stage, own in enumerate(offered):
-            for option in own:
-                changed = [*chosen[:stage], option, *chosen[stage + 1 :]]
-                if _cost(changed) < _cost(best) and keeps(changed, ways):
-                    best = changed
-        if best is chosen:
-            return replace(answer, choices=tuple(chosen))
-        chosen = best
-
-
-def _cost(choices: Sequence[Choice]) -> tuple[int, int]:
-    return sum(choice.replicas for choice in choices), sum(choice.batch for choice in choices)
-
-
 def _by_forest(
     stages: Sequence[Stage], ways: Sequence[Way], options: Sequence[Options], mode: Mode, ties: Ties, slot_ms: float
-) -> tuple[list[int] | None, int]:
-    """The best over the forests, checked on the paths themselves, and how many edges its forest lost."""
+) -> list[int] | None:
+    """The best over the forests, checked on the paths themselves."""
     assert mode != "milp"
     best: list[int] | None = None
-    cuts, least = 0, 0
+    least = 0
     for forest in forests(ways, [stage.intensity for stage in stages], ties):
         indices = cheapest_tree(options, _segments(forest.ways, slot_ms), mode)
-        cuts = max(cuts, len(forest.cut))
         if indices is None or not choice.holds(options, _segments(ways, slot_ms), indices):
             continue
         key = sum(int(option.keys[index]) for option, index in zip(options, indices, strict=True))
         if best is None or key < least:
             best, least = indices, key
-    return best, cuts
+    return best
 
 
 def _segments(ways: Sequence[Way], slot_ms: float) -> list[Segment]:

@@ -15,8 +15,8 @@ from msgspec import structs
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.solvers import targets
 from sloop.solvers.biscale import SLACK, Choice, Model, Program, Throughput
-from sloop.solvers.budget import Segment
-from sloop.solvers.graph import forests
+from sloop.solvers.budget import Segment, is_exact
+from sloop.solvers.graph import Way, forests
 from sloop.units import ms
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan
 
@@ -127,15 +127,18 @@ def sizing_of(view: ClusterView, limits: Limits) -> Sizing:
     ways = targets.ways(view, limits.margin)
     weights = [float(model.latency_ms[0].mean()) for model in models]
     slot_ms = max(1, math.ceil(max(way.slo_ms for way in ways) / SLOTS_MAX))
-    cuts = [
-        tuple(Segment(way.stages, way.slots(slot_ms)) for way in one.ways)
-        for one in forests(ways, weights, most=CUTS_MAX)
-    ]
+    segments = _segments(ways, slot_ms)
+    cuts = [] if is_exact(segments) else forests(ways, weights, most=CUTS_MAX)
     total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
-    program = Program(models, cuts[0], limits.throughput, total, tuple(cuts[1:]), slot_ms)
+    cut = tuple(_segments(one.ways, slot_ms) for one in cuts)
+    program = Program(models, segments, limits.throughput, total, cut, slot_ms)
     if program.horizontal(0) is None:  # a batch of more than a second has no whole throughput where that is asked for
         program = replace(program, throughput="pure")
     return Sizing(program, view.stages, variants, unit)
+
+
+def _segments(ways: Sequence[Way], slot_ms: int) -> tuple[Segment, ...]:
+    return tuple(Segment(way.stages, way.slots(slot_ms)) for way in ways)
 
 
 def _model(stage: StageView, belief: Belief, unit: float, most: float, limits: Limits) -> Model:

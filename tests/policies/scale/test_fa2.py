@@ -121,7 +121,7 @@ def test_what_the_nodes_do_not_hold_is_cut_down_evenly(stage: Stage, view: View)
 def test_a_solver_that_gives_up_changes_nothing(stage: Stage, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Fa2().plan(0, published(stage, view, 12, paths=6))
     assert before is not None
-    monkeypatch.setattr(fa2, "_by_forest", lambda *_: (None, 1))
+    monkeypatch.setattr(fa2, "_by_forest", lambda *_: None)
     monkeypatch.setattr(choice, "cheapest", lambda *_, **__: choice.GAVE_UP)
     plan = Fa2(nodes_max=9).plan(0, published(stage, view, 24, paths=6, plan=before))
     assert plan is not None
