@@ -6,9 +6,11 @@ import pytest
 from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
+from sloop.core.queue import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
 from sloop.policies.batch.full import Full
 from sloop.policies.batch.timeout import Timeout
+from sloop.policies.drop.age import Age
 from sloop.policies.drop.never import Never
 from sloop.policies.drop.predictive import Predictive
 from sloop.units import FOREVER_NS, ms
@@ -68,6 +70,32 @@ def test_a_passed_deadline_is_answered_although_no_replica_becomes_free() -> Non
     assert ms(25) < scene.core.wake_ns <= ms(26)
     scene.act(26, WOKE)
     assert outcomes(scene) == {2: Outcome.DROPPED}
+
+
+def wakes(scene: Scene, until_ms: float) -> list[int]:
+    """Wake the core whenever it wishes; returns when that was."""
+    found = []
+    while scene.core.wake_ns <= ms(until_ms):
+        found.append(scene.core.wake_ns)
+        scene.act(found[-1] / ms(1), WOKE)
+    return found
+
+
+def test_what_may_wait_beyond_its_deadline_is_given_up_when_the_drop_rule_says_so() -> None:
+    scene = Scene(plan_of(cores=64), drop=Age(limit=2))
+    scene.act(0, WOKE)
+    scene.act(0, request(1, slo_ms=100))
+    wakes(scene, 199)
+    assert outcomes(scene) == {}
+    wakes(scene, 225)
+    assert outcomes(scene) == {1: Outcome.DROPPED}
+
+
+def test_where_nothing_is_given_up_it_is_asked_ever_more_seldom() -> None:
+    scene = Scene(plan_of(cores=64), drop=Never())
+    scene.act(0, WOKE)
+    scene.act(0, request(1, slo_ms=100))
+    assert len(wakes(scene, 100_000)) < 100 + 70, "a hundred heartbeats, and the rest"
 
 
 def test_a_waiting_batch_is_started_by_the_clock() -> None:
@@ -323,6 +351,29 @@ def test_parts_of_a_lost_batch_are_tried_again_as_the_parts_they_are() -> None:
     scene.act(14, ReplicaLost(again.replica, "killed"))
     assert outcomes(scene) == {1: Outcome.FAILED}
     assert scene.core.is_idle
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_the_parts_of_a_request_that_is_given_up_go_all_at_once(monkeypatch: pytest.MonkeyPatch, wakes: bool) -> None:
+    removed: list[int] = []
+    remove = Queue.remove
+
+    def counting(queue: Queue, indices: Sequence[int]) -> None:
+        removed.append(len(indices))
+        remove(queue, indices)
+
+    monkeypatch.setattr(Queue, "remove", counting)
+    crowd = graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", most=1000)})
+    scene = on(crowd)
+    scene.act(0, request(1))
+    read = started(scene.act(11, done(started(scene.actions, "find"), (1000,))), "read")
+    if wakes:
+        scene.act(1001, WOKE)
+    scene.act(1002, done(read))
+    assert outcomes(scene) == {1: Outcome.DROPPED}
+    assert [count for count in removed if count] == [996]
+    assert scene.core.is_idle
+    assert scene.core.state.stages["read"].monitor.waiting == 0
 
 
 def test_a_client_that_leaves_takes_all_its_parts_along() -> None:

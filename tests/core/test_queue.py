@@ -38,4 +38,18 @@ def test_a_removed_request_leaves_the_rest_in_order() -> None:
     assert queue.remove_request(RequestId(2)) == 0
     queue.push(visit(7, deadline=4))
     assert [v.request.id for v in queue.visits] == [1, 7, 0]
-    assert queue.remove_at(1).request.id == 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20))
+def test_what_is_removed_together_leaves_the_rest_in_order(waiting: list[tuple[int, bool]]) -> None:
+    queue = Queue(Edf())
+    for id, (deadline, _) in enumerate(waiting):
+        queue.push(visit(id, deadline=deadline))
+    goes = {id for id, (_, gone) in enumerate(waiting) if gone}
+    before, seen = [v.request.id for v in queue.visits], queue.visits
+    queue.remove([index for index, id in enumerate(before) if id in goes])
+    assert [v.request.id for v in queue.visits] == [id for id in before if id not in goes]
+    assert queue.visits is seen, "policies and the core hold on to it"
+    queue.push(visit(99, deadline=3))
+    deadlines = [v.deadline_ns for v in queue.visits]
+    assert deadlines == sorted(deadlines), "keys went with their visits"

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.log import read_log
@@ -38,3 +40,23 @@ def test_a_named_system_keeps_the_scenarios_parameters_where_it_has_some() -> No
     assert choices(scenario, []) == scenario.systems
     assert choices(scenario, ["static"]) == scenario.systems
     assert choices(scenario, ["sponge"]) == (SystemChoice("sponge"),)
+
+
+def test_requests_that_never_end_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    crowded = {
+        "stages": [{"name": "a", "profile": "ResNet-T"}, {"name": "b", "profile": "ResNet-T", "after": "a"}],
+        "systems": [{"name": "static", "drop": "never"}],
+        "cluster": {"nodes": [{"hardware": "custom", "cores": 1}]},
+        "trace": {"kind": "poisson", "rate": 5},
+    }
+    scenario = load_scenario(SCENARIO | crowded)
+    counted = play(scenario, scenario.systems[0])
+    assert counted.open == counted.row.requests > 10, "no room for the second stage"
+    assert f"static: {counted.open} of {counted.open} requests were never answered" in caplog.text
+    caplog.clear()
+    scenario = load_scenario(
+        SCENARIO | crowded | {"systems": [{"name": "static", "drop": {"name": "age", "limit": 2}}]}
+    )
+    counted = play(scenario, scenario.systems[0])
+    assert (counted.open, counted.row.dropped) == (0, counted.row.requests)
+    assert not caplog.text

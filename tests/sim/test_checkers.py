@@ -11,6 +11,8 @@ from sloop.actions import Action, Decided, End, ResizeReplica, StartBatch, Start
 from sloop.app.load import load_application
 from sloop.events import WOKE, Event, Finished, ReplicaReady
 from sloop.log import Record
+from sloop.policies.drop.age import Age
+from sloop.policies.drop.never import Never
 from sloop.sim import Checkers, Violation, World, simulate
 from sloop.sim.engine import CoreLike
 from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
@@ -296,3 +298,18 @@ def test_the_deadline_of_its_path_decides_what_is_late(old: Outcome, new: Outcom
 
     with pytest.raises(Violation, match=complaint):
         simulate(played, core=Broken(played.setup().core(), wrong))
+
+
+def test_who_waits_where_there_is_no_room_is_excused_unless_the_drop_rule_had_given_up() -> None:
+    request = Request(RequestId(0), 0, 0, 100)
+
+    def left_at(now_ns: int, drop: Age | Never) -> None:
+        checkers = Checkers(APPLICATION, APPLICATION.cluster, is_hopeless=drop.is_hopeless)
+        short = Decided("short", "no node has room", stage="first")
+        feed(checkers, [(0, request), (0, short), (now_ns, WOKE)])
+        checkers.finish()
+
+    left_at(10**9, Never())
+    left_at(200, Age(limit=2))
+    with pytest.raises(Violation, match=r"waits at \[\('first', 0\)\], and the drop rule has given it up"):
+        left_at(300, Age(limit=2))

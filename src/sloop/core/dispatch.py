@@ -22,6 +22,10 @@ SWEEP_NS_MIN = ms(10)
 SWEEP_NS_PER_VISIT = 10_000
 """Queues are searched for passed deadlines at most this often, and long ones less, to bound what it costs."""
 
+OVERDUE_PARTS = 8
+"""What a drop rule lets wait beyond its deadline is looked at again whenever it has become so many parts of its age
+older: soon enough for the rule to hold, and ever more seldom where it never gives up."""
+
 SERVED: Final = Outcome.SERVED
 DRAINING: Final = Life.DRAINING
 """Bound here once: looking a member up in its enumeration costs as much as making an action."""
@@ -182,18 +186,21 @@ class DataPath:
 
     def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
         """Drop what no replica could serve in time, without waiting for one to become free."""
-        visits, index = stage.queue.visits, 0
-        earliest_ns = FOREVER_NS
-        while index < len(visits):
-            visit = visits[index]
-            if self._drop.is_hopeless(now_ns, visit, stage.rest_ns, stage.rest_full_ns):
-                stage.queue.remove_at(index)
-                stage.monitor.queue(now_ns, -1)
-                self._drop_visit(now_ns, visit, stage.rest_ns, "no replica was free", out)
-                continue
-            if now_ns < visit.deadline_ns + 1 < earliest_ns:
-                earliest_ns = visit.deadline_ns + 1
-            index += 1
+        visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
+        rest_ns, full_ns = stage.rest_ns, stage.rest_full_ns
+        earliest_ns, gone = FOREVER_NS, list[int]()
+        for index, visit in enumerate(visits):
+            if flights is not None and visit.request.id not in flights:
+                gone.append(index)
+            elif is_hopeless(now_ns, visit, rest_ns, full_ns):
+                gone.append(index)
+                self._drop_visit(now_ns, visit, rest_ns, "no replica was free", out)
+            else:
+                look_ns = visit.deadline_ns + 1
+                if look_ns <= now_ns:
+                    look_ns = now_ns + (now_ns - visit.request.sent_ns) // OVERDUE_PARTS
+                earliest_ns = min(earliest_ns, look_ns)
+        self._remove(now_ns, stage, gone)
         if earliest_ns < FOREVER_NS:
             earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(visits))
         stage.expire_ns = earliest_ns
@@ -201,19 +208,26 @@ class DataPath:
     def _prune(  # what the caller has worked out is handed over
         self, now_ns: int, stage: Stage, limit: int, cost_ns: int, full_ns: int, out: list[Action]
     ) -> None:
-        """Drop the hopeless among those that the next batch would be made of."""
-        visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
-        index = 0
-        while index < limit and index < len(visits):
-            visit = visits[index]
-            if is_hopeless(now_ns, visit, cost_ns, full_ns) or (
-                flights is not None and visit.request.id not in flights
-            ):
-                stage.queue.remove_at(index)
-                stage.monitor.queue(now_ns, -1)
+        """Drop the hopeless among those that the next batch would be made of, and forget what ended elsewhere."""
+        flights, is_hopeless = self._state.flights, self._drop.is_hopeless
+        left, gone = limit, list[int]()
+        for index, visit in enumerate(stage.queue.visits):
+            if flights is not None and visit.request.id not in flights:
+                gone.append(index)
+            elif is_hopeless(now_ns, visit, cost_ns, full_ns):
+                gone.append(index)
                 self._drop_visit(now_ns, visit, cost_ns, "", out)
             else:
-                index += 1
+                left -= 1
+                if not left:
+                    break
+        self._remove(now_ns, stage, gone)
+
+    def _remove(self, now_ns: int, stage: Stage, indices: Sequence[int]) -> None:
+        """Take visits out of a queue that have been dropped, or whose requests have ended: all at once, for they may be
+        the thousands of parts of one request."""
+        stage.queue.remove(indices)
+        stage.monitor.queue(now_ns, -len(indices))
 
     def _release(self, now_ns: int, replica: Replica) -> Running:
         """Take the batch off a replica."""

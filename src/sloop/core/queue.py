@@ -5,6 +5,7 @@ end and moves few pointers; policies read `visits` as the plain list it is.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from sloop.core.seams import Order
 from sloop.vocabulary import RequestId, Visit
@@ -41,14 +42,17 @@ class Queue:
         del self._keys[:count]
         return taken
 
-    def remove_at(self, index: int) -> Visit:
-        """Remove and return the visit at `index`."""
-        del self._keys[index]
-        return self.visits.pop(index)
+    def remove(self, indices: Sequence[int]) -> None:
+        """Remove the visits at these places, which ascend, in one pass however many they are."""
+        if not indices:
+            return
+        first, end, gone = indices[0], indices[-1] + 1, set(indices)
+        stay = [index for index in range(first, end) if index not in gone]
+        self.visits[first:end] = [self.visits[index] for index in stay]
+        self._keys[first:end] = [self._keys[index] for index in stay]
 
     def remove_request(self, request: RequestId) -> int:
         """Remove every visit of a request; returns how many there were."""
-        found = [i for i, visit in enumerate(self.visits) if visit.request.id == request]
-        for index in reversed(found):
-            self.remove_at(index)
+        found = [index for index, visit in enumerate(self.visits) if visit.request.id == request]
+        self.remove(found)
         return len(found)

@@ -1,10 +1,12 @@
 """A scenario played and counted: from a file's world to one row per system. Logs on request, nothing kept otherwise."""
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -19,12 +21,16 @@ from sloop.sim.world import NOT_RECORDED, Recorded, World, recorded_in
 from sloop.systems.recording import header_of
 from sloop.systems.setup import set_up
 
+_log: Final = logging.getLogger("sloop.simulate")
+
 
 class Counted(Struct, frozen=True):
     """One run: its row, and the fold it was read from for whoever wants seconds or quantiles."""
 
     row: RunRow
     metrics: Metrics
+    open: int = 0
+    """Requests that had not ended when the run was given up: they wait for what no node has room for."""
 
 
 def choices(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...]:
@@ -43,7 +49,8 @@ def play(
     lead_ns: int = 0,
     recorded: Recorded = NOT_RECORDED,
 ) -> Counted:
-    """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file.
+    """Play the scenario under one system, under the checkers. With `log`, the event log goes to that file. Requests
+    that never ended are warned of.
 
     With `lead_ns`, the trace begins that much later than the control loop, as it does at a server that was up before.
     With `recorded`, batches take what they took in that run, and requests go where they went.
@@ -57,10 +64,12 @@ def play(
         sinks: list[Sink] = [metrics, assumptions]
         if log is not None:
             sinks.append(files.enter_context(FileLog(log, header_of(setup, origin="sim", seed=scenario.seed))))
-        simulate(world, sinks)
+        played = simulate(world, sinks).played
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
     row = metrics.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumptions.lines())
-    return Counted(row, metrics)
+    if played.open:
+        _log.warning("%s: %s of %s requests were never answered", choice.label, played.open, played.requests)
+    return Counted(row, metrics, played.open)
 
 
 def play_all(

@@ -15,13 +15,22 @@ from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Repli
 from sloop.log import EVENTS, Record
 from sloop.sim.books import Books, OpenRequest, Rooms, TrackedReplica
 from sloop.units import to_ms
-from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request
+from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request, Visit
 
 SERVED: Final = Outcome.SERVED
 LATE: Final = Outcome.LATE
 REJECTED: Final = Outcome.REJECTED
 ANSWERED: Final = (SERVED, LATE)
 EVENT_TYPES: Final = frozenset(EVENTS)
+OVERDUE: Final = 0.75
+"""A drop rule is kept if what it gave up at so much of its age, 0 to 1, has ended: queues are not searched at once."""
+
+IsHopeless = Callable[[int, Visit, int, int], bool]
+"""A drop policy's verb, which see in `sloop.core.seams`."""
+
+
+def _never(now_ns: int, visit: Visit, cost_ns: int, full_ns: int) -> bool:
+    return False
 
 
 class Violation(AssertionError):
@@ -31,17 +40,26 @@ class Violation(AssertionError):
 class Checkers:
     """Takes the log record by record; raises Violation at the first that breaks an invariant.
 
-    `edf` asks for deadline order as well, for systems whose queues are ordered by deadlines. `origin` is the command
-    that plays the run again.
+    `edf` asks for deadline order as well, for systems whose queues are ordered by deadlines. `is_hopeless` is the drop
+    rule, if what it gives up must have ended. `origin` is the command that plays the run again.
     """
 
-    def __init__(self, application: Application, nodes: Iterable[Node], *, edf: bool = False, origin: str = "") -> None:
+    def __init__(
+        self,
+        application: Application,
+        nodes: Iterable[Node],
+        *,
+        edf: bool = False,
+        is_hopeless: IsHopeless = _never,
+        origin: str = "",
+    ) -> None:
         variants = {(stage.name, variant.name): variant for stage in application.stages for variant in stage.variants}
         profiles = {key: variant.profile for key, variant in variants.items() if variant.profile is not None}
         self._batch_max = {key: profile.max_batch for key, profile in profiles.items()}
         self._rooms = Rooms(nodes, {key: profile.memory_bytes for key, profile in profiles.items()})
         self._books = Books(application, ordered=edf)
         self._edf = edf
+        self._is_hopeless = is_hopeless
         self._origin = origin
         self._now_ns = -(2**63)
         self._record: Record | None = None
@@ -91,16 +109,28 @@ class Checkers:
     def finish(self) -> None:
         """The run is over: every request that came must have ended. Faults had stopped, so nothing was in the way.
 
-        Excused is who waits at a stage without a replica, of which the core has said that no node has room for one.
+        Excused is who waits at a stage without a replica, of which the core has said that no node has room for one,
+        unless the drop rule would long since have given it up.
         """
         self._end_step()
         staffed = {replica.spec.stage for replica in self._books.replicas.values()}
-        hopeless = self._short - staffed
+        empty = self._short - staffed
         for id, entry in self._books.requests.items():
-            if hopeless.isdisjoint(stage for stage, _ in entry.waiting):
+            if self._is_given_up(entry):
+                self._fail(f"request {id} waits at {list(entry.waiting)}, and the drop rule has given it up")
+            if empty.isdisjoint(stage for stage, _ in entry.waiting):
                 running = [replica.batch for replica in self._books.replicas.values() if replica.runs(entry)]
                 where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {running}"
                 self._fail(f"{len(self._books.requests)} requests never ended; request {id} {where}")
+
+    def _is_given_up(self, entry: OpenRequest) -> bool:
+        """Whether the drop rule has long held a waiting visit hopeless, however little the way on may take."""
+        request = entry.request
+        then_ns = request.sent_ns + round(OVERDUE * (self._now_ns - request.sent_ns))
+        return any(
+            self._is_hopeless(then_ns, Visit(request, stage, then_ns, deadline_ns, 0, part), 0, 0)
+            for (stage, part), (_, deadline_ns) in entry.waiting.items()
+        )
 
     def _end_step(self) -> None:
         """An event and all its actions are known: what holds between steps is checked here."""
