@@ -81,9 +81,11 @@ def test_larger_batches_that_a_deadline_forbids_or_the_plan_does_not_allow() -> 
     assert of(20) == [throughput, ("deadline", "with 1 replica in batches of 3 a request would take 24 of 20 ms")]
 
 
-def test_the_variant_has_no_larger_batches() -> None:
+@pytest.mark.parametrize(("replicas", "rate_rps"), [(2, 600), (1, 307)])
+def test_the_variant_has_no_larger_batches(replicas: int, rate_rps: float) -> None:
+    """With one replica less, or with one request more."""
     made = stage("a", profile=profile(1, 9, batch=4))
-    (row,) = need(setup(made, system={"name": "static", "replicas": 2}), 600).stages
+    (row,) = need(setup(made, system={"name": "static", "replicas": replicas}), rate_rps).stages
     assert (kinds(row), row.binds[1].why) == (
         ["throughput", "batch"],
         "a takes batches of 4 at most, and larger ones would do more",

@@ -50,10 +50,7 @@ def _against_more(outlook: Outlook, stage: StageOutlook, group: Group) -> Iterat
     if stage.rate_max_rps < more_rps:
         able = figure(stage.rate_max_rps)
         yield Bound("throughput", f"it keeps up with {able} a second; one more request makes {figure(more_rps)}")
-        if limit == belief.batch_max and _still_gains(belief, group.spec.cores):
-            yield Bound(
-                "batch", f"{group.spec.variant} takes batches of {limit} at most, and larger ones would do more"
-            )
+        yield from _no_larger(group, belief, group.spec.cores, limit)
         return
     load = replace(stage.loads[group.spec], rate_rps=more_rps)
     own_ms = stage.would(belief, group.spec.cores, limit, stage.replicas, load).ms
@@ -75,10 +72,7 @@ def _against_less(outlook: Outlook, stage: StageOutlook, group: Group, less: Les
         f"{less.words} would keep up with {figure(able_rps)} of {figure(rate_rps)} a second in batches of {limit}",
     )
     if needed is None:
-        if limit == belief.batch_max and _still_gains(belief, less.cores):
-            yield Bound(
-                "batch", f"{group.spec.variant} takes batches of {limit} at most, and larger ones would do more"
-            )
+        yield from _no_larger(group, belief, less.cores, limit)
         return
     own_ms = stage.would(belief, less.cores, needed, less.replicas, load).ms
     if not load.patience_ms:
@@ -89,8 +83,10 @@ def _against_less(outlook: Outlook, stage: StageOutlook, group: Group, less: Les
     ]
 
 
-def _largest(group: Group, limit: int) -> Bound:
-    return Bound("batch", f"{group.spec.variant} takes batches of {limit} at most, and larger ones would do more")
+def _no_larger(group: Group, belief: Belief, cores: float, limit: int) -> Iterator[Bound]:
+    """That the variant has no larger batches, where they would help and the plan would allow them."""
+    if limit == belief.batch_max and _still_gains(belief, cores):
+        yield Bound("batch", f"{group.spec.variant} takes batches of {limit} at most, and larger ones would do more")
 
 
 def _too_late(outlook: Outlook, stage: StageOutlook, own_ms: float, words: str) -> Iterator[Bound]:

@@ -15,7 +15,7 @@ Knows no plan but the one it is given, and no cluster.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sloop.app.application import Application
@@ -177,11 +177,22 @@ class StageOutlook:
         return Load(self.rate_rps, self.parts, waits_ms)
 
 
-def _least_ns(setup: Setup, target: StagePlan | None, name: str) -> Times:
-    """What a stage takes at least, in batches of one and in full ones."""
-    groups = [group for group in target.groups if group.count] if target else []
-    costs_ns = [setup.beliefs[name, group.spec.variant].costs_ns(group.spec.cores) for group in groups]
-    return min((each[1] for each in costs_ns), default=0), min((each[-1] for each in costs_ns), default=0)
+def _rests_ns(setup: Setup, targets: Mapping[str, StagePlan]) -> dict[str, int]:
+    """Per stage the least time from leaving it to the answer, which batch policies are told: alone at every stage."""
+    least_ns: dict[str, Times] = {}
+    for stage in setup.application.stages:
+        target = targets.get(stage.name)
+        specs = [group.spec for group in target.groups if group.count] if target else []
+        alone_ns = min((setup.beliefs[stage.name, spec.variant].costs_ns(spec.cores)[1] for spec in specs), default=0)
+        least_ns[stage.name] = alone_ns, alone_ns  # what full batches take only drop rules ask
+    return {name: alone_ns for name, (alone_ns, _) in ahead(setup.application.graph, least_ns).items()}
+
+
+def _leg(application: Application, name: str, came_ms: float, rest_ns: int) -> Leg:
+    """A request that comes to a stage as predicted, under the loosest deadline of the paths it may be on, as live."""
+    slo_ns = max((path.slo_ns for path in application.paths if name in path.stages), default=application.slo_ns)
+    # Where a stage before cannot keep up, this one is still predicted as if requests came, and those at once.
+    return Leg(ms(came_ms) if math.isfinite(came_ms) else 0, slo_ns, rest_ns)
 
 
 def _parts(application: Application, name: str) -> float:
@@ -217,14 +228,13 @@ class Outlook:
         self.stages: dict[str, StageOutlook] = {}
         application = setup.application
         names, scopes = [stage.name for stage in application.order], application.graph.scopes
-        rests_ns = ahead(application.graph, {name: _least_ns(setup, targets.get(name), name) for name in names})
+        rests_ns = _rests_ns(setup, targets)
         left_ms: dict[str, float] = {}
         """When a request sent at 0 leaves each stage, by the slowest way there."""
         for name in names:
             befores = application.by_name[name].after
             came_ms = max((left_ms[before] for before in befores), default=0.0)
-            slo_ns = max((path.slo_ns for path in application.paths if name in path.stages), default=application.slo_ns)
-            leg = Leg(ms(came_ms) if math.isfinite(came_ms) else 0, slo_ns, rests_ns[name][0])
+            leg = _leg(application, name, came_ms, rests_ns[name])
             inside = [self.stages[before] for before in befores if scopes[name] == scopes[before] != ""]
             apart_ms = min((before.leaves_apart_ms for before in inside), default=0.0)
             self.stages[name] = StageOutlook(setup, name, targets.get(name), rate_rps, leg, apart_ms)
