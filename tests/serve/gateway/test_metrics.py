@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each
-from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
+from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
 from sloop.log import MemoryLog, Record
 from sloop.serve.gateway.metrics import Metrics
 from sloop.sim import simulate
@@ -175,6 +175,25 @@ def test_what_a_lost_replica_ran_waits_again() -> None:
     assert seen["sloop_decisions_total", ("lost",)] == 1
     assert seen["sloop_cores_in_use", ("only",)] == 2
     assert ("sloop_service_time_seconds_sum", ("only", "v")) not in seen
+
+
+def test_what_a_stuck_replica_ran_waits_again_once_wherever_it_is_when_that_is_gone() -> None:
+    given_up: list[tuple[float, Record]] = [
+        *((0, start(number, stage)) for number, stage in enumerate("aabc")),
+        (1, request(1, at_ms=1)),
+        (1, batch(0, 0, 1, stage="a")),
+        (10_001, StopReplica(ReplicaId(0), "its batch has run for 10.0 s")),
+    ]
+    seen = told(DIAMOND, *given_up)
+    assert seen["sloop_queue_length", ("a",)] == 1
+    gone = (10_008, ReplicaStopped(ReplicaId(0)))
+    assert told(DIAMOND, *given_up, gone)["sloop_queue_length", ("a",)] == 1
+    again = (10_005, batch(1, 1, 1, stage="a"))
+    seen = told(DIAMOND, *given_up, again, gone)
+    assert seen["sloop_queue_length", ("a",)] == 0, "it runs elsewhere"
+    assert seen["sloop_queue_wait_seconds_sum", ("a",)] == pytest.approx(0.004)
+    seen = told(DIAMOND, *given_up, again, (10_006, finished(1, 1)), (10_006, batch(2, 2, 1, stage="b")), gone)
+    assert [seen["sloop_queue_length", (stage,)] for stage in "abc"] == [0, 0, 1], "it has gone on"
 
 
 @pytest.mark.parametrize("seed", range(12))

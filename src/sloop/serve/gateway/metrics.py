@@ -260,10 +260,11 @@ class Metrics(Collector):
             self.starts[(*replica.key, WHOLE_START)].observe(now_ns - replica.started_ns)
             replica.life = Life.READY
 
-    def _drain(self, _now_ns: int, stop: StopReplica) -> None:
+    def _drain(self, now_ns: int, stop: StopReplica) -> None:
         replica = self._replicas.get(stop.replica)
         if replica is not None:
             replica.life = Life.DRAINING
+            self._put_back(now_ns, replica)  # stuck: what it ran may be elsewhere before it is gone
 
     def _stopped(self, now_ns: int, event: ReplicaStopped) -> None:
         self._forget(now_ns, event.replica)
@@ -274,14 +275,19 @@ class Metrics(Collector):
             self.lost[replica.key] += 1
 
     def _forget(self, now_ns: int, replica: ReplicaId) -> Replica | None:
-        """A replica is gone; the requests of its batch wait again."""
+        """A replica is gone, and with it the batch it ran."""
         self._pay(now_ns)
         found = self._replicas.pop(replica, None)
-        if found is not None and found.batch is not None:
-            for request, part in found.batch.visits:
-                if request in self._sent:
-                    self._queued[found.batch.stage][request, part] = now_ns
+        if found is not None:
+            self._put_back(now_ns, found)
         return found
+
+    def _put_back(self, now_ns: int, replica: Replica) -> None:
+        """A replica is given up: the requests of its batch wait again from now on."""
+        batch, replica.batch = replica.batch, None
+        if batch is not None:
+            queued = self._queued[batch.stage]
+            queued.update({visiting: now_ns for visiting in batch.visits if visiting[0] in self._sent})
 
     def _resize(self, now_ns: int, order: ResizeReplica) -> None:
         replica = self._replicas.get(order.replica)
