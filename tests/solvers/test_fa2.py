@@ -239,6 +239,14 @@ def test_what_does_not_fit_is_squeezed() -> None:
     assert squeezed(given.stages, given.ways, 3) is None, "seven stages need seven"
 
 
+def test_a_millionth_that_fits_is_found() -> None:
+    given = problem(CPU, 3, 60_000_000)
+    squeezed_to = squeezed(given.stages, given.ways, 10)
+    assert squeezed_to is not None
+    assert squeezed_to[0].replicas <= 10
+    assert 60_000_000 * squeezed_to[1] > 3, "what ten replicas carry"
+
+
 def test_the_path_that_binds() -> None:
     given = problem(CPU, 3, 30)
     answer = solve(given.stages, given.ways)

@@ -31,7 +31,9 @@ SLOTS_MAX: Final = 32_768
 """Of the loosest deadline: what the dynamic program may take, in memory and time."""
 SLOTS_COARSE: Final = 2_048
 """While it is only searched how much of a rate fits."""
-HALVINGS: Final = 8
+HALVINGS_MAX: Final = 30
+"""Of all rates, until what is left fits: to a billionth."""
+BISECTIONS: Final = 7
 TURNS_MAX: Final = 8
 """A request's parts go through a stage in so many turns at most."""
 SLACK_MS: Final = 1e-6
@@ -190,23 +192,37 @@ def solve(
 
 
 def squeezed(
-    stages: Sequence[Stage], ways: Sequence[Way], replicas_max: int, *, mode: Mode = "tree", ties: Ties = "best"
+    stages: Sequence[Stage], ways: Sequence[Way], replicas_max: int, *, mode: Mode = "tree", ties: Ties = "loosest"
 ) -> tuple[Answer, float] | None:
     """What serves as large a share of all rates as `replicas_max` replicas can, and that share; None if none can.
 
-    The overload fallback of the specification's §2.9, by bisection.
+    The overload fallback of the specification's §2.9, by bisection, after halving until some share fits.
     """
+    if len(stages) > replicas_max:
+        return None
     coarse_ms = slot_ms_of(ways, SLOTS_COARSE)
-    low, high, best = 0.0, 1.0, None
-    for _ in range(HALVINGS):
-        share = (low + high) / 2
+
+    def within(share: float) -> Answer | None:
         scaled = [replace(stage, rate_rps=stage.rate_rps * share) for stage in stages]
-        answer = solve(scaled, ways, mode=mode, ties=ties, slot_ms=coarse_ms)
-        if isinstance(answer, Answer) and answer.replicas <= replicas_max:
-            low, best = share, (answer, share)
+        answer = solve(scaled, ways, mode=mode, ties=ties, polish=True, fallback=False, slot_ms=coarse_ms)
+        return answer if isinstance(answer, Answer) and answer.replicas <= replicas_max else None
+
+    best, low, high = None, 1.0, 1.0
+    for _ in range(HALVINGS_MAX):
+        low, high = low / 2, low
+        best = within(low)
+        if best is not None:
+            break
+    else:
+        return None
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        answer = within(middle)
+        if answer is None:
+            high = middle
         else:
-            high = share
-    return best
+            low, best = middle, answer
+    return best, low
 
 
 def _by_forest(

@@ -13,9 +13,11 @@ from msgspec import structs
 
 from sloop.core.views import ClusterView
 from sloop.errors import InputError
-from sloop.solvers import targets
-from sloop.solvers.fa2 import Answer, Choice, GaveUp, Shortfall, Stage, keeps, way_ms
-from sloop.solvers.graph import Way
+from sloop.solvers import highs, targets
+from sloop.solvers.choice import NODES_MAX
+from sloop.solvers.fa2 import Answer, Choice, GaveUp, Mode, Shortfall, Stage, keeps, solve, squeezed, way_ms
+from sloop.solvers.fa2_baselines import ds2
+from sloop.solvers.graph import Ties, Way
 from sloop.solvers.room import EPSILON
 from sloop.units import NS_PER_MS, to_ms
 from sloop.vocabulary import Plan, StagePlan
@@ -124,6 +126,22 @@ class Problem:
             batch_max=choice.batch,
         )
         return structs.replace(target, wait_ns=math.ceil(choice.wait_ms * NS_PER_MS))
+
+
+def fewest(
+    problem: Problem, *, mode: Mode = "tree", ties: Ties = "best", polish: bool = True, nodes_max: int = NODES_MAX
+) -> Plan:
+    """FA2's plan: the fewest replicas that hold, or those for as large a share of all rates as the nodes hold; else why
+    there is none."""
+    highs.load()  # with the first plan, before anything is served
+    answer = solve(problem.stages, problem.ways, mode=mode, ties=ties, polish=polish, nodes_max=nodes_max)
+    if not isinstance(answer, Answer):
+        return problem.failed(answer, ds2(problem.stages))
+    if answer.replicas > problem.replicas_max:
+        # More of a stage than the nodes hold is one number; a share of all rates is a plan.
+        dynamic: Mode = "paper" if mode == "paper" else "tree"
+        return problem.squeezed(squeezed(problem.stages, problem.ways, int(problem.replicas_max), mode=dynamic))
+    return problem.chosen(answer.choices)
 
 
 def problem_of(view: ClusterView, limits: Limits) -> Problem:

@@ -32,3 +32,10 @@ def test_where_fa2_has_no_answer_it_takes_what_the_rate_needs(stage: Stage, view
 def test_refuses_what_cannot_be(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="out of range"):
         Grandslam(**parameters)
+
+
+def test_it_has_fa2s_replicas_also_where_the_nodes_hold_fewer_than_it_takes(stage: Stage, view: View) -> None:
+    seen = shown(stage, view, 30.0, cores=5)
+    own, others = sizes(Grandslam().plan(0, seen)), sizes(Fa2().plan(0, seen))
+    assert [count for count, _ in own] == [count for count, _ in others]
+    assert sum(count for count, _ in own) <= 5

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 
 from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import fa2, highs
+from sloop.solvers import highs
 from sloop.solvers.choice import NODES_MAX
-from sloop.solvers.fa2 import Answer, Mode
-from sloop.solvers.fa2_baselines import ds2
+from sloop.solvers.fa2 import Mode
 from sloop.solvers.graph import Ties
-from sloop.solvers.horizontal import Limits, problem_of
+from sloop.solvers.horizontal import Limits, fewest, problem_of
 from sloop.units import s
 from sloop.vocabulary import Plan
 
@@ -61,19 +60,4 @@ class Fa2:
             self.cores, self.batch_max, self.margin, self.headroom, self.initial_rps, self.variant, self.variants
         )
         problem = problem_of(view, own)
-        answer = fa2.solve(
-            problem.stages,
-            problem.ways,
-            mode=self.mode,
-            ties=self.ties,
-            polish=self.polish,
-            nodes_max=self.nodes_max,
-        )
-        if not isinstance(answer, Answer):
-            return problem.failed(answer, ds2(problem.stages))
-        if answer.replicas > problem.replicas_max:
-            # More of a stage than the nodes hold is one number; a share of all rates is a plan.
-            most = int(problem.replicas_max)
-            mode: Mode = "paper" if self.mode == "paper" else "tree"
-            return problem.squeezed(fa2.squeezed(problem.stages, problem.ways, most, mode=mode, ties=self.ties))
-        return problem.chosen(answer.choices)
+        return fewest(problem, mode=self.mode, ties=self.ties, polish=self.polish, nodes_max=self.nodes_max)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import fa2
-from sloop.solvers.fa2 import Answer
-from sloop.solvers.fa2_baselines import ds2, grandslam
-from sloop.solvers.horizontal import Limits, problem_of
+from sloop.solvers.fa2_baselines import grandslam
+from sloop.solvers.horizontal import Limits, fewest, problem_of
 from sloop.units import s
 from sloop.vocabulary import Plan
 
@@ -41,6 +39,6 @@ class Grandslam:
         """FA2's replicas, its own batches. `InputError` for a variant some stage does not have."""
         own = Limits(self.cores, self.batch_max, self.margin, self.headroom, self.initial_rps, self.variant)
         problem = problem_of(view, own)
-        answer = fa2.solve(problem.stages, problem.ways)
-        pools = answer.choices if isinstance(answer, Answer) else ds2(problem.stages)
-        return problem.chosen(grandslam(problem.stages, problem.ways, [choice.replicas for choice in pools]))
+        pools = fewest(problem)
+        counts = {target.stage: sum(group.count for group in target.groups) for target in pools.stages}
+        return problem.chosen(grandslam(problem.stages, problem.ways, [counts[one.name] for one in problem.stages]))
