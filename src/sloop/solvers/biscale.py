@@ -85,8 +85,11 @@ class Program:
 
         None where no size keeps it, or `cores_total` is too little.
         """
-        for row in range(min(model.latency_ms.shape[0] for model in self.models)):
-            found = self._solve([_horizontal(self._offer(model, rate_rps), row) for model in self.models])
+        offers = [self._offer(model, rate_rps) for model in self.models]
+        sizes = min(model.latency_ms.shape[0] for model in self.models)
+        least = sum(offer.least_cores()[:sizes] for offer in offers)
+        for row in np.flatnonzero(least <= self.cores_total + SLACK).tolist():
+            found = self._solve([_horizontal(offer, row) for offer in offers])
             if found is not None:
                 return found
         return None
@@ -194,6 +197,17 @@ class _Offer:
     slots: NDArray[np.int64]
     rate_rps: float
 
+    def needed(self) -> NDArray[np.float64]:
+        """Replicas that carry the rate; infinite where none do. Shape (cores, batches)."""
+        with np.errstate(divide="ignore"):
+            needed: NDArray[np.float64] = np.ceil(self.rate_rps / self.throughput_rps - SLACK)
+        return np.maximum(needed, 1.0)
+
+    def least_cores(self) -> NDArray[np.float64]:
+        """By size of replica, shape (cores,): the fewest cores that carry the rate, in time or not."""
+        fewest: NDArray[np.float64] = self.needed().min(axis=1)
+        return fewest * np.arange(1, len(fewest) + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
@@ -219,10 +233,9 @@ class _Offered:
 
 def _horizontal(offer: _Offer, row: int) -> _Offered:
     """Replicas of `row` + 1 units, as many as the rate needs."""
-    throughput_rps = offer.throughput_rps[row]
-    columns = np.flatnonzero(throughput_rps > 0)
-    needed = np.ceil(offer.rate_rps / throughput_rps[columns] - SLACK)
-    replicas = np.maximum(1, needed).astype(np.int64)
+    needed = offer.needed()[row]
+    columns = np.flatnonzero(np.isfinite(needed))
+    replicas = needed[columns].astype(np.int64)
     return _Offered(offer, replicas, np.full(len(columns), row + 1), columns + 1, offer.slots[row, columns])
 
 

@@ -31,12 +31,10 @@ class Options:
     def frontier(self, slots: int) -> list[tuple[int, int]]:
         """(time, cost) of those within `slots` that no other beats in both, quickest first."""
         order = np.lexsort((self.keys, self.slots))
-        front: list[tuple[int, int]] = []
-        for index in order.tolist():
-            slot, key = int(self.slots[index]), int(self.keys[index])
-            if slot <= slots and (not front or key < front[-1][1]):
-                front.append((slot, key))
-        return front
+        keys, times = self.keys[order], self.slots[order]
+        kept = times <= slots
+        kept[1:] &= keys[1:] < np.minimum.accumulate(keys)[:-1]
+        return list(zip(times[kept].tolist(), keys[kept].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
