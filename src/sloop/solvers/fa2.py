@@ -19,7 +19,7 @@ import numpy as np
 
 from sloop.solvers import choice
 from sloop.solvers.budget import Options, Segment, cheapest_tree, is_exact
-from sloop.solvers.graph import ROUNDING, Ties, Way, forests
+from sloop.solvers.graph import CUTS_MAX, ROUNDING, Ties, Way, forests
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
 Mode = Literal["tree", "paper", "milp"]
@@ -34,6 +34,10 @@ SLOTS_COARSE: Final = 2_048
 HALVINGS_MAX: Final = 30
 """Of all rates, until what is left fits: to a billionth."""
 BISECTIONS: Final = 7
+PROGRAMS_MAX: Final = 120
+"""Forests times stages, so that a decision takes no longer where much meets."""
+CUTS_MIN: Final = 4
+"""But so many ways to cut at least."""
 TURNS_MAX: Final = 8
 """A request's parts go through a stage in so many turns at most."""
 SLACK_MS: Final = 1e-6
@@ -232,7 +236,8 @@ def _by_forest(
     assert mode != "milp"
     best: list[int] | None = None
     least = 0
-    for forest in forests(ways, [stage.intensity for stage in stages], ties):
+    most = min(CUTS_MAX, max(CUTS_MIN, PROGRAMS_MAX // len(stages)))
+    for forest in forests(ways, [stage.intensity for stage in stages], ties, most):
         indices = cheapest_tree(options, _segments(forest.ways, slot_ms), mode)
         if indices is None or not choice.holds(options, _segments(ways, slot_ms), indices):
             continue
