@@ -24,7 +24,7 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
         return zip(self.requests, self.parts or repeat(0), strict=False)
 
 
-class End(Struct, frozen=True, gc=False, tag="end"):
+class End(Struct, frozen=True, gc=False, tag="end", omit_defaults=True):
     """Answer this request; nothing follows. `why` is empty for a request served in time."""
 
     request: RequestId
@@ -32,6 +32,8 @@ class End(Struct, frozen=True, gc=False, tag="end"):
     why: str = ""
     retry_after_ns: int = 0
     """For a rejected request: when the queue is expected to have room."""
+    stage: str = ""
+    """Where it was dropped, rejected or failed, if that was at one stage."""
 
 
 class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):

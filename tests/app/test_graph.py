@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import PATHS_MAX, Each, Graph, Step, When, scopes_of
+from sloop.app.journey import UNFIT
 from sloop.errors import InputError
 from sloop.units import ms
 from sloop.vocabulary import Path
@@ -31,7 +32,7 @@ def test_parts_run_from_where_they_are_taken_apart_to_where_they_meet() -> None:
         ("turn", "read"): "one",
         ("read", "merge"): "join",
     }
-    assert [graph.parts_max(edge) for edge in graph.edges["find"]] == [50, 1]
+    assert graph.parts_max["find"] == (50, 1)
     assert graph.told_by == {"find": 1, "turn": 1, "read": 1, "merge": 2}
     assert not graph.is_plain
 
@@ -299,3 +300,12 @@ def test_many_ways_are_not_walked_one_by_one() -> None:
     assert len(graph.below["s0"]) == 120
     assert graph.conditions["s40"] == frozenset()
     assert graph.visits()["s40"] == 1.0
+
+
+def test_ways_that_fit_no_edge_are_told() -> None:
+    graph = Graph((Step("find"), Step("read", ("find",), each=Each("find", most=6)), Step("tell", ("find",))))
+    assert graph.fault("find", (6, 1)) == graph.fault("find", (0, 0)) == graph.fault("tell", ()) == ""
+    assert graph.fault("find", (7, 1)) == "find gave 7 parts to read, which takes 6 of a request at most"
+    assert graph.fault("find", (2, 2)) == "find gave 2 parts to tell, which takes 1 of a request at most"
+    for stage in ("find", "tell"):
+        assert graph.fault(stage, UNFIT) == f"{stage} was given, or gave, tensors that it cannot go on with"

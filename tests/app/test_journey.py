@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import Each, Edge, Graph, Step, When
-from sloop.app.journey import Journey
+from sloop.app.journey import UNFIT, Journey
 from sloop.units import ms
 from sloop.vocabulary import Path, Request, RequestId
 
@@ -246,3 +246,15 @@ def test_edges_know_their_kind() -> None:
     kinds = {(edge.source, edge.target): edge.kind for edges in PARTS.edges.values() for edge in edges}
     assert kinds == {("find", "read"): "each", ("read", "check"): "one", ("check", "tell"): "join"}
     assert PARTS.edges["read"] == (Edge("read", "check", "one", When("read")),)
+
+
+@pytest.mark.parametrize("ways", [UNFIT, (4, 1)])
+def test_ways_that_fit_no_edge_lead_nowhere_and_leave_it_open(ways: tuple[int, ...]) -> None:
+    journey = Journey(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
+    journey.begin()
+    assert (journey.finish("a", 0, ways), journey.open, journey.visited) == ([], 1, {"a": 1})
+    assert journey.fault
+    sound = Journey(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
+    sound.begin()
+    assert len(sound.finish("a", 0, (3, 1))) == 4
+    assert not sound.fault

@@ -6,6 +6,7 @@ import pytest
 from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
+from sloop.app.journey import UNFIT
 from sloop.core.queue import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
 from sloop.policies.batch.full import Full
@@ -138,7 +139,7 @@ def test_a_model_that_raises_fails_its_requests_and_the_replica_goes_on() -> Non
     scene = warm()
     scene.act(0, request(1), request(2))
     assert scene.act(5, BatchFailed(B0, R0, "bad input")) == [
-        End(RequestId(1), Outcome.FAILED, "bad input"),
+        End(RequestId(1), Outcome.FAILED, "bad input", stage="only"),
         StartBatch(BatchId(1), R0, "only", (RequestId(2),)),
     ]
 
@@ -319,9 +320,48 @@ def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (7, 1)))
-    assert failed == End(RequestId(1), Outcome.FAILED, "find gave 7 parts to read, which takes 6 of a request at most")
+    why = "find gave 7 parts to read, which takes 6 of a request at most"
+    assert failed == End(RequestId(1), Outcome.FAILED, why, stage="find")
     assert scene.core.is_idle
     assert scene.core.state.stages["read"].monitor.waiting == 0
+
+
+def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> None:
+    scene = on(PARTS)
+    scene.act(0, request(1), request(2), request(3), request(4))
+    scene.act(11, done(started(scene.actions, "find"), (0, 1)))
+    three = [action for action in scene.actions if isinstance(action, StartBatch) and action.stage == "find"][1]
+    failed, *_ = scene.act(25, done(three, (0, 1), UNFIT, (0, 1)))
+    why = "find was given, or gave, tensors that it cannot go on with"
+    assert failed == End(RequestId(3), Outcome.FAILED, why, stage="find")
+    tell = started(scene.act(26, done(started(scene.actions, "tell"))), "tell")
+    assert tell.requests == (2, 4)
+    scene.act(40, done(tell, (), UNFIT))
+    assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.FAILED, 4: Outcome.FAILED}
+    assert scene.core.is_idle
+
+
+def test_ends_that_are_no_answers_name_their_stage() -> None:
+    def stage_of(scene: Scene) -> str:
+        (end,) = [action for action in scene.actions if isinstance(action, End)]
+        return end.stage
+
+    full = on(CHAIN, queue_max=1)
+    full.act(0, request(1), request(2), request(3))
+    assert stage_of(full) == "a"
+    slow = on(CHAIN)
+    slow.act(0, request(1, slo_ms=30))
+    assert stage_of(slow) == "a"
+    gone = on(CHAIN)
+    gone.act(0, request(1), Cancelled(RequestId(1)))
+    assert stage_of(gone) == ""
+    lost = on(CHAIN)
+    lost.act(0, request(1))
+    run = started(lost.act(11, done(started(lost.actions, "a"))), "b")
+    (again,) = [a for a in lost.act(12, ReplicaLost(run.replica, "killed")) if isinstance(a, StartReplica)]
+    lost.act(13, ReplicaReady(again.replica))
+    lost.act(14, ReplicaLost(again.replica, "killed"))
+    assert stage_of(lost) == "b"
 
 
 def test_what_takes_one_takes_no_two() -> None:
@@ -335,7 +375,8 @@ def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten
     scene = on(PARTS)
     scene.act(0, request(1))
     read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
-    assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [End(RequestId(1), Outcome.FAILED, "boom")]
+    failed = End(RequestId(1), Outcome.FAILED, "boom", stage="read")
+    assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [failed]
     assert scene.core.is_idle
     assert scene.core.state.stages["read"].monitor.waiting == 0
     assert scene.core.state.door.waiting == 0

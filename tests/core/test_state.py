@@ -103,7 +103,6 @@ def test_stages_know_what_leads_away_from_them() -> None:
         )
     )
     assert [stage.runs_for_parts for stage in parts.stages.values()] == [False, True, False]
-    assert parts.stages["a"].parts_max == (("b", 7), ("c", 1))
     assert [stage.name for stage in parts.sources] == ["a", "c"]
 
 

@@ -108,31 +108,33 @@ def test_an_accuracy_that_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "why", "at"),
-    [
-        (Outcome.DROPPED, "slack 3.0 ms at face, where the least to the answer is 9.0 ms", "face"),
-        (Outcome.REJECTED, "9 requests wait at cut, about 20 ms of work", "cut"),
-        (Outcome.DROPPED, "the client went away", ""),
-    ],
+    ("outcome", "at"),
+    [(Outcome.DROPPED, "face"), (Outcome.REJECTED, "cut"), (Outcome.FAILED, "read"), (Outcome.DROPPED, "")],
 )
-def test_ends_count_at_the_stage_they_are_told_of(outcome: Outcome, why: str, at: str) -> None:
+def test_ends_count_at_the_stage_they_name(outcome: Outcome, at: str) -> None:
     visits = after_cut([(2, 1)])
-    visits.end(End(RequestId(1), outcome, why), ms(11))
+    visits.end(End(RequestId(1), outcome, "slack 3.0 ms at join, as prose has it", stage=at), ms(11))
     assert visits.waiting == 0
-    counted = {row.stage: row.dropped + row.rejected for row in visits.stages()}
+    counted = {row.stage: row.dropped + row.rejected + row.failed for row in visits.stages()}
     assert counted == {name: int(name == at) for name in GRAPH.steps}
 
 
-def test_failures_count_where_the_batch_failed() -> None:
+def test_an_end_that_names_no_stage_counts_where_the_request_waited() -> None:
+    visits = after_cut([(2, 0), (2, 1)])
+    visits.end(End(RequestId(1), Outcome.DROPPED, "the client went away"), ms(11))
+    visits.end(End(RequestId(2), Outcome.DROPPED, "the client went away"), ms(11))
+    assert {row.stage: row.dropped for row in visits.stages()} == {"cut": 0, "read": 1, "join": 0, "face": 0}
+
+
+def test_what_is_at_fault_waits_nowhere_and_what_failed_waits_for_its_end() -> None:
     visits = after_cut([(2, 1), (4, 0)])  # four parts are more than the graph allows
-    visits.end(
-        End(RequestId(2), Outcome.FAILED, "cut gave 4 parts to read, which takes 3 of a request at most"), ms(10)
-    )
+    assert visits.waiting == 3
+    visits.end(End(RequestId(2), Outcome.FAILED, "4 parts", stage="cut"), ms(10))
     read = batch(1, "read", (1, 1))
     visits.start(ms(11), read)
     visits.lose(ms(12), read)
     assert visits.waiting == 3, "it waits again, until its end is told"
-    visits.end(End(RequestId(1), Outcome.FAILED, "nan"), ms(12))
+    visits.end(End(RequestId(1), Outcome.FAILED, "nan", stage="read"), ms(12))
     assert {row.stage: row.failed for row in visits.stages()} == {"cut": 1, "read": 1, "join": 0, "face": 0}
     assert visits.waiting == 0
 
@@ -149,7 +151,7 @@ def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
         (ms(14), Finished(BatchId(1), ReplicaId(0), 1)),
         (ms(15), batch(2, "b", (1, 0))),
         (ms(16), BatchFailed(BatchId(2), ReplicaId(0), "nan")),
-        (ms(16), End(RequestId(1), Outcome.FAILED, "nan")),
+        (ms(16), End(RequestId(1), Outcome.FAILED, "nan", stage="b")),
     ]
     metrics = fold(rows, Metrics(start_ns=0, graph=graph))
     first, second = metrics.stages()

@@ -118,10 +118,23 @@ class Graph:
             return Edge(source, target.name, "each", when)
         return Edge(source, target.name, "join" if target.join and self.scopes[source] else "one", when)
 
-    def parts_max(self, edge: Edge) -> int:
-        """How many parts of one request may take an edge: 1 unless it takes apart."""
-        each = self.steps[edge.target].each
-        return each.most if edge.kind == "each" and each is not None else 1
+    @cached_property
+    def parts_max(self) -> Mapping[str, tuple[int, ...]]:
+        """Per stage, for each edge away from it, how many parts of one request may take that: 1 unless it takes
+        apart."""
+        each = {name: step.each for name, step in self.steps.items()}
+        return {
+            name: tuple(told.most if (told := each[edge.target]) is not None else 1 for edge in edges)
+            for name, edges in self.edges.items()
+        }
+
+    def fault(self, stage: str, ways: Sequence[int]) -> str:
+        """Why a request cannot go these ways from a stage, so many parts along each edge; empty where it can."""
+        for edge, most, count in zip(self.edges[stage], self.parts_max[stage], ways, strict=False):
+            if count > most:
+                return f"{stage} gave {count} parts to {edge.target}, which takes {most} of a request at most"
+        unfit = bool(ways) and ways[0] < 0
+        return f"{stage} was given, or gave, tensors that it cannot go on with" if unfit else ""
 
     def is_exhaustive(self, stage: str) -> bool:
         """Whether of the edges away from a stage that have a condition one is believed to be taken by every request."""

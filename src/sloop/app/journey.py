@@ -2,10 +2,11 @@
 
 Promises that a stage is entered at most once for a request, or for each of its parts; that it is entered as soon as
 all before it are done or known to be left out; and that `open` falls to 0 exactly when nothing is left to do, whatever
-the outputs said. Knows no time, no queue and no replica.
+the outputs said, unless they fit no edge: then `fault` says why. Knows no time, no queue and no replica.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from sloop.app.graph import Edge, Graph
 from sloop.vocabulary import Request
@@ -13,11 +14,15 @@ from sloop.vocabulary import Request
 Entered = list[tuple[str, int]]
 """Stages to visit now, each with the part it is for; 0 for a stage that runs once."""
 
+UNFIT: Final = (-1,)
+"""The ways of a visit that could not be run or read, because of its request's tensors: the request fails, and none of
+those that shared the batch."""
+
 
 class Journey:
     """A request under way. `begin` once, then `finish` for every visit that was entered, in any order."""
 
-    __slots__ = ("_due", "_graph", "_joining", "_on", "_parts", "open", "visited")
+    __slots__ = ("_due", "_graph", "_joining", "_on", "_parts", "fault", "open", "visited")
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -30,6 +35,8 @@ class Journey:
         """Which of the declared paths it may turn out to be on, as bits."""
         self.open = 0
         """Visits entered and not finished."""
+        self.fault = ""
+        """Why it cannot go on, once a visit's ways have fitted no edge: its request is to fail."""
         self.visited: dict[str, int] = {}
         """How often each stage was entered."""
 
@@ -41,10 +48,14 @@ class Journey:
         return entered
 
     def finish(self, stage: str, part: int, ways: Sequence[int] = ()) -> Entered:
-        """A visit is over; `ways` says how many parts take each edge away from the stage, once each if empty."""
+        """A visit is over; `ways` says how many parts take each edge away from the stage, once each if empty. Ways that
+        fit no edge lead nowhere: they set `fault`, and the visit stays open."""
         entered: Entered = []
-        self.open -= 1
         edges = self._graph.edges[stage]
+        if ways and (fault := self._graph.fault(stage, ways)):
+            self.fault = fault
+            return entered
+        self.open -= 1
         for edge, count in zip(edges, ways or [1] * len(edges), strict=True):
             self._take(edge, part, count, entered)
         return entered

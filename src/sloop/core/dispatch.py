@@ -61,7 +61,7 @@ class DataPath:
             retry_ns = retry_after_ns(now_ns, request, queued, drain_ns)
             if retry_ns:
                 why = f"{queued} requests wait at {stage.name}, about {to_ms(drain_ns):.0f} ms of work"
-                out.append(End(request.id, Outcome.REJECTED, why, retry_ns))
+                out.append(End(request.id, Outcome.REJECTED, why, retry_ns, stage.name))
                 return
         if state.flights is not None:
             assert request.id not in state.flights, f"request {request.id} arrived twice"
@@ -109,7 +109,7 @@ class DataPath:
         if replica is None or replica.batch is None or replica.batch.id != event.batch:
             return
         for visit in self._release(now_ns, replica).visits:
-            self._end(now_ns, visit.request.id, Outcome.FAILED, event.error, out)
+            self._end(now_ns, visit.request.id, Outcome.FAILED, event.error, out, visit.stage)
         self._reuse(replica, out)
 
     def give_up(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
@@ -121,7 +121,7 @@ class DataPath:
             visit.attempts += 1
             if visit.attempts >= ATTEMPTS_MAX:
                 why = f"the replica it ran on was lost {visit.attempts} times, last by: {error}"
-                self._end(now_ns, visit.request.id, Outcome.FAILED, why, out)
+                self._end(now_ns, visit.request.id, Outcome.FAILED, why, out, stage.name)
             elif self._is_open(visit.request.id):
                 stage.queue.push(visit)
                 stage.monitor.queue(now_ns, 1)
@@ -252,15 +252,13 @@ class DataPath:
         flight = flights.get(request.id)
         if flight is None:
             return
-        for count, (target, most) in zip(ways, stage.parts_max, strict=False):
-            if count > most:
-                why = f"{stage.name} gave {count} parts to {target}, which takes {most} of a request at most"
-                self._end(now_ns, request.id, Outcome.FAILED, why, out)
-                return
-        if self._state.flows is not None:
-            self._state.flows.passed(stage.name, ways)
         journey = flight.journey
         entered = journey.finish(stage.name, visit.part, ways)
+        if journey.fault:
+            self._end(now_ns, request.id, Outcome.FAILED, journey.fault, out, stage.name)
+            return
+        if self._state.flows is not None:
+            self._state.flows.passed(stage.name, ways)
         if journey.open:
             self._enter(now_ns, flight, entered)
             return
@@ -284,20 +282,22 @@ class DataPath:
         slack_ms = to_ms(visit.deadline_ns - now_ns)
         needed = "where a batch of one takes" if self._state.flights is None else "where the least to the answer is"
         detail = f"slack {slack_ms:.1f} ms at {visit.stage}, {needed} {to_ms(cost_ns):.1f} ms"
-        self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out)
+        self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
     def _is_open(self, request: RequestId) -> bool:
         """Whether the request has not ended. In an application of one stage whatever waits is open."""
         return self._state.flights is None or request in self._state.flights
 
-    def _end(self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action]) -> None:
+    def _end(  # what an end says, in its order
+        self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action], stage: str = ""
+    ) -> None:
         """End a request other than by serving it; a request of a graph may have ended on another branch."""
         flights = self._state.flights
         if flights is not None:
             if flights.pop(request, None) is None:
                 return
             self._state.door.queue(now_ns, -1)
-        out.append(End(request, outcome, why))
+        out.append(End(request, outcome, why, 0, stage))
 
 
 def _late(request: RequestId, now_ns: int, deadline_ns: int) -> End:

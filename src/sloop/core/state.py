@@ -137,7 +137,6 @@ class Stage:
         "monitor",
         "name",
         "paces",
-        "parts_max",
         "queue",
         "ready",
         "replicas",
@@ -158,8 +157,6 @@ class Stage:
         self.after = after
         self.beliefs = beliefs
         self.runs_for_parts = False
-        self.parts_max: tuple[tuple[str, int], ...] = ()
-        """For each edge that leads away, its target and how many parts of one request may take it."""
         self.queue = Queue(order)
         self.monitor = Monitor(bucket_ns)
         self.replicas: dict[ReplicaId, Replica] = {}
@@ -328,7 +325,6 @@ class State:
         self.sources = tuple(self.stages[name] for name in graph.entries)
         for stage in stages:
             stage.runs_for_parts = bool(graph.scopes[stage.name])
-            stage.parts_max = tuple((edge.target, graph.parts_max(edge)) for edge in graph.edges[stage.name])
         self.slo_ns = graph.slo_ns
         self.replicas: dict[ReplicaId, Replica] = {}
         self.ledger = Ledger(nodes)

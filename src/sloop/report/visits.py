@@ -2,7 +2,7 @@
 
 Promises one wait for every visit that is queued, whichever branches and parts run beside it: from entering the stage,
 as `app.journey` reads the graph, to the start of its batch; a visit whose replica was lost waits again. Ends other
-than answers count at the stage they are told of: the one named by the end's reason, or where the batch failed. Memory
+than answers count at the stage they name, or else where the request waited, if that was one. Memory
 is bounded by requests in flight and one 8-byte latency per answer. Knows no policy and no truth.
 
 Accuracy is what requests experience: for each that is answered the product, over the stages it visited, of the mean
@@ -61,7 +61,7 @@ class _Route:
 class _Flight:
     """A request under way."""
 
-    __slots__ = ("failed_at", "journey", "running", "scores", "waiting")
+    __slots__ = ("journey", "running", "scores", "waiting")
 
     def __init__(self, journey: Journey) -> None:
         self.journey = journey
@@ -70,8 +70,6 @@ class _Flight:
         self.running: dict[Key, BatchId] = {}
         self.scores: dict[str, tuple[float, int]] = {}
         """Per stage, accuracies summed up and how many."""
-        self.failed_at = ""
-        """The last stage where something went wrong with it."""
 
 
 class Visits:
@@ -111,7 +109,6 @@ class Visits:
         """A batch is done; `ways` are those of the event, `variant` what computed it where that is known."""
         accuracy = self._accuracies.get((batch.stage, variant)) if variant is not None else None
         self._unknown = self._unknown or accuracy is None
-        most = [self._graph.parts_max(edge) for edge in self._graph.edges[batch.stage]]
         for (id, part), way in zip(batch.visits, ways or ((),) * len(batch.requests), strict=True):
             flight, key = self._flights.get(id), (batch.stage, part)
             if flight is None or flight.running.pop(key, None) != batch.batch:
@@ -119,17 +116,13 @@ class Visits:
             if accuracy is not None:
                 total, count = flight.scores.get(batch.stage, (0.0, 0))
                 flight.scores[batch.stage] = total + accuracy, count + 1
-            if any(count > limit for count, limit in zip(way, most, strict=False)):
-                flight.failed_at = batch.stage  # more parts than the graph allows: its end follows
-            else:
-                self._enter(now_ns, flight, flight.journey.finish(batch.stage, part, way))
+            self._enter(now_ns, flight, flight.journey.finish(batch.stage, part, way))
 
     def lose(self, now_ns: int, batch: StartBatch) -> None:
         """A batch failed, or its replica is gone: its visits wait again until their ends are told."""
         for flight, key in self._visits_of(batch):
             if flight.running.get(key) == batch.batch:
                 del flight.running[key]
-                flight.failed_at = batch.stage
                 self._enter(now_ns, flight, [key])
 
     def end(self, end: End, latency_ns: int) -> None:
@@ -229,17 +222,12 @@ class Visits:
         ]
 
     def _count_end(self, end: End, flight: _Flight) -> None:
-        """At the stage it is told of."""
-        if end.outcome is Outcome.FAILED:
-            stage = flight.failed_at
-        else:
-            stage = next((name for name in self._stages if f" at {name}, " in end.why), "")
+        """At the stage it names, or where it waited."""
         waiting = {name for name, _ in flight.waiting}
-        if not stage and len(waiting) == 1:
-            stage = waiting.pop()
-        if not stage:
+        stage = end.stage or (waiting.pop() if len(waiting) == 1 else "")
+        tally = self._stages.get(stage)
+        if tally is None:
             return
-        tally = self._stages[stage]
         if end.outcome is Outcome.DROPPED:
             tally.dropped += 1
         elif end.outcome is Outcome.REJECTED:

@@ -136,6 +136,18 @@ def test_parts_wait_each_for_itself_and_what_is_given_up_is_counted_where_it_wai
     assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 1, 0]
 
 
+def test_who_waits_on_two_branches_is_given_up_on_one() -> None:
+    seen = told(
+        DIAMOND,
+        *((0, start(replica, stage)) for stage, replica in {"a": 0, "b": 1, "c": 2}.items()),
+        (10, request(1, at_ms=10)),
+        (10, batch(0, 0, 1, stage="a")),
+        (20, finished(0, 0)),
+        (32, End(RequestId(1), Outcome.DROPPED, "too late", stage="c")),
+    )
+    assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 0, 1]
+
+
 def test_a_cold_start_is_told_step_by_step() -> None:
     seen = told(
         ONE,

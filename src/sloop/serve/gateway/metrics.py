@@ -197,7 +197,7 @@ class Metrics(Collector):
         self.durations[end.outcome.value,].observe(now_ns - sent_ns)
         left = {stage for stage, part in places if self._queued[stage].pop((request, part), None) is not None}
         if end.outcome is Outcome.DROPPED:
-            self.drops.update(left)
+            self.drops.update({end.stage} if end.stage else left)
 
     def _start_batch(self, now_ns: int, start: StartBatch) -> None:
         stage, replica = start.stage, self._replicas[start.replica]
