@@ -23,4 +23,5 @@ def test_what_is_shown_reads_back(value_ns: int) -> None:
 
 def test_forever_is_later_than_three_lifetimes_and_fits_a_machine_word() -> None:
     assert units.s(290 * 365.25 * 86_400) < units.FOREVER_NS
+    assert 2.5 * units.LONGEST_NS < units.FOREVER_NS
     assert units.FOREVER_NS.bit_length() == 63

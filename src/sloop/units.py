@@ -10,6 +10,8 @@ NS_PER_S: Final = 1_000_000_000
 
 FOREVER_NS: Final = 2**63 - 1
 """Later than every instant a run can reach; `wake_ns` of something that waits for nothing."""
+LONGEST_NS: Final = 100 * 365 * 86_400 * NS_PER_S
+"""A hundred years, the longest duration anyone may ask for: an instant of a run and two of them are before forever."""
 
 
 def ms(value: float) -> int:

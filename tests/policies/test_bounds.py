@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sloop.errors import InputError
-from sloop.policies.bounds import above, at_least, within
+from sloop.policies.bounds import above, at_least, between, within
 from sloop.units import ms
 
 
@@ -24,6 +24,14 @@ def test_what_is_out_of_range_is_named(value: float) -> None:
 def test_durations_are_named_as_users_write_them() -> None:
     with pytest.raises(InputError, match=r"wait_ms = -2.5 is out of range\nhelp: wait_ms must be at least 0"):
         at_least("wait_ns", ms(-2.5), 0)
+
+
+def test_both_ends_may_be_in_it() -> None:
+    for end in (0, 1):
+        between("share", end, 0, 1)
+    for value in (-0.1, 1.01, math.nan, math.inf):
+        with pytest.raises(InputError, match="share must be at least 0 and at most 1"):
+            between("share", value, 0, 1)
 
 
 def test_both_ends_are_named() -> None:

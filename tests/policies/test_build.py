@@ -41,6 +41,11 @@ def test_nested_values_are_checked_too() -> None:
         ("batch", "slack", {"guard_ns": 1}, "unknown key 'guard_ns'", "did you mean 'guard_ms'?"),
         ("batch", "slack", {"guard_ms": "5ms"}, "Expected `float`, got `str`", "correct the value of guard_ms"),
         ("batch", "slack", {"guard_ms": float("inf")}, "is not a number", "finite"),
+        ("batch", "slack", {"guard_ms": 1e300}, "guard_ms = 1e+300 is out of range", "at most 3.1536e+12, a hundred"),
+        ("scale", "hpa", {"window_s": 1e300}, "window_s = 1e+300 is out of range", "at most 3.1536e+09, a hundred"),
+        ("scale", "hpa", {"window_s": 1e200}, "window_s = 1e+200 is out of range", "at most 3.1536e+09, a hundred"),
+        ("forecast", "holt", {"horizon_s": -1e300}, "horizon_s = -1e+300 is out of range", "at least 0 and"),
+        ("scale", "hpa", {"replicas_max": 10**400}, "replicas_max is a number of 401 digits", "at most 92233720"),
         ("batch", "timeout", {"size": 2.5}, "Expected `int`, got `float`", "correct"),
         ("batch", "timeout", {"size": True}, "Expected `int`, got `bool`", "correct"),
         ("drop", "age", {"limit": -1}, "limit = -1 is out of range", "limit must be above 0"),
@@ -64,6 +69,18 @@ def test_adjusting_keeps_the_rest_and_starts_with_an_empty_memory() -> None:
     used = SmoothWeighted()
     used._credit[ReplicaId(1)] = 3.0
     assert not adjust(used, {})._credit
+
+
+@pytest.mark.parametrize("value", [1e17, 1e300, -1e300])
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_no_duration_is_longer_than_a_hundred_years(verb: str, name: str, value: float) -> None:
+    for key in keys_of(POLICIES[verb][name]):
+        if key.endswith("_ms"):
+            for written_as in (key, key.removesuffix("_ms") + "_s"):
+                with pytest.raises(
+                    InputError, match=rf"{written_as} must be at least 0 and at most .*, a hundred years"
+                ):
+                    build(verb, name, {written_as: value})
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)

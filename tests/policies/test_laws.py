@@ -1,19 +1,23 @@
 """Laws every policy of a verb obeys, whatever it is; a new policy is under them as soon as it is registered."""
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.core.seams import Take
-from sloop.core.views import Bucket, NodeView, ReplicaView, StageView
+from sloop.core.views import Bucket, NodeView, ReplicaView, StageView, Traffic
+from sloop.errors import InputError
 from sloop.policies import POLICIES
-from sloop.policies.build import build
+from sloop.policies.build import build, keys_of
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
+from sloop.solvers.lstm import Network
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 from tests.policies.conftest import make_stage, make_view
@@ -21,11 +25,16 @@ from tests.policies.conftest import make_stage, make_view
 BELIEF = Estimate(YOLOV5S_S, correct=False)
 laws = settings(max_examples=50, deadline=None)
 instants = st.integers(0, 200).map(ms)
+LENGTHS_NS = (ms(1), ms(100), s(1), s(10))
 
 
 class Idle:
     def __init__(self, number: int, cores: float, batches: int) -> None:
         self.id, self.cores, self.batches = ReplicaId(number), cores, batches
+
+
+def _keys(forecaster: str) -> tuple[str, ...]:
+    return keys_of(POLICIES["forecast"][forecaster])
 
 
 @st.composite
@@ -167,6 +176,31 @@ def test_a_forecast_lies_within_what_was_seen(name: str, counts: list[int]) -> N
     demand_rps = twice(build("forecast", name, {}), "demand_rps", s(30), stage_of(counts, 1, 0, (), 30))
     least = 0 if name in FORESEEN_MOST else min(counts, default=0)
     assert least - 1e-9 <= demand_rps <= FORESEEN_MOST.get(name, 1) * max(counts, default=0) + 1e-9
+
+
+ODD = (0, -0.0, 5e-324, 1e-9, 0.3, 1, 1.5, 60, 1e6, 1e9, 1e10, 1e300, 1e308, math.inf, math.nan, -1e-9, -1, 10**400)
+WILD = Network(2, 1, 1, np.resize([3e38, -3e38, 1e-38], 4 + 9 + 1)).encoded()
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name in POLICIES["forecast"] for key in _keys(name)])
+@laws
+@given(data=st.data(), counts=st.lists(st.integers(0, 10**7), max_size=30), length_ns=st.sampled_from(LENGTHS_NS))
+def test_a_forecast_is_a_finite_rate_or_its_parameters_are_refused(
+    name: str, key: str, data: st.DataObject, counts: list[int], length_ns: int
+) -> None:
+    odd = st.sampled_from(ODD)
+    values = {"counts": st.lists(odd, max_size=3), "weights": st.sampled_from(["ipa", "biscale", WILD])}
+    others = [other for other in _keys(name) if other == "weights"]
+    parameters = {each: data.draw(values.get(each, odd), label=each) for each in {key, *others}}
+    try:
+        policy = build("forecast", name, parameters)
+    except InputError:
+        return
+    buckets = [Bucket(at * length_ns, arrivals=count) for at, count in enumerate(counts)]
+    demand_rps = policy.demand_rps(data.draw(instants), Traffic(buckets=buckets, bucket_ns=length_ns))  # type: ignore[attr-defined]
+    assert math.isfinite(demand_rps)
+    assert demand_rps >= 0
+    assert math.isfinite(1e6 * demand_rps), "nor is what a fan-out makes of it"
 
 
 @pytest.mark.parametrize("name", POLICIES["scale"])

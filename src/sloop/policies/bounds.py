@@ -4,9 +4,15 @@ Knows parameters only, no policy. Fields in `_ns` are reported in `_ms`, the uni
 """
 
 import math
+from typing import Final
 
 from sloop.errors import InputError
 from sloop.units import to_ms
+
+RATE_MAX_RPS: Final = 1e9
+"""The most requests per second that anyone may expect: a hundred times what a load may be."""
+TIMES_MAX: Final = 1e6
+"""The most times of what came that anyone may expect. Further zeros are a slip, and their products infinite."""
 
 
 class OutOfRange(InputError):
@@ -30,6 +36,11 @@ def above(key: str, value: float, bound: float) -> None:
 def within(key: str, value: float, low: float, high: float) -> None:
     """Raise `OutOfRange` unless `low` < `value` ≤ `high`."""
     _require(key, value, low < value <= high, f"above {_shown(key, low)} and at most {_shown(key, high)}")
+
+
+def between(key: str, value: float, low: float, high: float) -> None:
+    """Raise `OutOfRange` unless `low` ≤ `value` ≤ `high`."""
+    _require(key, value, low <= value <= high, f"at least {_shown(key, low)} and at most {_shown(key, high)}")
 
 
 def _require(key: str, value: float, holds: bool, rule: str) -> None:

@@ -15,9 +15,12 @@ import msgspec
 from sloop.errors import InputError
 from sloop.policies import POLICIES
 from sloop.policies.bounds import OutOfRange
-from sloop.units import ms, s, to_ms
+from sloop.units import LONGEST_NS, NS_PER_MS, NS_PER_S, to_ms
 
-DURATIONS = {"_ms": ms, "_s": s}
+DURATIONS = {"_ms": NS_PER_MS, "_s": NS_PER_S}
+"""Nanoseconds of the unit that a key ends in."""
+INT_MAX = 2**63 - 1
+"""What a whole number may be: larger ones leave the range of floats, and every comparison with one is an error."""
 
 V = TypeVar("V")
 
@@ -92,13 +95,22 @@ def _fields_from(kind: type[object], parameters: Mapping[str, Any], where: Where
 def _field(kind: type[object], key: str, value: object, where: Where) -> tuple[str, object]:
     """Field name and value in the field's type for what a user wrote under `key`."""
     types = _types(kind)
-    for suffix, to_ns in DURATIONS.items():
+    for suffix, unit_ns in DURATIONS.items():
         name = key.removesuffix(suffix) + "_ns"
         if key.endswith(suffix) and name in types:
-            return name, to_ns(_converted(value, float, key, where))
+            return name, _duration_ns(_converted(value, float, key, where), unit_ns, key, where)
     if key not in types or key.endswith("_ns"):
         raise InputError(f"unknown key {key!r}", where=where(key), help=suggestion(key, keys_of(kind)))
     return key, _converted(value, types[key], key, where)
+
+
+def _duration_ns(value: float, unit_ns: int, key: str, where: Where) -> int:
+    """Checked before it is multiplied: the product of a large float is infinite, and no whole number."""
+    most = LONGEST_NS / unit_ns
+    if abs(value) > most:
+        help = f"{key} must be at least 0 and at most {most:g}, a hundred years"
+        raise InputError(f"{key} = {value:g} is out of range", where=where(key), help=help)
+    return round(value * unit_ns)
 
 
 def _converted(value: object, kind: type[V], key: str, where: Where) -> V:
@@ -108,6 +120,10 @@ def _converted(value: object, kind: type[V], key: str, where: Where) -> V:
         raise InputError(f"{key} = {value!r}: {error}", where=where(key), help=f"correct the value of {key}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise InputError(f"{key} = {value!r} is not a number", where=where(key), help=f"give {key} a finite value")
+    if isinstance(converted, int) and abs(converted) > INT_MAX:
+        digits = int(math.log10(abs(converted))) + 1
+        help = f"{key} must be at most {INT_MAX}"
+        raise InputError(f"{key} is a number of {digits} digits", where=where(key), help=help)
     return converted
 
 

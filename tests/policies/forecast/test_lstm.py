@@ -43,7 +43,9 @@ def test_what_ships_is_what_was_published() -> None:
     assert (biscale.bins, biscale.bin_s, biscale.horizon_s, biscale.units) == (6, 10, 10, 25)
 
 
-@pytest.mark.parametrize(("key", "value"), [("weights", "ipaa"), ("weights", "1:2:3:" + "A" * 99), ("margin", -1.0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("weights", "ipaa"), ("weights", "1:2:3:" + "A" * 99), ("margin", -1.0), ("margin", 1e308)]
+)
 def test_refuses_what_cannot_be(key: str, value: object) -> None:
     with pytest.raises(InputError, match=key):
         Lstm(**{key: value})  # type: ignore[arg-type]  # one of its own keys

@@ -1,5 +1,7 @@
 """Expect what will come."""
 
+import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +28,9 @@ def test_beyond_its_list_it_expects_what_came_last(arrivals: Callable[..., Stage
     assert Oracle().demand_rps(0, arrivals()) == 0
 
 
-def test_refuses_less_than_nothing() -> None:
-    with pytest.raises(InputError, match="counts"):
-        Oracle(counts=(3.0, -1.0))
+@pytest.mark.parametrize("count", [-1.0, math.inf, math.nan, 1e300])
+def test_refuses_what_nobody_can_send(count: float) -> None:
+    """Wherever it stands: of a list with nan the least is what one makes of it."""
+    for counts in ((3.0, count), (count, 3.0), (3.0, count, 3.0)):
+        with pytest.raises(InputError, match=rf"counts = {re.escape(f'{count:g}')} is out of range"):
+            Oracle(counts=counts)

@@ -20,3 +20,5 @@ def test_is_a_multiple_of_the_last_window(arrivals: Callable[..., StageView]) ->
 def test_refuses_a_factor_of_nothing() -> None:
     with pytest.raises(InputError, match="factor = 0 is out of range"):
         Times(factor=0)
+    with pytest.raises(InputError, match=r"factor = 1e\+308 is out of range"):
+        Times(factor=1e308)

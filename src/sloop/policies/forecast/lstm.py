@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from sloop.core.views import Traffic
 from sloop.errors import InputError
-from sloop.policies.bounds import OutOfRange, above
+from sloop.policies.bounds import TIMES_MAX, OutOfRange, within
 from sloop.solvers.lstm import Network, decoded
 from sloop.solvers.seconds import peaks_of, seconds_rps
 from sloop.units import s
@@ -46,7 +46,7 @@ class Lstm:
     _network: Network = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        above("margin", self.margin, -1)
+        within("margin", self.margin, -1, TIMES_MAX)
         object.__setattr__(self, "_network", _network(self.weights))
 
     def demand_rps(self, now_ns: int, door: Traffic) -> float:

@@ -8,7 +8,7 @@ no such list; beyond the list it expects what came last.
 from dataclasses import dataclass
 
 from sloop.core.views import Traffic
-from sloop.policies.bounds import above, at_least
+from sloop.policies.bounds import RATE_MAX_RPS, above, between
 from sloop.units import NS_PER_S, s
 
 
@@ -20,7 +20,8 @@ class Oracle:
     horizon_ns: int = s(20)
 
     def __post_init__(self) -> None:
-        at_least("counts", min(self.counts, default=0.0), 0)
+        for count in self.counts:
+            between("counts", count, 0, RATE_MAX_RPS)
         above("horizon_ns", self.horizon_ns, 0)
 
     def demand_rps(self, now_ns: int, door: Traffic) -> float:

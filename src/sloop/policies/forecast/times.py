@@ -7,7 +7,7 @@ Fails on cost, which it multiplies at every load, and on any step of more than i
 from dataclasses import dataclass
 
 from sloop.core.views import Traffic
-from sloop.policies.bounds import above
+from sloop.policies.bounds import TIMES_MAX, above, within
 from sloop.units import s
 
 
@@ -19,7 +19,7 @@ class Times:
     window_ns: int = s(1)
 
     def __post_init__(self) -> None:
-        above("factor", self.factor, 0)
+        within("factor", self.factor, 0, TIMES_MAX)
         above("window_ns", self.window_ns, 0)
 
     def demand_rps(self, now_ns: int, door: Traffic) -> float:
