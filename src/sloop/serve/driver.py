@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from msgspec import Struct, structs
 
 from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.journey import UNFIT
 from sloop.errors import SloopError
 from sloop.events import (
     WOKE,
@@ -37,7 +38,7 @@ from sloop.log import Record, Recorder
 from sloop.serve.backends import Backend
 from sloop.serve.parts import Held, answer, gather, keep, ways_of
 from sloop.serve.submission import Ended
-from sloop.serve.wiring import APPLICATION, Wiring
+from sloop.serve.wiring import APPLICATION, Sources, Wiring
 from sloop.tensor import Tensor
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
@@ -64,6 +65,8 @@ class _Open(Struct):
 
     on_end: Callable[[Ended], None] | None
     held: Held
+    fault: str = ""
+    """What its tensors lack, if they have been found to lack something: the core is only told that they do."""
 
 
 class Driver:
@@ -93,6 +96,8 @@ class Driver:
         self._is_due = self._is_telling = False
         self._open: dict[RequestId, _Open] = {}
         self._running: dict[ReplicaId, StartBatch] = {}
+        self._left_out: dict[ReplicaId, frozenset[int]] = {}
+        """Visits of a batch, by their places, that were not run with the others because of their tensors."""
         self._last_id = 0
         self._timer: TimerHandle | None = None
         self._timer_ns = FOREVER_NS
@@ -172,24 +177,42 @@ class Driver:
             self.happened(event)
             return
         stage, parts = running.stage, running.parts or repeat(None)
-        helds = [found.held if (found := self._open.get(request)) else None for request in running.requests]
-        for held, part, tensors in zip(helds, parts, outputs, strict=False):
-            if held is not None:
-                keep(held, stage, part, tensors)
-        decisions = self._wiring.decisions.get(stage)
-        if decisions is None:
-            self.happened(event)
+        left_out = self._left_out.pop(event.replica, None)
+        if left_out is not None or stage in self._wiring.decisions:
+            self._decide(event, running, outputs, left_out or frozenset())
             return
-        left_out = (0,) * len(decisions)
-        try:
-            ways = tuple(
-                left_out if held is None else ways_of(held, stage, decisions, tensors)
-                for held, tensors in zip(helds, outputs, strict=True)
-            )
-        except ValueError as error:
-            self.happened(BatchFailed(event.batch, event.replica, str(error)))
+        for request, part, tensors in zip(running.requests, parts, outputs, strict=False):
+            found = self._open.get(request)
+            if found is not None:
+                keep(found.held, stage, part, tensors)
+        self.happened(event)
+
+    def _decide(
+        self, event: Finished, running: StartBatch, outputs: Sequence[Sequence[Tensor]], left_out: frozenset[int]
+    ) -> None:
+        """A batch is done after which requests part, or which left some out: tell where each of them goes. One whose
+        outputs fit no edge fails alone."""
+        stage, given = running.stage, iter(outputs)
+        decisions = self._wiring.decisions.get(stage, ())
+        ways: list[tuple[int, ...]] = []
+        for place, (request, part) in enumerate(zip(running.requests, running.parts or repeat(None), strict=False)):
+            if place in left_out:
+                ways.append(UNFIT)
+                continue
+            found, tensors = self._open.get(request), next(given)
+            if found is None:
+                ways.append((0,) * len(decisions))
+                continue
+            keep(found.held, stage, part, tensors)
+            try:
+                ways.append(ways_of(found.held, stage, decisions, tensors))
+            except ValueError as error:
+                found.fault = str(error)
+                ways.append(UNFIT)
+        if len(ways) == 1 and ways[0] is UNFIT and (found := self._open.get(running.requests[0])) is not None:
+            self.happened(BatchFailed(event.batch, event.replica, found.fault))
         else:
-            self.happened(structs.replace(event, ways=ways))
+            self.happened(structs.replace(event, ways=tuple(ways)))
 
     def happened(self, event: Event) -> None:
         """Take note, to tell the core when this turn of the event loop ends, or before it if there is much to tell."""
@@ -262,20 +285,34 @@ class Driver:
             self._backend.resize(action.replica, action.cores)
 
     def _run(self, action: StartBatch) -> None:
-        wires, stage = self._wiring.inputs[action.stage], action.stage
+        wires = self._wiring.inputs[action.stage]
         self._running[action.replica] = action
-        helds = [self._open[request].held for request in action.requests]
-        try:
-            if self._wiring.is_plain:
-                wholes = [held.whole for held in helds]
-                requests = [[whole[wire.stage][wire.position] for (wire,) in wires] for whole in wholes]
-            else:
-                parts = action.parts or repeat(0)
-                requests = [gather(held, stage, part, wires) for held, part in zip(helds, parts, strict=False)]
-        except ValueError as error:
-            self.happened(BatchFailed(action.batch, action.replica, str(error)))
-            return
+        if self._wiring.is_plain:
+            wholes = [self._open[request].held.whole for request in action.requests]
+            requests = [[whole[wire.stage][wire.position] for (wire,) in wires] for whole in wholes]
+        else:
+            requests = self._gather(action, wires)
+            if not requests:
+                fault = self._open[action.requests[0]].fault
+                self.happened(BatchFailed(action.batch, action.replica, fault))
+                return
         self._backend.run(action.batch, action.replica, requests)
+
+    def _gather(self, action: StartBatch, wires: Sequence[Sources]) -> list[list[Tensor]]:
+        """The inputs of a batch's visits; those whose request lacks some are left out, and fail when it is done."""
+        self._left_out.pop(action.replica, None)
+        requests: list[list[Tensor]] = []
+        left_out: list[int] = []
+        for place, (request, part) in enumerate(action.visits):
+            found = self._open[request]
+            try:
+                requests.append(gather(found.held, action.stage, part, wires))
+            except ValueError as error:
+                found.fault = str(error)
+                left_out.append(place)
+        if left_out:
+            self._left_out[action.replica] = frozenset(left_out)
+        return requests
 
     def _end(self, end: End) -> None:
         found = self._open.pop(end.request)
@@ -288,7 +325,8 @@ class Driver:
                     outputs = {name: whole[source.stage][source.position] for name, (source,) in self._answers}
                 else:
                     outputs = answer(found.held, self._answers)
-            self._answer(on_end, Ended(end.outcome, outputs, end.why, end.retry_after_ns))
+            why = found.fault if found.fault and end.outcome is Outcome.FAILED else end.why
+            self._answer(on_end, Ended(end.outcome, outputs, why, end.retry_after_ns))
         if not self._open:
             self._emptied.set()
 
