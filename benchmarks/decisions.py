@@ -1,26 +1,47 @@
 """How long a decision takes, system by system, on published profiles (Sponge specification, check 13).
 
-    python -m benchmarks.decisions [--rounds 200]
+    python -m benchmarks.decisions [--rounds 200] [--only ipa]
 
 A core is filled with a second of requests and then asked for plans; the plan's own time is taken, and the time for one
-batch decision on a long queue.
+batch decision on a long queue. Then applications of several models, those of the publications and a few made to be
+hard, are planned for at many rates: of each rate the slowest of the decisions that lead to a plan that stays.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
-from typing import NamedTuple
+from statistics import median
+from typing import Final, NamedTuple
 
-from benchmarks.notebook import arguments, publish, table
+from benchmarks.notebook import arguments, publish, say, table
+from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.policies.batch.deadline import Deadline
 from sloop.policies.build import build
 from sloop.profile.estimate import Estimate
+from sloop.profile.forms import Amdahl
+from sloop.profile.profile import Profile
 from sloop.profile.published import YOLOV5S_S
+from sloop.report.reproduce.biscale import trials as biscale
+from sloop.report.reproduce.biscale.pipelines import PIPELINES
+from sloop.report.reproduce.fa2 import trials as fa2
+from sloop.report.reproduce.ipa import trials as ipa
+from sloop.report.reproduce.ipa.pipelines import ARTEFACT
+from sloop.systems.planning.steady import steady_plan
+from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
 BELIEF = Estimate(YOLOV5S_S)
+
+TARGETS_MS: Final[Mapping[str, float]] = {"fa2": 20.0, "ipa": 100.0, "biscale": 100.0}
+"""What a decision may take at most, where the specifications say."""
+BASELINES: Final = ("ds2", "inferline", "grandslam", "rim", "fa2-low", "fa2-high", "vertical-only")
+"""Timed on one application: they choose from what those above choose from, with less to weigh."""
+RATES_RPS: Final = (1, 2, 4, 7, 11, 16, 22, 29, 36, 44, 52, 60)
+BEYOND_RPS: Final = (160, 180, 200, 220, 240)
+"""About ten times what two nodes of eight cores hold of Biscale's longest pipeline, some 20 requests/s."""
 
 
 class Timed(NamedTuple):
@@ -81,35 +102,131 @@ def scale(name: str, view: ClusterView, rounds: int, target_ms: float | None = N
     return timed(lambda: policy.plan(s(60), view), rounds, target_ms)  # type: ignore[attr-defined]
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    given = parser.parse_args()
-    rounds, random = given.rounds, Random(given.seed)
+class Case(NamedTuple):
+    """An application, and what plans for it at which rates."""
+
+    what: str
+    application: Application
+    systems: Sequence[str] = tuple(TARGETS_MS)
+    rates_rps: Sequence[float] = RATES_RPS
+
+
+class Planned(NamedTuple):
+    """Milliseconds of the slowest decision at each rate: their median, the longest, what that may be at most."""
+
+    what: str
+    system: str
+    median_ms: float
+    longest_ms: float
+    target_ms: float | None
+    is_kept: bool | None
+
+
+def cases() -> Iterator[Case]:
+    """The applications of three publications as those have them, then the invented ones."""
+    vision = fa2.world_of(fa2.Trial(system="fa2", paths=6)).application
+    yield Case("FA2's ten models, six paths", vision, (*TARGETS_MS, *BASELINES))
+    for name in ARTEFACT:
+        yield Case(f"IPA's {name}", ipa.world_of(ipa.Trial(pipeline=name, workload="bursty")).application)
+    for name in PIPELINES:
+        yield Case(f"Biscale's {name}", biscale.world_of(biscale.Trial(pipeline=name)).application)
+    longest = biscale.world_of(biscale.Trial(pipeline="nlp")).application
+    nodes = tuple(node_of(number, 8) for number in range(2))
+    yield Case("Biscale's nlp, 10 × too much", replace(longest, cluster=nodes), rates_rps=BEYOND_RPS)
+    yield Case("1 to 8 in parallel to 1", fan_in(8))
+    yield Case("a chain of 10 stages, 10 variants each", chain(10, 10), ("ipa",))
+
+
+def node_of(number: int, cores: float) -> Node:
+    return Node(f"n{number}", "invented", cores, 1 << 40)
+
+
+def variant(name: str, times: float, accuracy: float | None = None) -> Variant:
+    """`times` as slow as 20 ms and 5 ms for each request of a batch on one core, and 2 ms on any."""
+    form = Amdahl(gamma=5 * times, epsilon=20 * times, delta=0.5 * times, eta=2 * times)
+    return Variant(name, accuracy=accuracy, profile=Profile(latency_ms=form, max_batch=8, max_cores=8))
+
+
+def invented(name: str, slo_ms: float, stages: Sequence[Stage]) -> Application:
+    """On twenty nodes of sixteen cores."""
+    nodes = tuple(node_of(number, 16) for number in range(20))
+    return Application(name, slo_ms, tuple(stages), SystemChoice("fa2"), nodes)
+
+
+def fan_in(width: int) -> Application:
+    """One stage, `width` in parallel after it, and one that comes after all of those."""
+    beside = [Stage(f"side{n}", (variant("v", 1 + n / width),), ("first",)) for n in range(width)]
+    last = Stage("last", (variant("v", 1),), tuple(stage.name for stage in beside))
+    return invented("fan-in", 300, [Stage("first", (variant("v", 1),)), *beside, last])
+
+
+def chain(length: int, variants: int) -> Application:
+    """Stages one after another, no two alike; of each the slower variants are the more accurate."""
+    stages = []
+    for place in range(length):
+        times, least = 0.7 + place * 0.6 / length, 0.5 + 0.2 * (place * 3 % length) / length
+        offered = tuple(variant(f"v{n}", times * (1 + n / 2), least + 0.03 * n) for n in range(variants))
+        stages.append(Stage(f"s{place}", offered, (f"s{place - 1}",) if place else ()))
+    return invented("chain", 2000, stages)
+
+
+def planned(case: Case, system: str) -> Planned:
+    """Each rate in turn, after one to import what the system needs."""
+    setup = set_up(replace(case.application, system=SystemChoice(system)), must_fit=False)
+    steady_plan(setup, 1.0)
+    took_ms = [steady_plan(setup, rate_rps).solve_ms for rate_rps in case.rates_rps]
+    target_ms = TARGETS_MS.get(system)
+    is_kept = None if target_ms is None else max(took_ms) <= target_ms
+    return Planned(case.what, system, median(took_ms), max(took_ms), target_ms, is_kept)
+
+
+def singles(rounds: int, random: Random) -> Mapping[str, Callable[[], Timed]]:
+    """Decisions about one stage, and about one batch."""
     calm, fade, many = view_of(20, 950, random), view_of(20, 500, random), view_of(200, 950, random)
     costs_ns = [0, *(ms(8 + size) for size in range(1, 33))]
     tight = [
         Visit(Request(RequestId(n), 0, 0, deadline_ns), "m", 0, deadline_ns)
         for n, deadline_ns in enumerate(sorted(ms(random.uniform(10, 60)) for _ in range(10_000)))
     ]
-    found = {
-        "sponge, 16 × 16": scale("sponge", calm, rounds, 5),
-        "sponge, 16 × 16, nothing holds": scale("sponge", fade, rounds, 5),
-        "sponge, budgets by batch, 200 requests": scale("sponge", many, rounds, 20, budget="per_batch"),
-        "fa2_single": scale("fa2_single", calm, rounds, 20),
-        "hpa": scale("hpa", calm, rounds),
-        "kpa": scale("kpa", calm, rounds),
-        "vpa": scale("vpa", calm, rounds),
-        "static": scale("static", calm, rounds),
-        "batch deadline, 10,000 wait, hardly any in time": timed(
+    return {
+        "sponge, 16 × 16": lambda: scale("sponge", calm, rounds, 5),
+        "sponge, 16 × 16, nothing holds": lambda: scale("sponge", fade, rounds, 5),
+        "sponge, budgets by batch, 200 requests": lambda: scale("sponge", many, rounds, 20, budget="per_batch"),
+        "fa2_single": lambda: scale("fa2_single", calm, rounds, 20),
+        "hpa": lambda: scale("hpa", calm, rounds),
+        "kpa": lambda: scale("kpa", calm, rounds),
+        "vpa": lambda: scale("vpa", calm, rounds),
+        "static": lambda: scale("static", calm, rounds),
+        "batch deadline, 10,000 wait, hardly any in time": lambda: timed(
             lambda: Deadline().decide(0, tight, 32, costs_ns), rounds
         ),
-        "batch deadline, enough time": timed(lambda: Deadline().decide(0, tight[-20:], 16, costs_ns), rounds),
+        "batch deadline, enough time": lambda: timed(lambda: Deadline().decide(0, tight[-20:], 16, costs_ns), rounds),
     }
-    rows = [(what, *took) for what, took in found.items()]
+
+
+def plans(only: str) -> Iterator[Planned]:
+    """Rows whose application and system hold `only`."""
+    for case in cases():
+        for system in case.systems:
+            if only in f"{case.what} {system}":
+                say(f"{case.what}: {system}")
+                yield planned(case, system)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose names hold it; nothing is written")
+    given = parser.parse_args()
+    rounds, random = given.rounds, Random(given.seed)
+    rows = [(what, *time_it()) for what, time_it in singles(rounds, random).items() if given.only in what]
     text = f"Each decision {rounds} times after as many to warm up, on the profile YOLOv5s-S.\n\n"
     text += table(("decision", "p50 ms", "p99 ms", "at most, ms", "kept"), rows)
-    publish("decisions", "How long a decision takes", text, write=not given.no_write)
+    text += f"\n\nApplications of several models, planned for at {len(RATES_RPS)} rates from {RATES_RPS[0]} to "
+    text += f"{RATES_RPS[-1]} requests/s, the overloaded one at {BEYOND_RPS[0]} to {BEYOND_RPS[-1]}:\n\n"
+    columns = ("application", "system", "median ms", "longest ms", "at most, ms", "kept")
+    text += table(columns, list(plans(given.only)))
+    publish("decisions", "How long a decision takes", text, write=not (given.no_write or given.only))
 
 
 if __name__ == "__main__":
