@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sloop.solvers import highs
 from sloop.solvers.budget import Options, Segment
-from sloop.solvers.choice import GAVE_UP, NOTHING, Found, cheapest, holds, improved
+from sloop.solvers.choice import GAVE_UP, NOTHING, Found, chains_of, cheapest, holds, improved
 from sloop.solvers.highs import Solution
 
 
@@ -36,15 +36,16 @@ def meshes(draw: st.DrawFn) -> tuple[list[Options], list[Segment]]:
 @given(meshes())
 def test_as_cheap_as_can_be(mesh: tuple[list[Options], list[Segment]]) -> None:
     options, segments = mesh
+    chains = chains_of(segments, len(options))
     every = product(*(range(len(option.keys)) for option in options))
-    best = min((cost(options, indices) for indices in every if holds(options, segments, indices)), default=None)
+    best = min((cost(options, indices) for indices in every if holds(options, chains, indices)), default=None)
     found = cheapest(options, segments)
     assert found.proven
     if best is None:
         assert found == NOTHING
     else:
         assert found.indices is not None
-        assert holds(options, segments, found.indices)
+        assert holds(options, chains, found.indices)
         assert cost(options, found.indices) == best
 
 
@@ -58,21 +59,22 @@ def answering(monkeypatch: pytest.MonkeyPatch, values: Sequence[float] | None, *
 @given(meshes())
 def test_improved_until_no_single_change_saves_anything(mesh: tuple[list[Options], list[Segment]]) -> None:
     options, segments = mesh
+    chains = chains_of(segments, len(options))
     quickest = [int(option.slots.argmin()) for option in options]
-    if not holds(options, segments, quickest):
+    if not holds(options, chains, quickest):
         return
-    better = improved(options, segments, quickest)
-    assert holds(options, segments, better)
+    better = improved(options, chains, quickest)
+    assert holds(options, chains, better)
     for stage, option in enumerate(options):
         for index in range(len(option.keys)):
             changed = [*better[:stage], index, *better[stage + 1 :]]
-            assert not holds(options, segments, changed) or cost(options, changed) >= cost(options, better)
+            assert not holds(options, chains, changed) or cost(options, changed) >= cost(options, better)
 
 
 def test_the_largest_saving_comes_first() -> None:
     options = [make((5, 1), (3, 4)), make((9, 1), (1, 4))]
-    assert improved(options, [Segment((0, 1), 5)], [0, 0]) == [0, 1]
-    assert improved(options, [Segment((0, 1), 8)], [0, 0]) == [1, 1]
+    assert improved(options, chains_of([Segment((0, 1), 5)], 2), [0, 0]) == [0, 1]
+    assert improved(options, chains_of([Segment((0, 1), 8)], 2), [0, 0]) == [1, 1]
 
 
 def test_giving_up_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,15 @@ rate, n replicas. Ties in cores go to the smaller sum of batches, then to the lo
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sloop.solvers.budget import Options, Segment, cheapest_tree
-from sloop.solvers.choice import holds, improved
+from sloop.solvers.choice import chains_of, improved
+from sloop.solvers.graph import Chains
 
 Throughput = Literal["pure", "with_queue"]
 """h = 1000 b/l, as printed; or ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the public artefact: the wait counts as work, which leaves
@@ -62,7 +64,7 @@ class Split:
     carried_rps: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """The stages, the chains of them that must keep a time, in slots, and the sum of all cores there are, in units.
 
@@ -127,6 +129,10 @@ class Program:
         )
         return Split(carried, tuple(extra), carried_rps)
 
+    @cached_property
+    def _chains(self) -> Chains:
+        return chains_of(self.segments, len(self.models))
+
     def _offer(self, model: Model, rate_rps: float) -> "_Offer":
         rate_rps = max(RATE_RPS_MIN, rate_rps * model.visits)
         batches = np.arange(1, model.latency_ms.shape[1] + 1)
@@ -145,7 +151,7 @@ class Program:
         if not all(len(one.slots) for one in offered):
             return None
         quickest = [int(one.slots.argmin()) for one in offered]
-        if not holds([Options(one.slots, one.slots) for one in offered], self.segments, quickest):
+        if (self._chains.left([one.slots[index] for one, index in zip(offered, quickest, strict=True)]) < 0).any():
             return None  # most of what a search tries, at no cost
         if sum(int((one.replicas * one.cores).min()) for one in offered) > self.cores_total + SLACK:
             return None
@@ -153,7 +159,7 @@ class Program:
         answers = [cheapest_tree(options, segments) for segments in self.forests or (self.segments,)]
         if self.forests:
             # Where cuts were too cautious for any answer there is one still.
-            answers = [improved(options, self.segments, answer or quickest) for answer in answers]
+            answers = [improved(options, self._chains, answer or quickest) for answer in answers]
         found = min((self._picked(offered, answer) for answer in answers if answer), key=_worth, default=None)
         return found if found and cores_of(found) <= self.cores_total + SLACK else None
 

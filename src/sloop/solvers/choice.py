@@ -15,6 +15,7 @@ import numpy as np
 
 from sloop.solvers import highs
 from sloop.solvers.budget import Options, Segment
+from sloop.solvers.graph import Chains
 
 NODES_MAX: Final = 2_000
 """Of the branch and bound; the applications of FA2 need one to a few dozen."""
@@ -54,41 +55,44 @@ def cheapest(options: Sequence[Options], segments: Sequence[Segment], *, nodes_m
     if values is None:
         return NOTHING if answer.proven else GAVE_UP
     indices = tuple(own[int(np.argmax(values[starts[stage] : starts[stage + 1]]))] for stage, own in enumerate(useful))
-    if not holds(options, segments, indices):  # an incumbent that rounding broke is no answer
+    if not holds(options, chains_of(segments, len(options)), indices):  # an incumbent that rounding broke is no answer
         return GAVE_UP
     return Found(indices, proven=answer.proven)
 
 
-def holds(options: Sequence[Options], segments: Sequence[Segment], indices: Sequence[int]) -> bool:
+def chains_of(segments: Sequence[Segment], stages: int) -> Chains:
+    """The segments as one matrix, in slots."""
+    return Chains([segment.stages for segment in segments], [segment.slots for segment in segments], stages)
+
+
+def holds(options: Sequence[Options], chains: Chains, indices: Sequence[int]) -> bool:
     """Whether these options keep every segment."""
-    return all(
-        sum(int(options[stage].slots[indices[stage]]) for stage in segment.stages) <= segment.slots
-        for segment in segments
-    )
+    return bool((chains.left(_taken(options, indices)) >= 0).all())
 
 
-def improved(options: Sequence[Options], segments: Sequence[Segment], indices: Sequence[int]) -> list[int]:
+def improved(options: Sequence[Options], chains: Chains, indices: Sequence[int]) -> list[int]:
     """The same with single stages changed, the largest saving first, until no change of one alone saves anything.
 
     `indices` must keep every segment; so does the answer. Of equal savings the first stage's counts, and its lowest
     index. What programs over forests leave to be had where a cut was too cautious.
     """
     chosen = list(indices)
-    through = [[segment for segment in segments if stage in segment.stages] for stage in range(len(options))]
     while True:
         saved, changed, to = 0, -1, -1
-        taken = [int(option.slots[index]) for option, index in zip(options, chosen, strict=True)]
-        left = {segment: segment.slots - sum(taken[stage] for stage in segment.stages) for segment in segments}
-        for stage, option in enumerate(options):
-            room = min((left[segment] for segment in through[stage]), default=int(option.slots.max()))
-            keys = np.where(option.slots <= taken[stage] + room, option.keys, option.keys[chosen[stage]])
+        room = chains.room(_taken(options, chosen))
+        for stage, (option, own) in enumerate(zip(options, chosen, strict=True)):
+            keys = np.where(option.slots <= option.slots[own] + room[stage], option.keys, option.keys[own])
             index = int(keys.argmin())
-            saving = int(option.keys[chosen[stage]] - keys[index])
+            saving = int(option.keys[own] - keys[index])
             if saving > saved:
                 saved, changed, to = saving, stage, index
         if not saved:
             return chosen
         chosen[changed] = to
+
+
+def _taken(options: Sequence[Options], indices: Sequence[int]) -> list[int]:
+    return [int(option.slots[index]) for option, index in zip(options, indices, strict=True)]
 
 
 def _useful(option: Options, stage: int, segments: Sequence[Segment]) -> list[int]:

@@ -36,6 +36,8 @@ HALVINGS_MAX: Final = 30
 BISECTIONS: Final = 7
 PROGRAMS_MAX: Final = 120
 """Forests times stages, so that a decision takes no longer where much meets."""
+CELLS_MAX: Final = 1_000_000
+"""Forests times stages times slots, for the same reason."""
 CUTS_MIN: Final = 4
 """But so many ways to cut at least."""
 TURNS_MAX: Final = 8
@@ -179,17 +181,18 @@ def solve(
     offered = [choices_of(stage, limit) for stage, limit in zip(stages, limits, strict=True)]
     options = [_options(own, stages, slot_ms) for own in offered]
     best: list[int] | None = None
-    proven = mode == "tree" and is_exact(_segments(ways, slot_ms))
+    segments = _segments(ways, slot_ms)
+    proven = mode == "tree" and is_exact(segments)
     if mode != "milp":
         best = _by_forest(stages, ways, options, mode, ties, slot_ms)
     if best is not None:
         if polish and not proven:
-            best = choice.improved(options, _segments(ways, slot_ms), best)
+            best = choice.improved(options, choice.chains_of(segments, len(stages)), best)
         return Answer(_picked(offered, best), mode, proven)
     quickest = tuple(min(own, key=lambda option: option.total_ms) for own in offered)
     if not keeps(quickest, ways) or (mode != "milp" and not fallback):
         return _shortfall(quickest, ways)
-    found = choice.cheapest(options, _segments(ways, slot_ms), nodes_max=nodes_max)
+    found = choice.cheapest(options, segments, nodes_max=nodes_max)
     if found.indices is not None:
         return Answer(_picked(offered, found.indices), "milp", found.proven)
     return Answer(quickest, "quickest") if found.proven else GaveUp(nodes_max)
@@ -236,10 +239,12 @@ def _by_forest(
     assert mode != "milp"
     best: list[int] | None = None
     least = 0
-    most = min(CUTS_MAX, max(CUTS_MIN, PROGRAMS_MAX // len(stages)))
+    chains = choice.chains_of(_segments(ways, slot_ms), len(stages))
+    cells = len(stages) * max(way.slots(slot_ms) for way in ways)
+    most = max(CUTS_MIN, min(CUTS_MAX, PROGRAMS_MAX // len(stages), CELLS_MAX // max(1, cells)))
     for forest in forests(ways, [stage.intensity for stage in stages], ties, most):
         indices = cheapest_tree(options, _segments(forest.ways, slot_ms), mode)
-        if indices is None or not choice.holds(options, _segments(ways, slot_ms), indices):
+        if indices is None or not choice.holds(options, chains, indices):
             continue
         key = sum(int(option.keys[index]) for option, index in zip(options, indices, strict=True))
         if best is None or key < least:

@@ -7,8 +7,8 @@ one kind. Units as there: milliseconds and requests per second.
 
 from collections.abc import Sequence
 
-from sloop.solvers.fa2 import Choice, Stage, choices_of, keeps
-from sloop.solvers.graph import Way
+from sloop.solvers.fa2 import SLACK_MS, Choice, Stage, choices_of, keeps
+from sloop.solvers.graph import Chains, Way
 from sloop.solvers.queueing import fill_ms
 
 
@@ -23,9 +23,13 @@ def inferline(stages: Sequence[Stage], ways: Sequence[Way]) -> tuple[Choice, ...
     The order of `stages` decides who takes the time: the early ones all of it.
     """
     chosen = list(ds2(stages))
+    chains = Chains([way.stages for way in ways], [way.slo_ms for way in ways], len(stages))
+    if not keeps(chosen, ways):
+        return tuple(chosen)
     for place, stage in enumerate(stages):
+        most_ms = chosen[place].total_ms + chains.room([choice.total_ms for choice in chosen])[place] + SLACK_MS
         for option in _by_batch(stage)[1:]:
-            if not keeps([*chosen[:place], option, *chosen[place + 1 :]], ways):
+            if option.total_ms > most_ms:
                 break
             chosen[place] = option
     return tuple(chosen)

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 Ties = Literal["first", "loosest", "best"]
 """Which of equally shared edges is cut: the one from the first stage, the one on the loosest path, or each in turn."""
 
@@ -33,6 +36,29 @@ class Way:
     def slots(self, slot_ms: float = 1.0) -> int:
         """Its deadline in whole slots, rounded down."""
         return int(self.slo_ms / slot_ms + ROUNDING)
+
+
+class Chains:
+    """Chains of stages as one matrix, each with a limit to what its stages take together, in whatever unit."""
+
+    __slots__ = ("_limits", "_on")
+
+    def __init__(self, chains: Sequence[Sequence[int]], limits: Sequence[float], stages: int) -> None:
+        self._limits = np.array(limits, dtype=np.float64)
+        self._on = np.zeros((len(chains), stages))
+        for chain, stages_on in enumerate(chains):
+            self._on[chain, list(stages_on)] = 1.0
+
+    def left(self, taken: Sequence[float]) -> NDArray[np.float64]:
+        """Of each chain, where the stages take so much; below 0 where it is exceeded."""
+        left: NDArray[np.float64] = self._limits - self._on @ np.asarray(taken, dtype=np.float64)
+        return left
+
+    def room(self, taken: Sequence[float]) -> NDArray[np.float64]:
+        """How much more each stage alone may take; infinite for one on no chain."""
+        left = np.where(self._on > 0, self.left(taken)[:, None], np.inf)
+        room: NDArray[np.float64] = left.min(axis=0, initial=np.inf)
+        return room
 
 
 Edge = tuple[int, int]
