@@ -1,13 +1,17 @@
-"""Label setting: the same answer as enumeration, ties included, with few labels."""
+"""Label setting: the same answer as enumeration, ties included, with little work, and honest beyond it."""
+
+import itertools
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.solvers.accuracy import Measure
-from sloop.solvers.labels import solve
-from sloop.solvers.variants import Candidate, Choices, Goal, enumerated
-from tests.solvers.variants_scene import SENTIMENT, VIDEO_GOAL, audio, drawn, large, video
+from sloop.solvers.labels import WORK_MAX, solve
+from sloop.solvers.variants import Candidate, Choices, Goal, enumerated, is_feasible, options_of
+from tests.solvers.variants_scene import SENTIMENT, VIDEO_GOAL, audio, drawn, fan, large, video
 
 BLOCK = 50
 
@@ -50,23 +54,114 @@ def test_it_finds_the_published_answers(rate_rps: float) -> None:
         assert solve(stages, weights).answer == enumerated(stages, weights)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.booleans(), st.floats(0, 9))
+def test_it_finds_what_enumeration_finds_whatever_accuracy_weighs(seed: int, ways: bool, power: float) -> None:
+    """Sums of a billion differ by more than sums of one when their order does."""
+    stages, goal = drawn(seed, coarse=seed % 2 == 0, ways=ways)
+    goal = replace(goal, alpha=10**power)
+    expected, solved = enumerated(stages, goal), solve(stages, goal)
+    assert (solved.answer and solved.answer.options) == (expected and expected.options)
+    assert not solved.gave_up
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1e5, 1e8, 1e9])
+def test_what_is_feasible_stays_so_whatever_accuracy_weighs(alpha: float) -> None:
+    scores = ((0.47, 0.23), (0.23, 0.72), (0.68, 0.96))
+    stages = [Choices(1.0, (1,), tuple(Candidate(score, 1.0, (1.0,)) for score in own)) for own in scores]
+    answer = solve(stages, Goal(1e5, alpha, 1.0)).answer
+    assert answer is not None
+    assert [option.candidate for option in answer.options] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_it_finds_what_enumeration_finds_where_stages_are_beside_each_other(block: int) -> None:
+    for seed in range(block * 10, (block + 1) * 10):
+        stages, goal = fan(seed, stages=5, variants=3)
+        goal = replace(goal, cores_max=(30.0, 60.0, float("inf"))[seed % 3])
+        expected, found = enumerated(stages, goal), solve(stages, goal).answer
+        assert (found and found.options) == (expected and expected.options), seed
+
+
+def test_accuracy_alone_counts_where_it_weighs_without_bound() -> None:
+    """7.5, property 2, of the solver that runs."""
+    for seed in range(60):
+        stages, goal = drawn(seed, coarse=False, ways=seed % 2 == 0)
+        every = itertools.product(*(options_of(stage, goal.replicas_max) for stage in stages))
+        weigh = sum if goal.summed else math.prod
+        most = [weigh(o.score for o in options) for options in every if is_feasible(options, goal)]
+        answer = solve(stages, replace(goal, alpha=1e9)).answer
+        assert (answer is None) == (not most), seed
+        if answer is not None:
+            assert weigh(o.score for o in answer.options) == pytest.approx(max(most), rel=1e-6), seed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_fixed_is_never_better(seed: int) -> None:
+    """7.5, property 3: FA2-low, FA2-high and RIM are restrictions."""
+    stages, goal = drawn(seed, coarse=seed % 2 == 0, ways=seed % 3 == 0)
+    stages = [replace(stage, replicas=0) for stage in stages]
+    best = solve(stages, goal).answer
+    fixed = [[replace(stage, candidates=(stage.candidates[end],)) for stage in stages] for end in (0, -1)]
+    for restricted in (*fixed, [replace(stage, replicas=3) for stage in stages]):
+        answer = solve(restricted, goal).answer
+        if answer is not None:
+            assert best is not None
+            assert best.objective >= answer.objective - 1e-9
+
+
 @pytest.mark.parametrize("measure", ["pas", "pas_rank", "norm_prod"])
 @pytest.mark.parametrize("alpha", [2.0, 30.0, 1e5])
-def test_ten_stages_of_ten_variants_need_few_labels(measure: Measure, alpha: float) -> None:
-    stages, goal = large(3, alpha, measure)
-    solved = solve(stages, goal)
+def test_ten_stages_of_ten_variants_are_little_work(measure: Measure, alpha: float) -> None:
+    solved = solve(*large(3, alpha, measure))
     assert solved.answer is not None
     assert solved.answer.gap == 0.0
-    assert solved.labels < 5_000  # about 2 KiB and half a millisecond each
+    assert solved.work < WORK_MAX // 10
 
 
-def test_with_too_many_labels_it_says_what_may_have_been_missed() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_stages_beside_each_other_are_little_work(seed: int) -> None:
+    solved = solve(*fan(seed))
+    assert solved.answer is not None
+    assert solved.answer.gap == 0.0
+    assert solved.work < WORK_MAX // 10
+
+
+def test_the_published_pipelines_are_hardly_any() -> None:
+    goal = Goal(slo_ms=9420, alpha=30, beta=0.5)
+    for rate_rps in (1, 5, 20, 40):
+        assert solve(video(rate_rps), VIDEO_GOAL).work < WORK_MAX // 1000
+        assert solve(audio(SENTIMENT, rate_rps), goal).work < WORK_MAX // 1000
+
+
+@pytest.mark.parametrize("part", [10_000, 300, 30, 3])
+def test_beyond_its_work_it_says_what_may_have_been_missed(part: int) -> None:
     stages, goal = large(3, 1e5)
-    exact, hasty = solve(stages, goal).answer, solve(stages, goal, labels_max=5).answer
-    assert exact is not None
-    assert hasty is not None
-    assert exact.objective <= hasty.objective + hasty.gap + 1e-6
-    assert hasty.objective <= exact.objective + 1e-9
+    exact = solve(stages, goal)
+    hasty = solve(stages, goal, work_max=exact.work // part)
+    assert exact.answer is not None
+    assert exact.answer.gap == 0.0
+    assert hasty.answer is not None
+    assert hasty.answer.gap > 0
+    assert is_feasible(hasty.answer.options, goal)
+    assert exact.answer.objective <= hasty.answer.objective + hasty.answer.gap + 1e-6
+    assert hasty.answer.objective <= exact.answer.objective + 1e-9
+
+
+def test_beyond_its_work_it_does_not_say_that_there_is_nothing() -> None:
+    """Neither the quickest nor the thriftiest will do, and no more is tried."""
+    mixed = Choices(1.0, (1,), (Candidate(0.9, 1.0, (100.0,)), Candidate(0.9, 3.0, (10.0,))))
+    goal = Goal(slo_ms=120.0, alpha=1, beta=1, cores_max=4.0)
+    found, without = solve([mixed] * 2, goal), solve([mixed] * 2, goal, work_max=1)
+    assert found.answer is not None
+    assert (without.answer, without.gave_up) == (None, True)
+    nothing = solve([mixed] * 2, replace(goal, cores_max=3.0))
+    assert (nothing.answer, nothing.gave_up) == (None, False)
+
+
+def test_the_same_question_is_the_same_work() -> None:
+    stages, goal = fan(7, stages=6)
+    assert solve(stages, goal) == solve(stages, goal)
 
 
 def test_where_nothing_is_feasible_there_is_no_answer() -> None:

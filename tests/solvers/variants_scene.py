@@ -120,6 +120,23 @@ def drawn(seed: int, *, coarse: bool, ways: bool = False) -> tuple[list[Choices]
     )
 
 
+def fan(seed: int, *, stages: int = 10, variants: int = 10) -> tuple[list[Choices], Goal]:
+    """One stage, many beside each other, one behind them all: each of the ways keeps the deadline, which binds."""
+    rng = Random(seed)
+    made, least_ms = [], []
+    for _ in range(stages):
+        candidates = []
+        for place in range(variants):
+            base_ms = (place + 1) * rng.uniform(20, 60)
+            cores = float(2 ** (place % 5)) if rng.random() < 0.5 else float(rng.randint(1, 5))
+            latency_ms = tuple(base_ms * (0.3 + 0.7 * batch) for batch in BATCHES)
+            candidates.append(Candidate(0.5 + 0.5 * (place + rng.random()) / variants, cores, latency_ms))
+        least_ms.append(min(candidate.latency_ms[0] for candidate in candidates))
+        made.append(Choices(20 * rng.uniform(0.5, 2), BATCHES, tuple(candidates)))
+    ways = tuple(Way((0, middle, stages - 1), 3 * sum(least_ms) * 3 / stages) for middle in range(1, stages - 1))
+    return made, Goal(0.0, rng.choice((60.0, 600.0, 6000.0)), 0.125, replicas_max=10**5, ways=ways)
+
+
 def large(seed: int, alpha: float, measure: Measure = "pas") -> tuple[list[Choices], Goal]:
     """Ten stages with ten candidates in four batches, and a deadline that binds."""
     rng = Random(seed)

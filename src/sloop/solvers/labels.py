@@ -1,236 +1,341 @@
 """The best variants, batches and replicas along a pipeline, by label setting: what `variants.enumerated` finds, fast.
 
 A label is a choice for the first stages, known by its accuracy, cores, batches, and latency on each way. Stage by stage
-labels are extended by every option; those that another beats in all of these, that cannot keep a deadline, or whose
-best completion is worse than a solution already known, are forgotten. Exact, because each figure only grows with every
-stage and the objective follows from them. Source: IPA's optimisation problem (Razavi, dissertation, chapter P3); the
-method is ours.
+labels are extended by every option; those that another beats in all that still counts, that cannot keep a deadline, or
+whose best completion (`variants_bound`) is worse than a solution already known, are forgotten. The first sweep over the
+stages keeps few labels; wider ones follow until none was left out that could be as good, and the answer is exact.
+`work_max` bounds them all, by a count and not a time, so that the same question has the same answer everywhere.
+
+Source: IPA's optimisation problem (Razavi, dissertation, chapter P3); the method is ours.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sloop.solvers.variants import (
     CORES_SLACK,
+    LATENCY_SLACK_MS,
     Answer,
     Choices,
     Goal,
     Option,
-    cost,
-    extended,
     is_feasible,
     key_of,
     objective,
     options_of,
-    ways_of,
+    unbeaten,
 )
+from sloop.solvers.variants_bound import GRID, Floats, Ints, Prices, Program
 
-LABELS_MAX = 200_000
-"""So many are kept of a stage; the most promising, and the answer says what the others could have been better by."""
-COMPLETED_MAX = 50
-"""So many labels of a stage are completed greedily, to know early what is worse than the best."""
-BOUND_SLACK = 1e-9
-LATENCY_SLACK_MS = 1e-6
-"""Sums of the same terms in another order differ by less."""
+WORK_MAX: Final = 800_000_000
+"""Figures of one label compared with those of another: what a second does."""
+EXTENSION_WORK: Final = 100
+"""As much as extending a label by an option takes."""
+PRICING_WORK: Final = 10
+"""As much as pricing an option at one accuracy takes."""
+WIDTHS: Final = (64, 1024, 16384)
+"""Labels kept of a stage, sweep by sweep: the most promising."""
+WIDER: Final = 4
+"""So many times as many are compared with each other."""
+SUMS_MAX: Final = 4_000_000
+"""Labels times ways: what memory holds."""
+BLOCK: Final = 256
+PRICE_STEPS: Final = 40
+STALLED_MAX: Final = 4
+SLACK: Final = 1e-9
+"""Sums of the same terms in another order differ by less, relative to the largest of them."""
+TIED: Final = 1e-11
+"""Relative likewise: objectives that differ by no more may be equal when they are rounded."""
+ROOM_MS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The answer, None where nothing feasible was found, and how many labels were kept on the way."""
+    """The answer, None where nothing feasible was found; how many labels were kept on the way, and the work.
+
+    `gave_up`: None is not to say that there is nothing.
+    """
 
     answer: Answer | None
-    labels: int
+    labels: int = 0
+    work: int = 0
+    gave_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
-    value: float
-    penalty: float
-    latency_ms: tuple[float, ...]
-    """On each way; of all stages last, where these are not one way."""
-    cores: float
-    batches: int
-    options: tuple[Option, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """What the stages from some position on can bring at best, each figure by itself."""
-
-    score: float
-    penalty: float
-    latency_ms: tuple[float, ...]
-    cores: float
-
-
-def solve(stages: Sequence[Choices], goal: Goal, *, labels_max: int = LABELS_MAX) -> Solved:
-    """The best answer by `Answer.key`; exact unless its `gap` says otherwise, which it can only beyond `labels_max`."""
-    options = [_unbeaten(options_of(stage, goal.replicas_max)) for stage in stages]
+def solve(stages: Sequence[Choices], goal: Goal, *, work_max: int = WORK_MAX) -> Solved:
+    """The best answer by `Answer.key`; exact unless its `gap` says otherwise, which it can only beyond `work_max` or
+    the last of `WIDTHS`."""
+    options = [unbeaten(options_of(stage, goal.replicas_max)) for stage in stages]
     if not all(options):
-        return Solved(None, 0)
-    search = _Search(options, goal, labels_max)
-    labels = [search.root]
-    search.complete(labels)
-    count, left_out = 0, -math.inf
-    for stage in range(len(stages)):
-        labels, best_left_out = search.step(labels, stage)
-        count += len(labels)
-        left_out = max(left_out, best_left_out)
-        search.complete(labels)
-    feasible = [label.options for label in labels if is_feasible(label.options, goal)]
-    if search.incumbent and left_out > -math.inf:
-        feasible.append(search.incumbent)
-    if not feasible:
-        return Solved(None, count)
-    best = min(feasible, key=lambda chosen: key_of(chosen, objective(chosen, goal)))
-    reached = objective(best, goal)
-    return Solved(Answer(best, reached, gap=max(0.0, left_out - reached)), count)
+        return Solved(None)
+    search = _Search(Program.of(options, goal), work_max)
+    search.run()
+    if not search.incumbent:
+        return Solved(None, search.labels, search.work, gave_up=not search.proven)
+    gap = 0.0 if search.proven else max(0.0, search.bound - search.reached)
+    return Solved(Answer(search.incumbent, search.reached, gap), search.labels, search.work)
+
+
+class _OutOfWorkError(Exception):
+    """As much was done as may be."""
+
+
+@dataclass(slots=True)
+class _Labels:
+    """Choices for the first stages, figure by figure; `candidates` and `batch_sizes` in the order of their tuples."""
+
+    value: Floats
+    penalty: Floats
+    spent: Floats
+    """By label and prices: costs so far, with the milliseconds and cores."""
+    taken_ms: Floats
+    """By label and way."""
+    total_ms: Floats
+    cores: Floats
+    batches: Ints
+    candidates: Ints
+    batch_sizes: Ints
+    bound: Floats
+    """f that no completion exceeds."""
+    parent: Ints
+    option: Ints
+
+    def only(self, indices: Ints) -> "_Labels":
+        """These of them."""
+        return _Labels(*(getattr(self, each.name)[indices] for each in fields(self)))
 
 
 @dataclass(slots=True)
 class _Search:
-    options: list[list[Option]]
-    goal: Goal
-    labels_max: int
+    program: Program
+    work_max: int
+    is_hunt: bool = False
+    """For any solution, and not for the best."""
     incumbent: tuple[Option, ...] = ()
     reached: float = -math.inf
     """f of the incumbent."""
-    limits_ms: tuple[float, ...] = field(init=False)
-    on: list[tuple[bool, ...]] = field(init=False)
-    """By stage, which sums of latencies it counts for."""
-    rest: list[_Rest] = field(init=False)
-    """By position; the last is behind all stages."""
+    bound: float = math.inf
+    """No f is larger."""
+    proven: bool = False
+    labels: int = 0
+    work: int = 0
+    prices: list[Prices] = field(init=False)
 
     def __post_init__(self) -> None:
-        goal, every = self.goal, range(len(self.options))
-        ways = ways_of(goal, len(self.options))
-        sums = [frozenset(way.stages) for way in ways]
-        self.limits_ms = tuple(way.slo_ms + LATENCY_SLACK_MS for way in ways)
-        if sums != [frozenset(every)]:
-            sums.append(frozenset(every))  # ties go to the least latency of all stages
-            self.limits_ms += (math.inf,)
-        self.on = [tuple(stage in stages for stages in sums) for stage in every]
-        self.rest = [_Rest(0.0 if goal.summed else 1.0, 0.0, (0.0,) * len(sums), 0.0)]
-        for stage in reversed(every):
-            self.rest.insert(0, self._rest(stage, self.rest[0]))
+        self.prices = [Prices.of(self.program, np.zeros(len(self.program.limits_ms)), 0.0)]
 
-    def _rest(self, stage: int, after: _Rest) -> _Rest:
-        options, goal = self.options[stage], self.goal
-        score = max(option.score for option in options)
-        least_ms = min(option.latency_ms for option in options)
-        return _Rest(
-            score=after.score + score if goal.summed else after.score * score,
-            penalty=after.penalty + min(cost(option, goal) for option in options),
-            latency_ms=_added(after.latency_ms, least_ms, self.on[stage]),
-            cores=after.cores + min(option.cores for option in options),
-        )
+    def run(self) -> None:
+        """Sweep until nothing better can be left, or the work is done."""
+        for figure in (attrgetter("latency_ms", "cores"), attrgetter("cores", "latency_ms")):
+            self._offer(tuple(min(stage.options, key=figure) for stage in self.program.stages))
+        try:
+            for width in WIDTHS:
+                if width > WIDTHS[0] or self.is_hunt:
+                    self._price()
+                lost = self._sweep(width)
+                self.bound = min(self.bound, max(lost, self.reached))
+                self.proven = lost == -math.inf or lost < self.reached - self._slack
+                if not self.proven and not self.incumbent and not self.is_hunt:
+                    self._hunt()
+                if self.proven or (self.is_hunt and self.incumbent):
+                    return
+        except _OutOfWorkError:
+            return
 
     @property
-    def root(self) -> _Label:
-        """Nothing chosen yet."""
-        return _Label(0.0 if self.goal.summed else self.goal.alpha, 0.0, (0.0,) * len(self.limits_ms), 0.0, 0, ())
+    def _slack(self) -> float:
+        return SLACK * self.program.scale
 
-    def step(self, labels: Iterable[_Label], stage: int) -> tuple[list[_Label], float]:
-        """All extensions by one stage that may lead to the best, and the bound of the best that had to be left out."""
-        rest = self.rest[stage + 1]
-        made = [
-            longer
-            for label in labels
-            for option in self.options[stage]
-            if self._has_room(longer := self._longer(label, option), rest)
-            and self._bound(longer, rest) >= self.reached - BOUND_SLACK
-        ]
-        kept = _undominated(made)
-        if len(kept) <= self.labels_max:
-            return kept, -math.inf
-        kept.sort(key=lambda label: self._bound(label, rest), reverse=True)
-        return kept[: self.labels_max], self._bound(kept[self.labels_max], rest)
+    def _does(self, work: int) -> None:
+        self.work += work
+        if self.work > self.work_max:
+            raise _OutOfWorkError
 
-    def complete(self, labels: Sequence[_Label]) -> None:
-        """Complete the most promising labels greedily; the best completion is what all others must reach."""
-        if not labels:
+    def _hunt(self) -> None:
+        """Any solution, by looking for the fewest cores; that there is none is proof as well."""
+        goal = replace(self.program.goal, alpha=0.0, beta=1.0, delta=0.0)
+        options = [stage.options for stage in self.program.stages]
+        hunt = _Search(Program.of(options, goal), (self.work_max - self.work) // 2, is_hunt=True)
+        hunt.run()
+        self.labels += hunt.labels
+        self.proven = hunt.proven and not hunt.incumbent
+        if hunt.incumbent:
+            self._offer(hunt.incumbent)
+        self._does(hunt.work)
+
+    def _offer(self, options: tuple[Option, ...]) -> None:
+        """The better of it and the incumbent, if it is feasible."""
+        goal = self.program.goal
+        if not is_feasible(options, goal):
             return
-        rest = self.rest[len(labels[0].options)]
-        promising = sorted(labels, key=lambda label: self._bound(label, rest), reverse=True)
-        for label in promising[:COMPLETED_MAX]:
-            if self._bound(label, rest) <= self.reached:
-                return
-            done = self._completed(label)
-            if done is not None and is_feasible(done.options, self.goal):
-                reached = done.value - done.penalty
-                if reached > self.reached:
-                    self.reached, self.incumbent = reached, done.options
+        reached = objective(options, goal)
+        if not self.incumbent or key_of(options, reached) < key_of(self.incumbent, self.reached):
+            self.incumbent, self.reached = options, reached
 
-    def _completed(self, label: _Label) -> _Label | None:
-        for stage in range(len(label.options), len(self.options)):
-            rest = self.rest[stage + 1]
-            longer = [self._longer(label, option) for option in self.options[stage]]
-            fitting = [candidate for candidate in longer if self._has_room(candidate, rest)]
-            if not fitting:
-                return None
-            label = max(fitting, key=lambda candidate: self._bound(candidate, rest))
-        return label
-
-    def _longer(self, label: _Label, option: Option) -> _Label:
-        return _Label(
-            extended(label.value, option.score, self.goal),
-            label.penalty + cost(option, self.goal),
-            _added(label.latency_ms, option.latency_ms, self.on[len(label.options)]),
-            label.cores + option.cores,
-            label.batches + option.batch,
-            (*label.options, option),
-        )
-
-    def _has_room(self, label: _Label, rest: _Rest) -> bool:
-        if label.cores + rest.cores > self.goal.cores_max + 2 * CORES_SLACK:
-            return False
-        sums = zip(label.latency_ms, rest.latency_ms, self.limits_ms, strict=True)
-        return all(taken_ms + least_ms <= limit_ms for taken_ms, least_ms, limit_ms in sums)
-
-    def _bound(self, label: _Label, rest: _Rest) -> float:
-        """f that no completion exceeds."""
-        value = label.value + self.goal.alpha * rest.score if self.goal.summed else label.value * rest.score
-        return value - label.penalty - rest.penalty
-
-
-def _unbeaten(options: Sequence[Option]) -> list[Option]:
-    """Those that no other option of the stage beats: what labels would find out, once and for all labels."""
-    front: list[Option] = []
-    for option in sorted(options, key=lambda o: (o.cores, o.latency_ms, o.batch, o.candidate)):
-        score, latency_ms, batch = option.score, option.latency_ms, option.batch
-        if not any(o.score >= score and o.latency_ms <= latency_ms and o.batch <= batch for o in front):
-            front.append(option)
-    return front
-
-
-def _added(sums_ms: tuple[float, ...], latency_ms: float, on: tuple[bool, ...]) -> tuple[float, ...]:
-    return tuple(sum_ms + latency_ms if counts else sum_ms for sum_ms, counts in zip(sums_ms, on, strict=True))
-
-
-def _undominated(labels: Sequence[_Label]) -> list[_Label]:
-    """Those that no other beats: at least as accurate with no more cores, latency and batches, and first in ties."""
-
-    def place(label: _Label) -> tuple[object, ...]:
-        chosen = label.options
-        return (
-            label.cores,
-            label.latency_ms[-1],
-            label.batches,
-            tuple(option.candidate for option in chosen),
-            tuple(option.batch for option in chosen),
-        )
-
-    front: list[_Label] = []
-    for label in sorted(labels, key=place):
-        value, latency_ms, batches = label.value, label.latency_ms, label.batches
-        for other in front:
-            if (
-                other.value >= value
-                and other.batches <= batches
-                and all(mine_ms <= its_ms for mine_ms, its_ms in zip(other.latency_ms, latency_ms, strict=True))
-            ):
+    def _price(self) -> None:
+        """Prices at which the bound of all is low, by subgradients; what is chosen at them may be feasible."""
+        if len(self.prices) > 1:
+            return
+        program, cores_max = self.program, max(self.program.goal.cores_max, 1.0)
+        unit_ms = np.maximum(program.limits_ms, 1.0)
+        work = PRICING_WORK * GRID * sum(len(stage.options) for stage in program.stages)
+        per_ms, per_core = np.zeros(len(unit_ms)), 0.0
+        best = prices = self.prices[0]
+        reach, stalled = 1.0, 0
+        for _ in range(PRICE_STEPS):
+            if prices.bound < best.bound - self._slack:
+                best, stalled = prices, 0
+            else:
+                stalled += 1
+            if stalled >= STALLED_MAX:
+                reach, stalled = reach / 2, 0
+            chosen = prices.chosen(program)
+            self._offer(chosen)
+            latencies_ms = [s.on * option.latency_ms for s, option in zip(program.stages, chosen, strict=True)]
+            over = (np.sum(latencies_ms, axis=0) - program.limits_ms) / unit_ms
+            over[(per_ms <= 0) & (over < 0)] = 0.0
+            over_cores = sum(option.cores for option in chosen) / cores_max - 1.0
+            if per_core <= 0 and over_cores < 0:
+                over_cores = 0.0
+            square = float((over * over).sum()) + over_cores**2
+            if square <= 0 or best.bound - self.reached <= self._slack:
                 break
-        else:
-            front.append(label)
-    return front
+            aim = self.reached if self.incumbent else min(0.0, 2 * best.bound)
+            step = reach * max(prices.bound - aim, self._slack) / square
+            per_ms = np.maximum(per_ms + step * over / unit_ms, 0.0)
+            per_core = max(per_core + step * over_cores / cores_max, 0.0)
+            prices = Prices.of(program, per_ms, per_core)
+            self._does(work)
+        self.prices.append(best)
+        self.bound = min(self.bound, best.bound)
+
+    def _sweep(self, width: int) -> float:
+        """Over all stages, keeping `width` labels at most; the bound of the best that was left out."""
+        goal, count = self.program.goal, len(self.prices)
+        zeros, ones = np.zeros(1), np.zeros(1, dtype=np.int64)
+        value = np.array([0.0 if goal.summed else goal.alpha])
+        spent, taken_ms = np.zeros((1, count)), np.zeros((1, len(self.program.limits_ms)))
+        labels = _Labels(value, zeros, spent, taken_ms, zeros, zeros, ones, ones, ones, zeros, ones, ones)
+        most = min(WIDER * width, max(1, SUMS_MAX // max(1, taken_ms.shape[1])))
+        kept, lost = list[_Labels](), -math.inf
+        for place in range(len(self.program.stages)):
+            made, first = self._step(labels, place, most)
+            front = made.only(self._undominated(made, place + 1))
+            labels, second = _promising(front, width)
+            lost = max(lost, first, second)
+            self.labels += len(labels.value)
+            kept.append(labels)
+            if not len(labels.value):
+                return lost
+        self._finish(kept)
+        return lost
+
+    def _step(self, labels: _Labels, place: int, most: int) -> tuple[_Labels, float]:
+        """The most promising extensions by one stage that may lead to the best, and the bound of those left out."""
+        program, stage = self.program, self.program.stages[place]
+        self._does(len(labels.value) * (EXTENSION_WORK * len(stage.options) + len(program.limits_ms)))
+        rest_ms = program.rest_ms[place + 1]
+        # Behind its last stage a way no longer counts, so there it must be in time just as `is_feasible` has it.
+        limits_ms = program.limits_ms + np.where(rest_ms > 0, ROOM_MS, LATENCY_SLACK_MS) - rest_ms
+        room_ms = (limits_ms - labels.taken_ms)[:, stage.on].min(axis=1, initial=math.inf)
+        last = place + 1 == len(program.stages)
+        room = program.goal.cores_max + CORES_SLACK * (1 if last else 2) - program.rest_cores[place + 1] - labels.cores
+        parent, option = np.nonzero((stage.latency_ms <= room_ms[:, None]) & (stage.cores <= room[:, None]))
+        longer = program.longer(labels.value[parent], stage.score[option])
+        bound = np.full(len(parent), math.inf)
+        for number, prices in enumerate(self.prices):
+            brought = prices.after(program, place + 1, longer)
+            spent = labels.spent[parent, number] + prices.costs[place][option]
+            bound = np.minimum(bound, brought - spent + prices.limits)
+        good = np.nonzero(bound >= self.reached - self._slack)[0]
+        lost = -math.inf
+        if len(good) > most:
+            good = good[np.argsort(-bound[good], kind="stable")]
+            lost = float(bound[good[most]])
+            good = good[:most]
+        parent, option = parent[good], option[good]
+        made = _Labels(
+            value=longer[good],
+            penalty=labels.penalty[parent] + stage.cost[option],
+            spent=labels.spent[parent] + np.stack([prices.costs[place][option] for prices in self.prices], axis=1),
+            taken_ms=labels.taken_ms[parent] + stage.on * stage.latency_ms[option, None],
+            total_ms=labels.total_ms[parent] + stage.latency_ms[option],
+            cores=labels.cores[parent] + stage.cores[option],
+            batches=labels.batches[parent] + stage.batch[option],
+            candidates=_dense(labels.candidates[parent], stage.candidate[option]),
+            batch_sizes=_dense(labels.batch_sizes[parent], stage.batch[option]),
+            bound=bound[good],
+            parent=parent,
+            option=option,
+        )
+        return made, lost
+
+    def _undominated(self, labels: _Labels, place: int) -> Ints:
+        """Those that no other beats: at least as accurate, with no more of what can still become too much, and better
+        whatever follows, or as good and first in ties."""
+        program = self.program
+        first = np.empty(len(labels.value), dtype=np.int64)
+        ties = (labels.batch_sizes, labels.candidates, labels.batches, labels.total_ms, labels.cores)
+        first[np.lexsort(ties)] = np.arange(len(first))
+        # By as much as one is worth more, it is so in the end: accuracy counts for the least that may be made of it.
+        worth = labels.value * program.rest_score[place] - labels.penalty
+        order = np.lexsort((first, -worth))
+        limited = [-labels.value, *(ways.taken_ms(labels.taken_ms) for ways in program.begun[place])]
+        limited += [labels.cores] if program.goal.cores_max < math.inf else []
+        must = np.stack(limited)[:, order]
+        tied = np.stack([first, *(() if self.is_hunt else (labels.total_ms, labels.batches))])[:, order]
+        worth, tied_below = worth[order], TIED * program.scale
+        front: Ints = np.empty(0, dtype=np.int64)
+        for start in range(0, len(order), BLOCK):
+            block = np.arange(start, min(start + BLOCK, len(order)))
+            for is_within in (False, True):
+                others = block if is_within else front
+                self._does(len(block) * len(others) * (len(must) + len(tied) + 1))
+                as_good, earlier = _no_more(must, others, block), _no_more(tied, others, block)
+                if is_within:
+                    np.fill_diagonal(earlier, val=False)
+                better = worth[others] > worth[block, None] + tied_below
+                block = block[~(as_good & (better | earlier)).any(axis=1)]
+            front = np.concatenate((front, block))
+        return order[front]
+
+    def _finish(self, kept: Sequence[_Labels]) -> None:
+        """Offer the best of the complete labels, and those that may be as good."""
+        last = kept[-1]
+        f = last.value - last.penalty
+        for index in np.argsort(-f, kind="stable"):
+            if f[index] < self.reached - self._slack:
+                return
+            options, at = list[Option](), int(index)
+            for stage, labels in zip(reversed(self.program.stages), reversed(kept), strict=True):
+                options.append(stage.options[labels.option[at]])
+                at = int(labels.parent[at])
+            self._offer(tuple(reversed(options)))
+
+
+def _no_more(figures: Floats, others: Ints, block: Ints) -> NDArray[np.bool_]:
+    """For each of a block and each of others: whether the other has no more of any figure."""
+    found = np.ones((len(block), len(others)), dtype=np.bool_)
+    for figure in figures:
+        found &= figure[others] <= figure[block, None]
+    return found
+
+
+def _promising(labels: _Labels, most: int) -> tuple[_Labels, float]:
+    """Those with the largest bounds, and the bound of the best left out."""
+    if len(labels.value) <= most:
+        return labels, -math.inf
+    order = np.argsort(-labels.bound, kind="stable")
+    return labels.only(order[:most]), float(labels.bound[order[most]])
+
+
+def _dense(ranks: Ints, further: Ints) -> Ints:
+    """The ranks of tuples one longer, as small as can be."""
+    longer = ranks * (int(further.max(initial=0)) + 1) + further
+    return np.searchsorted(np.unique(longer), longer).astype(np.int64)

@@ -142,6 +142,16 @@ def options_of(stage: Choices, replicas_max: int = 100) -> list[Option]:
     return found
 
 
+def unbeaten(options: Sequence[Option]) -> list[Option]:
+    """Those that no other option of the stage beats: what labels would find out, once and for all labels."""
+    front: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.cores, o.latency_ms, o.batch, o.candidate)):
+        score, latency_ms, batch = option.score, option.latency_ms, option.batch
+        if not any(o.score >= score and o.latency_ms <= latency_ms and o.batch <= batch for o in front):
+            front.append(option)
+    return front
+
+
 def objective(options: Iterable[Option], goal: Goal) -> float:
     """f of one option per stage."""
     value, penalty = (0.0 if goal.summed else goal.alpha), 0.0
