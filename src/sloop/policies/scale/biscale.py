@@ -13,6 +13,7 @@ Fails where a model gains nothing from more cores, and in surges that end before
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from msgspec import structs
@@ -39,15 +40,6 @@ class Memory:
     """Decisions in a row without a surge or a rise."""
     goal: tuple[Choice, ...] = ()
     """The small replicas that are on their way; empty where none are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Requests per second at the door: what comes, what to be ready for, and what will come."""
-
-    now: float
-    reference: float
-    next: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +216,7 @@ class _Rates:
     foreseen: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Now:
     """All that one decision looks at."""
 
@@ -233,7 +225,7 @@ class _Now:
     have: tuple[Have, ...]
     view: ClusterView
 
-    @property
+    @cached_property
     def program(self) -> Program:
         """For the replicas that there are, where they are."""
         return surge.on_their_nodes(self.sizing.program, self.view, self.sizing.unit)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import targets, vertical
+from sloop.solvers import sponge, targets
 from sloop.solvers.queueing import fill_ms
-from sloop.solvers.vertical import Grid, Setting
+from sloop.solvers.sponge import Grid, Setting
 from sloop.units import NS_PER_S, s, to_ms, to_s
 from sloop.vocabulary import Plan
 
@@ -84,7 +84,7 @@ class Sponge:
         variant = targets.variant_of(stage, self.variant)
         grid = self._grid(view, stage.variants[variant])
         demand = self._demand(now_ns, stage, view.demand_rps[stage.name])
-        found = vertical.cheapest(grid, self._holds(grid, demand))
+        found = sponge.cheapest(grid, self._holds(grid, demand))
         if found is not None:
             setting, why = found, self._reason(demand, found)
         else:
@@ -92,7 +92,7 @@ class Sponge:
         kept = targets.largest(self._recent, setting, self.hysteresis, lambda recent: recent.cores)
         if kept != setting:
             why += f"; kept at {_words(kept)}, until {self.hysteresis} decisions agree"
-        limit_rps = vertical.max_rate_rps(grid)
+        limit_rps = sponge.max_rate_rps(grid)
         saturated = demand.rate_rps > limit_rps
         if saturated:
             most = targets.amount(grid.cores[-1], "core")
@@ -102,7 +102,7 @@ class Sponge:
 
     def _grid(self, view: ClusterView, belief: Belief) -> Grid:
         cores = targets.core_choices(view, self.cores, min(math.ceil(belief.cores_max), CORES_MAX), "sponge")
-        return vertical.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
+        return sponge.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
 
     def _demand(self, now_ns: int, stage: StageView, rate_rps: float) -> Demand:
         """R of the paper, with λ and cl_max."""
@@ -110,7 +110,7 @@ class Sponge:
         count = len(stage.queue)
         rate_rps = self.rate_rps or rate_rps
         if self.planning_set != "queue":
-            count = max(count, vertical.requests_in(rate_rps, to_s(self.period_ns)))
+            count = max(count, sponge.requests_in(rate_rps, to_s(self.period_ns)))
             for bucket in stage.window(self.lookback * NS_PER_S):
                 observed_ns += bucket.slack_ns
         left_ns = observed_ns + [visit.deadline_ns - now_ns for visit in stage.queue]
@@ -120,27 +120,27 @@ class Sponge:
             count, rate_rps, to_ms(way_max_ns), _budgets_ms(left_ns, count, stage.slo_ns), to_ms(stage.slo_ns)
         )
 
-    def _holds(self, grid: Grid, demand: Demand) -> vertical.Mask:
-        keeps_up = vertical.keeps_up(grid, demand.rate_rps)
+    def _holds(self, grid: Grid, demand: Demand) -> sponge.Mask:
+        keeps_up = sponge.keeps_up(grid, demand.rate_rps)
         if self.criterion == "steady":
             slo_ms = self.margin * demand.slo_ms
-            return keeps_up & vertical.holds_steady(grid, demand.rate_rps, demand.way_max_ms, slo_ms)
+            return keeps_up & sponge.holds_steady(grid, demand.rate_rps, demand.way_max_ms, slo_ms)
         if self.budget == "per_batch":
             reserve_ms = (1.0 - self.margin) * demand.slo_ms
-            return keeps_up & vertical.holds_per_batch(grid, demand.budgets_ms - reserve_ms)
-        return keeps_up & vertical.holds_burst(grid, demand.count, demand.way_max_ms, self.margin * demand.slo_ms)
+            return keeps_up & sponge.holds_per_batch(grid, demand.budgets_ms - reserve_ms)
+        return keeps_up & sponge.holds_burst(grid, demand.count, demand.way_max_ms, self.margin * demand.slo_ms)
 
     def _fallback(self, grid: Grid, demand: Demand, current: Setting | None) -> tuple[Setting, str]:
         """Where no setting holds. The paper is silent; `keep` is what its artefact does."""
         seen = f"{_seen(demand, self.period_ns)}: no setting holds"
         if self.infeasible == "keep":
-            setting = current or vertical.setting(grid, 0, 1)
+            setting = current or sponge.setting(grid, 0, 1)
             return setting, f"{seen}; kept {_words(setting)}"
         # With a backlog, keeping up with the arrivals would keep the backlog: the next requests would be late, too.
         work_off_rps = max(demand.rate_rps, demand.count / to_s(self.period_ns))
-        setting, served = vertical.best_effort(grid, demand.budgets_ms, work_off_rps)
+        setting, served = sponge.best_effort(grid, demand.budgets_ms, work_off_rps)
         if self.infeasible == "crude":
-            setting = vertical.setting(grid, -1, min(CRUDE_BATCH, grid.latency_ms.shape[1]))
+            setting = sponge.setting(grid, -1, min(CRUDE_BATCH, grid.latency_ms.shape[1]))
             return setting, f"{seen}; all {_words(setting)}"
         fate = f"{served} of {demand.count} in time"
         return setting, f"{seen} → all {_words(setting)}: {fate}"
@@ -175,7 +175,7 @@ def _current(plan: Plan | None, grid: Grid) -> Setting | None:
     cores = target.groups[0].spec.cores
     if cores not in grid.cores or target.batch_max > grid.latency_ms.shape[1]:
         return None
-    return vertical.setting(grid, grid.cores.index(cores), target.batch_max)
+    return sponge.setting(grid, grid.cores.index(cores), target.batch_max)
 
 
 def _seen(demand: Demand, period_ns: int) -> str:

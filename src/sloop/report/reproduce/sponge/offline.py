@@ -21,8 +21,8 @@ from sloop.profile.profile import Profile
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS, YOLOV5S_S
 from sloop.report.reproduce.rows import Claim, Row, bounded, contradicted, equals
 from sloop.report.reproduce.sponge.trials import BYTES_PER_KB, PAYLOAD_KB, RATE_RPS, SLO_MS
-from sloop.solvers import fa2_single, vertical
-from sloop.solvers.vertical import Grid
+from sloop.solvers import fa2_single, sponge
+from sloop.solvers.sponge import Grid
 from sloop.units import NS_PER_MS
 
 BATCH_MAX = CORES_MAX = 16
@@ -98,7 +98,7 @@ def grid_of(latency: Callable[[int, float], float]) -> Grid:
     """A latency form as the solver's grid of 16 × 16."""
     cores = [float(count) for count in range(1, CORES_MAX + 1)]
     costs = [[0, *(round(latency(b, c) * NS_PER_MS) for b in range(1, BATCH_MAX + 1))] for c in cores]
-    return vertical.grid_of(costs, cores, BATCH_MAX)
+    return sponge.grid_of(costs, cores, BATCH_MAX)
 
 
 def on_the_way_ms(link: Link, payload_kb: float) -> list[float]:
@@ -212,9 +212,9 @@ def _table_1() -> list[Row]:
 
 def _motivation() -> Row:
     """Eight cores, batch 4, 37 ms, 600 ms of upload at 100 requests/s: holds in a steady flow, not for a burst."""
-    grid = vertical.grid_of([[0, *(round(37 * NS_PER_MS) for _ in range(4))]], [8.0], 4)
-    steady = bool((vertical.holds_steady(grid, 100, 600, SLO_MS) & vertical.keeps_up(grid, 100))[0, 3])
-    burst = bool(vertical.holds_burst(grid, 100, 600, SLO_MS)[0, 3])
+    grid = sponge.grid_of([[0, *(round(37 * NS_PER_MS) for _ in range(4))]], [8.0], 4)
+    steady = bool((sponge.holds_steady(grid, 100, 600, SLO_MS) & sponge.keeps_up(grid, 100))[0, 3])
+    burst = bool(sponge.holds_burst(grid, 100, 600, SLO_MS)[0, 3])
     return contradicted(
         Claim(
             experiment="S1",
@@ -277,9 +277,9 @@ def _algorithm() -> list[Row]:
     grids = {"ResNet-T": grid_of(RESNET_T.latency_ms.latency_ms), "artefact": grid_of(WHOLE_MS.latency_ms)}
     right = 0
     for profile, margin, count, way_ms, expected in PAIRS:
-        found = vertical.cheapest(grids[profile], vertical.holds_burst(grids[profile], count, way_ms, margin * SLO_MS))
+        found = sponge.cheapest(grids[profile], sponge.holds_burst(grids[profile], count, way_ms, margin * SLO_MS))
         right += (None if found is None else (int(found.cores), found.batch)) == expected
-    recorded = vertical.cheapest(grids["artefact"], vertical.holds_burst(grids["artefact"], 100, 50, SLO_MS))
+    recorded = sponge.cheapest(grids["artefact"], sponge.holds_burst(grids["artefact"], 100, 50, SLO_MS))
     made = [
         equals(
             Claim(
@@ -306,12 +306,12 @@ def _algorithm() -> list[Row]:
 def infeasible_seconds(link: Link, profile: Profile, margin: float) -> list[int]:
     """Seconds in which no setting serves 20 requests at once."""
     belief = Estimate(profile, correct=False)
-    grid = vertical.grid_of([belief.costs_ns(float(c)) for c in range(1, 17)], [float(c) for c in range(1, 17)], 16)
-    keeps_up = vertical.keeps_up(grid, RATE_RPS)
+    grid = sponge.grid_of([belief.costs_ns(float(c)) for c in range(1, 17)], [float(c) for c in range(1, 17)], 16)
+    keeps_up = sponge.keeps_up(grid, RATE_RPS)
     return [
         second
         for second, way_ms in enumerate(on_the_way_ms(link, PAYLOAD_KB))
-        if not (keeps_up & vertical.holds_burst(grid, RATE_RPS, way_ms, margin * SLO_MS)).any()
+        if not (keeps_up & sponge.holds_burst(grid, RATE_RPS, way_ms, margin * SLO_MS)).any()
     ]
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from sloop.profile.forms import Amdahl
 from sloop.profile.published import RESNET_T, RESNET_T_CELLS, YOLOV5S_S
-from sloop.solvers import vertical
-from sloop.solvers.vertical import Grid
+from sloop.solvers import sponge
+from sloop.solvers.sponge import Grid
 
 SLO_MS = 1000.0
 FITTED_WHOLE_MS = Amdahl(18.290, 45.469, 4.488, 1.046).latency_ms
@@ -56,7 +56,7 @@ def per_batch_loop(grid: Grid, budgets_ms: Sequence[float]) -> tuple[float, int]
 
 
 def burst(grid: Grid, count: int, way_max_ms: float, slo_ms: float = SLO_MS) -> tuple[float, int] | None:
-    found = vertical.cheapest(grid, vertical.holds_burst(grid, count, way_max_ms, slo_ms))
+    found = sponge.cheapest(grid, sponge.holds_burst(grid, count, way_max_ms, slo_ms))
     return (found.cores, found.batch) if found else None
 
 
@@ -86,7 +86,7 @@ def test_closed_form_is_the_printed_loop_on_published_profiles(latency_ms: Calla
 @given(grids, st.lists(st.integers(0, 1200), max_size=30))
 def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: Grid, budgets: list[int]) -> None:
     budgets_ms = np.sort(np.array(budgets, dtype=np.float64))
-    found = vertical.cheapest(grid, vertical.holds_per_batch(grid, budgets_ms))
+    found = sponge.cheapest(grid, sponge.holds_per_batch(grid, budgets_ms))
     assert ((found.cores, found.batch) if found else None) == per_batch_loop(grid, list(budgets_ms))
 
 
@@ -94,7 +94,7 @@ def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: Grid, 
 @given(grids, st.integers(1, 30), st.integers(0, 1000))
 def test_one_budget_for_all_is_algorithm_2(grid: Grid, count: int, way_ms: int) -> None:
     budgets_ms = np.full(count, SLO_MS - way_ms)
-    found = vertical.cheapest(grid, vertical.holds_per_batch(grid, budgets_ms))
+    found = sponge.cheapest(grid, sponge.holds_per_batch(grid, budgets_ms))
     assert ((found.cores, found.batch) if found else None) == burst(grid, count, way_ms)
 
 
@@ -112,9 +112,7 @@ def test_cores_never_fall_when_it_gets_harder() -> None:
 
 
 def test_100_requests_at_once_need_5_cores_and_batches_of_10() -> None:
-    found = vertical.cheapest(
-        grid_from(FITTED_WHOLE_MS), vertical.holds_burst(grid_from(FITTED_WHOLE_MS), 100, 50, 1000)
-    )
+    found = sponge.cheapest(grid_from(FITTED_WHOLE_MS), sponge.holds_burst(grid_from(FITTED_WHOLE_MS), 100, 50, 1000))
     assert found is not None
     assert (found.cores, found.batch, math.floor(found.latency_ms)) == (5, 10, 91)
 
@@ -156,22 +154,22 @@ def test_table_of_the_motivation() -> None:
 def test_what_the_motivation_calls_feasible_is_so_when_arrivals_are_steady() -> None:
     """8 cores, batches of 4 in 37 ms, 600 ms on the way, 100 requests/s; a burst of 100 takes 25 × 37 ms."""
     grid = Grid((8.0,), np.array([[1e9, 1e9, 1e9, 37.0]]))
-    holds = vertical.holds_steady(grid, 100.0, 600.0, SLO_MS) & vertical.keeps_up(grid, 100.0)
+    holds = sponge.holds_steady(grid, 100.0, 600.0, SLO_MS) & sponge.keeps_up(grid, 100.0)
     assert holds[0, 3]
-    assert not vertical.holds_burst(grid, 100, 600.0, SLO_MS).any()
+    assert not sponge.holds_burst(grid, 100, 600.0, SLO_MS).any()
 
 
 def test_steady_without_arrivals_waits_for_nobody() -> None:
     grid = grid_from(YOLO_MS)
-    found = vertical.cheapest(grid, vertical.holds_steady(grid, 0.0, 0.0, SLO_MS) & vertical.keeps_up(grid, 0.0))
+    found = sponge.cheapest(grid, sponge.holds_steady(grid, 0.0, 0.0, SLO_MS) & sponge.keeps_up(grid, 0.0))
     assert found is not None
     assert (found.cores, found.batch) == (1, 1)
 
 
 def test_throughput_is_checked_where_the_budgets_alone_would_allow_less() -> None:
     grid = grid_from(YOLO_MS)
-    holds = vertical.holds_burst(grid, 1, 0.0, SLO_MS) & vertical.keeps_up(grid, 20.0)
-    found = vertical.cheapest(grid, holds)
+    holds = sponge.holds_burst(grid, 1, 0.0, SLO_MS) & sponge.keeps_up(grid, 20.0)
+    found = sponge.cheapest(grid, holds)
     assert found is not None
     assert 1000 * found.batch / found.latency_ms >= 20
 
@@ -189,22 +187,22 @@ def test_best_effort_serves_as_many_as_any_batch(grid: Grid, budgets: list[int],
             count += sum(1 for budget_ms in taken if done_ms <= budget_ms)
         return count
 
-    setting, count = vertical.best_effort(grid, budgets_ms, rate_rps)
+    setting, count = sponge.best_effort(grid, budgets_ms, rate_rps)
     assert setting.cores == grid.cores[-1]
     assert count == served(setting.batch) == max(served(b) for b in range(1, grid.latency_ms.shape[1] + 1))
 
 
 def test_ties_go_to_the_batch_that_keeps_up() -> None:
     grid = Grid((1.0,), np.array([[50.0, 60.0, 70.0]]))  # 20, 33 and 43 requests/s
-    setting, served = vertical.best_effort(grid, np.full(2, 1e6), 30.0)
+    setting, served = sponge.best_effort(grid, np.full(2, 1e6), 30.0)
     assert (setting.batch, served) == (2, 2)
 
 
 def test_saturation_and_the_shortest_plan() -> None:
     grid = grid_from(YOLO_MS)
-    assert vertical.max_rate_rps(grid) == pytest.approx(1000 * 16 / YOLO_MS(16, 16.0))
-    assert vertical.min_budget_ms(grid, 20) == 2 * YOLO_MS(10, 16.0) == 701
-    assert vertical.min_budget_ms(grid, 0) == 0
+    assert sponge.max_rate_rps(grid) == pytest.approx(1000 * 16 / YOLO_MS(16, 16.0))
+    assert sponge.min_budget_ms(grid, 20) == 2 * YOLO_MS(10, 16.0) == 701
+    assert sponge.min_budget_ms(grid, 0) == 0
 
 
 def infeasible(upload_ms: NDArray[np.float64], margin: float) -> NDArray[np.int64]:
@@ -218,15 +216,15 @@ def test_the_least_upload_that_no_setting_bears(margin: float, from_ms: int) -> 
 
 
 def test_a_request_more_or_less_by_rounding() -> None:
-    assert vertical.requests_in(20.0, 1.0) == 20
-    assert vertical.requests_in(20.000000000001, 1.0) == 20
-    assert vertical.requests_in(0.1 + 0.2, 10.0) == 3
-    assert vertical.requests_in(20.1, 1.0) == 21
-    assert vertical.requests_in(0.0, 1.0) == 0
+    assert sponge.requests_in(20.0, 1.0) == 20
+    assert sponge.requests_in(20.000000000001, 1.0) == 20
+    assert sponge.requests_in(0.1 + 0.2, 10.0) == 3
+    assert sponge.requests_in(20.1, 1.0) == 21
+    assert sponge.requests_in(0.0, 1.0) == 0
 
 
 def test_a_belief_s_costs_become_a_grid() -> None:
-    grid = vertical.grid_of([(0, 2_000_000, 3_000_000, 4_000_000), (0, 1_500_000, 1_600_000, 9)], (0.5, 2), 2)
+    grid = sponge.grid_of([(0, 2_000_000, 3_000_000, 4_000_000), (0, 1_500_000, 1_600_000, 9)], (0.5, 2), 2)
     assert list(grid.cores) == [0.5, 2]
     assert np.array_equal(grid.latency_ms, [[2.0, 3.0], [1.5, 1.6]])
     assert list(grid.throughput_rps[0]) == pytest.approx([500, 2000 / 3])
@@ -249,5 +247,5 @@ def test_which_seconds_of_the_recorded_network_no_setting_bears(sponge_data: Pat
     rows = infeasible(uploads_ms, 1.0)
     assert rows.tolist() == [122, 123, 137, 243, 356, 381, 387, 388, 390]
     grid = grid_from(YOLO_MS)
-    batches = {vertical.best_effort(grid, np.full(20, SLO_MS - uploads_ms[row]), 20.0)[0].batch for row in rows}
+    batches = {sponge.best_effort(grid, np.full(20, SLO_MS - uploads_ms[row]), 20.0)[0].batch for row in rows}
     assert {batch for batch in batches if 20 % batch} == {3, 6, 9, 13}, "their last batch waits for company"
