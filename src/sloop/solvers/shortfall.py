@@ -81,7 +81,7 @@ def reason(stages: Sequence[Choices], names: Sequence[str], goal: Goal) -> str:
     cheapest = labels.solve(stages, replace(goal, alpha=0.0, beta=1.0, delta=0.0, cores_max=float("inf"))).answer
     if cheapest is None:
         return "no choice keeps all ways in time at once"
-    cores = amount(cheapest.cores, "core")
+    cores = amount(cheapest.cores - cheapest.gap, "core")
     most = max(range(len(names)), key=lambda stage: cheapest.options[stage].cores)
     share = amount(cheapest.options[most].cores, "core")
     return f"at least {cores} are needed where there are {goal.cores_max:g}; {share} of them for {names[most]}"

@@ -16,10 +16,21 @@ import numpy as np
 from sloop.errors import InputError
 from sloop.solvers import highs
 from sloop.solvers.highs import Row
-from sloop.solvers.variants import Answer, Choices, Goal, Option, cost, is_feasible, objective, options_of, ways_of
+from sloop.solvers.variants import (
+    Answer,
+    Choices,
+    Goal,
+    Option,
+    cost,
+    is_feasible,
+    objective,
+    options_of,
+    unbeaten,
+    ways_of,
+)
 
 COMBINATIONS_MAX: Final = 10_000
-NODES_MAX: Final = 100_000
+NODES_MAX: Final = 2_000
 """Of HiGHS' search; a count and not a time, so that the same question has the same answer everywhere."""
 
 
@@ -29,7 +40,7 @@ def solve(stages: Sequence[Choices], goal: Goal, *, nodes_max: int = NODES_MAX) 
     Where the search ended early, `gap` says how much better f could at most be. `InputError` where scores are
     multiplied, and stages and candidates are too many for that.
     """
-    options = [options_of(stage, goal.replicas_max) for stage in stages]
+    options = [unbeaten(options_of(stage, goal.replicas_max)) for stage in stages]
     if not all(options):
         return None
     firsts = [0, *itertools.accumulate(len(own) for own in options)]

@@ -1,6 +1,6 @@
 """IPA's decisions: accuracy while cores are cheap, throughput first when they are not, reasons that name the stage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,9 @@ from sloop.policies.scale.ipa import Ipa
 from sloop.profile.estimate import Estimate
 from sloop.profile.forms import Quadratic
 from sloop.profile.profile import Profile
+from sloop.solvers import labels, variants_milp
 from sloop.solvers.adapting import StageTerms
+from sloop.solvers.variants import Choices, Goal
 from sloop.units import ms, s
 from sloop.vocabulary import Path, Plan
 from tests.policies.conftest import make_node, make_stage, make_view
@@ -184,6 +186,38 @@ def test_every_measure_falls_with_the_rate(measure: Any) -> None:
 def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], view: Callable[..., ClusterView]) -> None:
     with pytest.raises(InputError, match="no stage 'third'"):
         Ipa(stages={"third": StageTerms()}).plan(0, view(stage()))
+
+
+def test_a_solver_that_gives_up_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ipa().plan(0, video(10))
+    monkeypatch.setattr(labels, "solve", lambda *_, **__: labels.Solved(None, gave_up=True))
+    after = ipa().plan(0, video(30, plan=before))
+    assert before is not None
+    assert after is not None
+    assert (after.stages, after.feasible) == (before.stages, False)
+    assert after.why == "30 requests/s: the solver gave up with nothing found; kept as it was"
+    first = ipa().plan(0, video(30))
+    assert first is not None
+    assert not first.feasible
+    assert first.why.endswith("the solver gave up with nothing found → the least latency there is")
+
+
+def test_where_the_linear_program_gives_up_labels_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants_milp, "solve", lambda *_, **__: None)
+    assert chosen(ipa(solver="milp").plan(0, video(10))) == [("n", 1, 1), ("R34", 2, 1)]
+
+
+def test_an_answer_that_is_not_proved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = labels.solve
+
+    def hasty(stages: Sequence[Choices], goal: Goal) -> labels.Solved:
+        return exact(stages, goal, work_max=1)
+
+    monkeypatch.setattr(labels, "solve", hasty)
+    plan = ipa().plan(0, video(10))
+    assert plan is not None
+    assert plan.feasible
+    assert "from the best" in plan.why
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from sloop.policies.bounds import above, at_least, within
 from sloop.solvers import adapting, highs, labels, shortfall, targets, variants_milp
 from sloop.solvers.accuracy import Measure
 from sloop.solvers.adapting import Families, Only, StageTerms, Terms
-from sloop.solvers.variants import Answer, Choices, Goal
+from sloop.solvers.labels import Solved
+from sloop.solvers.variants import Choices, Goal
 from sloop.units import s
 from sloop.vocabulary import Plan
 
@@ -94,9 +95,11 @@ class Ipa:
         said = f"{rate_rps:.4g} requests/s"
         if not view.door.buckets and not self.initial_rps:
             goal, said = replace(goal, alpha=0.0), "nothing seen yet"
-        answer = self._settled(view, families, stages, goal)
+        solved = self._settled(view, families, stages, goal)
+        answer = solved.answer
         if answer is None:
-            return self._short(view, families, stages, goal, said)
+            short = self._gave_up if solved.gave_up else self._short
+            return short(view, families, stages, goal, said)
         why = f"{said} → {adapting.words(view, families, goal, answer)}"
         return Plan(adapting.stage_plans(view, families, stages, answer.options), why)
 
@@ -126,33 +129,44 @@ class Ipa:
             ways=targets.ways(view, self.margin),
         )
 
-    def _solved(self, stages: Sequence[Choices], goal: Goal) -> Answer | None:
+    def _solved(self, stages: Sequence[Choices], goal: Goal) -> Solved:
         found = variants_milp.solve(stages, goal) if self.solver == "milp" else None
-        # HiGHS may have given up, which is not to say that there is nothing.
-        return found or labels.solve(stages, goal).answer
+        # HiGHS may have given up, which is not to say that there is nothing; label setting has a bound of its own.
+        return Solved(found) if found else labels.solve(stages, goal)
 
-    def _settled(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal) -> Answer | None:
+    def _settled(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal) -> Solved:
         """The best answer, with the variants in force until others have been better `hysteresis` times in a row."""
-        memory, best = self._memory, self._solved(stages, goal)
-        running = adapting.variants_in(view.plan, view, families)
+        memory, solved = self._memory, self._solved(stages, goal)
+        best, running = solved.answer, adapting.variants_in(view.plan, view, families)
         if best is None or running is None or tuple(option.candidate for option in best.options) == running:
             memory.wanted = 0
-            return best
+            return solved
         memory.wanted += 1
         if memory.wanted >= self.hysteresis:
             memory.wanted = 0
-            return best
-        kept = self._solved(adapting.restricted(stages, running), goal)
+            return solved
+        kept = self._solved(adapting.restricted(stages, running), goal).answer
         if kept is None:
-            return best
+            return solved
         options = tuple(replace(o, candidate=index) for o, index in zip(kept.options, running, strict=True))
-        return replace(kept, options=options)
+        return Solved(replace(kept, options=options))
+
+    def _gave_up(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal, said: str) -> Plan:
+        """There may be an answer, and none was found: what is in force stays, where anything is."""
+        why = f"{said}: the solver gave up with nothing found"
+        if view.plan is not None:
+            return structs.replace(view.plan, why=f"{why}; kept as it was", feasible=False)
+        return self._nearest(view, families, stages, goal, why)
 
     def _short(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal, said: str) -> Plan:
         """No answer is feasible."""
         why = f"{said}: {shortfall.reason(stages, [stage.name for stage in view.stages], goal)}"
         if self.infeasible == "hold" and view.plan is not None:
             return structs.replace(view.plan, why=f"{why}; kept as it was", feasible=False)
+        return self._nearest(view, families, stages, goal, why)
+
+    def _nearest(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal, why: str) -> Plan:
+        """What `degrade` is."""
         effort = shortfall.best_effort(stages, goal)
         fate = "the least latency there is" if effort.share == 1.0 else f"enough for {effort.share:.0%} of it"
         return Plan(adapting.stage_plans(view, families, stages, effort.options), f"{why} → {fate}", feasible=False)
