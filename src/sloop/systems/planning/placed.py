@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sloop.app.hardware import ANY_BYTES, GIB
-from sloop.core.ledger import Holding, Ledger, millicores
+from sloop.core.ledger import Holding, millicores
+from sloop.core.seams import Place
 from sloop.solvers.room import has_room
 from sloop.solvers.targets import amount
+from sloop.systems.planning.alike import Alike
 from sloop.systems.planning.answer import Lack
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec
@@ -29,20 +31,20 @@ class Placed:
 def placed(plan: Plan, setup: Setup) -> Placed:
     """Every replica of the plan in turn, where the place policy wants it."""
     place, nodes = setup.system.policies.place, setup.application.cluster
-    ledger, found, next_id = Ledger(nodes), Placed(), 0
+    room, found, next_id = Alike(nodes), Placed(), 0
     for target in plan.stages:
         for group in target.groups:
             spec, memory_bytes = group.spec, setup.beliefs[target.stage, group.spec.variant].memory_bytes
             for count in range(group.count):
-                name = spec.node or place.choose(0, spec, memory_bytes, ledger.views())
+                name = spec.node or _chosen(place, spec, memory_bytes, room)
                 share = round(spec.share * 1_000_000)
                 holding = Holding(name or "", millicores(spec.cores), memory_bytes, spec.device, share)
-                if name not in ledger.nodes or not ledger.reserve(ReplicaId(next_id), holding):
+                if not room.reserve(ReplicaId(next_id), holding):
                     found.lacks.append(_lack(plan, group, group.count - count, memory_bytes, nodes))
                     break
                 found.used.add(holding.node)
                 next_id += 1
-    views = ledger.views()
+    views = room.all()
     free = max((view.free_cores for view in views), default=0.0)
     for target in plan.stages:
         for group in target.groups:
@@ -52,6 +54,11 @@ def placed(plan: Plan, setup: Setup) -> Placed:
                     f"no node has room for one more of {amount(spec.cores, 'core')}: the most that is free is {free:g}"
                 )
     return found
+
+
+def _chosen(place: Place, spec: ReplicaSpec, memory_bytes: int, room: Alike) -> str | None:
+    """What the place policy chooses of one node in each state; of all of them where it wants none of those."""
+    return place.choose(0, spec, memory_bytes, room.first()) or place.choose(0, spec, memory_bytes, room.all())
 
 
 def cores_of(plan: Plan) -> float:
