@@ -1,11 +1,14 @@
 """What follows from how stages hang together: scopes, kinds of edges, shares, visits, paths; and what fits no graph."""
 
+from itertools import product
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import PATHS_MAX, Each, Graph, Step, When, scopes_of
-from sloop.app.journey import UNFIT
+from sloop.app.journey import UNFIT, Journey
 from sloop.errors import InputError
 from sloop.units import ms
 from sloop.vocabulary import Path
@@ -155,8 +158,15 @@ def test_whether_one_of_the_branches_is_taken_by_all() -> None:
     def is_exhaustive(*steps: Step) -> bool:
         return Graph((Step("a"), *steps)).is_exhaustive("a")
 
-    assert is_exhaustive(branch("b", values=(1,)), branch("c", values=(2,)))
-    assert not is_exhaustive(branch("b", values=(1,), share=0.5), branch("c", values=(2,), share=0.3))
+    one, two = branch("b", values=(1,), share=0.7), branch("c", values=(2,), share=0.3)
+    assert is_exhaustive(one, two)
+    assert not is_exhaustive(one, branch("c", values=(2,), share=0.2))
+    assert not is_exhaustive(branch("b", values=(1,)), branch("c", values=(2,))), "nobody said that there is no third"
+    assert not is_exhaustive(one, branch("c", values=(2,)))
+    assert is_exhaustive(branch("b", values=(0, 1)), branch("c")), "whatever it is"
+    assert is_exhaustive(branch("b", "", share=0.25), branch("c", "", share=0.75))
+    rows = Step("b", ("a",), (When("a", "kind", share=1.0),), Each("a"))
+    assert not is_exhaustive(rows), "there may be none"
     assert not is_exhaustive(branch("b"))
     assert not is_exhaustive(branch("b", "kind"), branch("c", "size")), "each may say no"
     assert not is_exhaustive(Step("b", ("a",)))
@@ -309,3 +319,45 @@ def test_ways_that_fit_no_edge_are_told() -> None:
     assert graph.fault("find", (2, 2)) == "find gave 2 parts to tell, which takes 1 of a request at most"
     for stage in ("find", "tell"):
         assert graph.fault(stage, UNFIT) == f"{stage} was given, or gave, tensors that it cannot go on with"
+
+
+@given(st.integers(0, 2**32))
+def test_what_was_passed_on_the_way_to_a_stage_is_what_outputs_can_lead_to(seed: int) -> None:
+    random = Random(seed)
+    names = [f"s{number}" for number in range(random.randint(2, 5))]
+    steps = []
+    for at, name in enumerate(names):
+        after = tuple(random.sample(names[:at], min(at, random.randint(0, 3))))
+        chosen = [other for other in after if random.random() < 0.7]
+        whens = [When(other, "kind", random.choice(((), (0,), (1,), (0, 2)))) for other in chosen]
+        steps.append(Step(name, after, tuple(whens)))
+    graph = Graph(steps)
+    seen: dict[str, set[frozenset[str]]] = {name: set() for name in names}
+    for kinds in product(range(4), repeat=len(names)):
+        kind, journey = dict(zip(names, kinds, strict=True)), Journey(graph)
+        entered = journey.begin()
+        while entered:
+            name, _ = entered.pop()
+            asked = [edge.when for edge in graph.edges[name]]
+            ways = [w is None or (kind[name] in w.values if w.values else kind[name] != 0) for w in asked]
+            entered += journey.finish(name, 0, [int(way) for way in ways])
+        for name in journey.visited:
+            seen[name].add(frozenset(journey.visited).intersection(graph.steps[name].after))
+    assert {name: graph.passed(name, graph.steps[name].after) for name in names} == seen
+
+
+def test_fan_outs_may_be_empty_and_told_shares_leave_nothing_out() -> None:
+    parts = Graph((Step("a"), Step("b", ("a",), each=Each("a")), Step("c", ("a", "b"), join=True)))
+    assert parts.passed("c", ("a", "b")) == {frozenset("a"), frozenset("ab")}
+    assert parts.passed("b", ("a",)) == {frozenset("a")}
+    one, two, end = branch("b", values=(1,), share=0.4), branch("c", values=(2,), share=0.6), Step("d", ("a", "b", "c"))
+    assert Graph((Step("a"), one, two, end)).passed("d", ("b", "c")) == {frozenset("b"), frozenset("c")}
+    told_less = branch("c", values=(2,), share=0.5)
+    assert frozenset() in (Graph((Step("a"), one, told_less, end)).passed("d", ("b", "c")) or ())
+
+
+def test_too_many_combinations_are_not_told_apart() -> None:
+    many = [Step(f"b{n}", ("a",), (When("a", f"kind{n}"),)) for n in range(40)]
+    graph = Graph((Step("a"), *many, Step("end", tuple(step.name for step in many))))
+    assert graph.passed("end", ("b0",)) is None
+    assert graph.passed("b0", ("a",)) == {frozenset("a")}

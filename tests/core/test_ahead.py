@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import Each, Graph, Step, When
-from sloop.core.ahead import ahead
+from sloop.core.ahead import RUN, Runs, ahead
 from sloop.vocabulary import Path
 
 
-def rests(graph: Graph, **alone_ns: int) -> dict[str, int]:
+def rests(graph: Graph, runs: Runs | None = None, /, **alone_ns: int) -> dict[str, int]:
     """Alone; full batches take ten times as long everywhere."""
-    found = ahead(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.steps})
+    found = ahead(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.steps}, runs)
     assert all(full == 10 * alone for alone, full in found.values())
     return {name: alone for name, (alone, _) in found.items()}
 
@@ -27,8 +27,15 @@ def test_of_stages_that_are_all_visited_the_longest_way_counts() -> None:
 
 
 def test_of_alternatives_the_quickest_counts() -> None:
-    graph = Graph((Step("a"), branch("b", 1), branch("c", 2), Step("d", ("c",))))
+    graph = Graph((Step("a"), branch("b", 1, 0.3), branch("c", 2, 0.7), Step("d", ("c",))))
     assert rests(graph, a=1, b=70, c=20, d=40) == {"a": 60, "b": 0, "c": 40, "d": 0}
+
+
+def test_branches_of_which_nothing_is_told_may_all_be_left_out() -> None:
+    graph = Graph((Step("a"), branch("b", 1), branch("c", 2)))
+    assert rests(graph, a=1, b=70, c=20)["a"] == 0
+    covering = Graph((Step("a"), branch("b", 0), Step("c", ("a",), (When("a", "kind"),))))
+    assert rests(covering, a=1, b=70, c=20)["a"] == 20, "0, or not"
 
 
 def test_what_may_be_left_out_counts_for_nothing() -> None:
@@ -38,12 +45,42 @@ def test_what_may_be_left_out_counts_for_nothing() -> None:
     assert rests(lone, a=1, b=70)["a"] == 0
 
 
-def test_parts_count_where_there_is_one_at_least_on_average() -> None:
-    def first(mean: float) -> int:
-        steps = (Step("a"), Step("b", ("a",), each=Each("a", mean=mean)), Step("c", ("b",), join=True))
-        return rests(Graph(steps), a=1, b=20, c=300)["a"]
+PARTED = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=9.0)), Step("c", ("b",), join=True)))
 
-    assert (first(1.0), first(0.9)) == (320, 0)
+
+def test_parts_count_once_all_of_late_had_some() -> None:
+    runs = Runs(PARTED)
+
+    def first() -> int:
+        return rests(PARTED, runs, a=1, b=20, c=300)["a"]
+
+    assert rests(PARTED, a=1, b=20, c=300)["a"] == 0, "a mean says nothing of the least"
+    for _ in range(RUN - 1):
+        runs.passed("a", (5,))
+    assert first() == 0
+    runs.passed("a", (1,))
+    assert first() == 320
+    runs.passed("a", (0,))
+    assert first() == 0
+    for _ in range(RUN):
+        runs.passed("a", ())
+        runs.passed("b", ())
+    assert first() == 320
+
+
+def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_one() -> None:
+    graph = Graph((Step("a"), branch("b", 1), branch("c", 2), Step("d", ("a",))))
+
+    def first(*ways: tuple[int, ...]) -> int:
+        runs = Runs(graph)
+        for _ in range(RUN):
+            for way in ways:
+                runs.passed("a", way)
+        return rests(graph, runs, a=1, b=70, c=20, d=4)["a"]
+
+    assert first((1, 0, 1)) == 70
+    assert first((1, 0, 1), (0, 1, 1)) == 20
+    assert first((1, 0, 1), (0, 0, 1)) == 4
 
 
 def test_of_declared_paths_the_quickest_through_a_stage_counts() -> None:
@@ -59,17 +96,19 @@ def test_no_request_needs_less_than_is_ahead_of_it(seed: int) -> None:
     steps: list[Step] = []
     for at, name in enumerate(names):
         after = tuple(random.sample(names[:at], min(at, random.randint(0, 2))))
-        when = tuple(When(other, "kind", (random.randint(0, 2),)) for other in after if random.random() < 0.6)
+        when = tuple(
+            When(other, "kind", random.choice(((0,), (1,), (2,), ()))) for other in after if random.random() < 0.6
+        )
         steps.append(Step(name, after, when))
     graph = Graph(steps)
     least_ns = {name: random.randint(1, 100) for name in names}
     rest_ns = {name: alone for name, (alone, _) in ahead(graph, {n: (t, t) for n, t in least_ns.items()}).items()}
     longest_ns: dict[str, int] = {}
     for name in reversed(names):
-        conditions = sorted({edge.when.values for edge in graph.edges[name] if edge.when})
-        chosen = random.choice(conditions) if conditions and graph.is_exhaustive(name) else (3,)
-        taken = [edge.target for edge in graph.edges[name] if edge.when is None or edge.when.values == chosen]
+        kind, whens = random.randint(0, 3), [edge.when for edge in graph.edges[name]]
+        holds = [when is None or (kind in when.values if when.values else kind != 0) for when in whens]
+        taken = [edge.target for edge, taken in zip(graph.edges[name], holds, strict=True) if taken]
         longest_ns[name] = max((least_ns[target] + longest_ns[target] for target in taken), default=0)
         assert rest_ns[name] <= longest_ns[name]
-        if not conditions and all(rest_ns[target] == longest_ns[target] for target in taken):
+        if not any(whens) and all(rest_ns[target] == longest_ns[target] for target in taken):
             assert rest_ns[name] == longest_ns[name]

@@ -7,6 +7,7 @@ from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopRe
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
 from sloop.app.journey import UNFIT
+from sloop.core.ahead import RUN
 from sloop.core.queue import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
 from sloop.policies.batch.full import Full
@@ -291,6 +292,25 @@ def test_a_request_is_taken_apart_and_its_parts_meet() -> None:
     tell = started(scene.act(36, done(rest)), "tell")
     assert (tell.requests, tell.parts) == ((1,), ())
     assert scene.act(47, done(tell)) == [End(RequestId(1), Outcome.SERVED)]
+
+
+def test_nobody_is_given_up_for_parts_that_there_may_not_be() -> None:
+    scene = on(graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=9.0)}))
+
+    def answered(id: int, parts: int) -> list[Action]:
+        at_ms = 30.0 * id
+        (find,) = scene.act(at_ms, request(id, at_ms=at_ms, slo_ms=100 if parts else 15))
+        if isinstance(find, End):
+            return [find]
+        assert isinstance(find, StartBatch)
+        found = scene.act(at_ms + 11, done(find, (parts,)))
+        return scene.act(at_ms + 23, done(found[0])) if isinstance(found[0], StartBatch) else found
+
+    assert answered(0, 0) == [End(RequestId(0), Outcome.SERVED)]
+    for id in range(1, RUN + 1):
+        assert answered(id, 1) == [End(RequestId(id), Outcome.SERVED)]
+    (hopeless,) = answered(RUN + 100, 0)
+    assert "slack 15.0 ms at find, where the least to the answer is 22.0 ms" in str(hopeless), "all of late had some"
 
 
 def test_parts_of_several_requests_share_batches() -> None:

@@ -11,7 +11,7 @@ Promises the one reading of `after`, `when`, `each`, `join` and `entry` that cor
 Knows no tensors, requests or policies: how many parts a request has is found out while it is served.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -24,6 +24,8 @@ PARTS_MAX: Final = 1_000
 """Parts one request may have unless `most` says otherwise: what a wrong output could cost is bounded."""
 SURE: Final = 0.999
 """Shares of alternatives that sum up to so much leave none out."""
+COMBINATIONS_MAX: Final = 4_096
+"""Combinations of stages passed that are told apart."""
 PATHS_MAX: Final = 10_000
 """Paths through a graph; more could not be planned for one by one."""
 
@@ -85,7 +87,8 @@ class Edge:
 class Graph:
     """The steps of an application in topological order, and what follows from them.
 
-    InputError, naming the stage, for steps that fit no graph: see `scopes_of`.
+    InputError, naming the stage, for steps that fit no graph: see `scopes_of`; and for a stage where every request
+    would begin although it has conditions.
     """
 
     def __init__(self, steps: Sequence[Step], ways: Sequence[Path] = (), slo_ns: int = 0) -> None:
@@ -95,6 +98,10 @@ class Graph:
         self.slo_ns = slo_ns
         self.scopes = scopes_of(steps)
         """For each stage the `each` stage whose parts it runs for; "" where it runs once."""
+        for step in steps:
+            if step.entry and step.when and not self.ways:
+                what = f"stage {step.name!r} has `entry`, so that every request begins there, whatever `when` says"
+                raise InputError(what, where=step.name, help="remove one of them, or declare the `paths` there are")
         self.entries = tuple(step.name for step in steps if step.entry or not step.after)
         self.edges: Mapping[str, tuple[Edge, ...]] = {
             step.name: tuple(self._edge(step.name, other) for other in steps if step.name in other.after)
@@ -137,10 +144,45 @@ class Graph:
         return f"{stage} was given, or gave, tensors that it cannot go on with" if unfit else ""
 
     def is_exhaustive(self, stage: str) -> bool:
-        """Whether of the edges away from a stage that have a condition one is believed to be taken by every request."""
+        """Whether of the edges away from a stage that have a condition one is taken by every request: because of the
+        values that they name, or of the shares that were told of them."""
         edges = [edge for edge in self.edges[stage] if edge.when is not None]
-        shares = {edge.condition: self.likelihood(edge) for edge in edges}
-        return len({edge.when.output for edge in edges if edge.when}) == 1 and sum(shares.values()) >= SURE
+        one = len({edge.when.output for edge in edges if edge.when}) == 1 and all(edge.kind != "each" for edge in edges)
+        return one and frozenset() not in _together(edges)
+
+    def passed(self, stage: str, among: Collection[str]) -> set[frozenset[str]] | None:
+        """Which of the stages `among` a request, or part, may have passed when it enters a stage: each combination that
+        outputs can lead to if it began at every entry. None for more than `COMBINATIONS_MAX`."""
+        before = {name for name in self.steps if stage in self.below[name]} | {stage}
+        found = {frozenset(before.intersection(self.entries))}
+        for name in (name for name in self.steps if name in before and name != stage):
+            ways = self._ways_from(name, before)
+            kept = {*among, stage}
+            if len(found) * len(ways) > COMBINATIONS_MAX:
+                return None
+            found = {
+                entered - ({name} - kept) | way
+                for entered in found
+                for way in (ways if name in entered else (frozenset[str](),))
+            }
+        return {entered.intersection(among) for entered in found if stage in entered}
+
+    def _ways_from(self, stage: str, among: Collection[str]) -> set[frozenset[str]]:
+        """Which of the stages `among` may be sent something by one stage, together."""
+        edges = [edge for edge in self.edges[stage] if edge.target in among]
+        always = frozenset(edge.target for edge in edges if edge.when is None and edge.kind != "each")
+        choices = [{frozenset[str](), frozenset((edge.target,))} for edge in edges if edge.kind == "each"]
+        by_output: dict[str, list[Edge]] = {}
+        for edge in self.edges[stage]:
+            if edge.when is not None and edge.kind != "each":
+                by_output.setdefault(edge.when.output, []).append(edge)
+        choices += [{taken.intersection(among) for taken in _together(rivals)} for rivals in by_output.values()]
+        found = {always}
+        for choice in choices:
+            found = {taken | more for taken in found for more in choice}
+            if len(found) > COMBINATIONS_MAX:
+                break  # enough for it to be known that they are too many
+        return found
 
     @cached_property
     def conditions(self) -> Mapping[str, frozenset[When]]:
@@ -250,6 +292,23 @@ class Graph:
                 if len(found) + len(open) > PATHS_MAX:
                     raise InputError(f"more than {PATHS_MAX} paths lead through the stages", help="join some of them")
         return tuple(found)
+
+
+def _together(rivals: Sequence[Edge]) -> set[frozenset[str]]:
+    """Of edges with conditions on one output, the targets of those that are taken together, for whatever it may say:
+    those of none as well, unless told shares leave nothing for that."""
+    whens = [(edge.when, edge.target) for edge in rivals if edge.when is not None]
+    if any(when.output for when, _ in whens):
+        values = {0, *(value for when, _ in whens for value in when.values)}
+        said = (*values, max(values) + 1)  # that stands for all that nobody names
+        found = {
+            frozenset(target for when, target in whens if (value in when.values if when.values else value != 0))
+            for value in said
+        }
+    else:
+        found = {frozenset[str](), *(frozenset((target,)) for _, target in whens)}
+    told = {edge.condition: edge.when.share for edge in rivals if edge.when is not None and edge.when.share is not None}
+    return found - {frozenset()} if sum(told.values()) >= SURE else found
 
 
 def exclude(one: When, other: When) -> bool:

@@ -259,6 +259,8 @@ class DataPath:
             return
         if self._state.flows is not None:
             self._state.flows.passed(stage.name, ways)
+            if self._state.runs is not None:
+                self._state.runs.passed(stage.name, ways)
         if journey.open:
             self._enter(now_ns, flight, entered)
             return

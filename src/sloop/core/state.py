@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sloop.app.graph import Graph
 from sloop.app.journey import Journey
-from sloop.core.ahead import ahead
+from sloop.core.ahead import Runs, ahead
 from sloop.core.flows import Flows
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
@@ -314,6 +314,7 @@ class State:
         "ledger",
         "next_replica",
         "replicas",
+        "runs",
         "slo_ns",
         "sources",
         "stages",
@@ -334,6 +335,8 @@ class State:
         """What comes to the application; of several stages, those inside it count as waiting."""
         self.flows = None if len(stages) == 1 or (graph.is_plain and not graph.ways) else Flows(graph)
         """None where every request visits every stage once."""
+        self.runs = None if len(stages) == 1 or graph.is_plain or graph.ways else Runs(graph)
+        """None where nothing but declared paths decides what is ahead of a request."""
         self.batch_ids = cast(Iterator[BatchId], count())
         self.next_replica = 0
         self.draining = False
@@ -344,7 +347,7 @@ class State:
 
     def look_ahead(self) -> None:
         """Bring up to date how long requests have still to go from each stage on."""
-        rests_ns = ahead(self.graph, {name: stage.least_ns() for name, stage in self.stages.items()})
+        rests_ns = ahead(self.graph, {name: stage.least_ns() for name, stage in self.stages.items()}, self.runs)
         for name, (alone_ns, full_ns) in rests_ns.items():
             self.stages[name].rest_ns, self.stages[name].rest_full_ns = alone_ns, full_ns
 
