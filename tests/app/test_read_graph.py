@@ -110,6 +110,12 @@ def test_paths_have_deadlines_and_shares_of_their_own() -> None:
     assert app.paths == (Way(("a", "b"), ms(300), 0.5), Way(("a", "c"), ms(300), 0.5)), "evenly, all by the same time"
 
 
+def test_where_paths_say_who_begins_there_an_entry_may_have_a_condition() -> None:
+    paths = "paths: [{stages: [a, b]}, {stages: [b]}]"
+    application = read(A, "name: b, after: a, when: kind, entry: true", more=paths)
+    assert application.graph.entries == ("a", "b")
+
+
 def test_shares_rounded_up_are_not_refused() -> None:
     paths = ", ".join("{stages: [a], share: 0.3333334}" for _ in range(3))
     assert len(read(A, more=f"paths: [{paths}]").paths) == 3
@@ -121,8 +127,15 @@ def test_shares_rounded_up_are_not_refused() -> None:
         ((A, "name: b, after: [a, a]"), "4: stages[1].after[1]", "'a' is named twice", "name it once"),
         ((A, "name: b, after: c"), "4: stages[1].after", "no stage is called 'c'", "known here: a, b"),
         ((A, "name: b, after: 7"), "4: stages[1].after", "must be text, not 7", "put it in quotes"),
-        ((A, "name: b, when: kind"), "4: stages[1].when", "and this one comes after none", "add 'of: STAGE'"),
-        ((A, "name: b, each: kind"), "4: stages[1].each", "and this one comes after none", "add 'of: STAGE'"),
+        ((A, "name: b, when: kind"), "4: stages[1].when", "this stage comes after none", "add 'after: STAGE'"),
+        ((A, "name: b, each: kind"), "4: stages[1].each", "this stage comes after none", "add 'after: STAGE'"),
+        ((A, "name: b, when: {of: a, output: x}"), "4: stages[1].when.of", "'a' is not in `after`", "add 'after: a'"),
+        (
+            (A, "name: b, after: a, when: kind, entry: true"),
+            "4: stages[1]",
+            "stage 'b' has `entry`, so that every request begins there, whatever `when` says",
+            "remove one of them, or declare the `paths` there are",
+        ),
         (
             (A, B, "name: c, after: [a, b], when: kind"),
             "5: stages[2].when",

@@ -2,7 +2,7 @@ import pytest
 
 from sloop.app.graph import Each, Graph, Step, When
 from sloop.errors import InputError
-from sloop.serve.wiring import Source, wire
+from sloop.serve.wiring import Source, Wiring, wire
 from sloop.tensor import Port, Signature
 from tests.serve.graphs import graph_of
 
@@ -189,3 +189,66 @@ def test_after_alternatives_comes_whichever_was_taken() -> None:
 def test_edges_that_fit_no_output_are_refused_beforehand(step: Step, source: Signature, says: str) -> None:
     with pytest.raises(InputError, match=rf"^app\.yaml: .*{says}"):
         wire(Graph([Step("find"), step]), {("find", "v"): source, ("read", "v"): READ}, where="app.yaml")
+
+
+MERGE = Signature((port("y"), port("text")), (port("z"),))
+TEXT = Signature((port("y"),), (port("text"),))
+KIND = (When("look", "kind"),)
+
+
+def merged(read: Step, tell: Step) -> Wiring:
+    models = {("look", "v"): LOOK, ("read", "v"): TEXT, ("tell", "v"): MERGE}
+    return wire(Graph([Step("look"), read, tell]), models, where="app.yaml")
+
+
+def test_what_needs_the_output_of_a_branch_that_may_be_left_out_is_refused() -> None:
+    read = after("read", "look", when=KIND)
+    with pytest.raises(InputError) as caught:
+        merged(read, Step("tell", ("look", "read")))
+    what = "input 'text' of stage 'tell' comes from 'read', which a request may have left out that comes to 'tell'"
+    assert what in str(caught.value)
+    assert "let 'tell' come after 'read' only, give its other edges the same `when`" in str(caught.value)
+    same = merged(read, Step("tell", ("look", "read"), KIND))
+    assert same.inputs["tell"] == ((Source("look", 0),), (Source("read", 0),))
+    always = merged(after("read", "look", when=(When("look", "kind", share=1.0),)), Step("tell", ("look", "read")))
+    assert always.inputs == same.inputs, "it is told that no request leaves it out"
+
+
+def test_of_two_alternatives_nothing_can_need_both() -> None:
+    steps = [*cascade(exclusive=True).steps.values(), Step("end", ("cats", "dogs"))]
+    models = {("look", "v"): LOOK, ("cats", "v"): Signature((port("y"),), (port("cat"),)), ("dogs", "v"): LABEL}
+    needs = {("end", "v"): Signature((port("cat"), port("label")), (port("z"),))}
+    with pytest.raises(InputError, match="input 'cat' of stage 'end' comes from 'cats', which a request may have left"):
+        wire(Graph(steps), models | needs)
+
+
+def test_alternatives_must_cover_every_way_to_the_stage_that_needs_one() -> None:
+    label = Signature((port("y"), port("label")), (port("z"),))
+    models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL, ("end", "v"): label}
+    two = [*cascade(exclusive=True).steps.values(), Step("end", ("look", "cats", "dogs"))]
+    with pytest.raises(InputError, match="comes from 'cats' or 'dogs', which a request may have left out"):
+        wire(Graph(two), models)
+    covering = [
+        Step("look"),
+        after("cats", "look", when=KIND),
+        after("dogs", "look", when=(When("look", "kind", (0,)),)),
+    ]
+    wiring = wire(Graph([*covering, two[-1]]), models)
+    assert wiring.inputs["end"][1] == (Source("cats", 0), Source("dogs", 0))
+
+
+def test_rows_of_no_parts_can_be_joined() -> None:
+    tell = Signature((Port("text", "UINT8", (-1, 8)), Port("page", "FP32", (1, 9))), (port("y"),))
+    models = {("find", "v"): FIND, ("read", "v"): READ, ("tell", "v"): tell}
+    wiring = wire(Graph([Step("find"), EACH, Step("tell", ("find", "read"), join=True)]), models)
+    assert [source.kind for (source,) in wiring.inputs["tell"]] == ["joined", "whole"]
+
+
+def test_two_outputs_of_one_name_are_refused() -> None:
+    models = {
+        ("r", "v"): model("x", "f"),
+        ("a", "v"): model("f", "y b.y"),
+        ("b", "v"): model("f", "y"),
+    }
+    with pytest.raises(InputError, match=r"would be called 'b\.y': one of stage 'b' and one of stage 'a'"):
+        wire(Graph([Step("r"), after("a", "r"), after("b", "r")]), models)

@@ -148,11 +148,14 @@ def _source(value: Value, of: Value | None, after: tuple[str, ...]) -> str:
     """The stage before whose output is meant: the one named, or the only one there is."""
     if of is not None:
         if of.content not in after:
-            of.fail(f"{of.content!r} is not in `after`", nearest(str(of.content), after))
+            help = nearest(str(of.content), after) if after else f"add 'after: {of.content}'"
+            of.fail(f"{of.content!r} is not in `after`", help)
         return of.text()
     if len(after) != 1:
-        many = "comes after none" if not after else f"comes after {len(after)}"
-        value.fail(f"the stage whose output is meant is not said, and this one {many}", "add 'of: STAGE'")
+        if not after:
+            value.fail("there is no output to look at: this stage comes after none", "add 'after: STAGE'")
+        many = f"and this one comes after {len(after)}"
+        value.fail(f"the stage whose output is meant is not said, {many}", "add 'of: STAGE'")
     return after[0]
 
 

@@ -89,7 +89,7 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
         name: _Following(graph, name, stages, given, where).wires() if step.after else _first(stages[name], given)
         for name, step in graph.steps.items()
     }
-    answers = _answers(graph, stages)
+    answers = _answers(graph, stages, where)
     signature = Signature(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max)
     return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions, not decisions)
 
@@ -229,6 +229,7 @@ class _Following:
                 )
             for offer in found[port.name]:
                 self._check_fit(port, offer)
+            self._check_passed(port, found[port.name])
         return tuple(tuple(offer.source for offer in found[port.name]) for port in self._wanted)
 
     def _offers_of(self, before: str) -> list[_Offer]:
@@ -264,6 +265,24 @@ class _Following:
                 help="give the outputs of parallel stages different names",
             )
 
+    def _check_passed(self, wanted: Port, offers: Sequence[_Offer]) -> None:
+        """Whether, whichever way a request has come here, it has passed a stage that gives it this input."""
+        sources = [offer.source for offer in offers]
+        if any(source.stage == APPLICATION for source in sources):
+            return
+        steps = self._graph.steps  # of parts there may be none, but rows of none can be joined
+        givers = {steps[source.scope].after[0] if source.kind == "joined" else source.stage for source in sources}
+        passed = self._graph.passed(self._stage, givers)
+        if passed is not None and frozenset() in passed:
+            names = " or ".join(repr(source.stage) for source in sources)
+            raise InputError(
+                f"input {wanted.name!r} of stage {self._stage!r} comes from {names}, which a request may have left out "
+                f"that comes to {self._stage!r}",
+                where=self._where,
+                help=f"let {self._stage!r} come after {names} only, give its other edges the same `when`, or let the "
+                f"other stages before it give {wanted.name!r} where {names} does not run",
+            )
+
     def _check_fit(self, wanted: Port, offer: _Offer) -> None:
         offered = offer.port
         if not _are_alike(wanted, offered):
@@ -276,9 +295,9 @@ class _Following:
             )
 
 
-def _answers(graph: Graph, stages: Mapping[str, Signature]) -> list[tuple[Port, Sources]]:
+def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[tuple[Port, Sources]]:
     """The application's outputs: those of every stage a request may end at, each with where it may come from, the
-    latest stage first."""
+    latest stage first. InputError where two would have one name."""
     by_name: dict[str, list[tuple[str, int, Port]]] = {}
     for name in graph.steps:
         if graph.may_end_at(name):
@@ -292,6 +311,16 @@ def _answers(graph: Graph, stages: Mapping[str, Signature]) -> list[tuple[Port, 
             continue
         for (name, _, port), source in zip(ends, sources, strict=True):
             answers.append((Port(f"{name}.{port.name}", port.datatype, port.shape), (source,)))
+    owners: dict[str, str] = {}
+    for port, (source, *_) in answers:
+        if port.name in owners:
+            raise InputError(
+                f"two outputs of the application would be called {port.name!r}: one of stage {owners[port.name]!r} and "
+                f"one of stage {source.stage!r}, with its stage's name before its own",
+                where=where,
+                help="rename one of them",
+            )
+        owners[port.name] = source.stage
     return answers
 
 
