@@ -161,11 +161,28 @@ def test_a_plan_kept_because_nothing_is_feasible_is_noted_once() -> None:
     assert (kept.kind, kept.why, kept.plan) == ("kept", "only is short of 3 rps", scene.script.target)
     assert scene.act(2000, WOKE) == scene.act(3000, WOKE) == []
     scene.script.target = good
-    assert scene.act(4000, WOKE) == []
+    (kept,) = scene.act(4000, WOKE)
+    assert isinstance(kept, Decided)
+    assert (kept.kind, kept.plan) == ("kept", good), "it is feasible again"
+    assert scene.act(4500, WOKE) == scene.act(5000, WOKE) == []
     scene.script.target = structs.replace(good, why="again", feasible=False)
-    assert notes(scene.act(5000, WOKE)) == ["kept"]
+    assert notes(scene.act(6000, WOKE)) == ["kept"]
     scene.script.target = plan_of(2)
-    assert notes(scene.act(6000, WOKE)) == ["plan"]
+    assert notes(scene.act(7000, WOKE)) == ["plan"]
+
+
+def test_another_cause_is_noted_and_another_figure_is_not() -> None:
+    scene = Scene(structs.replace(plan_of(), why="40.2 rps: s1 is short of 3", feasible=False))
+    scene.warm_up()
+    whys = ("41.7 rps: s1 is short of 2.5e+02", "12 rps: s2 is short of 3", "9 rps: s1 is short of 1")
+
+    def told(second: int, count: int = 1) -> list[tuple[str, str]]:
+        why = whys[second % 3]
+        scene.script.target = structs.replace(plan_of(count), why=why, feasible=False)
+        return [(a.kind, a.why) for a in scene.act(1000 * second, WOKE) if isinstance(a, Decided) and a.plan]
+
+    assert [told(second) for second in range(3, 12)] == [[], [("kept", whys[1])], *[[]] * 7], "they take turns"
+    assert [told(second, 2) for second in range(12, 18)] == [[("plan", whys[0])], [("kept", whys[1])], *[[]] * 4]
 
 
 PARTS = graph(
