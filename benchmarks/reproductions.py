@@ -1,0 +1,49 @@
+"""How long each reproduction takes, how its rows end, and every row that is off.
+
+python -m benchmarks.reproductions [--data FOLDER] [--only NAME …]
+"""
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from benchmarks.notebook import arguments, publish, say, table
+from sloop.report.reproduce import REPRODUCTIONS, Reproduction, reproduce
+from sloop.report.reproduce.rows import Verdict
+
+VERDICTS: Final[tuple[Verdict, ...]] = ("reproduced", "shape", "off", "source-inconsistent")
+
+
+def timed(name: str, data: Path | None, *, quick: bool) -> tuple[Reproduction, float]:
+    """A reproduction, and the seconds it took."""
+    say(f"{name}{', quick' if quick else ''}")
+    started_s = time.monotonic()
+    found = reproduce(name, quick=quick, data=data, progress=lambda part, what: None)
+    return found, time.monotonic() - started_s
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--data", type=Path, help="folder of public data; without it stand-ins")
+    parser.add_argument("--only", nargs="*", default=list(REPRODUCTIONS), choices=list(REPRODUCTIONS))
+    given = parser.parse_args()
+    ended, off = [], []
+    for name in given.only:
+        _, quick_s = timed(name, given.data, quick=True)
+        found, full_s = timed(name, given.data, quick=False)
+        verdicts = Counter(row.verdict for row in found.rows)
+        ended.append((name, quick_s, full_s, len(found.rows), *(verdicts[verdict] for verdict in VERDICTS)))
+        off += [
+            (name, row.experiment, row.metric, row.unit, row.paper, row.derived, row.ours, row.note)
+            for row in found.rows
+            if row.verdict == "off"
+        ]
+    text = table(("", "`--quick`, s", "whole, s", "rows", *VERDICTS), ended)
+    text += "\n\n`derived` is what the specification worked out where nothing is printed. Off:\n\n"
+    text += table(("", "experiment", "", "unit", "paper", "derived", "ours", "note"), off)
+    publish("reproductions", "Reproductions", text, write=not given.no_write)
+
+
+if __name__ == "__main__":
+    main()
