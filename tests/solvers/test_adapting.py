@@ -8,7 +8,7 @@ import pytest
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
-from sloop.profile.forms import Amdahl
+from sloop.profile.forms import Amdahl, Quadratic
 from sloop.profile.profile import Profile
 from sloop.solvers import adapting, labels, targets
 from sloop.solvers.adapting import StageTerms, Terms
@@ -18,9 +18,10 @@ from sloop.vocabulary import Plan
 from tests.policies.conftest import make_node, make_stage, make_view
 
 
-def belief(one_ms: float, accuracy: float | None = None, *, batch_max: int = 8) -> Belief:
+def belief(one_ms: float, accuracy: float | None = None, *, batch_max: int = 8, cores_max: float = 32) -> Belief:
     """Each request of a batch takes `one_ms` of one core."""
-    profile = Profile(latency_ms=Amdahl(gamma=one_ms, epsilon=0, delta=0, eta=0.001), max_batch=batch_max, max_cores=32)
+    latency = Amdahl(gamma=one_ms, epsilon=0, delta=0, eta=0.001)
+    profile = Profile(latency_ms=latency, max_batch=batch_max, max_cores=cores_max)
     return Estimate(profile, accuracy=accuracy, correct=False)
 
 
@@ -79,6 +80,39 @@ def test_a_small_node_gives_all_it_has() -> None:
     assert (member.cores, member.score) == (2.0, 1.0)
     tiny = make_view(stage("s", {"v": belief(10)}), nodes=(make_node(cores=0.5),))
     assert adapting.families(tiny, terms())["s"][0].cores == 0.5
+
+
+def test_nobody_gets_cores_that_it_has_no_use_for() -> None:
+    view = make_view(stage("s", {"v": belief(700, cores_max=2)}), nodes=(make_node(cores=16),))
+    assert adapting.families(view, terms())["s"][0].cores == 2.0
+    alone = make_view(stage("s", {"v": belief(9000, cores_max=1)}), nodes=(make_node(cores=16),))
+    assert adapting.families(alone, terms())["s"][0].cores == 1.0
+    assert adapting.families(alone, terms(unit=4.0))["s"][0].cores == 4.0, "no less than a unit"
+
+
+def test_where_no_largest_batch_keeps_its_share_smaller_batches_do_before_more_cores() -> None:
+    """Batches of eight take 27 ms of a share of 20 however many cores there are, single requests 8."""
+    profile = Profile(latency_ms=Quadratic(alpha=0.1, beta=3, gamma=5), max_batch=6, max_cores=16)
+    names = ("a", "b", "c")
+    stages = [stage(name, {name: Estimate(profile, correct=False)}, slo_ms=60) for name in names]
+    view = make_view(*stages, rates=dict.fromkeys(names, 5.0), nodes=(make_node(cores=16), make_node(cores=16)))
+    found = adapting.families(view, terms(batch_max=8))
+    assert [members[0].cores for members in found.values()] == [1.0] * 3
+    named = terms(batch_max=8, stages={name: StageTerms(variant=name) for name in names})
+    assert adapting.families(view, named) == found
+
+
+def test_where_nothing_keeps_its_share_the_threshold_is_carried() -> None:
+    view = make_view(stage("s", {"v": belief(700)}, slo_ms=20), nodes=(make_node(cores=16),))
+    assert adapting.families(view, terms())["s"][0].cores == 4.0
+
+
+def test_accuracy_is_asked_of_those_too_that_get_no_cores() -> None:
+    view = make_view(stage("s", {"a": belief(100, 0.5), "b": belief(90000)}))
+    with pytest.raises(InputError, match="stage s: variant 'b' has no accuracy"):
+        adapting.families(view, terms())
+    assert [m.variant for m in adapting.families(view, terms(only="heaviest"))["s"]] == ["a"]
+    assert adapting.families(view, terms(stages={"s": StageTerms(variant="a")}))["s"][0].variant == "a"
 
 
 def test_accuracy_must_be_known_where_there_is_a_choice() -> None:

@@ -2,13 +2,17 @@
 
 import pytest
 
-from sloop.solvers.base_allocation import Latency, base, base_cores, derived_slo_ms
+from sloop.solvers.base_allocation import Latency, Sizes, base, base_cores, derived_slo_ms, nearest_cores
 
 CORES = (1.0, 2.0, 4.0, 8.0)
 
 
 def parallel(one_ms: float, serial: float = 0.0) -> Latency:
     return lambda batch, cores: batch * one_ms * (serial + (1 - serial) / cores)
+
+
+def sized(*variants: Latency) -> list[Sizes]:
+    return [Sizes(latency, CORES) for latency in variants]
 
 
 def table(rps: dict[float, float]) -> Latency:
@@ -39,7 +43,7 @@ def test_a_deadline_is_five_times_the_mean_latency() -> None:
 
 
 def test_cores_and_deadline_are_found_together() -> None:
-    found = base([parallel(100), parallel(300)], CORES, threshold_rps=5, batch_max=4)
+    found = base(sized(parallel(100), parallel(300)), threshold_rps=5, batch_max=4)
     assert found.cores == (1.0, 2.0)
     assert found.slo_ms == pytest.approx(5 * (100 + 150) / 2)
 
@@ -47,21 +51,35 @@ def test_cores_and_deadline_are_found_together() -> None:
 def test_a_tight_deadline_takes_more_cores() -> None:
     """Eight at once take eight times as long as one, and the deadline is five times one: two cores where one is
     for the rate alone."""
-    found = base([parallel(100), parallel(150)], CORES, threshold_rps=1, batch_max=8, slo_ms=625.0)
+    found = base(sized(parallel(100), parallel(150)), threshold_rps=1, batch_max=8, slo_ms=625.0)
     assert found.cores == (2.0, 2.0)
 
 
 def test_the_more_accurate_has_no_fewer_cores() -> None:
-    found = base([parallel(300), parallel(100)], CORES, threshold_rps=5, batch_max=1, slo_ms=1000)
+    found = base(sized(parallel(300), parallel(100)), threshold_rps=5, batch_max=1, slo_ms=1000)
     assert found.cores == (2.0, 2.0)
 
 
 def test_what_no_count_suits_is_left_out() -> None:
-    found = base([parallel(100), parallel(9000)], CORES, threshold_rps=5, batch_max=1)
+    found = base(sized(parallel(100), parallel(9000)), threshold_rps=5, batch_max=1)
     assert found.cores == (1.0, None)
     assert found.slo_ms == pytest.approx(500.0)
-    assert base([parallel(9000)], CORES, threshold_rps=5, batch_max=1).cores == (None,)
+    assert base(sized(parallel(9000)), threshold_rps=5, batch_max=1).cores == (None,)
 
 
 def test_fractions_of_a_core_will_do() -> None:
     assert base_cores(parallel(10), (0.25, 0.5, 1.0), threshold_rps=30, batch_max=1, slo_ms=40) == 0.5
+
+
+def test_nobody_gets_cores_that_it_has_no_use_for() -> None:
+    """The more accurate one would have two, as the one before it, and has use for one."""
+    small = Sizes(parallel(100), CORES[:1])
+    found = base([Sizes(parallel(300), CORES), small], threshold_rps=5, batch_max=1, slo_ms=1000)
+    assert found.cores == (2.0, 1.0)
+    assert base([small], threshold_rps=11, batch_max=1, slo_ms=1000).cores == (None,)
+
+
+def test_where_no_count_keeps_the_deadline_the_fewest_that_carry_the_threshold() -> None:
+    assert nearest_cores(Sizes(parallel(300), CORES), threshold_rps=5) == 2.0
+    assert nearest_cores(Sizes(parallel(9000), CORES), threshold_rps=5) == 8.0
+    assert nearest_cores(Sizes(lambda batch, cores: 9000 / min(cores, 3), CORES), threshold_rps=5) == 4.0

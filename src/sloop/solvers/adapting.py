@@ -1,10 +1,10 @@
 """From a cluster view to IPA's program, and from its answer back to a plan: shared by the policies that solve it.
 
 Promises that every candidate can be asked for: its cores are given, or the fewest of 1, 2, 4, … units that carry the
-threshold and keep the stage's share of the deadline, and they stay what they are (base allocation); batches are powers
-of two that its profile knows. Each way through a graph keeps its own deadline, whatever its shape. Accuracy is that of
-all stages together, which on a graph with branches is less than that of any way: a bound on the safe side. Decides
-nothing.
+threshold and keep the stage's share of the deadline, no more than it has use for, and they stay what they are (base
+allocation); batches are powers of two that its profile knows. Each way through a graph keeps its own deadline, whatever
+its shape. Accuracy is that of all stages together, which on a graph with branches is less than that of any way: a bound
+on the safe side. Decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.solvers import targets
 from sloop.solvers.accuracy import Measure, fraction, scores
-from sloop.solvers.base_allocation import Latency, base
+from sloop.solvers.base_allocation import Sizes, base, nearest_cores
 from sloop.solvers.queueing import fill_ms
 from sloop.solvers.variants import Answer, Candidate, Choices, Goal, Option
 from sloop.units import ms, to_ms
@@ -28,6 +28,8 @@ Only = Literal["any", "lightest", "heaviest"]
 """Which variants of a stage may run: by the core-milliseconds of one request."""
 
 UNITS: Final = (1, 2, 4, 8, 16, 32)
+EPSILON: Final = 1e-9
+"""Units add up as floats: so little above what there is will do."""
 WAIT_FACTOR: Final = 2.0
 """A batch is worth waiting for so many times the time in which it should fill."""
 WAIT_SHARE: Final = 4
@@ -102,6 +104,9 @@ def families(view: ClusterView, terms: Terms) -> Families:
 
 def _family(view: ClusterView, stage: StageView, terms: Terms, slo_ms: float) -> tuple[Member, ...]:
     own = terms.of(stage)
+    if not own.variant and terms.only == "any" and len(stage.variants) > 1:
+        for variant in stage.variants:  # all of them: also those that get no cores
+            _accuracy(stage, variant, terms.system)
     cores = _cores(view, stage, terms, slo_ms)
     weight = {v: count * stage.variants[v].latency_ms(1, count) for v, count in cores.items()}
     if own.variant:
@@ -130,59 +135,59 @@ def _accuracy(stage: StageView, variant: str, system: str) -> float:
 
 
 def _cores(view: ClusterView, stage: StageView, terms: Terms, slo_ms: float) -> dict[str, float]:
-    """Cores per replica of each variant that has them; the lightest gets all there are where none has."""
+    """Cores per replica of each variant that has them. Where the largest batch of none keeps its share, of those that
+    keep it one by one; where none does, the lightest gets what comes nearest."""
     own = terms.of(stage)
-    choices = _core_choices(view, terms.unit)
+    sizes = {variant: _sizes(view, belief, terms.unit) for variant, belief in stage.variants.items()}
+    threshold_rps = own.threshold_rps or terms.threshold_rps
+    wanted = targets.variant_of(stage, own.variant) if own.variant else ""
     # Least accurate first; where that is not known, the quickest.
-    order = sorted(stage.variants, key=lambda v: (stage.variants[v].accuracy or 0.0, _one_ms(stage, v, choices)))
-    found = base(
-        [_latency(stage.variants[variant]) for variant in order],
-        choices,
-        threshold_rps=own.threshold_rps or terms.threshold_rps,
-        batch_max=terms.batch_max,
-        slo_ms=slo_ms,
-    )
-    known = {v: count for v, count in zip(order, found.cores, strict=True) if count is not None} | dict(own.cores)
-    if own.variant:
-        known.setdefault(targets.variant_of(stage, own.variant), choices[-1])
-    if not known:
-        known[min(order, key=lambda variant: _one_ms(stage, variant, choices))] = choices[-1]
+    order = sorted(sizes, key=lambda variant: (stage.variants[variant].accuracy or 0.0, _one_ms(sizes[variant])))
+    known: dict[str, float] = {}
+    for batch_max in (terms.batch_max, 1):
+        variants = [sizes[variant] for variant in order]
+        found = base(variants, threshold_rps=threshold_rps, batch_max=batch_max, slo_ms=slo_ms)
+        for variant, count in zip(order, found.cores, strict=True):
+            if count is not None:
+                known.setdefault(variant, count)
+        known |= own.cores
+        if wanted in known or (known and not wanted):
+            break
+    else:
+        nearest = wanted or min(order, key=lambda variant: _one_ms(sizes[variant]))
+        known[nearest] = nearest_cores(sizes[nearest], threshold_rps=threshold_rps)
     for variant in known:
         targets.variant_of(stage, variant)
     return {variant: known[variant] for variant in stage.variants if variant in known}
 
 
-def _one_ms(stage: StageView, variant: str, choices: Sequence[float]) -> float:
-    return stage.variants[variant].latency_ms(1, choices[0])
+def _one_ms(sizes: Sizes) -> float:
+    """Of a request by itself, on the fewest cores."""
+    return sizes.latency_ms(1, sizes.choices[0])
 
 
-def _latency(belief: Belief) -> Latency:
-    """Its latency; of its own largest batch for what is larger."""
+def _sizes(view: ClusterView, belief: Belief, unit: float) -> Sizes:
+    """1, 2, 4, … units, as far as a node has them and the variant has use for them; all of a node that has less. Its
+    latency is that of its own largest batch for what is larger."""
 
     def latency_ms(batch: int, cores: float) -> float:
         return belief.latency_ms(min(batch, belief.batch_max), cores)
 
-    return latency_ms
-
-
-def _core_choices(view: ClusterView, unit: float) -> list[float]:
-    """1, 2, 4, … units, as far as a node has them; all of a node that has less."""
     most = targets.node_cores_max(view)
-    return [unit * count for count in UNITS if unit * count <= most + 1e-9] or [most]
+    choices = [unit * count for count in UNITS if unit * count <= most + EPSILON] or [most]
+    return Sizes(latency_ms, [cores for cores in choices if cores <= belief.cores_max + EPSILON] or choices[:1])
 
 
 def _shares_ms(view: ClusterView, terms: Terms) -> dict[str, float]:
     """What a batch of each stage may take: as given, or a share of the deadline of its tightest way, in proportion to
     the deadlines that base allocation would derive."""
-    choices = _core_choices(view, terms.unit)
     derived = {}
     for stage in view.stages:
         own = terms.of(stage)
         derived[stage.name] = (
             own.slo_ms
             or base(
-                [_latency(belief) for belief in stage.variants.values()],
-                choices,
+                [_sizes(view, belief, terms.unit) for belief in stage.variants.values()],
                 threshold_rps=own.threshold_rps or terms.threshold_rps,
                 batch_max=terms.batch_max,
             ).slo_ms

@@ -1,7 +1,8 @@
 """How many cores a replica of each variant gets once and for all, and what deadline each stage is measured by.
 
 The two depend on each other: a stage's deadline is a multiple of its variants' latencies on the cores they got, and
-they get the fewest cores that keep it. Starting from the fewest that carry the threshold, a few rounds find both.
+they get the fewest cores that keep it. Starting from the fewest that carry the threshold, a few rounds find both. No
+variant gets cores that it has no use for.
 
 Source: IPA (Razavi, dissertation, chapter P3), base allocation and deadlines (factor 5 after Swayam); the rounds, and
 that a more accurate variant has no fewer cores than one before it, are ours, after the published tables.
@@ -9,6 +10,7 @@ that a more accurate variant has no fewer cores than one before it, are ours, af
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 FACTOR: Final = 5.0
@@ -16,6 +18,14 @@ ROUNDS_MAX: Final = 3
 
 Latency = Callable[[int, float], float]
 """Milliseconds for a batch on so many cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How fast a variant is, and the core counts it may have, ascending; at least one."""
+
+    latency_ms: Latency
+    choices: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +47,21 @@ def base_cores(
     return None
 
 
+def nearest_cores(sizes: Sizes, *, threshold_rps: float) -> float:
+    """Where no count keeps the deadline: the fewest that carry the threshold one by one, else those beyond which a
+    request takes no less."""
+    latency_ms, choices = sizes.latency_ms, sizes.choices
+    enough = base_cores(latency_ms, choices, threshold_rps=threshold_rps, batch_max=1, slo_ms=inf)
+    return min(choices, key=lambda cores: (latency_ms(1, cores), cores)) if enough is None else enough
+
+
 def derived_slo_ms(latencies_ms: Sequence[float], factor: float = FACTOR) -> float:
     """`factor` times the mean latency of a stage's variants, one request at a time on their own cores."""
     return factor * sum(latencies_ms) / len(latencies_ms)
 
 
 def base(
-    variants: Sequence[Latency],
-    choices: Sequence[float],
+    variants: Sequence[Sizes],
     *,
     threshold_rps: float,
     batch_max: int,
@@ -59,36 +76,33 @@ def base(
 
     def within(limit_ms: float) -> list[float | None]:
         found = [
-            base_cores(latency, choices, threshold_rps=threshold_rps, batch_max=batch_max, slo_ms=limit_ms)
-            for latency in variants
+            base_cores(own.latency_ms, own.choices, threshold_rps=threshold_rps, batch_max=batch_max, slo_ms=limit_ms)
+            for own in variants
         ]
-        return _rising(found)
+        return _rising(found, variants)
 
     if slo_ms is not None:
         return Base(tuple(within(slo_ms)), slo_ms)
-    cores = within(float("inf"))
-    limit_ms = _slo_ms(variants, cores, choices, factor)
+    cores = within(inf)
+    limit_ms = _slo_ms(variants, cores, factor)
     for _ in range(ROUNDS_MAX):
         again = within(limit_ms)
         if again == cores:
             break
         cores = again
-        limit_ms = _slo_ms(variants, cores, choices, factor)
+        limit_ms = _slo_ms(variants, cores, factor)
     return Base(tuple(cores), limit_ms)
 
 
-def _slo_ms(
-    variants: Sequence[Latency], cores: Sequence[float | None], choices: Sequence[float], factor: float
-) -> float:
-    most = max(choices)
-    known = [latency(1, own) for latency, own in zip(variants, cores, strict=True) if own is not None]
-    return derived_slo_ms(known or [latency(1, most) for latency in variants], factor)
+def _slo_ms(variants: Sequence[Sizes], cores: Sequence[float | None], factor: float) -> float:
+    known = [own.latency_ms(1, count) for own, count in zip(variants, cores, strict=True) if count is not None]
+    return derived_slo_ms(known or [own.latency_ms(1, max(own.choices)) for own in variants], factor)
 
 
-def _rising(cores: Sequence[float | None]) -> list[float | None]:
-    """No variant has fewer cores than one before it."""
+def _rising(cores: Sequence[float | None], variants: Sequence[Sizes]) -> list[float | None]:
+    """No variant has fewer cores than one before it, unless it has no use for more."""
     least, found = 0.0, list[float | None]()
-    for own in cores:
-        least = max(least, own or 0.0)
-        found.append(None if own is None else least)
+    for count, own in zip(cores, variants, strict=True):
+        least = max(least, count or 0.0)
+        found.append(None if count is None else min(least, max(own.choices)))
     return found
