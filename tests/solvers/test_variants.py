@@ -1,11 +1,14 @@
 """The optimisation problem: the published golden tables, and what must follow from how it is put."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from sloop.solvers import labels
 from sloop.solvers.graph import Way
 from sloop.solvers.variants import (
+    Answer,
     Candidate,
     Choices,
     Goal,
@@ -27,6 +30,18 @@ from tests.solvers.variants_scene import (
     video,
 )
 
+Solver = Callable[[Sequence[Choices], Goal], Answer | None]
+SOLVERS: dict[str, Solver] = {
+    "enumerated": enumerated,
+    "labels": lambda stages, goal: labels.solve(stages, goal).answer,
+}
+
+
+@pytest.fixture(name="solve", params=SOLVERS)
+def solve_fixture(request: pytest.FixtureRequest) -> Solver:
+    """The definition, and the one that runs."""
+    return SOLVERS[request.param]
+
 
 def accuracy(found: list[tuple[str, int, int]]) -> float:
     """100 × PAS of a choice in R1."""
@@ -44,6 +59,7 @@ def accuracy(found: list[tuple[str, int, int]]) -> float:
     ],
 )
 def test_the_video_pipeline_as_specified(
+    solve: Solver,
     rate_rps: float,
     expected: list[tuple[str, int, int]],
     cores: int,
@@ -53,7 +69,7 @@ def test_the_video_pipeline_as_specified(
     high: int,
 ) -> None:
     """IPA specification, table 7.3, to its last digit."""
-    answer = enumerated(video(rate_rps), VIDEO_GOAL)
+    answer = solve(video(rate_rps), VIDEO_GOAL)
     assert answer is not None
     found = names(answer, tuple(DETECTION), tuple(CLASSIFICATION))
     assert found == expected
@@ -65,7 +81,7 @@ def test_the_video_pipeline_as_specified(
             replace(stage, candidates=(stage.candidates[index],))
             for stage, index in zip(video(rate_rps), variants, strict=True)
         ]
-        restricted = enumerated(fixed, VIDEO_GOAL)
+        restricted = solve(fixed, VIDEO_GOAL)
         assert restricted is not None
         assert restricted.cores == expected_cores
         assert restricted.objective <= answer.objective
@@ -81,9 +97,11 @@ def test_the_video_pipeline_as_specified(
         (30, [("n", 1, 3), ("R34", 2, 3)], 33.50),
     ],
 )
-def test_rim_on_the_video_pipeline(rate_rps: float, expected: list[tuple[str, int, int]], percent: float) -> None:
+def test_rim_on_the_video_pipeline(
+    solve: Solver, rate_rps: float, expected: list[tuple[str, int, int]], percent: float
+) -> None:
     """Three replicas of each stage whatever the rate (7.3)."""
-    answer = enumerated(video(rate_rps, replicas=3), VIDEO_GOAL)
+    answer = solve(video(rate_rps, replicas=3), VIDEO_GOAL)
     assert answer is not None
     found = names(answer, tuple(DETECTION), tuple(CLASSIFICATION))
     assert found == expected
@@ -99,9 +117,9 @@ def test_rim_on_the_video_pipeline(rate_rps: float, expected: list[tuple[str, in
     ],
 )
 def test_other_weights_on_the_video_pipeline(
-    alpha: float, beta: float, expected: list[tuple[str, int, int]], cores: int, percent: float
+    solve: Solver, alpha: float, beta: float, expected: list[tuple[str, int, int]], cores: int, percent: float
 ) -> None:
-    answer = enumerated(video(10), replace(VIDEO_GOAL, alpha=alpha, beta=beta))
+    answer = solve(video(10), replace(VIDEO_GOAL, alpha=alpha, beta=beta))
     assert answer is not None
     found = names(answer, tuple(DETECTION), tuple(CLASSIFICATION))
     assert (found, answer.cores) == (expected, cores)
@@ -118,19 +136,19 @@ def test_other_weights_on_the_video_pipeline(
     ],
 )
 def test_audio_with_sentiment_as_specified(
-    rate_rps: float, expected: list[tuple[str, int, int]], cores: int, low: int, high: int, f: float
+    solve: Solver, rate_rps: float, expected: list[tuple[str, int, int]], cores: int, low: int, high: int, f: float
 ) -> None:
     """IPA specification, table 7.4: the artefact's variants and the product of ranks."""
     goal = Goal(slo_ms=9420, alpha=30, beta=0.5)
     stages = audio(SENTIMENT, rate_rps)
-    answer = enumerated(stages, goal)
+    answer = solve(stages, goal)
     assert answer is not None
     assert names(answer, tuple(AUDIO), tuple(SENTIMENT)) == expected
     assert answer.cores == cores
     assert round(answer.objective, 6) == f
     for variants, expected_cores in (((0, 0), low), ((1, 3), high)):
         fixed = [replace(s, candidates=(s.candidates[i],)) for s, i in zip(stages, variants, strict=True)]
-        restricted = enumerated(fixed, goal)
+        restricted = solve(fixed, goal)
         assert restricted is not None
         assert restricted.cores == expected_cores
 
@@ -141,9 +159,11 @@ def test_audio_with_sentiment_as_specified(
     + [(20, 3, "large", None), (20, 16, "small", None), (20, 18, "small", None), (20, 30, "small", None)]
     + [(20, rate, "medium", None) for rate in (*range(4, 16), 17)],
 )
-def test_audio_with_questions_as_specified(alpha: float, rate_rps: float, speech: str, cores: int | None) -> None:
+def test_audio_with_questions_as_specified(
+    solve: Solver, alpha: float, rate_rps: float, speech: str, cores: int | None
+) -> None:
     """7.4, below the table: steps of whole replicas, exact ties at 16 and 18 going to fewer cores."""
-    answer = enumerated(audio(QA, rate_rps), Goal(slo_ms=9230, alpha=alpha, beta=0.5))
+    answer = solve(audio(QA, rate_rps), Goal(slo_ms=9230, alpha=alpha, beta=0.5))
     assert answer is not None
     found = names(answer, tuple(AUDIO), tuple(QA))
     assert (found[0][0], found[1][0]) == (speech, "roberta")
@@ -205,9 +225,9 @@ def test_what_is_looser_is_never_worse(seed: int) -> None:
     assert dearer.objective <= free.objective + 1e-9
 
 
-def test_weights_without_bound_choose_by_one_thing_alone() -> None:
-    accurate = enumerated(video(10), replace(VIDEO_GOAL, alpha=1e9))
-    thrifty = enumerated(video(10), replace(VIDEO_GOAL, alpha=0.0, beta=1e9))
+def test_weights_without_bound_choose_by_one_thing_alone(solve: Solver) -> None:
+    accurate = solve(video(10), replace(VIDEO_GOAL, alpha=1e9))
+    thrifty = solve(video(10), replace(VIDEO_GOAL, alpha=0.0, beta=1e9))
     assert accurate is not None
     assert thrifty is not None
     assert names(accurate, tuple(DETECTION), tuple(CLASSIFICATION))[0][0] == "x"
