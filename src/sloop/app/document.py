@@ -133,7 +133,9 @@ class Value:
             number = float(content)
         except OverflowError:
             self.wrong(wanted)
-        if not isfinite(number) or number <= above or not least <= number <= most:
+        if most < number < inf:
+            self.wrong(noun + _range(above, least, most, told=True))
+        if not isfinite(number) or number <= above or number < least:
             self.wrong(wanted)
         return number
 
@@ -226,9 +228,10 @@ def _under(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _range(above: float, least: float, most: float) -> str:
+def _range(above: float, least: float, most: float, *, told: bool = False) -> str:
+    """In words; an upper bound nobody comes near only if it is to be `told`."""
     lower = f" above {above:g}" if above > -inf else f" of at least {least:g}" if least > -inf else ""
-    upper = f" at most {most:g}" if most < 1e9 else ""
+    upper = f" at most {most:g}" if told or most < 1e9 else ""
     return lower + (" and" if lower and upper else "") + upper
 
 
