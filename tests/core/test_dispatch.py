@@ -1,14 +1,8 @@
 from collections.abc import Sequence
-from dataclasses import replace
-
-import pytest
 
 from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
-from sloop.app.graph import Each, When
-from sloop.app.journey import UNFIT
-from sloop.core.ahead import RUN
-from sloop.core.queue import Queue
+from sloop.app.graph import When
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
 from sloop.policies.batch.full import Full
 from sloop.policies.batch.timeout import Timeout
@@ -16,7 +10,7 @@ from sloop.policies.drop.age import Age
 from sloop.policies.drop.never import Never
 from sloop.policies.drop.predictive import Predictive
 from sloop.units import FOREVER_NS, ms
-from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, RequestId
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, RequestId
 from tests.core.scene import Scene, graph, one_each, plan_of, request
 
 R0, B0 = ReplicaId(0), BatchId(0)
@@ -272,95 +266,6 @@ def test_behind_a_branch_the_quickest_way_on_decides() -> None:
     assert "slack 11.0 ms at c, where the least to the answer is 22.0 ms" in str(dropped)
 
 
-PARTS = graph(
-    find={},
-    read={"after": ("find",), "each": Each("find", "boxes", most=6)},
-    tell={"after": ("find", "read"), "join": True},
-)
-
-
-def test_a_request_is_taken_apart_and_its_parts_meet() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1))
-    find = started(scene.actions, "find")
-    assert find.parts == (), "only where a stage runs for parts"
-    read = started(scene.act(11, done(find, (5, 1))), "read")
-    assert (read.requests, read.parts) == ((1, 1, 1, 1), (0, 1, 2, 3))
-    rest = started(scene.act(25, done(read)), "read")
-    assert (rest.requests, rest.parts) == ((1,), (4,))
-    assert not [a for a in scene.actions if isinstance(a, StartBatch) and a.stage == "tell"]
-    tell = started(scene.act(36, done(rest)), "tell")
-    assert (tell.requests, tell.parts) == ((1,), ())
-    assert scene.act(47, done(tell)) == [End(RequestId(1), Outcome.SERVED)]
-
-
-def test_nobody_is_given_up_for_parts_that_there_may_not_be() -> None:
-    scene = on(graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=9.0)}))
-
-    def answered(id: int, parts: int) -> list[Action]:
-        at_ms = 30.0 * id
-        (find,) = scene.act(at_ms, request(id, at_ms=at_ms, slo_ms=100 if parts else 15))
-        if isinstance(find, End):
-            return [find]
-        assert isinstance(find, StartBatch)
-        found = scene.act(at_ms + 11, done(find, (parts,)))
-        return scene.act(at_ms + 23, done(found[0])) if isinstance(found[0], StartBatch) else found
-
-    assert answered(0, 0) == [End(RequestId(0), Outcome.SERVED)]
-    for id in range(1, RUN + 1):
-        assert answered(id, 1) == [End(RequestId(id), Outcome.SERVED)]
-    (hopeless,) = answered(RUN + 100, 0)
-    assert "slack 15.0 ms at find, where the least to the answer is 22.0 ms" in str(hopeless), "all of late had some"
-
-
-def test_parts_of_several_requests_share_batches() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1), request(2), request(3))
-    scene.act(11, done(started(scene.actions, "find"), (1, 1)))
-    both = scene.actions[-2]
-    assert isinstance(both, StartBatch)
-    scene.act(23, done(both, (1, 0), (2, 1)))
-    read = started(scene.act(24, done(started(scene.actions, "read"))), "read")
-    assert (read.requests, read.parts) == ((2, 3, 3), (0, 0, 1))
-
-
-def test_a_request_without_parts_goes_on_or_is_answered() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1))
-    tell = started(scene.act(11, done(started(scene.actions, "find"), (0, 1))), "tell")
-    assert scene.act(22, done(tell))[-1] == End(RequestId(1), Outcome.SERVED)
-    scene.act(30, request(2, at_ms=30))
-    find = scene.actions[-1]
-    assert isinstance(find, StartBatch)
-    assert scene.act(41, done(find, (0, 0))) == [End(RequestId(2), Outcome.SERVED)]
-    assert scene.core.is_idle
-
-
-def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1))
-    (failed,) = scene.act(11, done(started(scene.actions, "find"), (7, 1)))
-    why = "find gave 7 parts to read, which takes 6 of a request at most"
-    assert failed == End(RequestId(1), Outcome.FAILED, why, stage="find")
-    assert scene.core.is_idle
-    assert scene.core.state.stages["read"].monitor.waiting == 0
-
-
-def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1), request(2), request(3), request(4))
-    scene.act(11, done(started(scene.actions, "find"), (0, 1)))
-    three = [action for action in scene.actions if isinstance(action, StartBatch) and action.stage == "find"][1]
-    failed, *_ = scene.act(25, done(three, (0, 1), UNFIT, (0, 1)))
-    why = "find was given, or gave, tensors that it cannot go on with"
-    assert failed == End(RequestId(3), Outcome.FAILED, why, stage="find")
-    tell = started(scene.act(26, done(started(scene.actions, "tell"))), "tell")
-    assert tell.requests == (2, 4)
-    scene.act(40, done(tell, (), UNFIT))
-    assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.FAILED, 4: Outcome.FAILED}
-    assert scene.core.is_idle
-
-
 def test_ends_that_are_no_answers_name_their_stage() -> None:
     def stage_of(scene: Scene) -> str:
         (end,) = [action for action in scene.actions if isinstance(action, End)]
@@ -382,126 +287,3 @@ def test_ends_that_are_no_answers_name_their_stage() -> None:
     lost.act(13, ReplicaReady(again.replica))
     lost.act(14, ReplicaLost(again.replica, "killed"))
     assert stage_of(lost) == "b"
-
-
-def test_what_takes_one_takes_no_two() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1))
-    (failed,) = scene.act(11, done(started(scene.actions, "find"), (1, 2)))
-    assert "find gave 2 parts to tell, which takes 1 of a request at most" in str(failed)
-
-
-def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1))
-    read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
-    failed = End(RequestId(1), Outcome.FAILED, "boom", stage="read")
-    assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [failed]
-    assert scene.core.is_idle
-    assert scene.core.state.stages["read"].monitor.waiting == 0
-    assert scene.core.state.door.waiting == 0
-
-
-def test_parts_of_a_lost_batch_are_tried_again_as_the_parts_they_are() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1))
-    read = started(scene.act(11, done(started(scene.actions, "find"), (3, 1))), "read")
-    (again,) = [a for a in scene.act(12, ReplicaLost(read.replica, "killed")) if isinstance(a, StartReplica)]
-    retried = started(scene.act(13, ReplicaReady(again.replica)), "read")
-    assert (retried.requests, sorted(retried.parts)) == ((1, 1, 1), [0, 1, 2])
-    scene.act(14, ReplicaLost(again.replica, "killed"))
-    assert outcomes(scene) == {1: Outcome.FAILED}
-    assert scene.core.is_idle
-
-
-@pytest.mark.parametrize("wakes", [True, False])
-def test_the_parts_of_a_request_that_is_given_up_go_all_at_once(monkeypatch: pytest.MonkeyPatch, wakes: bool) -> None:
-    removed: list[int] = []
-    remove = Queue.remove
-
-    def counting(queue: Queue, indices: Sequence[int]) -> None:
-        removed.append(len(indices))
-        remove(queue, indices)
-
-    monkeypatch.setattr(Queue, "remove", counting)
-    crowd = graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", most=1000)})
-    scene = on(crowd)
-    scene.act(0, request(1))
-    read = started(scene.act(11, done(started(scene.actions, "find"), (1000,))), "read")
-    if wakes:
-        scene.act(1001, WOKE)
-    scene.act(1002, done(read))
-    assert outcomes(scene) == {1: Outcome.DROPPED}
-    assert [count for count in removed if count] == [996]
-    assert scene.core.is_idle
-    assert scene.core.state.stages["read"].monitor.waiting == 0
-
-
-def test_a_client_that_leaves_takes_all_its_parts_along() -> None:
-    scene = on(PARTS)
-    scene.act(0, request(1), request(2))
-    read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
-    assert scene.act(12, Cancelled(RequestId(1))) == [End(RequestId(1), Outcome.DROPPED, "the client went away")]
-    assert scene.core.state.stages["read"].monitor.waiting == 0
-    assert scene.act(25, done(read)) == []
-    assert scene.core.state.door.waiting == 1, "request 2"
-
-
-WAYS = replace(
-    graph(a={}, b={}, c={"after": ("a", "b")}, d={"after": ("c",)}),
-    ways=(Path(("a", "c", "d"), ms(1000), 0.4), Path(("b", "c"), ms(40), 0.3), Path(("b", "c", "d"), ms(70), 0.3)),
-)
-
-
-@pytest.mark.parametrize(
-    ("goes_on", "ends_ms", "expected"),
-    [(0, 40, Outcome.SERVED), (0, 45, Outcome.LATE), (1, 65, Outcome.SERVED), (1, 71, Outcome.LATE)],
-)
-def test_each_path_has_its_deadline(goes_on: int, ends_ms: float, expected: Outcome) -> None:
-    scene = on(WAYS)
-    scene.act(0, request(1, enters=("b",)))
-    middle = started(scene.act(11, done(started(scene.actions, "b"))), "c")
-    assert not [a for a in scene.actions if isinstance(a, StartBatch) and a.stage == "a"]
-    if goes_on:
-        scene.act(30, done(middle, (1,)))
-        scene.act(ends_ms, done(started(scene.actions, "d")))
-    else:
-        scene.act(ends_ms, done(middle, (0,)))
-    assert outcomes(scene) == {1: expected}
-
-
-def test_nobody_is_given_up_for_a_stage_that_its_path_may_not_reach() -> None:
-    scene = on(WAYS)
-    scene.act(48, request(1, at_ms=48, enters=("b",)))
-    scene.act(59, done(started(scene.actions, "b")))
-    middle = started(scene.actions, "c")
-    assert scene.act(88, done(middle, (0,))) == [End(RequestId(1), Outcome.SERVED)]
-
-
-def test_a_queue_that_a_request_does_not_enter_keeps_it_from_nothing() -> None:
-    scene = on(WAYS, queue_max=2)
-    scene.act(0, *(request(id, enters=("a",)) for id in range(4)))
-    assert outcomes(scene) == {3: Outcome.REJECTED}
-    scene.act(0, request(4, enters=("b",)))
-    assert started(scene.actions, "b").requests == (4,)
-    with pytest.raises(AssertionError, match="request 5 begins at"):
-        scene.act(0, request(5, enters=("c",)))
-
-
-def test_the_door_counts_requests_and_how_many_are_inside() -> None:
-    scene = on(PARTS, queue_max=2)
-    door = scene.core.state.door
-    scene.act(0, *(request(id) for id in range(3)))
-    assert (door.waiting, outcomes(scene)) == (3, {})
-    scene.act(0, request(3))
-    assert (door.waiting, outcomes(scene)) == (3, {3: Outcome.REJECTED})
-    scene.act(11, done(started(scene.actions, "find"), (4, 1)))
-    assert door.waiting == 3, "parts are not requests"
-    (both,) = [a for a in scene.actions[-2:] if isinstance(a, StartBatch) and a.stage == "find"]
-    scene.act(25, done(both, (0, 0), (0, 0)))
-    assert door.waiting == 1
-    scene.act(1000, WOKE)
-    (bucket,) = scene.script.seen[-1].door.buckets
-    assert (bucket.arrivals, bucket.slack_ns) == (3, [ms(1000)] * 3)
-    assert bucket.waiting_ns == 2 * ms(25) + ms(1000)
-    assert scene.script.seen[-1].door.concurrency(ms(1000)) == pytest.approx(1.05)
