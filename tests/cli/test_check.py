@@ -39,7 +39,8 @@ def test_how_requests_come_to_stages(app: Path) -> None:
         "  - {name: read, after: look, each: {output: boxes, mean: 3, most: 9}, profile: ResNet-T}\n"
         "  - {name: sum, after: [look, read], join: true, profile: ResNet-T}\n"
         "  - {name: face, after: look, when: {output: kind, is: [1, 2], share: 0.25}, profile: ResNet-T}\n"
-        "  - {name: text, after: look, when: {share: 0.5}, entry: true, profile: ResNet-T}\n"
+        "  - {name: text, after: look, when: {share: 0.5}, profile: ResNet-T}\n"
+        "  - {name: late, after: face, entry: true, profile: ResNet-T}\n"
         "system: {name: static, cores: 2}\n"
     )
     application = load_application(app)
@@ -48,7 +49,8 @@ def test_how_requests_come_to_stages(app: Path) -> None:
         "read": "each boxes of look, 3 on average, 9 at most",
         "sum": "join",
         "face": "when kind of look is 1 or 2 (0.25 of requests)",
-        "text": "when some after look (0.5 of requests); entry",
+        "text": "when some after look (0.5 of requests)",
+        "late": "entry",
     }
     assert "each boxes of look" in " ".join(CliRunner().invoke(main, ["check", str(app)]).stdout.split())
     answer = json.loads(CliRunner().invoke(main, ["check", str(app), "--json"]).stdout)
