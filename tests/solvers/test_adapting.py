@@ -100,6 +100,8 @@ def test_where_no_largest_batch_keeps_its_share_smaller_batches_do_before_more_c
     assert [members[0].cores for members in found.values()] == [1.0] * 3
     named = terms(batch_max=8, stages={name: StageTerms(variant=name) for name in names})
     assert adapting.families(view, named) == found
+    alone = make_view(stage("s", {"v": belief(150)}, slo_ms=100), nodes=(make_node(cores=4),))
+    assert adapting.families(alone, terms())["s"][0].cores == 2.0, "one request within its share, not only the rate"
 
 
 def test_where_nothing_keeps_its_share_the_threshold_is_carried() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloop.solvers import labels
 from sloop.solvers.accuracy import Measure
 from sloop.solvers.labels import WORK_MAX, solve
 from sloop.solvers.variants import Candidate, Choices, Goal, enumerated, is_feasible, options_of
@@ -81,6 +82,29 @@ def test_it_finds_what_enumeration_finds_where_stages_are_beside_each_other(bloc
         goal = replace(goal, cores_max=(30.0, 60.0, float("inf"))[seed % 3])
         expected, found = enumerated(stages, goal), solve(stages, goal).answer
         assert (found and found.options) == (expected and expected.options), seed
+
+
+@pytest.mark.parametrize("ways", [False, True])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_wider_sweeps_find_what_narrow_ones_leave_out(
+    ways: bool, coarse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sweeps so narrow that most of these pipelines need several, and prices."""
+    monkeypatch.setattr(labels, "WIDTHS", (1, 2, 8, 1024))
+    for seed in range(2000, 2080):
+        stages, goal = drawn(seed, coarse=coarse, ways=ways)
+        goal = replace(goal, alpha=goal.alpha * 10.0 ** (seed % 8))
+        expected, found = enumerated(stages, goal), solve(stages, goal).answer
+        assert (found and found.options) == (expected and expected.options), seed
+        assert found is None or found.gap == 0.0
+
+
+def test_what_is_almost_in_time_is_no_better_than_what_is() -> None:
+    """Behind a way's last stage its latency no longer counts."""
+    late, right, quick = (Candidate(score, 1.0, (ms,)) for score, ms in ((0.9, 100.0000005), (0.5, 100.0), (0.1, 50.0)))
+    answer = solve([Choices(1.0, (1,), (late, right, quick))], Goal(100.0, 10.0, 1.0)).answer
+    assert answer is not None
+    assert answer.options[0].candidate == 1
 
 
 def test_accuracy_alone_counts_where_it_weighs_without_bound() -> None:

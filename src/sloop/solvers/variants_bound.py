@@ -121,9 +121,7 @@ def _begun(ways: Sequence[frozenset[int]], limits_ms: Floats, place: int, most_m
     for column, way in enumerate(ways):
         rest, taken = frozenset(s for s in way if s >= place), frozenset(s for s in way if s < place)
         if rest and taken:
-            group = groups.setdefault(rest, {})
-            if limits_ms[column] < limits_ms[group.setdefault(taken, column)]:
-                group[taken] = column
+            groups.setdefault(rest, {})[taken] = column
     found: dict[object, Begun] = {}
     for group in groups.values():
         columns = list(group.values())
