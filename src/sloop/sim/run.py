@@ -37,7 +37,10 @@ def simulate(
     setup = world.setup()
     edf = isinstance(setup.system.policies.order, Edf)
     nodes = world.application.cluster
-    checking = Checkers(world.application, nodes, edf=edf, origin=world.origin) if checkers else None
+    hopeless = setup.system.policies.drop.is_hopeless
+    checking = (
+        Checkers(world.application, nodes, edf=edf, is_hopeless=hopeless, origin=world.origin) if checkers else None
+    )
     listening: list[Sink] = [*sinks, *([checking] if checking else [])]
     sink = listening[0] if len(listening) == 1 else Tee(*listening) if listening else None
     played = play(
