@@ -13,8 +13,8 @@ from sloop.profile.profile import Profile
 from sloop.solvers import adapting, labels, targets
 from sloop.solvers.adapting import StageTerms, Terms
 from sloop.solvers.variants import Goal
-from sloop.units import s
-from sloop.vocabulary import Plan
+from sloop.units import ms, s
+from sloop.vocabulary import Path, Plan
 from tests.policies.conftest import make_node, make_stage, make_view
 
 
@@ -104,9 +104,16 @@ def test_where_no_largest_batch_keeps_its_share_smaller_batches_do_before_more_c
     assert adapting.families(alone, terms())["s"][0].cores == 2.0, "one request within its share, not only the rate"
 
 
-def test_where_nothing_keeps_its_share_the_threshold_is_carried() -> None:
-    view = make_view(stage("s", {"v": belief(700)}, slo_ms=20), nodes=(make_node(cores=16),))
-    assert adapting.families(view, terms())["s"][0].cores == 4.0
+def test_where_nothing_keeps_its_share_it_is_as_quick_as_can_be() -> None:
+    """What another stage leaves may do: the shares go by the time alone on the fewest cores."""
+    quick = {"v": belief(700, cores_max=8)}
+    view = make_view(stage("s", quick, slo_ms=60), nodes=(make_node(cores=16),))
+    assert adapting.families(view, terms())["s"][0].cores == 8.0
+    both = (stage("s", quick), stage("t", {"v": belief(100)}))
+    way = (Path(("s", "t"), ms(99)),)
+    found = adapting.families(make_view(*both, paths=way, nodes=(make_node(cores=16),)), terms())
+    assert found["s"][0].cores == 8.0, "87.5 of a share of 86.6 ms"
+    assert found["t"][0].cores == 16.0, "6.25 ms, and 99 in all are kept"
 
 
 def test_accuracy_is_asked_of_those_too_that_get_no_cores() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sloop.solvers.base_allocation import Latency, Sizes, base, base_cores, derived_slo_ms, nearest_cores
+from sloop.solvers.base_allocation import Latency, Sizes, base, base_cores, derived_slo_ms, quickest_cores
 
 CORES = (1.0, 2.0, 4.0, 8.0)
 
@@ -79,7 +79,7 @@ def test_nobody_gets_cores_that_it_has_no_use_for() -> None:
     assert base([small], threshold_rps=11, batch_max=1, slo_ms=1000).cores == (None,)
 
 
-def test_where_no_count_keeps_the_deadline_the_fewest_that_carry_the_threshold() -> None:
-    assert nearest_cores(Sizes(parallel(300), CORES), threshold_rps=5) == 2.0
-    assert nearest_cores(Sizes(parallel(9000), CORES), threshold_rps=5) == 8.0
-    assert nearest_cores(Sizes(lambda batch, cores: 9000 / min(cores, 3), CORES), threshold_rps=5) == 4.0
+def test_where_no_count_keeps_the_deadline_the_quickest_with_the_fewest_cores() -> None:
+    assert quickest_cores(Sizes(parallel(300), CORES)) == max(CORES)
+    assert quickest_cores(Sizes(lambda batch, cores: 9000 / min(cores, 3), CORES)) == 4.0
+    assert quickest_cores(Sizes(lambda batch, cores: 9000, CORES)) == min(CORES)

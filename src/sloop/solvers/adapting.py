@@ -18,7 +18,7 @@ from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.solvers import targets
 from sloop.solvers.accuracy import Measure, fraction, scores
-from sloop.solvers.base_allocation import Sizes, base, nearest_cores
+from sloop.solvers.base_allocation import Sizes, base, quickest_cores
 from sloop.solvers.queueing import fill_ms
 from sloop.solvers.variants import Answer, Candidate, Choices, Goal, Option
 from sloop.units import ms, to_ms
@@ -136,7 +136,8 @@ def _accuracy(stage: StageView, variant: str, system: str) -> float:
 
 def _cores(view: ClusterView, stage: StageView, terms: Terms, slo_ms: float) -> dict[str, float]:
     """Cores per replica of each variant that has them. Where the largest batch of none keeps its share, of those that
-    keep it one by one; where none does, the lightest gets what comes nearest."""
+    keep it one by one; where none does, which need not be the end of the whole way, the lightest is made as quick as
+    can be."""
     own = terms.of(stage)
     sizes = {variant: _sizes(view, belief, terms.unit) for variant, belief in stage.variants.items()}
     threshold_rps = own.threshold_rps or terms.threshold_rps
@@ -154,8 +155,8 @@ def _cores(view: ClusterView, stage: StageView, terms: Terms, slo_ms: float) -> 
         if wanted in known or (known and not wanted):
             break
     else:
-        nearest = wanted or min(order, key=lambda variant: _one_ms(sizes[variant]))
-        known[nearest] = nearest_cores(sizes[nearest], threshold_rps=threshold_rps)
+        lightest = wanted or min(order, key=lambda variant: _one_ms(sizes[variant]))
+        known[lightest] = quickest_cores(sizes[lightest])
     for variant in known:
         targets.variant_of(stage, variant)
     return {variant: known[variant] for variant in stage.variants if variant in known}

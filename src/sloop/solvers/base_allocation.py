@@ -47,12 +47,9 @@ def base_cores(
     return None
 
 
-def nearest_cores(sizes: Sizes, *, threshold_rps: float) -> float:
-    """Where no count keeps the deadline: the fewest that carry the threshold one by one, else those beyond which a
-    request takes no less."""
-    latency_ms, choices = sizes.latency_ms, sizes.choices
-    enough = base_cores(latency_ms, choices, threshold_rps=threshold_rps, batch_max=1, slo_ms=inf)
-    return min(choices, key=lambda cores: (latency_ms(1, cores), cores)) if enough is None else enough
+def quickest_cores(sizes: Sizes) -> float:
+    """Where no count keeps the deadline: the fewest beyond which a request takes no less."""
+    return min(sizes.choices, key=lambda cores: (sizes.latency_ms(1, cores), cores))
 
 
 def derived_slo_ms(latencies_ms: Sequence[float], factor: float = FACTOR) -> float:
