@@ -5,7 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.solvers.queueing import fill_ms, replicas_needed
+from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
+from sloop.units import ms
 
 
 def test_fill() -> None:
@@ -49,3 +50,9 @@ def test_one_replica_less_would_fall_behind(rate_rps: float, batch: int, latency
     assert replicas >= needed - 1e-6
     assert replicas == 1 or replicas - 1 < needed
     assert math.isfinite(replicas)
+
+
+def test_a_batch_is_waited_for_twice_its_time_but_never_most_of_the_deadline() -> None:
+    assert patience_ns(20, ms(1000)) == ms(40)
+    assert patience_ns(200, ms(1000)) == ms(250)
+    assert patience_ns(0, ms(1000)) == 0

@@ -19,9 +19,9 @@ from sloop.errors import InputError
 from sloop.solvers import targets
 from sloop.solvers.accuracy import Measure, fraction, scores
 from sloop.solvers.base_allocation import Sizes, base, quickest_cores
-from sloop.solvers.queueing import fill_ms
+from sloop.solvers.queueing import fill_ms, patience_ns
 from sloop.solvers.variants import Answer, Candidate, Choices, Goal, Option
-from sloop.units import ms, to_ms
+from sloop.units import to_ms
 from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 
 Only = Literal["any", "lightest", "heaviest"]
@@ -30,10 +30,6 @@ Only = Literal["any", "lightest", "heaviest"]
 UNITS: Final = (1, 2, 4, 8, 16, 32)
 EPSILON: Final = 1e-9
 """Units add up as floats: so little above what there is will do."""
-WAIT_FACTOR: Final = 2.0
-"""A batch is worth waiting for so many times the time in which it should fill."""
-WAIT_SHARE: Final = 4
-"""And at most for this part of the SLO."""
 
 
 class StageTerms(Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,7 +231,7 @@ def stage_plans(
     for stage, own, option in zip(view.stages, stages, options, strict=True):
         member = found[stage.name][option.candidate]
         group = Group(ReplicaSpec(stage.name, member.variant, member.cores), option.replicas)
-        wait_ns = min(ms(WAIT_FACTOR * fill_ms(option.batch, own.rate_rps)), stage.slo_ns // WAIT_SHARE)
+        wait_ns = patience_ns(fill_ms(option.batch, own.rate_rps), stage.slo_ns)
         made.append(StagePlan(stage.name, (group,), option.batch, in_place=False, wait_ns=wait_ns))
     return tuple(made)
 

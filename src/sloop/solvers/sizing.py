@@ -17,17 +17,13 @@ from sloop.solvers import targets
 from sloop.solvers.biscale import SLACK, Choice, Model, Program, Throughput
 from sloop.solvers.budget import Segment, is_exact
 from sloop.solvers.graph import Way, forests
-from sloop.units import ms
+from sloop.solvers.queueing import patience_ns
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan
 
 CUTS_MAX = 4
 """So many ways to cut a graph where stages meet are solved, each of which costs as much as a chain does."""
 SLOTS_MAX = 5_000
 """Deadlines beyond so many milliseconds are counted in coarser steps, so that a decision takes no longer."""
-WAIT_FACTOR = 2.0
-"""A batch is worth waiting for so many times the time in which it should fill."""
-WAIT_SHARE = 4
-"""And at most for this part of the SLO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class Sizing:
     def plan(self, place: int, groups: Sequence[tuple[int, int]], batch: int, wait_ms: float = 0.0) -> StagePlan:
         """Stage number `place`: groups of (replicas, units each), batches of `batch` that fill within `wait_ms`."""
         stage = self.stages[place]
-        wait_ns = min(ms(WAIT_FACTOR * wait_ms), stage.slo_ns // WAIT_SHARE)
+        wait_ns = patience_ns(wait_ms, stage.slo_ns)
         sizes: dict[int, int] = {}
         for count, units in groups:
             sizes[units] = sizes.get(units, 0) + count
