@@ -132,6 +132,8 @@ class Plan(Struct, frozen=True):
     why: str
     feasible: bool = True
     saturated: tuple[str, ...] = ()
+    gave_up: bool = False
+    """Whether a solver reached the bound of its work without an answer: there may be one."""
 
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both ask for the same cluster, whatever their reasons."""

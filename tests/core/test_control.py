@@ -171,18 +171,19 @@ def test_a_plan_kept_because_nothing_is_feasible_is_noted_once() -> None:
     assert notes(scene.act(7000, WOKE)) == ["plan"]
 
 
-def test_another_cause_is_noted_and_another_figure_is_not() -> None:
-    scene = Scene(structs.replace(plan_of(), why="40.2 rps: s1 is short of 3", feasible=False))
+def test_giving_up_is_noted_also_where_the_plan_was_not_feasible_before() -> None:
+    """By what the plan says of itself: reasons differ from one decision to the next by their figures."""
+    scene = Scene(structs.replace(plan_of(), why="40.2 rps are too many", feasible=False))
     scene.warm_up()
-    whys = ("41.7 rps: s1 is short of 2.5e+02", "12 rps: s2 is short of 3", "9 rps: s1 is short of 1")
 
-    def told(second: int, count: int = 1) -> list[tuple[str, str]]:
-        why = whys[second % 3]
-        scene.script.target = structs.replace(plan_of(count), why=why, feasible=False)
-        return [(a.kind, a.why) for a in scene.act(1000 * second, WOKE) if isinstance(a, Decided) and a.plan]
+    def told(second: int, *, gave_up: bool) -> list[str]:
+        why = f"{second} rps: given up" if gave_up else f"{second} rps are too many"
+        scene.script.target = structs.replace(plan_of(), why=why, feasible=False, gave_up=gave_up)
+        return [action.why for action in scene.act(1000 * second, WOKE) if isinstance(action, Decided)]
 
-    assert [told(second) for second in range(3, 12)] == [[], [("kept", whys[1])], *[[]] * 7], "they take turns"
-    assert [told(second, 2) for second in range(12, 18)] == [[("plan", whys[0])], [("kept", whys[1])], *[[]] * 4]
+    assert [told(second, gave_up=False) for second in (3, 4)] == [[], []]
+    assert [told(second, gave_up=True) for second in (5, 6, 7)] == [["5 rps: given up"], [], []]
+    assert [told(second, gave_up=False) for second in (8, 9)] == [["8 rps are too many"], []]
 
 
 PARTS = graph(

@@ -4,9 +4,6 @@ Between heartbeats it reacts to what happens to replicas. It never stops or shri
 load, with one exception: where these have no room because the old replica holds it. A stop then says so aloud.
 """
 
-import re
-from typing import Final
-
 from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
 from sloop.core.diff import Difference, diff
 from sloop.core.dispatch import DataPath
@@ -27,15 +24,11 @@ RESTART_NS_MAX = s(30)
 POKE_NS_MIN = ms(100)
 """A stage without replicas asks for a plan when a request arrives, at most this often."""
 
-FIGURE: Final = re.compile(r"(?<![\w.])(?<!\w-)\d[\d.,]*(e[+-]?\d+)?")
-"""A number, such as the rate in a plan's reason; not the one that a stage's name ends in."""
-
 
 class ControlPath:
     """Owns the plan in force. `wake_ns` is the next heartbeat."""
 
     __slots__ = (
-        "_causes",
         "_data",
         "_dirty",
         "_holds",
@@ -55,9 +48,6 @@ class ControlPath:
         self._policies = policies
         self._data = data
         self._paths = state.graph.paths
-        self._causes: set[str] = set()
-        """Why the plan in force is not feasible, as far as it has been said: reasons without their figures, which
-        differ from one decision to the next."""
         self._dirty = False
         """Something the plan wants could not be done yet: try again at the next heartbeat."""
         self._met = False
@@ -174,27 +164,14 @@ class ControlPath:
             return
         before, self.plan = self.plan, plan
         if before is not None and plan.same_target(before):
-            if self._is_news(before, plan):
+            if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
                 out.append(Decided("kept", plan.why, plan=plan))
             return
-        self._causes.clear()
-        self._is_news(plan, plan)
         out.append(Decided("plan", plan.why, plan=plan))
         for target in plan.stages:
             self._state.stages[target.stage].follow(target)
         self._dirty = True
         self._met = False
-
-    def _is_news(self, before: Plan, plan: Plan) -> bool:
-        """Whether a plan that asks for what is there says what has not been said since: that it has become feasible or
-        is so no more, or another cause why it is not. Takes note of it."""
-        if before.feasible is not plan.feasible:
-            self._causes.clear()
-        elif plan.feasible or FIGURE.sub("", plan.why) in self._causes:
-            return False
-        if not plan.feasible:
-            self._causes.add(FIGURE.sub("", plan.why))
-        return True
 
     def _reconcile(self, now_ns: int, out: list[Action]) -> None:
         """Order whatever separates the cluster from the plan; stay dirty where something could not be done yet."""

@@ -104,8 +104,9 @@ class Problem:
             return self.plan(otherwise, f"{self.short(failure)}; {self.described(otherwise)}", feasible=False)
         why = f"the solver gave up after {failure.nodes} nodes"
         if self.view.plan is not None:
-            return structs.replace(self.view.plan, why=f"{why}: kept as it was", feasible=False)
-        return self.plan(otherwise, f"{why}: {self.described(otherwise)}", feasible=False)
+            return structs.replace(self.view.plan, why=f"{why}: kept as it was", feasible=False, gave_up=True)
+        found = self.plan(otherwise, f"{why}: {self.described(otherwise)}", feasible=False)
+        return structs.replace(found, gave_up=True)
 
     def squeezed(self, squeezed: tuple[Answer, float] | None) -> Plan:
         """What is left where the nodes have no room for all: the share that fits, or one replica of each stage."""

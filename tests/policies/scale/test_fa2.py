@@ -127,6 +127,7 @@ def test_a_solver_that_gives_up_changes_nothing(stage: Stage, view: View, monkey
     assert plan is not None
     assert plan.stages == before.stages
     assert not plan.feasible
+    assert plan.gave_up
     assert plan.why == "the solver gave up after 9 nodes: kept as it was"
     first = Fa2().plan(0, published(stage, view, 24, paths=6))
     assert first is not None

@@ -195,6 +195,7 @@ def test_a_solver_that_gives_up_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     assert before is not None
     assert after is not None
     assert (after.stages, after.feasible) == (before.stages, False)
+    assert after.gave_up
     assert after.why == "30 requests/s: the solver gave up with nothing found; kept as it was"
     first = ipa().plan(0, video(30))
     assert first is not None

@@ -155,14 +155,14 @@ class Ipa:
         """There may be an answer, and none was found: what is in force stays, where anything is."""
         why = f"{said}: the solver gave up with nothing found"
         if view.plan is not None:
-            return structs.replace(view.plan, why=f"{why}; kept as it was", feasible=False)
-        return self._nearest(view, families, stages, goal, why)
+            return structs.replace(view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=True)
+        return structs.replace(self._nearest(view, families, stages, goal, why), gave_up=True)
 
     def _short(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal, said: str) -> Plan:
         """No answer is feasible."""
         why = f"{said}: {shortfall.reason(stages, [stage.name for stage in view.stages], goal)}"
         if self.infeasible == "hold" and view.plan is not None:
-            return structs.replace(view.plan, why=f"{why}; kept as it was", feasible=False)
+            return structs.replace(view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=False)
         return self._nearest(view, families, stages, goal, why)
 
     def _nearest(self, view: ClusterView, families: Families, stages: list[Choices], goal: Goal, why: str) -> Plan:
