@@ -134,6 +134,9 @@ def cases() -> Iterator[Case]:
     nodes = tuple(node_of(number, 8) for number in range(2))
     yield Case("Biscale's nlp, 10 × too much", replace(longest, cluster=nodes), rates_rps=BEYOND_RPS)
     yield Case("1 to 8 in parallel to 1", fan_in(8))
+    yield Case("1 to 38 in parallel to 1", fan_in(38))
+    for count in (3, 8, 11):
+        yield Case(f"{count} diamonds in a row, {1 << count} paths", diamonds(count))
     yield Case("a chain of 10 stages, 10 variants each", chain(10, 10), ("ipa",))
 
 
@@ -158,6 +161,15 @@ def fan_in(width: int) -> Application:
     beside = [Stage(f"side{n}", (variant("v", 1 + n / width),), ("first",)) for n in range(width)]
     last = Stage("last", (variant("v", 1),), tuple(stage.name for stage in beside))
     return invented("fan-in", 300, [Stage("first", (variant("v", 1),)), *beside, last])
+
+
+def diamonds(count: int) -> Application:
+    """Stages of which every other is two in parallel: twice as many paths with each of these."""
+    stages = [Stage("d0", (variant("v", 1),))]
+    for number in range(count):
+        sides = [Stage(f"{side}{number}", (variant("v", 1),), (f"d{number}",)) for side in ("left", "right")]
+        stages += [*sides, Stage(f"d{number + 1}", (variant("v", 1),), tuple(stage.name for stage in sides))]
+    return invented("diamonds", 200 + 150 * count, stages)
 
 
 def chain(length: int, variants: int) -> Application:
