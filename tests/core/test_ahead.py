@@ -45,7 +45,7 @@ def test_what_may_be_left_out_counts_for_nothing() -> None:
     assert rests(lone, a=1, b=70)["a"] == 0
 
 
-PARTED = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=9.0)), Step("c", ("b",), join=True)))
+PARTED = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=1.5)), Step("c", ("b",), join=True)))
 
 
 def test_parts_count_once_all_of_late_had_some() -> None:
@@ -66,6 +66,19 @@ def test_parts_count_once_all_of_late_had_some() -> None:
         runs.passed("a", ())
         runs.passed("b", ())
     assert first() == 320
+
+
+def test_several_parts_are_believed_in_until_there_are_none() -> None:
+    several = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=4.0))))
+    assert rests(several, a=1, b=20)["a"] == 20
+    runs = Runs(several)
+    runs.passed("a", (2,))
+    assert rests(several, runs, a=1, b=20)["a"] == 20
+    runs.passed("a", (0,))
+    runs.passed("a", (4,))
+    assert rests(several, runs, a=1, b=20)["a"] == 0
+    some = Graph((Step("a"), Step("b", ("a",), (When("a", "kind"),), each=Each("a", mean=4.0))))
+    assert rests(some, a=1, b=20)["a"] == 0, "of which all may be left out"
 
 
 def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_one() -> None:

@@ -1,22 +1,25 @@
 """What is still ahead of a request when it leaves a stage: the least time to the answer, as far as is known.
 
 A lower bound, for drop rules: the longest of the ways on that are sure, every stage on it taking its own least. Sure is
-an edge that nothing decides about, and one that all who came by of late have taken. Of branches the quickest counts, if
-one is always taken: because values or told shares leave no other, or because one always was. All else may be left out,
-as a fan-out into no parts is, and counts for nothing. Where paths are declared, the quickest through the stage counts.
+an edge that nothing decides about, and one that all who came by of late have taken; a fan-out into several parts, too,
+until one comes that has none. Of branches the quickest counts, if one is always taken: because values or told shares
+leave no other, or because one always was. All else may be left out, and counts for nothing. Where paths are declared,
+the quickest through the stage counts.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sloop.app.graph import Graph
+from sloop.app.graph import Edge, Graph
 
 Times = tuple[int, int]
 """In ns: alone at every stage, and in full batches of the plan."""
 
 NOTHING: Times = (0, 0)
-RUN: Final = 300
-"""What so many in a row have done, nearly all do: 99 % with a confidence of 95 % (3/n, the rule of three)."""
+RUN: Final = 100
+"""What so many in a row have done, nearly all do: 97 % with a confidence of 95 % (3/n, the rule of three)."""
+SEVERAL: Final = 3.0
+"""Where so many parts are believed to come on average, hardly ever none does: 5 % of a Poisson distribution."""
 
 
 class Runs:
@@ -31,7 +34,7 @@ class Runs:
             for name, edges in graph.edges.items()
             if any(edge.when is not None or edge.kind == "each" for edge in edges)
         }
-        self._taken = {name: [0] * len(edges) for name, edges in deciding.items()}
+        self._taken = {name: [_believed(graph, edge) for edge in graph.edges[name]] for name in deciding}
         self._any = {name: (0, edges) for name, edges in deciding.items()}
         """Per stage how many in a row have taken one edge at least of those with a condition, and which these are."""
 
@@ -56,11 +59,19 @@ class Runs:
         return stage in self._any and self._any[stage][0] >= RUN
 
 
+def _believed(graph: Graph, edge: Edge) -> int:
+    """The run to begin with."""
+    each = graph.steps[edge.target].each
+    several = edge.kind == "each" and edge.when is None and each is not None and each.mean >= SEVERAL
+    return RUN if several else 0
+
+
 def ahead(graph: Graph, least_ns: Mapping[str, Times], runs: Runs | None = None) -> dict[str, Times]:
     """Per stage the least time from leaving it to the answer; `least_ns` is what each stage takes itself, `runs` what
-    was measured of edges."""
+    was measured of edges, if anything was."""
     if graph.ways:
         return _along_paths(graph, least_ns)
+    runs = runs or Runs(graph)
     rest_ns: dict[str, Times] = {}
     for name in reversed(graph.steps):
         sure, either = NOTHING, list[Times]()
@@ -68,9 +79,9 @@ def ahead(graph: Graph, least_ns: Mapping[str, Times], runs: Runs | None = None)
             onward = _sum(least_ns[edge.target], rest_ns[edge.target])
             if edge.when is not None:
                 either.append(onward)
-            if (edge.when is None and edge.kind != "each") or (runs is not None and runs.is_sure(name, place)):
+            if (edge.when is None and edge.kind != "each") or runs.is_sure(name, place):
                 sure = _longer(sure, onward)
-        if either and (graph.is_exhaustive(name) or (runs is not None and runs.is_exhaustive(name))):
+        if either and (graph.is_exhaustive(name) or runs.is_exhaustive(name)):
             sure = _longer(sure, (min(alone for alone, _ in either), min(full for _, full in either)))
         rest_ns[name] = sure
     return rest_ns
