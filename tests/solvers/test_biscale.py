@@ -282,6 +282,12 @@ def test_larger_replicas_where_those_of_one_unit_are_too_slow() -> None:
     assert chain([model(Amdahl(400, 0, 0, 0), 1, 2)], 150).horizontal(10) is None
 
 
+def test_a_stage_that_has_no_use_for_more_cores_holds_up_nobody() -> None:
+    found = chain([model(Amdahl(0, 0, 0, 40), 1, 1), model(Amdahl(400, 0, 0, 0), 1, 8)], 150).horizontal(2)
+    assert found is not None
+    assert [(choice.replicas, choice.cores) for choice in found] == [(1, 1), (1, 4)]
+
+
 def test_no_more_than_there_is() -> None:
     form = Amdahl(100, 0, 0, 0)
     assert total(chain([model(form, 1, 8)], 200, cores_total=2).horizontal(20) or ()) == 2

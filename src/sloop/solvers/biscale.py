@@ -83,15 +83,17 @@ class Program:
     """The grid: a millisecond as published, or coarser for long deadlines; latencies are rounded up to it."""
 
     def horizontal(self, rate_rps: float) -> tuple[Choice, ...] | None:
-        """As many replicas as the rate needs, all of one unit, or of the fewest units with which the SLO can be kept.
+        """As many replicas as the rate needs, all of one unit, or of the fewest units with which the SLO can be kept;
+        of a stage that has no use for so many, its most.
 
         None where no size keeps it, or `cores_total` is too little.
         """
         offers = [self._offer(model, rate_rps) for model in self.models]
-        sizes = min(model.latency_ms.shape[0] for model in self.models)
-        least = sum(offer.least_cores()[:sizes] for offer in offers)
+        most = [len(offer.latency_ms) - 1 for offer in offers]
+        rows = [np.minimum(np.arange(max(most) + 1), own) for own in most]
+        least = sum(offer.least_cores()[own] for offer, own in zip(offers, rows, strict=True))
         for row in np.flatnonzero(least <= self.cores_total + SLACK).tolist():
-            found = self._solve([_horizontal(offer, row) for offer in offers])
+            found = self._solve([_horizontal(offer, min(row, own)) for offer, own in zip(offers, most, strict=True)])
             if found is not None:
                 return found
         return None
