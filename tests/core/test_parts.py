@@ -39,7 +39,7 @@ def test_a_request_is_taken_apart_and_its_parts_meet() -> None:
 
 
 def test_nobody_is_given_up_for_parts_that_there_may_not_be() -> None:
-    scene = on(graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=9.0)}))
+    scene = on(graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=1.5)}))
 
     def answered(id: int, parts: int) -> list[Action]:
         at_ms = 30.0 * id
