@@ -19,7 +19,7 @@ import numpy as np
 
 from sloop.solvers import choice
 from sloop.solvers.budget import Options, Segment, cheapest_tree, is_exact
-from sloop.solvers.graph import CUTS_MAX, ROUNDING, Ties, Way, forests
+from sloop.solvers.graph import CUTS_MAX, ROUNDING, Chains, Ties, Way, forests
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
 Mode = Literal["tree", "paper", "milp"]
@@ -182,12 +182,13 @@ def solve(
     options = [_options(own, stages, slot_ms) for own in offered]
     best: list[int] | None = None
     segments = _segments(ways, slot_ms)
+    chains = choice.chains_of(segments, len(stages))
     proven = mode == "tree" and is_exact(segments)
     if mode != "milp":
-        best = _by_forest(stages, ways, options, mode, ties, slot_ms)
+        best = _by_forest(stages, ways, options, chains, mode, ties, slot_ms)
     if best is not None:
         if polish and not proven:
-            best = choice.improved(options, choice.chains_of(segments, len(stages)), best)
+            best = choice.improved(options, chains, best)
         return Answer(_picked(offered, best), mode, proven)
     quickest = tuple(min(own, key=lambda option: option.total_ms) for own in offered)
     if not keeps(quickest, ways) or (mode != "milp" and not fallback):
@@ -233,13 +234,18 @@ def squeezed(
 
 
 def _by_forest(
-    stages: Sequence[Stage], ways: Sequence[Way], options: Sequence[Options], mode: Mode, ties: Ties, slot_ms: float
+    stages: Sequence[Stage],
+    ways: Sequence[Way],
+    options: Sequence[Options],
+    chains: Chains,
+    mode: Mode,
+    ties: Ties,
+    slot_ms: float,
 ) -> list[int] | None:
     """The best over the forests, checked on the paths themselves."""
     assert mode != "milp"
     best: list[int] | None = None
     least = 0
-    chains = choice.chains_of(_segments(ways, slot_ms), len(stages))
     cells = len(stages) * max(way.slots(slot_ms) for way in ways)
     most = max(CUTS_MIN, min(CUTS_MAX, PROGRAMS_MAX // len(stages), CELLS_MAX // max(1, cells)))
     for forest in forests(ways, [stage.intensity for stage in stages], ties, most):

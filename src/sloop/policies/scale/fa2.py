@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from sloop.core.views import ClusterView
 from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import highs
 from sloop.solvers.choice import NODES_MAX
 from sloop.solvers.fa2 import Mode
 from sloop.solvers.graph import Ties
@@ -55,7 +54,6 @@ class Fa2:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The fewest replicas that hold, and the binding path. `InputError` for an unknown stage or variant."""
-        highs.load()  # with the first plan, before anything is served
         own = Limits(
             self.cores, self.batch_max, self.margin, self.headroom, self.initial_rps, self.variant, self.variants
         )
