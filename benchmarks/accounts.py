@@ -16,13 +16,13 @@ import msgspec
 from msgspec import Struct
 
 from sloop.actions import End, StartBatch
-from sloop.arrivals import Link
-from sloop.log import read_log
 from sloop.report.tables import Cell
+from sloop.runlog import read_log
 from sloop.sim.checkers import Checkers, Violation
 from sloop.systems.recording import Replayed, rebuild, replay_log
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Outcome, Request, RequestId
+from sloop.workload import Link
 
 Rows = list[tuple[str, Cell]]
 

@@ -20,7 +20,7 @@ from benchmarks.notebook import arguments, children, publish, say, table, worksp
 from benchmarks.peers.models import mlp
 from sloop.actions import End, StartBatch
 from sloop.events import Finished
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.serve.frames import pack_table
 from sloop.serve.gateway.payload import read, write
 from sloop.serve.passes import cut, join
@@ -62,7 +62,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
     way = Way(folder)
     await way.warm_up()
     whole = await timed_walk(lambda: way.walk(TOGETHER))
-    door = await timed_walk(lambda: way.walk(TOGETHER, at_once=True))
+    ingress = await timed_walk(lambda: way.walk(TOGETHER, at_once=True))
     wanted = read(BODY, None, way.intake)
     requests = [list(wanted.tensors.values())] * TOGETHER
     told, payload = pack_table([[("FP32", (TOGETHER, ANSWER))]]), memoryview(bytes(4 * ANSWER * TOGETHER))
@@ -86,7 +86,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
             recorder.extend(now_ns, logged)
 
     parts = [
-        ("a task, the head, the body, the answer's head", door),
+        ("a task, the head, the body, the answer's head", ingress),
         ("JSON to checked tensors", timed(lambda: [read(BODY, None, way.intake) for _ in range(TOGETHER)])),
         ("the core: admission, order, batch, route, end", timed(decide)),
         ("tensors to a batch, a batch to tensors", timed(lambda: cut(join(requests, batchable=True), told, payload))),

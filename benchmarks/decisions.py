@@ -23,11 +23,11 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.forms import Amdahl
 from sloop.profile.profile import Profile
 from sloop.profile.published import YOLOV5S_S
-from sloop.report.reproduce.biscale import trials as biscale
-from sloop.report.reproduce.biscale.pipelines import PIPELINES
-from sloop.report.reproduce.fa2 import trials as fa2
-from sloop.report.reproduce.ipa import trials as ipa
-from sloop.report.reproduce.ipa.pipelines import ARTEFACT
+from sloop.reproduce.biscale import trials as biscale
+from sloop.reproduce.biscale.pipelines import PIPELINES
+from sloop.reproduce.fa2 import trials as fa2
+from sloop.reproduce.ipa import trials as ipa
+from sloop.reproduce.ipa.pipelines import ARTEFACT
 from sloop.systems.planning.steady import steady_plan
 from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
@@ -81,8 +81,8 @@ def view_of(count: int, slack_ms: float, random: Random, seconds: int = 60) -> C
         bucket_ns=s(1),
     )
     node, rps = NodeView(Node("n", "local", 64, 1 << 30), 64, 1 << 30, {}), float(count)
-    door = Traffic(buckets=buckets, bucket_ns=s(1))
-    return ClusterView((stage,), (node,), None, {"m": rps}, door, rps, (Path(("m",), s(1)),))
+    ingress = Traffic(buckets=buckets, bucket_ns=s(1))
+    return ClusterView((stage,), (node,), None, {"m": rps}, ingress, rps, (Path(("m",), s(1)),))
 
 
 def timed(decide: Callable[[], object], rounds: int, target_ms: float | None = None) -> Timed:

@@ -29,9 +29,9 @@ from sloop.app.scenario import Scenario
 from sloop.demo.live import serving
 from sloop.demo.outcome import Outcome, read_outcome
 from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
-from sloop.log import read_log
 from sloop.report.figures import timeline
 from sloop.report.tables import Cell
+from sloop.runlog import read_log
 from sloop.sim.world import World, recorded_in
 
 UNIT: Final = 0.25

@@ -27,17 +27,17 @@ from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, quantile, say, table, worker_pids, workspace
 from benchmarks.watch import state_of, wait_ready
 from sloop.actions import StartReplica
-from sloop.arrivals import trace_from
 from sloop.demo.live import serving
 from sloop.demo.run import dump
 from sloop.events import ReplicaLost, ReplicaReady
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
-from sloop.log import read_log
 from sloop.profile.measure import measure
 from sloop.profile.store import path_beside, save_profile
+from sloop.runlog import read_log
 from sloop.serve.actuator.confined import confined
 from sloop.units import s, to_ms, to_s
 from sloop.vocabulary import ReplicaId
+from sloop.workload import trace_from
 
 SLO_MS: Final = 250.0
 CORES: Final = 0.75

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.notebook import arguments, publish, say, table
-from sloop.report.reproduce import REPRODUCTIONS, Reproduction, reproduce
-from sloop.report.reproduce.rows import Verdict
+from sloop.reproduce import REPRODUCTIONS, Reproduction, reproduce
+from sloop.reproduce.rows import Verdict
 
 VERDICTS: Final[tuple[Verdict, ...]] = ("reproduced", "shape", "off", "source-inconsistent")
 

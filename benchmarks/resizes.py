@@ -26,23 +26,23 @@ from benchmarks.accounts import Numbering, Rows, account, check, check_rows
 from benchmarks.notebook import arguments, publish, quantile, say, table, workspace
 from sloop.actions import ResizeReplica, StartBatch, StartReplica
 from sloop.app.load import load_application
-from sloop.arrivals import trace_from
 from sloop.core.views import ClusterView
 from sloop.demo.model import squeezenet
 from sloop.events import Finished, ReplicaLost, Resized
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
-from sloop.log import read_log
 from sloop.profile.fit import fit_table, points_p50
 from sloop.profile.forms import Latency
 from sloop.profile.measure import measure
 from sloop.profile.store import path_beside, save_profile
 from sloop.report.tables import Cell
+from sloop.runlog import read_log
 from sloop.serve.actuator.confined import confined
 from sloop.serve.server import SWITCH_S, Settings, servables_of, serving
 from sloop.solvers import targets
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, to_ms
 from sloop.vocabulary import BatchId, Plan
+from sloop.workload import trace_from
 
 CORES: Final = (0.25, 0.5, 0.75, 1.0, 1.5)
 BATCHES: Final = (1, 2, 4)

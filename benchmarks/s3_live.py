@@ -21,7 +21,6 @@ from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.watch import start_s_of, wait_ready
 from sloop.app.hardware import local
 from sloop.app.load import load_scenario
-from sloop.arrivals import Link, link_from, read_link
 from sloop.demo.live import serving
 from sloop.demo.run import WORLD_KEYS, Compared, compared, dump
 from sloop.demo.setting import BATCHES, SLO_MS, Setting, choose_cores, scenario_of
@@ -30,13 +29,14 @@ from sloop.profile.measure import measure
 from sloop.profile.store import path_beside, save_profile
 from sloop.report.compare import agreement
 from sloop.report.figures import Figure, Panel, Series, timeline
-from sloop.report.reproduce import data_folder
-from sloop.report.reproduce.sponge.offline import LINK
 from sloop.report.tables import Cell
+from sloop.reproduce import data_folder
+from sloop.reproduce.sponge.offline import LINK
 from sloop.serve.actuator import detect
 from sloop.serve.actuator.cgroup import Cgroups
 from sloop.serve.actuator.confined import confined
 from sloop.sim.world import BYTES_PER_KB
+from sloop.workload import Link, link_from, read_link
 
 PAYLOAD_KB: Final = 284.0
 MODEL, PIXELS = "densenet121", 112

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sloop.actions import StartReplica
 from sloop.events import ReplicaReady
-from sloop.log import read_log
+from sloop.runlog import read_log
 from sloop.units import to_s
 from sloop.vocabulary import Life, ReplicaId, Request
 

@@ -20,8 +20,8 @@ from benchmarks.peers.bare import Limit
 from benchmarks.peers.load import open_loop
 from benchmarks.peers.peer import Case, Encoding, Limits, Model, Peer, PeerFailed
 from benchmarks.peers.serving import Serving, serving
-from sloop.arrivals import trace_from
 from sloop.load.result import LoadResult
+from sloop.workload import trace_from
 
 BURST: Final = 1.6
 """The square wave's high, over its mean; its low is as far below."""

@@ -23,12 +23,12 @@ from benchmarks.simulators.setting import (
 )
 from sloop.actions import StartBatch
 from sloop.app.load import load_scenario
-from sloop.arrivals import trace_of
-from sloop.log import Record, Sink
 from sloop.report.metrics import Metrics
+from sloop.runlog import Record, Sink
 from sloop.sim import World, simulate
 from sloop.units import NS_PER_S, s, to_s
 from sloop.vocabulary import Request, RequestId
+from sloop.workload import trace_of
 
 URGENT_S: Final = 1.0
 PATIENT_S: Final = 1e6

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from examples.digits.pictures import Labels, Levels, held_out
-from sloop.arrivals import Trace
 from sloop.cli.source import trace_at
 from sloop.errors import InputError, MachineError
 from sloop.load import Delivery, LoadResult
@@ -33,6 +32,7 @@ from sloop.load.run import schedule_of
 from sloop.load.sender import Target, send_open
 from sloop.load.wire import RequestHead
 from sloop.units import ms, s, to_s
+from sloop.workload import Trace
 
 APPLICATION: Final = "digits"
 SLO_MS: Final = 250.0

@@ -14,7 +14,7 @@ class Finished(Struct, frozen=True, gc=False, tag="finished"):
     batch: BatchId
     replica: ReplicaId
     service_ns: int
-    ways: tuple[tuple[int, ...], ...] = ()
+    edge_counts: tuple[tuple[int, ...], ...] = ()
     """Where its requests go next: for each of the batch, and each edge that leads away from the stage, how many parts
     take that edge: 0 or 1, any number where the edge takes apart. Empty where all take every edge, once. Below 0 where
     the request's own tensors fit nothing, so that it fails and its batch does not."""

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from sloop.cli import main
 from sloop.cli import reproduce as module
-from sloop.report.reproduce import Reproduction, Row
+from sloop.reproduce import Reproduction, Row
 
 KEYS = {"experiment", "metric", "unit", "paper", "ours", "low", "high", "verdict", "note"}
 

@@ -3,7 +3,7 @@ import json
 from click.testing import CliRunner
 
 from sloop.cli import main
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.systems import SYSTEMS
 
 

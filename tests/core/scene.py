@@ -7,7 +7,7 @@ from typing import Any
 from sloop.actions import Action, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import Core
-from sloop.core.seams import Batch, Drop, Order, Policies
+from sloop.core.protocols import Batch, Drop, Order, Policies
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
 from sloop.policies.admit.bounded import Bounded

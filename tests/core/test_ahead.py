@@ -115,13 +115,13 @@ def test_no_request_needs_less_than_is_ahead_of_it(seed: int) -> None:
         steps.append(Step(name, after, when))
     graph = Graph(steps)
     least_ns = {name: random.randint(1, 100) for name in names}
-    rest_ns = {name: alone for name, (alone, _) in ahead(graph, {n: (t, t) for n, t in least_ns.items()}).items()}
+    remaining_ns = {name: alone for name, (alone, _) in ahead(graph, {n: (t, t) for n, t in least_ns.items()}).items()}
     longest_ns: dict[str, int] = {}
     for name in reversed(names):
         kind, whens = random.randint(0, 3), [edge.when for edge in graph.edges[name]]
         holds = [when is None or (kind in when.values if when.values else kind != 0) for when in whens]
         taken = [edge.target for edge, taken in zip(graph.edges[name], holds, strict=True) if taken]
         longest_ns[name] = max((least_ns[target] + longest_ns[target] for target in taken), default=0)
-        assert rest_ns[name] <= longest_ns[name]
-        if not any(whens) and all(rest_ns[target] == longest_ns[target] for target in taken):
-            assert rest_ns[name] == longest_ns[name]
+        assert remaining_ns[name] <= longest_ns[name]
+        if not any(whens) and all(remaining_ns[target] == longest_ns[target] for target in taken):
+            assert remaining_ns[name] == longest_ns[name]

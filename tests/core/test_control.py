@@ -201,7 +201,7 @@ def test_views_of_a_graph_show_the_door_and_how_often_stages_are_visited() -> No
         scene.act(at_ms + 11, Finished(start.batch, start.replica, ms(11), ((0,),)))
     scene.act(1000, WOKE)
     view = scene.script.seen[-1]
-    assert (view.door.rate_rps(), view.forecast_rps) == (20, 20)
+    assert (view.ingress.rate_rps(), view.forecast_rps) == (20, 20)
     assert {stage.name: stage.visits for stage in view.stages} == pytest.approx(
         {"find": 1, "read": 1.5, "tell": 1}, rel=0.01
     )

@@ -120,7 +120,7 @@ def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten
     assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [failed]
     assert scene.core.is_idle
     assert scene.core.state.stages["read"].monitor.waiting == 0
-    assert scene.core.state.door.waiting == 0
+    assert scene.core.state.ingress.waiting == 0
 
 
 def test_parts_of_a_lost_batch_are_tried_again_as_the_parts_they_are() -> None:
@@ -165,12 +165,16 @@ def test_a_client_that_leaves_takes_all_its_parts_along() -> None:
     assert scene.act(12, Cancelled(RequestId(1))) == [End(RequestId(1), Outcome.DROPPED, "the client went away")]
     assert scene.core.state.stages["read"].monitor.waiting == 0
     assert scene.act(25, done(read)) == []
-    assert scene.core.state.door.waiting == 1, "request 2"
+    assert scene.core.state.ingress.waiting == 1, "request 2"
 
 
 WAYS = replace(
     graph(a={}, b={}, c={"after": ("a", "b")}, d={"after": ("c",)}),
-    ways=(Path(("a", "c", "d"), ms(1000), 0.4), Path(("b", "c"), ms(40), 0.3), Path(("b", "c", "d"), ms(70), 0.3)),
+    declared_paths=(
+        Path(("a", "c", "d"), ms(1000), 0.4),
+        Path(("b", "c"), ms(40), 0.3),
+        Path(("b", "c", "d"), ms(70), 0.3),
+    ),
 )
 
 
@@ -211,18 +215,18 @@ def test_a_queue_that_a_request_does_not_enter_keeps_it_from_nothing() -> None:
 
 def test_the_door_counts_requests_and_how_many_are_inside() -> None:
     scene = on(PARTS, queue_max=2)
-    door = scene.core.state.door
+    ingress = scene.core.state.ingress
     scene.act(0, *(request(id) for id in range(3)))
-    assert (door.waiting, outcomes(scene)) == (3, {})
+    assert (ingress.waiting, outcomes(scene)) == (3, {})
     scene.act(0, request(3))
-    assert (door.waiting, outcomes(scene)) == (3, {3: Outcome.REJECTED})
+    assert (ingress.waiting, outcomes(scene)) == (3, {3: Outcome.REJECTED})
     scene.act(11, done(started(scene.actions, "find"), (4, 1)))
-    assert door.waiting == 3, "parts are not requests"
+    assert ingress.waiting == 3, "parts are not requests"
     (both,) = [a for a in scene.actions[-2:] if isinstance(a, StartBatch) and a.stage == "find"]
     scene.act(25, done(both, (0, 0), (0, 0)))
-    assert door.waiting == 1
+    assert ingress.waiting == 1
     scene.act(1000, WOKE)
-    (bucket,) = scene.script.seen[-1].door.buckets
+    (bucket,) = scene.script.seen[-1].ingress.buckets
     assert (bucket.arrivals, bucket.slack_ns) == (3, [ms(1000)] * 3)
     assert bucket.waiting_ns == 2 * ms(25) + ms(1000)
-    assert scene.script.seen[-1].door.concurrency(ms(1000)) == pytest.approx(1.05)
+    assert scene.script.seen[-1].ingress.concurrency(ms(1000)) == pytest.approx(1.05)

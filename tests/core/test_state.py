@@ -29,12 +29,12 @@ def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() ->
     made = stage(2)
     made.limit = 4
     made.refresh()
-    assert made.start_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
+    assert made.startup_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
     assert made.visit_ns == round(ms(14) / 4 / 2)
     for replica in made.replicas.values():
         made.turn(replica, Life.READY)
     made.refresh()
-    assert made.start_ns == 0
+    assert made.startup_ns == 0
     assert made.visit_ns == round(ms(14) / 4 / 2)
 
 
@@ -84,7 +84,7 @@ def test_one_stage_needs_no_books_of_a_graph() -> None:
     alone = state(graph(only={}))
     assert alone.flights is None
     assert alone.flows is None
-    assert alone.door is alone.stages["only"].monitor
+    assert alone.ingress is alone.stages["only"].monitor
     assert alone.visits() == {"only": 1.0}
 
 
@@ -92,7 +92,7 @@ def test_visits_are_only_counted_where_they_differ() -> None:
     chain = state(graph(a={}, b={"after": ("a",)}))
     assert chain.flows is None
     assert chain.flights == {}
-    assert chain.door not in [stage.monitor for stage in chain.stages.values()]
+    assert chain.ingress not in [stage.monitor for stage in chain.stages.values()]
     assert state(graph(a={}, b={"after": ("a",), "when": (When("a", "x"),)})).flows is not None
 
 
@@ -116,9 +116,9 @@ def test_what_is_ahead_follows_replicas_and_what_is_learnt() -> None:
         there.add(replica)
         made.set_life(0, replica, Life.READY)
         there.add_idle(replica)
-    assert [stage.rest_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
-    assert [stage.rest_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
+    assert [stage.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
+    assert [stage.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
     made.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
-    assert [stage.rest_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
+    assert [stage.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
     made.forget(0, made.replicas[ReplicaId(1)])
-    assert [stage.rest_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
+    assert [stage.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]

@@ -6,12 +6,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.arrivals import trace_of
 from sloop.demo.live import Sending, is_ready, observe, serving
 from sloop.errors import MachineError
-from sloop.log import read_log
 from sloop.report.metrics import Metrics, fold
+from sloop.runlog import read_log
 from sloop.units import ms, s
+from sloop.workload import trace_of
 
 APPLICATION = """\
 name: tiny

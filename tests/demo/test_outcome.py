@@ -4,8 +4,8 @@ from sloop.actions import StartReplica
 from sloop.app.load import load_scenario
 from sloop.demo.outcome import began_ns, read_outcome, rebased
 from sloop.events import WOKE
-from sloop.log import Record
 from sloop.report.simulated import play
+from sloop.runlog import Record
 from sloop.sim.world import World
 from sloop.units import ms, s
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId

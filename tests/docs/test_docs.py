@@ -49,7 +49,7 @@ def test_commands_parse(line: str) -> None:
 
 
 def shown_files() -> list[str]:
-    """Whole files; lists are of traces or links, which tests/arrivals/test_declare.py reads."""
+    """Whole files; lists are of traces or links, which tests/workload/test_declare.py reads."""
     return [text for text in blocks("yaml") if not text.startswith("- ")]
 
 

@@ -13,10 +13,10 @@ from examples.digits.measured import PICTURES, READERS, RESTORERS, SEED, TABLE, 
 from examples.digits.pictures import CELL, PLACES, WIDTH, cells_of, halves, held_out, joined, learned
 from examples.digits.score import SLO_MS, body_of, is_right, said, score
 from sloop.app.load import load_application
-from sloop.arrivals import trace_from
 from sloop.demo.live import serving
 from sloop.profile.model import read_signature
 from sloop.serve.wiring import wire
+from sloop.workload import trace_from
 
 ENOUGH = 120
 """Pictures, of the 2,000 that the accuracies stand on: what a few seconds allow."""

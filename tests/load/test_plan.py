@@ -1,10 +1,10 @@
 import pytest
 
-from sloop.arrivals import KINDS, Link, generated
-from sloop.arrivals.generate import Poisson
 from sloop.errors import InputError
 from sloop.load.plan import ClosedLoop, LoadPlan, split_url
 from sloop.units import s
+from sloop.workload import KINDS, Link, generated
+from sloop.workload.generate import Poisson
 
 TRACE = generated(Poisson(10.0), seed=0, duration_ns=s(1))
 LINK = Link("test", (1_000.0,), "assumed: a test")

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.arrivals import Link, trace_of
-from sloop.arrivals.generate import Poisson, generated
 from sloop.errors import InputError, MachineError
 from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, Told, run_load
 from sloop.load.run import orders_of, prepare_bodies, schedule_of
 from sloop.units import ms, s
+from sloop.workload import Link, trace_of
+from sloop.workload.generate import Poisson, generated
 
 TRACE = generated(Poisson(100.0), seed=1, duration_ns=s(1))
 LINK = Link("test", (1_000.0, 100.0), "assumed: a test")

@@ -89,14 +89,14 @@ def make_view(
     a chain unless paths are told."""
     node = NodeView(Node("n", "local", cores, 1 << 30), cores, 1 << 30, {})
     demand = {stage.name: stage.rate_rps() for stage in stages} | dict(rates or {})
-    door = Traffic(buckets=stages[0].buckets, bucket_ns=stages[0].bucket_ns)
+    ingress = Traffic(buckets=stages[0].buckets, bucket_ns=stages[0].bucket_ns)
     chain = Path(tuple(stage.name for stage in stages), stages[0].slo_ns)
     return ClusterView(
         stages=stages,
         nodes=(node,) if nodes is None else tuple(nodes),
         plan=plan,
         demand_rps=demand,
-        door=door,
+        ingress=ingress,
         forecast_rps=demand[stages[0].name],
         paths=tuple(paths) or (chain,),
     )

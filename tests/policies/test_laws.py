@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.core.views import Bucket, NodeView, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
 from sloop.policies import POLICIES

@@ -4,7 +4,7 @@ import pytest
 
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.events import Cancelled, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
 

@@ -3,10 +3,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sloop.arrivals import trace_of
 from sloop.errors import InputError, MachineError
 from sloop.report.arrivals import draw, figure_of
 from sloop.units import s
+from sloop.workload import trace_of
 
 TRACE = trace_of([0, s(0.5), s(2)], duration_ns=s(3), name="three", provenance="assumed: a test")
 

@@ -5,11 +5,11 @@ import pytest
 from sloop.actions import Decided, End, StartBatch, StartReplica
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaReady
-from sloop.log import Record
 from sloop.profile.estimate import Estimate
 from sloop.profile.forms import Quadratic
 from sloop.profile.profile import Profile
 from sloop.report.explain import explain_decision, explain_request, reasons
+from sloop.runlog import Record
 from sloop.units import ms, s
 from sloop.vocabulary import BatchId, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId
 

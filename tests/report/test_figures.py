@@ -3,9 +3,9 @@
 from sloop.actions import End, StartBatch
 from sloop.app.graph import Graph, Step, When
 from sloop.events import Finished
-from sloop.log import Record
 from sloop.report.figures import comparison, latency_cdf, thin, timeline, ways_cdf
 from sloop.report.metrics import Metrics, fold
+from sloop.runlog import Record
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, Request, RequestId
 

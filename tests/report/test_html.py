@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 from msgspec import structs
 
 from sloop.actions import Decided
-from sloop.log import Header, Record
 from sloop.report.explain import reasons
 from sloop.report.html import DECISIONS_MAX, Decisions, Section, page, run_page
 from sloop.report.metrics import Metrics, fold
 from sloop.report.rows import RouteRow, StageRow
 from sloop.report.tables import Table
+from sloop.runlog import Header, Record
 
 Rows = list[tuple[int, Record]]
 VOID = {"meta", "br", "path", "use", "rect"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
 from sloop.events import WOKE, BatchFailed, Finished, ReplicaStopped, Resized
-from sloop.log import Record
 from sloop.report.metrics import Metrics, fold
+from sloop.runlog import Record
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from msgspec import structs
 
 from sloop.app.application import Application, Stage, SystemChoice, Variant
-from sloop.log import FileLog, Record, read_log
 from sloop.profile.forms import Quadratic
 from sloop.profile.profile import Profile
 from sloop.report.recorded import report
+from sloop.runlog import FileLog, Record, read_log
 from sloop.systems.recording import header_of
 from sloop.systems.setup import set_up
 from sloop.vocabulary import Node

@@ -4,9 +4,9 @@ import pytest
 
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
-from sloop.log import read_log
 from sloop.report.metrics import Metrics, fold
 from sloop.report.simulated import choices, play, play_all
+from sloop.runlog import read_log
 
 SCENARIO = {
     "name": "x",

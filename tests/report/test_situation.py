@@ -1,7 +1,7 @@
 """The present tense of a log."""
 
-from sloop.log import Record
 from sloop.report.situation import Situation
+from sloop.runlog import Record
 from sloop.units import ms
 from sloop.vocabulary import Life, ReplicaId, RequestId
 

@@ -5,11 +5,11 @@ import io
 from msgspec import structs
 from rich.console import Console
 
-from sloop.log import Record
 from sloop.report import tables
 from sloop.report.metrics import Metrics, fold
 from sloop.report.rows import RouteRow, StageRow
 from sloop.report.tables import Table, as_markdown, as_rich, as_text, shown
+from sloop.runlog import Record
 
 TABLE = Table(
     "Fruit", ("name", "each", "fresh"), (("apple", 1.5, True), ("fig|date", None, False), ("kiwi", 12345, True))

@@ -12,9 +12,9 @@ from sloop.actions import End, StartBatch, StartReplica
 from sloop.app.graph import Each, Graph, Step, When
 from sloop.app.load import load_scenario
 from sloop.events import BatchFailed, Finished, ReplicaLost
-from sloop.log import MemoryLog, Record
 from sloop.report.metrics import Metrics, fold
 from sloop.report.visits import Visits
+from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
 from sloop.sim.swarm import world_from_seed
 from sloop.systems.setup import beliefs_of

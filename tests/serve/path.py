@@ -10,7 +10,7 @@ from typing import Any
 
 from sloop.app.load import load_application
 from sloop.events import Event, Finished, ReplicaReady
-from sloop.log import Recorder
+from sloop.runlog import Recorder
 from sloop.serve.backends import Listener as Reporter
 from sloop.serve.driver import Driver
 from sloop.serve.folder import Journal

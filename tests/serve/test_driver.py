@@ -19,7 +19,7 @@ from sloop.events import (
     ReplicaReady,
     Woke,
 )
-from sloop.log import MemoryLog, Record
+from sloop.runlog import MemoryLog, Record
 from sloop.serve.backends import Listener
 from sloop.serve.driver import Driver
 from sloop.serve.submission import Ended

@@ -29,13 +29,13 @@ def chained(event: Event) -> list[Action]:
     match event:
         case Request(id=2):
             return [together("a", 1)]
-        case Finished(batch=1, ways=((-1,), _)):
+        case Finished(batch=1, edge_counts=((-1,), _)):
             return [End(RequestId(1), Outcome.FAILED, "does not fit", stage="a")]
         case Finished(batch=1):
             return [StartBatch(BatchId(2), R, "b", (RequestId(1),))]
         case Finished(batch=2):
             return [together("c", 3)]
-        case Finished(batch=3, ways=ways):
+        case Finished(batch=3, edge_counts=ways):
             return [
                 End(RequestId(place + 1), Outcome.FAILED if way == UNFIT else Outcome.SERVED)
                 for place, way in enumerate(ways)

@@ -6,7 +6,7 @@ import pytest
 
 from sloop.errors import MachineError
 from sloop.events import WOKE
-from sloop.log import Header, read_log
+from sloop.runlog import Header, read_log
 from sloop.serve.folder import EARLIER, EVENTS, Journal, locked
 
 HEADER = Header(origin="live", application={}, system="static")

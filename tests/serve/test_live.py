@@ -18,8 +18,8 @@ import uvloop
 from sloop.actions import End, ResizeReplica, StartReplica
 from sloop.app.load import load_application
 from sloop.events import ReplicaLost, ReplicaReady, Resized
-from sloop.log import MemoryLog
 from sloop.profile.model import read_signature
+from sloop.runlog import MemoryLog
 from sloop.serve.actuator import detect
 from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, save
 
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError
-from sloop.log import read_log
+from sloop.runlog import read_log
 from sloop.serve.backends import Servable
 from sloop.serve.server import Serving, Settings, is_loopback, servables_of, serve, serving
 from sloop.systems.recording import rebuild, replay_log, together_in

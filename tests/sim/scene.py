@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from sloop.app.load import load_scenario
-from sloop.log import MemoryLog, Record
+from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
 
 WORK_CONSERVING: dict[str, Any] = {"name": "static", "order": "fifo", "drop": "never", "batch": "work_conserving"}

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from sloop.actions import Action, Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.load import load_application
 from sloop.events import WOKE, Event, Finished, ReplicaReady
-from sloop.log import Record
 from sloop.policies.drop.age import Age
 from sloop.policies.drop.never import Never
+from sloop.runlog import Record
 from sloop.sim import Checkers, Violation, World, simulate
 from sloop.sim.engine import CoreLike
 from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sloop.arrivals import trace_of
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.sim import World, simulate
 from sloop.units import ms, s
+from sloop.workload import trace_of
 from tests.counting import calls_of, instructions_of
 from tests.sim.scene import WORK_CONSERVING, world
 

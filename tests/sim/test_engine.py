@@ -5,7 +5,7 @@ import pytest
 
 from sloop.actions import Action, End, StartBatch
 from sloop.events import WOKE, Event, Finished, Woke
-from sloop.log import MemoryLog
+from sloop.runlog import MemoryLog
 from sloop.sim.cluster import Cluster, Truths
 from sloop.sim.engine import play
 from sloop.sim.truth.cold_start import ColdStart

@@ -10,7 +10,7 @@ import pytest
 from sloop.actions import StartReplica
 from sloop.app.scenario import ServiceTruth, Truth
 from sloop.events import Finished, Resized
-from sloop.log import ACTIONS, EVENTS, MemoryLog, Record
+from sloop.runlog import ACTIONS, EVENTS, MemoryLog, Record
 from sloop.sim import World, simulate
 from sloop.sim.swarm import world_from_seed
 from sloop.systems.recording import replay_log
@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
 
 def test_another_process_with_other_hashes_gives_the_same_bytes() -> None:
     program = (
-        "import hashlib, msgspec; from sloop.log import MemoryLog; from sloop.sim import simulate;"
+        "import hashlib, msgspec; from sloop.runlog import MemoryLog; from sloop.sim import simulate;"
         "from sloop.sim.swarm import world_from_seed; log = MemoryLog(); simulate(world_from_seed(71), [log]);"
         "print(hashlib.sha256(msgspec.json.encode(log.records)).hexdigest())"
     )

@@ -4,8 +4,8 @@ import msgspec
 
 from sloop.actions import End, StartBatch
 from sloop.events import Finished
-from sloop.log import MemoryLog
 from sloop.policies import POLICIES
+from sloop.runlog import MemoryLog
 from sloop.sim import simulate
 from sloop.sim.swarm import BRANCHING, CHOICES, FAULTS, GRAPHS, world_from_seed
 
@@ -52,7 +52,7 @@ def test_worlds_branch_fan_out_join_and_have_paths() -> None:
         found.update({edge.kind for edge in edges})
         found["when"] += any(edge.when for edge in edges)
         found["when, of parts"] += any(edge.when and edge.kind == "each" for edge in edges)
-        found["paths"] += bool(graph.ways)
+        found["paths"] += bool(graph.declared_paths)
         found["deadlines"] += graph.has_deadlines
         found["other parts than believed"] += bool(played.truth.fan_out)
         assert played.truth.fan_out.keys() <= {name for name, step in graph.steps.items() if step.each}
@@ -74,8 +74,8 @@ def test_in_some_worlds_requests_fall_into_parts_none_one_many_and_too_many() ->
                 found["parts of one request together"] += len(set(record.requests)) < len(record.requests)
                 found["parts of two requests together"] += len(set(record.requests)) > 1
             elif isinstance(record, Finished):
-                found["a branch not taken"] += any(0 in ways for ways in record.ways)
-                found["several parts"] += any(count > 1 for ways in record.ways for count in ways)
+                found["a branch not taken"] += any(0 in ways for ways in record.edge_counts)
+                found["several parts"] += any(count > 1 for ways in record.edge_counts for count in ways)
             elif isinstance(record, End):
                 found[record.outcome] += 1
                 found["too many parts"] += "of a request at most" in record.why

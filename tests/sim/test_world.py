@@ -10,7 +10,7 @@ from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.errors import InputError
 from sloop.events import Finished
-from sloop.log import FileLog
+from sloop.runlog import FileLog
 from sloop.sim import World, simulate
 from sloop.sim.world import recorded_in
 from sloop.systems.recording import header_of
@@ -132,10 +132,10 @@ def ways_of(played: World) -> tuple[dict[tuple[str, int, int], tuple[int, ...]],
     for _, record in records_of(played):
         if isinstance(record, StartBatch):
             orders[record.batch] = record
-        elif isinstance(record, Finished) and record.ways:
+        elif isinstance(record, Finished) and record.edge_counts:
             order = orders[record.batch]
             parts = order.parts or (0,) * len(order.requests)
-            for request, part, ways in zip(order.requests, parts, record.ways, strict=True):
+            for request, part, ways in zip(order.requests, parts, record.edge_counts, strict=True):
                 assert went.setdefault((order.stage, request, part), ways) == ways
         elif isinstance(record, End):
             ends.append(record)

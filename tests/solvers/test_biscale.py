@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.profile.forms import Amdahl
-from sloop.report.reproduce.biscale.pipelines import PIPELINES
+from sloop.reproduce.biscale.pipelines import PIPELINES
 from sloop.solvers.biscale import Choice, Model, Program, Throughput, chain
 from sloop.solvers.budget import Segment
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.report.reproduce.fa2.application import CPU, GPU, Hardware, problem
+from sloop.reproduce.fa2.application import CPU, GPU, Hardware, problem
 from sloop.solvers import choice, fa2
 from sloop.solvers.fa2 import Answer, Choice, GaveUp, Mode, Shortfall, Stage, choices_of, keeps, solve, squeezed
 from sloop.solvers.graph import Ties, Way

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sloop.report.reproduce.fa2.application import CPU, GPU, Hardware, problem
+from sloop.reproduce.fa2.application import CPU, GPU, Hardware, problem
 from sloop.solvers.fa2 import Choice, Stage, keeps
 from sloop.solvers.fa2_baselines import ds2, grandslam, inferline, inferline_full
 from sloop.solvers.graph import Way

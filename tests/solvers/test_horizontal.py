@@ -49,7 +49,7 @@ def test_a_view_in_the_solvers_terms() -> None:
     assert [(own.name, own.rate_rps, own.parts) for own in problem.stages] == [("a", 4, 1), ("b", 10, 3), ("c", 2, 1)]
     assert problem.stages[0].latency_ms == pytest.approx((50, 60, 70, 80, 90, 100, 110, 120))
     assert problem.ways == (Way((0, 1), 300.0), Way((0, 2), 200.0))
-    assert problem.door_rps == 4.0
+    assert problem.ingress_rps == 4.0
 
 
 def test_limits_are_planned_with() -> None:
@@ -62,7 +62,7 @@ def test_limits_are_planned_with() -> None:
 
 def test_what_is_expected_counts_until_something_was_seen() -> None:
     view = shown(("a", 0.0, 1.0), ("b", 0.0, 2.0))
-    silent = replace(view, door=Traffic(buckets=[Bucket(0)], bucket_ns=s(1)))
+    silent = replace(view, ingress=Traffic(buckets=[Bucket(0)], bucket_ns=s(1)))
     assert [own.rate_rps for own in problem_of(silent, Limits(initial_rps=7)).stages] == [7, 14]
     assert [own.rate_rps for own in problem_of(view, Limits(initial_rps=7)).stages] == [0, 0]
 

@@ -38,8 +38,8 @@ def stage_of(name: str, form: Amdahl = HALVING, *, cores_max: float = 8, visits:
 def seen(*stages: StageView, cores: tuple[float, ...] = (16,), paths: tuple[Path, ...] = ()) -> ClusterView:
     nodes = tuple(NodeView(Node(f"n{i}", "local", own, 1), own, 1, {}) for i, own in enumerate(cores))
     names = tuple(stage.name for stage in stages)
-    door = Traffic(buckets=(), bucket_ns=s(1))
-    return ClusterView(stages, nodes, None, {}, door, 0.0, paths or (Path(names, ms(400)),))
+    ingress = Traffic(buckets=(), bucket_ns=s(1))
+    return ClusterView(stages, nodes, None, {}, ingress, 0.0, paths or (Path(names, ms(400)),))
 
 
 def shape(view: ClusterView, limits: Limits = LIMITS) -> list[tuple[int, ...]]:

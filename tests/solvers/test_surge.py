@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sloop.core.views import ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.profile.estimate import Estimate
-from sloop.report.reproduce.biscale.pipelines import VIDEO
+from sloop.reproduce.biscale.pipelines import VIDEO
 from sloop.solvers import surge
 from sloop.solvers.sizing import Limits, Sizing, sizing_of
 from sloop.solvers.surge import Have

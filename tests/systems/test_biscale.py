@@ -7,11 +7,11 @@ import pytest
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.load import load_scenario
 from sloop.events import ReplicaReady, Resized
-from sloop.log import MemoryLog, Record
 from sloop.policies.batch.full import Full
 from sloop.policies.drop.predictive import Predictive
 from sloop.policies.forecast.lstm import Lstm
 from sloop.policies.scale.biscale import Biscale
+from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
 from sloop.systems import build_system
 from sloop.units import s

@@ -7,7 +7,6 @@ import pytest
 from sloop.actions import StartReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ServiceTruth, Truth
-from sloop.arrivals.generate import generated, kind_of
 from sloop.policies.batch.full import Full
 from sloop.policies.drop.age import Age
 from sloop.policies.forecast.lstm import Lstm
@@ -22,6 +21,7 @@ from sloop.sim.world import World
 from sloop.systems import build_system
 from sloop.units import s
 from sloop.vocabulary import Node
+from sloop.workload.generate import generated, kind_of
 from tests.solvers.variants_scene import CLASSIFICATION, DETECTION
 
 

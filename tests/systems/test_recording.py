@@ -6,7 +6,7 @@ from sloop.actions import End, StartReplica
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
-from sloop.log import EVENTS, FileLog, Header, MemoryLog, Record, read_log
+from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.systems.recording import header_of, rebuild, replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms

@@ -78,7 +78,7 @@ class Application:
     system: SystemChoice
     cluster: tuple[Node, ...] = ()
     estimates: Estimates = Estimates()
-    ways: tuple[Path, ...] = ()
+    declared_paths: tuple[Path, ...] = ()
     """Paths with deadlines or shares of their own, as declared; empty for those that the stages make."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -98,7 +98,7 @@ class Application:
     def graph(self) -> Graph:
         """What leads where. InputError for stages that fit no graph, see `app.graph.scopes_of`."""
         steps = [Step(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
-        return Graph(steps, self.ways, self.slo_ns)
+        return Graph(steps, self.declared_paths, self.slo_ns)
 
     @property
     def paths(self) -> tuple[Path, ...]:

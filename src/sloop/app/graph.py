@@ -91,15 +91,15 @@ class Graph:
     would begin although it has conditions.
     """
 
-    def __init__(self, steps: Sequence[Step], ways: Sequence[Path] = (), slo_ns: int = 0) -> None:
+    def __init__(self, steps: Sequence[Step], declared_paths: Sequence[Path] = (), slo_ns: int = 0) -> None:
         self.steps = {step.name: step for step in steps}
-        self.ways = tuple(ways)
+        self.declared_paths = tuple(declared_paths)
         """Paths with deadlines or shares of their own."""
         self.slo_ns = slo_ns
         self.scopes = scopes_of(steps)
         """For each stage the `each` stage whose parts it runs for; "" where it runs once."""
         for step in steps:
-            if step.entry and step.when and not self.ways:
+            if step.entry and step.when and not self.declared_paths:
                 what = f"stage {step.name!r} has `entry`, so that every request begins there, whatever `when` says"
                 raise InputError(what, where=step.name, help="remove one of them, or declare the `paths` there are")
         self.entries = tuple(step.name for step in steps if step.entry or not step.after)
@@ -110,10 +110,11 @@ class Graph:
         """Per stage, those that lead away from it, in the order of their targets; empty for a last one."""
         self.told_by = {step.name: len(step.after) + (step.name in self.entries) for step in steps}
         """By how many a stage must be told before it is known whether it is entered."""
-        self.has_deadlines = any(path.slo_ns != slo_ns for path in self.ways)
+        self.has_deadlines = any(path.slo_ns != slo_ns for path in self.declared_paths)
         """Whether the deadline depends on which path a request turns out to be on."""
         self.on = {
-            name: sum(1 << bit for bit, path in enumerate(self.ways) if name in path.stages) for name in self.steps
+            name: sum(1 << bit for bit, path in enumerate(self.declared_paths) if name in path.stages)
+            for name in self.steps
         }
         """Per stage which of the declared paths lead through it, as bits."""
         self.is_plain = not any(step.each or step.when or (step.entry and step.after) for step in steps)
@@ -135,12 +136,12 @@ class Graph:
             for name, edges in self.edges.items()
         }
 
-    def fault(self, stage: str, ways: Sequence[int]) -> str:
+    def fault(self, stage: str, edge_counts: Sequence[int]) -> str:
         """Why a request cannot go these ways from a stage, so many parts along each edge; empty where it can."""
-        for edge, most, count in zip(self.edges[stage], self.parts_max[stage], ways, strict=False):
+        for edge, most, count in zip(self.edges[stage], self.parts_max[stage], edge_counts, strict=False):
             if count > most:
                 return f"{stage} gave {count} parts to {edge.target}, which takes {most} of a request at most"
-        unfit = bool(ways) and ways[0] < 0
+        unfit = bool(edge_counts) and edge_counts[0] < 0
         return f"{stage} was given, or gave, tensors that it cannot go on with" if unfit else ""
 
     def is_exhaustive(self, stage: str) -> bool:
@@ -248,8 +249,8 @@ class Graph:
         there are any, else from the edges. "" is the source of an entry: how many requests begin there."""
         shares = {("", name): 1.0 for name in self.entries}
         shares |= {(edge.source, edge.target): self.likelihood(edge) for edges in self.edges.values() for edge in edges}
-        if self.ways:
-            among = [(("", *path.stages), path.share) for path in self.ways]
+        if self.declared_paths:
+            among = [(("", *path.stages), path.share) for path in self.declared_paths]
             for source, target in shares:
                 past = sum(share for stages, share in among if source in stages)
                 taken = sum(share for stages, share in among if (source, target) in pairwise(stages))
@@ -278,8 +279,8 @@ class Graph:
     def paths(self) -> tuple[Path, ...]:
         """The declared paths; without any, every chain from an entry to a last stage, with the share of requests
         believed to go along all of it. InputError for more than can be planned for."""
-        if self.ways:
-            return self.ways
+        if self.declared_paths:
+            return self.declared_paths
         found: list[Path] = []
         for entry in self.entries:
             open: list[tuple[tuple[str, ...], float]] = [((entry,), 1.0)]

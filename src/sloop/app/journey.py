@@ -15,7 +15,7 @@ Entered = list[tuple[str, int]]
 """Stages to visit now, each with the part it is for; 0 for a stage that runs once."""
 
 UNFIT: Final = (-1,)
-"""The ways of a visit that could not be run or read, because of its request's tensors: the request fails, and none of
+"""The edge_counts of a visit that could not be run or read, because of its request's tensors: the request fails, and none of
 those that shared the batch."""
 
 
@@ -31,12 +31,12 @@ class Journey:
         self._joining: dict[Edge, tuple[int, int]] = {}
         """Of edges where parts meet: how many parts have come, or are known not to come, and what was sent."""
         self._parts: dict[str, int] = {}
-        self._on = (1 << len(graph.ways)) - 1
+        self._on = (1 << len(graph.declared_paths)) - 1
         """Which of the declared paths it may turn out to be on, as bits."""
         self.open = 0
         """Visits entered and not finished."""
         self.fault = ""
-        """Why it cannot go on, once a visit's ways have fitted no edge: its request is to fail."""
+        """Why it cannot go on, once a visit's edge_counts have fitted no edge: its request is to fail."""
         self.visited: dict[str, int] = {}
         """How often each stage was entered."""
 
@@ -47,16 +47,16 @@ class Journey:
             self._tell(name, 0, not enters or name in enters, entered)
         return entered
 
-    def finish(self, stage: str, part: int, ways: Sequence[int] = ()) -> Entered:
-        """A visit is over; `ways` says how many parts take each edge away from the stage, once each if empty. Ways that
+    def finish(self, stage: str, part: int, edge_counts: Sequence[int] = ()) -> Entered:
+        """A visit is over; `edge_counts` says how many parts take each edge away from the stage, once each if empty. Ways that
         fit no edge lead nowhere: they set `fault`, and the visit stays open."""
         entered: Entered = []
         edges = self._graph.edges[stage]
-        if ways and (fault := self._graph.fault(stage, ways)):
+        if edge_counts and (fault := self._graph.fault(stage, edge_counts)):
             self.fault = fault
             return entered
         self.open -= 1
-        for edge, count in zip(edges, ways or [1] * len(edges), strict=True):
+        for edge, count in zip(edges, edge_counts or [1] * len(edges), strict=True):
             self._take(edge, part, count, entered)
         return entered
 
@@ -66,7 +66,7 @@ class Journey:
         graph = self._graph
         if not graph.has_deadlines:
             return request.deadline_ns
-        paths = [path for bit, path in enumerate(graph.ways) if self._on >> bit & 1]
+        paths = [path for bit, path in enumerate(graph.declared_paths) if self._on >> bit & 1]
         if ended:
             paths = [path for path in paths if self.visited.keys() == set(path.stages)] or paths
         loosest_ns = max((path.slo_ns for path in paths), default=graph.slo_ns)

@@ -1,7 +1,7 @@
 """Reads a scenario out of a document: an application's keys and those of its world.
 
 Promises a `Scenario` whose every range holds, or an InputError that names file, line and key. The insides of `trace`
-and `truth.network.link` are read by `sloop.arrivals`; here they only have to be mappings or files that exist.
+and `truth.network.link` are read by `sloop.workload`; here they only have to be mappings or files that exist.
 """
 
 from collections.abc import Collection, Sequence

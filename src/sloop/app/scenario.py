@@ -79,7 +79,7 @@ class Scenario(Struct, frozen=True):
 
     application: Application
     trace: Mapping[str, object]
-    """What `sloop.arrivals` makes requests from; `file`, where there is one, is an absolute path."""
+    """What `sloop.workload` makes requests from; `file`, where there is one, is an absolute path."""
     duration_s: float
     seed: int
     truth: Truth

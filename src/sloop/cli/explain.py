@@ -10,11 +10,11 @@ from rich.text import Text
 from sloop.cli.command import Answer, command
 from sloop.cli.number import Number
 from sloop.cli.screen import table
-from sloop.log import read_log
 from sloop.report.explain import Step, explain_decision, explain_request, reasons
 from sloop.report.html import write_page
 from sloop.report.recorded import report
 from sloop.report.tables import Table
+from sloop.runlog import read_log
 from sloop.systems.recording import rebuild
 from sloop.units import s
 

@@ -10,13 +10,22 @@ from rich.console import RenderableType
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import progress, table
 from sloop.cli.source import HELP, mapping, trace_at
-from sloop.core.seams import Forecast
+from sloop.core.protocols import Forecast
 from sloop.errors import MachineError
 from sloop.policies.forecast.lstm import Lstm
 from sloop.report.arrivals import draw
-from sloop.report.forecasts import Lesson, all_of, every_forecaster, forecaster, foresee, fortnight, learned, two_thirds
-from sloop.report.reproduce import data_folder
 from sloop.report.tables import Table
+from sloop.reproduce import data_folder
+from sloop.reproduce.forecasts import (
+    Lesson,
+    all_of,
+    every_forecaster,
+    forecaster,
+    foresee,
+    fortnight,
+    learned,
+    two_thirds,
+)
 from sloop.solvers.lstm import Epoch, Network, Training
 
 EXAMPLE = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from sloop.cli.command import Answer, command
-from sloop.log import read_log
+from sloop.runlog import read_log
 from sloop.systems.recording import rebuild, replay_log, together_in
 from sloop.units import to_s
 

@@ -7,8 +7,8 @@ from rich.console import RenderableType
 
 from sloop.cli.command import Answer, command
 from sloop.cli.screen import progress, table
-from sloop.report.reproduce import REPRODUCTIONS, Reproduction
-from sloop.report.reproduce import reproduce as reproduced
+from sloop.reproduce import REPRODUCTIONS, Reproduction
+from sloop.reproduce import reproduce as reproduced
 
 EXAMPLE = """
 sloop reproduce sponge --quick

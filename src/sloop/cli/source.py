@@ -4,9 +4,9 @@ from pathlib import Path
 
 from sloop.app.document import parse
 from sloop.app.load import load_scenario
-from sloop.arrivals.declare import trace_from
-from sloop.arrivals.link import Link, link_from, read_link
-from sloop.arrivals.trace import Trace
+from sloop.workload.declare import trace_from
+from sloop.workload.link import Link, link_from, read_link
+from sloop.workload.trace import Trace
 
 HELP = "TRACE is a file, a scenario (.yaml), or a mapping such as '{kind: poisson, rate: 100}'."
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
-from sloop.arrivals.stats import statistics
-from sloop.arrivals.write import write_counts, write_times
 from sloop.cli.command import Answer, command
 from sloop.cli.number import Number
 from sloop.cli.screen import facts
 from sloop.cli.source import HELP, trace_at
 from sloop.report.arrivals import draw, figure_of
+from sloop.workload.stats import statistics
+from sloop.workload.write import write_counts, write_times
 
 EXAMPLE = """
 sloop trace twitter.txt --duration-s 3600 --plot twitter.png

@@ -11,7 +11,7 @@ from sloop.actions import Action
 from sloop.app.application import Application
 from sloop.core.control import BUCKET_NS_MAX, ControlPath
 from sloop.core.dispatch import DataPath
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.core.state import Stage, State
 from sloop.core.views import Belief, ClusterView
 from sloop.events import (
@@ -81,10 +81,10 @@ class Core:
         """Whether no request waits or runs."""
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
-    def handle(self, now_ns: int, event: Event, more: bool = False) -> list[Action]:
+    def handle(self, now_ns: int, event: Event, batch_continues: bool = False) -> list[Action]:
         """Take in what happened at `now_ns`; returns the orders that follow, to be carried out in this order.
 
-        `more` says that another event of the same instant is about to be handed over. Batches are then not made before
+        `batch_continues` says that another event of the same instant is about to be handed over. Batches are then not made before
         the last one: requests that are there together go together.
         """
         out: list[Action] = []
@@ -98,7 +98,7 @@ class Core:
             self.state.draining = True
         else:
             assert kind in (Woke, ReplicaProgressed), f"unknown event {event!r}"
-        if more:
+        if batch_continues:
             return out
         # The instant is over: give waiting requests to idle replicas, and say when to be woken. No function of its own:
         # this runs for every event, and so do the comparisons, which cost less than calls of min.
@@ -109,7 +109,7 @@ class Core:
                 if stage.idle:
                     wait_until_ns = self._data.dispatch(now_ns, stage, out)
                 elif kind is Request and not stage.replicas:
-                    self._control.poke(now_ns, out)
+                    self._control.wake(now_ns, out)
             if not visits:
                 stage.expire_ns = FOREVER_NS
                 continue
@@ -123,7 +123,7 @@ class Core:
     def _wake(self, now_ns: int, out: list[Action]) -> None:
         """Do all that was to be done by now."""
         if now_ns >= self._control.wake_ns:
-            self._control.beat(now_ns, out)
+            self._control.tick(now_ns, out)
         for stage in self._stages:
             if now_ns >= stage.expire_ns:
                 self._data.sweep(now_ns, stage, out)

@@ -38,14 +38,14 @@ class Runs:
         self._any = {name: (0, edges) for name, edges in deciding.items()}
         """Per stage how many in a row have taken one edge at least of those with a condition, and which these are."""
 
-    def passed(self, stage: str, ways: Sequence[int]) -> None:
+    def passed(self, stage: str, edge_counts: Sequence[int]) -> None:
         """A visit is over, and sends so many on along each edge; along each one if empty."""
         taken = self._taken.get(stage)
         if taken is None:
             return
         run, conditional = self._any[stage]
         one = False
-        for place, count in enumerate(ways or (1,) * len(taken)):
+        for place, count in enumerate(edge_counts or (1,) * len(taken)):
             taken[place] = taken[place] + 1 if count else 0
             one = one or (count > 0 and conditional[place])
         self._any[stage] = run + 1 if one else 0, conditional
@@ -69,33 +69,33 @@ def _believed(graph: Graph, edge: Edge) -> int:
 def ahead(graph: Graph, least_ns: Mapping[str, Times], runs: Runs | None = None) -> dict[str, Times]:
     """Per stage the least time from leaving it to the answer; `least_ns` is what each stage takes itself, `runs` what
     was measured of edges, if anything was."""
-    if graph.ways:
+    if graph.declared_paths:
         return _along_paths(graph, least_ns)
     runs = runs or Runs(graph)
-    rest_ns: dict[str, Times] = {}
+    remaining_ns: dict[str, Times] = {}
     for name in reversed(graph.steps):
         sure, either = NOTHING, list[Times]()
         for place, edge in enumerate(graph.edges[name]):
-            onward = _sum(least_ns[edge.target], rest_ns[edge.target])
+            onward = _sum(least_ns[edge.target], remaining_ns[edge.target])
             if edge.when is not None:
                 either.append(onward)
             if (edge.when is None and edge.kind != "each") or runs.is_sure(name, place):
                 sure = _longer(sure, onward)
         if either and (graph.is_exhaustive(name) or runs.is_exhaustive(name)):
             sure = _longer(sure, (min(alone for alone, _ in either), min(full for _, full in either)))
-        rest_ns[name] = sure
-    return rest_ns
+        remaining_ns[name] = sure
+    return remaining_ns
 
 
 def _along_paths(graph: Graph, least_ns: Mapping[str, Times]) -> dict[str, Times]:
-    rest_ns: dict[str, Times] = {}
-    for path in graph.ways:
+    remaining_ns: dict[str, Times] = {}
+    for path in graph.declared_paths:
         onward = NOTHING
         for name in reversed(path.stages):
-            alone, full = rest_ns.get(name, onward)
-            rest_ns[name] = min(alone, onward[0]), min(full, onward[1])
+            alone, full = remaining_ns.get(name, onward)
+            remaining_ns[name] = min(alone, onward[0]), min(full, onward[1])
             onward = _sum(least_ns[name], onward)
-    return rest_ns
+    return remaining_ns
 
 
 def _sum(one: Times, other: Times) -> Times:

@@ -7,8 +7,8 @@ load, with one exception: where these have no room because the old replica holds
 from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
 from sloop.core.diff import Difference, diff
 from sloop.core.dispatch import DataPath
-from sloop.core.ledger import MICRO, Holding, millicores
-from sloop.core.seams import Policies
+from sloop.core.ledger import MICRO, Reservation, millicores
+from sloop.core.protocols import Policies
 from sloop.core.state import STUCK_NS_MIN, Replica, Stage, State
 from sloop.core.views import ClusterView, Traffic
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
@@ -21,7 +21,7 @@ BUCKET_NS_MAX = NS_PER_S
 RESTART_NS_MAX = s(30)
 """Lost replicas are replaced at once, then after 1, 2, 4, … seconds, at most this."""
 
-POKE_NS_MIN = ms(100)
+WAKE_NS_MIN = ms(100)
 """A stage without replicas asks for a plan when a request arrives, at most this often."""
 
 
@@ -36,7 +36,7 @@ class ControlPath:
         "_met",
         "_next_plan_ns",
         "_paths",
-        "_poked_ns",
+        "_woken_ns",
         "_policies",
         "_state",
         "plan",
@@ -57,7 +57,7 @@ class ControlPath:
         self._look_ns = 0
         """Before then no batch can have become stuck."""
         self._next_plan_ns = 0
-        self._poked_ns = -POKE_NS_MIN
+        self._woken_ns = -WAKE_NS_MIN
         self.plan: Plan | None = None
         self.wake_ns = 0
 
@@ -65,26 +65,26 @@ class ControlPath:
         """The cluster as a scaling policy is shown it."""
         state = self._state
         visits = state.visits()
-        door = Traffic(buckets=tuple(state.door.buckets), bucket_ns=state.door.bucket_ns)
-        forecast_rps = self._policies.forecast.demand_rps(now_ns, door)
+        ingress = Traffic(buckets=tuple(state.ingress.buckets), bucket_ns=state.ingress.bucket_ns)
+        forecast_rps = self._policies.forecast.demand_rps(now_ns, ingress)
         return ClusterView(
             stages=tuple(stage.view(state.slo_ns, visits[stage.name]) for stage in state.stages.values()),
             nodes=state.ledger.views(),
             plan=self.plan,
             demand_rps={name: forecast_rps * often for name, often in visits.items()},
-            door=door,
+            ingress=ingress,
             forecast_rps=forecast_rps,
             paths=self._paths,
         )
 
-    def beat(self, now_ns: int, out: list[Action]) -> None:
+    def tick(self, now_ns: int, out: list[Action]) -> None:
         """The heartbeat: close buckets, give up stuck batches, plan if it is time, work towards the plan."""
         state = self._state
         for stage in state.stages.values():
             stage.monitor.roll(now_ns)
             stage.refresh()
         if state.flights is not None:
-            state.door.roll(now_ns)
+            state.ingress.roll(now_ns)
             state.look_ahead()
         if state.flows is not None:
             state.flows.age(now_ns)
@@ -95,14 +95,14 @@ class ControlPath:
             self._ask(now_ns, out)
         if self._dirty:
             self._reconcile(now_ns, out)
-        bucket_ns = state.door.bucket_ns
+        bucket_ns = state.ingress.bucket_ns
         self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, self._next_plan_ns)
 
-    def poke(self, now_ns: int, out: list[Action]) -> None:
+    def wake(self, now_ns: int, out: list[Action]) -> None:
         """A request waits at a stage that has no replica: do not let it wait for the next planning period."""
-        if now_ns - self._poked_ns < POKE_NS_MIN:
+        if now_ns - self._woken_ns < WAKE_NS_MIN:
             return
-        self._poked_ns = now_ns
+        self._woken_ns = now_ns
         self._ask(now_ns, out)
         if self._dirty:
             self._reconcile(now_ns, out)
@@ -249,7 +249,9 @@ class ControlPath:
             return False
         id = ReplicaId(state.next_replica)
         micro_share = round(spec.share * MICRO)
-        if not state.ledger.reserve(id, Holding(name, millicores(spec.cores), memory_bytes, spec.device, micro_share)):
+        if not state.ledger.reserve(
+            id, Reservation(name, millicores(spec.cores), memory_bytes, spec.device, micro_share)
+        ):
             return False
         state.next_replica += 1
         stage.short = ""

@@ -9,7 +9,7 @@ from typing import Final
 
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.journey import Entered
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.core.state import Flight, Replica, Running, Stage, State
 from sloop.events import BatchFailed, Cancelled, Finished
 from sloop.units import FOREVER_NS, ms, s, to_ms
@@ -57,7 +57,7 @@ class DataPath:
             assert sources, f"request {request.id} begins at {request.enters}, where none can"
         for stage in sources:
             queued = len(stage.queue.visits)
-            drain_ns = stage.start_ns + queued * stage.visit_ns
+            drain_ns = stage.startup_ns + queued * stage.visit_ns
             retry_ns = retry_after_ns(now_ns, request, queued, drain_ns)
             if retry_ns:
                 why = f"{queued} requests wait at {stage.name}, about {to_ms(drain_ns):.0f} ms of work"
@@ -65,7 +65,7 @@ class DataPath:
                 return
         if state.flights is not None:
             assert request.id not in state.flights, f"request {request.id} arrived twice"
-            state.door.arrive(now_ns, request.deadline_ns - now_ns)
+            state.ingress.arrive(now_ns, request.deadline_ns - now_ns)
             if state.flows is not None:
                 state.flows.begin(request.enters)
             state.flights[request.id] = flight = Flight(request, state.graph)
@@ -87,7 +87,7 @@ class DataPath:
         stage, visits = replica.stage, batch.visits
         replica.batch = None
         stage.monitor.finish(now_ns, len(visits), batch.millicores)
-        replica.pace.belief.observe(len(visits), batch.cores, now_ns - batch.started_ns)
+        replica.service_rate.belief.observe(len(visits), batch.cores, now_ns - batch.started_ns)
         if stage.losses:
             stage.losses = 0
         if self._state.flights is None:
@@ -95,8 +95,8 @@ class DataPath:
                 id, deadline_ns = visit.request.id, visit.deadline_ns
                 out.append(End(id, SERVED) if now_ns <= deadline_ns else _late(id, now_ns, deadline_ns))
         else:
-            ways = event.ways or ((),) * len(visits)
-            for visit, way in zip(visits, ways, strict=True):
+            edge_counts = event.edge_counts or ((),) * len(visits)
+            for visit, way in zip(visits, edge_counts, strict=True):
                 self._pass_on(now_ns, stage, visit, way, out)
         if replica.life is DRAINING:  # as `_reuse`, which would be a call for each batch
             out.append(StopReplica(replica.id, "drained"))
@@ -148,8 +148,8 @@ class DataPath:
         while visits and idle:
             index = self._route.choose(now_ns, idle, stage.last) if len(idle) > 1 else 0
             replica = idle[index]
-            costs_ns, limit = replica.pace.costs_ns, replica.pace.limit
-            alone_ns, full_ns = costs_ns[1] + stage.rest_ns, costs_ns[limit] + stage.rest_full_ns
+            costs_ns, limit = replica.service_rate.costs_ns, replica.service_rate.limit
+            alone_ns, full_ns = costs_ns[1] + stage.remaining_ns, costs_ns[limit] + stage.remaining_full_ns
             for visit in visits[:limit]:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     flights is not None and visit.request.id not in flights
@@ -158,7 +158,7 @@ class DataPath:
                     break
             if not visits:
                 break
-            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.wait_ns, stage.rest_ns)
+            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.wait_ns, stage.remaining_ns)
             if take.skip:
                 for visit in stage.queue.take(take.skip):
                     stage.monitor.queue(now_ns, -1)
@@ -187,14 +187,14 @@ class DataPath:
     def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
         """Drop what no replica could serve in time, without waiting for one to become free."""
         visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
-        rest_ns, full_ns = stage.rest_ns, stage.rest_full_ns
+        remaining_ns, full_ns = stage.remaining_ns, stage.remaining_full_ns
         earliest_ns, gone = FOREVER_NS, list[int]()
         for index, visit in enumerate(visits):
             if flights is not None and visit.request.id not in flights:
                 gone.append(index)
-            elif is_hopeless(now_ns, visit, rest_ns, full_ns):
+            elif is_hopeless(now_ns, visit, remaining_ns, full_ns):
                 gone.append(index)
-                self._drop_visit(now_ns, visit, rest_ns, "no replica was free", out)
+                self._drop_visit(now_ns, visit, remaining_ns, "no replica was free", out)
             else:
                 look_ns = visit.deadline_ns + 1
                 if look_ns <= now_ns:
@@ -244,7 +244,7 @@ class DataPath:
         else:
             replica.stage.add_idle(replica)
 
-    def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, ways: Sequence[int], out: list[Action]) -> None:
+    def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, edge_counts: Sequence[int], out: list[Action]) -> None:
         """A visit of a graph is over: enter the stages that follow from it, or answer."""
         flights = self._state.flights
         assert flights is not None
@@ -253,19 +253,19 @@ class DataPath:
         if flight is None:
             return
         journey = flight.journey
-        entered = journey.finish(stage.name, visit.part, ways)
+        entered = journey.finish(stage.name, visit.part, edge_counts)
         if journey.fault:
             self._end(now_ns, request.id, Outcome.FAILED, journey.fault, out, stage.name)
             return
         if self._state.flows is not None:
-            self._state.flows.passed(stage.name, ways)
+            self._state.flows.passed(stage.name, edge_counts)
             if self._state.runs is not None:
-                self._state.runs.passed(stage.name, ways)
+                self._state.runs.passed(stage.name, edge_counts)
         if journey.open:
             self._enter(now_ns, flight, entered)
             return
         del flights[request.id]
-        self._state.door.queue(now_ns, -1)
+        self._state.ingress.queue(now_ns, -1)
         deadline_ns = journey.deadline_ns(request, ended=True)
         out.append(End(request.id, SERVED) if now_ns <= deadline_ns else _late(request.id, now_ns, deadline_ns))
 
@@ -298,7 +298,7 @@ class DataPath:
         if flights is not None:
             if flights.pop(request, None) is None:
                 return
-            self._state.door.queue(now_ns, -1)
+            self._state.ingress.queue(now_ns, -1)
         out.append(End(request, outcome, why, 0, stage))
 
 

@@ -35,11 +35,11 @@ class Flows:
         """A request comes, and begins at some entries, all if none are named."""
         self.passed("", [int(not enters or name in enters) for name in self._graph.entries])
 
-    def passed(self, stage: str, ways: Sequence[int]) -> None:
+    def passed(self, stage: str, edge_counts: Sequence[int]) -> None:
         """A visit is over, and sends so many on along each edge; along each one if empty."""
         self._passed[stage] += 1.0
         edges, sent = self._edges[stage], self._sent
-        for edge, count in zip(edges, ways or (1,) * len(edges), strict=True):
+        for edge, count in zip(edges, edge_counts or (1,) * len(edges), strict=True):
             if count:
                 sent[edge] += count
 

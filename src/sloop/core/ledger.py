@@ -19,7 +19,7 @@ def millicores(cores: float) -> int:
     return round(cores * MILLI)
 
 
-class Holding(Struct):
+class Reservation(Struct):
     """What one replica holds on its node."""
 
     node: str
@@ -40,7 +40,7 @@ class Ledger:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
-        self.holdings: dict[ReplicaId, Holding] = {}
+        self.holdings: dict[ReplicaId, Reservation] = {}
         self._views: dict[str, NodeView | None] = dict.fromkeys(self.nodes)
         """None for a node that has changed since it was looked at."""
         self._free = {
@@ -48,39 +48,39 @@ class Ledger:
             for node in self.nodes.values()
         }
 
-    def has_room(self, holding: Holding) -> bool:
+    def has_room(self, reservation: Reservation) -> bool:
         """Whether the node could hold this as well as what it holds already."""
-        free = self._free[holding.node]
+        free = self._free[reservation.node]
         return (
-            holding.millicores <= free.millicores
-            and holding.memory_bytes <= free.memory_bytes
-            and (not holding.device or holding.micro_share <= free.micro_share.get(holding.device, 0))
+            reservation.millicores <= free.millicores
+            and reservation.memory_bytes <= free.memory_bytes
+            and (not reservation.device or reservation.micro_share <= free.micro_share.get(reservation.device, 0))
         )
 
-    def reserve(self, replica: ReplicaId, holding: Holding) -> bool:
+    def reserve(self, replica: ReplicaId, reservation: Reservation) -> bool:
         """Take room for a new replica; False, and nothing taken, where the node has not enough."""
         assert replica not in self.holdings, f"replica {replica} reserved twice"
-        if not self.has_room(holding):
+        if not self.has_room(reservation):
             return False
-        self.holdings[replica] = holding
-        self._take(holding, 1)
+        self.holdings[replica] = reservation
+        self._take(reservation, 1)
         return True
 
     def release(self, replica: ReplicaId) -> None:
         """Give back all a replica holds; nothing to do for one that holds nothing."""
-        holding = self.holdings.pop(replica, None)
-        if holding is not None:
-            self._take(holding, -1)
+        reservation = self.holdings.pop(replica, None)
+        if reservation is not None:
+            self._take(reservation, -1)
 
     def resize(self, replica: ReplicaId, cores: float) -> bool:
         """Change a replica's cores; False, and nothing changed, where the node has not enough."""
-        holding = self.holdings[replica]
-        extra = millicores(cores) - holding.millicores
-        free = self._free[holding.node]
+        reservation = self.holdings[replica]
+        extra = millicores(cores) - reservation.millicores
+        free = self._free[reservation.node]
         if extra > free.millicores:
             return False
-        self._views[holding.node] = None
-        holding.millicores += extra
+        self._views[reservation.node] = None
+        reservation.millicores += extra
         free.millicores -= extra
         return True
 
@@ -102,10 +102,10 @@ class Ledger:
         )
         return view
 
-    def _take(self, holding: Holding, sign: int) -> None:
-        free = self._free[holding.node]
-        self._views[holding.node] = None
-        free.millicores -= sign * holding.millicores
-        free.memory_bytes -= sign * holding.memory_bytes
-        if holding.device:
-            free.micro_share[holding.device] -= sign * holding.micro_share
+    def _take(self, reservation: Reservation, sign: int) -> None:
+        free = self._free[reservation.node]
+        self._views[reservation.node] = None
+        free.millicores -= sign * reservation.millicores
+        free.memory_bytes -= sign * reservation.memory_bytes
+        if reservation.device:
+            free.micro_share[reservation.device] -= sign * reservation.micro_share

@@ -7,7 +7,7 @@ end and moves few pointers; policies read `visits` as the plain list it is.
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from sloop.core.seams import Order
+from sloop.core.protocols import Order
 from sloop.vocabulary import RequestId, Visit
 
 

@@ -17,8 +17,8 @@ from sloop.core.ahead import Runs, ahead
 from sloop.core.flows import Flows
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
+from sloop.core.protocols import Order
 from sloop.core.queue import Queue
-from sloop.core.seams import Order
 from sloop.core.views import Belief, ReplicaView, StageView
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan, Visit
@@ -44,7 +44,7 @@ class Running(Struct, frozen=True, gc=False):
         return self.started_ns + max(STUCK_NS_MIN, STUCK_FACTOR * self.costs_ns[len(self.visits)])
 
 
-class Pace:
+class ServiceRate:
     """What is believed of the speed of one variant on so many cores, for all of a stage's replicas that are that."""
 
     __slots__ = ("belief", "cores", "costs_ns", "limit", "ready", "replicas", "starting")
@@ -83,7 +83,7 @@ class Replica:
         "id",
         "life",
         "millicores",
-        "pace",
+        "service_rate",
         "resizing",
         "since_ns",
         "spec",
@@ -95,7 +95,7 @@ class Replica:
         self.id = id
         self.spec = spec
         self.stage = stage
-        self.pace = stage.pace(spec.variant, spec.cores)
+        self.service_rate = stage.service_rate(spec.variant, spec.cores)
         self.cores = spec.cores
         """Cores in effect."""
         self.millicores = millicores(spec.cores)
@@ -136,16 +136,16 @@ class Stage:
         "losses",
         "monitor",
         "name",
-        "paces",
+        "service_rates",
         "queue",
         "ready",
         "replicas",
-        "rest_full_ns",
-        "rest_ns",
+        "remaining_full_ns",
+        "remaining_ns",
         "restart_ns",
         "runs_for_parts",
         "short",
-        "start_ns",
+        "startup_ns",
         "visit_ns",
         "wait_ns",
     )
@@ -160,7 +160,7 @@ class Stage:
         self.queue = Queue(order)
         self.monitor = Monitor(bucket_ns)
         self.replicas: dict[ReplicaId, Replica] = {}
-        self.paces: dict[tuple[str, float], Pace] = {}
+        self.service_rates: dict[tuple[str, float], ServiceRate] = {}
         """By variant and cores, for replicas of this stage: what they share, so that no heartbeat visits them all."""
         self.idle: deque[Replica] = deque()
         """Ready replicas without a batch, sorted by id."""
@@ -173,9 +173,9 @@ class Stage:
         """By variant, that of the last plan which wanted it: what is to be replaced goes on as it was planned."""
         self.wait_ns = 0
         """How long the plan finds a full batch worth waiting for."""
-        self.rest_ns = self.rest_full_ns = 0
+        self.remaining_ns = self.remaining_full_ns = 0
         """Believed least time from leaving this stage to the answer, in batches of one, and in full ones."""
-        self.start_ns = 0
+        self.startup_ns = 0
         """Believed time until the first replica is ready; 0 where one is. With `visit_ns`, what admission is told."""
         self.visit_ns = 0
         """Believed time by which each waiting visit lengthens the queue."""
@@ -196,21 +196,23 @@ class Stage:
     def refresh(self) -> None:
         """Take over what beliefs have learnt. Called when replicas change and at every heartbeat."""
         ready_per_ns = starting_per_ns = 0.0
-        for (variant, _), pace in self.paces.items():
-            pace.refresh(self.limits.get(variant, self.limit))
-            if pace.limit:
-                per_ns = pace.limit / pace.costs_ns[pace.limit]
-                ready_per_ns += pace.ready * per_ns
-                starting_per_ns += pace.starting * per_ns
-        self.start_ns = 0 if ready_per_ns else max(belief.load_ns for belief in self.beliefs.values())
+        for (variant, _), service_rate in self.service_rates.items():
+            service_rate.refresh(self.limits.get(variant, self.limit))
+            if service_rate.limit:
+                per_ns = service_rate.limit / service_rate.costs_ns[service_rate.limit]
+                ready_per_ns += service_rate.ready * per_ns
+                starting_per_ns += service_rate.starting * per_ns
+        self.startup_ns = 0 if ready_per_ns else max(belief.load_ns for belief in self.beliefs.values())
         per_ns = ready_per_ns or starting_per_ns
         self.visit_ns = round(1 / per_ns) if per_ns else 0
 
     def least_ns(self) -> tuple[int, int]:
         """Believed duration of a batch of one, and of a full one, on the fastest replicas there are; 0 without any."""
-        paces = [p for p in self.paces.values() if p.ready] or [p for p in self.paces.values() if p.starting]
-        alone_ns = min((pace.costs_ns[1] for pace in paces if pace.limit), default=0)
-        return alone_ns, min((pace.costs_ns[pace.limit] for pace in paces), default=0)
+        service_rates = [p for p in self.service_rates.values() if p.ready] or [
+            p for p in self.service_rates.values() if p.starting
+        ]
+        alone_ns = min((service_rate.costs_ns[1] for service_rate in service_rates if service_rate.limit), default=0)
+        return alone_ns, min((service_rate.costs_ns[service_rate.limit] for service_rate in service_rates), default=0)
 
     def rate_rps(self, variant: str, cores: float) -> float:
         """What one replica of a variant on so many cores is believed to do, in the largest batches the plan allows."""
@@ -228,32 +230,34 @@ class Stage:
         """Whether replicas are on their way: started and not ready, being resized, or about to leave."""
         return any(r.life is not Life.READY or r.resizing for r in self.replicas.values())
 
-    def pace(self, variant: str, cores: float) -> Pace:
+    def service_rate(self, variant: str, cores: float) -> ServiceRate:
         """That of replicas of a variant on so many cores."""
-        found = self.paces.get((variant, cores))
+        found = self.service_rates.get((variant, cores))
         if found is None:
-            self.paces = {key: pace for key, pace in self.paces.items() if pace.replicas}
-            self.paces[variant, cores] = found = Pace(self.beliefs[variant], cores)
+            self.service_rates = {
+                key: service_rate for key, service_rate in self.service_rates.items() if service_rate.replicas
+            }
+            self.service_rates[variant, cores] = found = ServiceRate(self.beliefs[variant], cores)
             found.refresh(self.limits.get(variant, self.limit))
         return found
 
     def add(self, replica: Replica) -> None:
         """A replica is ordered."""
         self.replicas[replica.id] = replica
-        replica.pace.count(replica.life, 1)
+        replica.service_rate.count(replica.life, 1)
 
     def turn(self, replica: Replica, life: Life) -> None:
         """A replica enters a state of life."""
-        replica.pace.count(replica.life, -1)
+        replica.service_rate.count(replica.life, -1)
         replica.life = life
-        replica.pace.count(life, 1)
+        replica.service_rate.count(life, 1)
 
     def remove(self, replica: Replica) -> None:
         """A replica is gone."""
         if replica.life is Life.READY and replica.batch is None:
             self.remove_idle(replica)
         del self.replicas[replica.id]
-        replica.pace.count(replica.life, -1)
+        replica.service_rate.count(replica.life, -1)
 
     def add_idle(self, replica: Replica) -> None:
         """A ready replica has no batch any more."""
@@ -306,7 +310,7 @@ class State:
 
     __slots__ = (
         "batch_ids",
-        "door",
+        "ingress",
         "draining",
         "flights",
         "flows",
@@ -331,11 +335,11 @@ class State:
         self.ledger = Ledger(nodes)
         self.flights: dict[RequestId, Flight] | None = {} if len(stages) > 1 else None
         """None for an application of one stage, whose requests are where their only visit is."""
-        self.door = stages[0].monitor if len(stages) == 1 else Monitor(stages[0].monitor.bucket_ns)
+        self.ingress = stages[0].monitor if len(stages) == 1 else Monitor(stages[0].monitor.bucket_ns)
         """What comes to the application; of several stages, those inside it count as waiting."""
-        self.flows = None if len(stages) == 1 or (graph.is_plain and not graph.ways) else Flows(graph)
+        self.flows = None if len(stages) == 1 or (graph.is_plain and not graph.declared_paths) else Flows(graph)
         """None where every request visits every stage once."""
-        self.runs = None if len(stages) == 1 or graph.is_plain or graph.ways else Runs(graph)
+        self.runs = None if len(stages) == 1 or graph.is_plain or graph.declared_paths else Runs(graph)
         """None where nothing but declared paths decides what is ahead of a request."""
         self.batch_ids = cast(Iterator[BatchId], count())
         self.next_replica = 0
@@ -347,9 +351,11 @@ class State:
 
     def look_ahead(self) -> None:
         """Bring up to date how long requests have still to go from each stage on."""
-        rests_ns = ahead(self.graph, {name: stage.least_ns() for name, stage in self.stages.items()}, self.runs)
-        for name, (alone_ns, full_ns) in rests_ns.items():
-            self.stages[name].rest_ns, self.stages[name].rest_full_ns = alone_ns, full_ns
+        remaining_ns_by_stage = ahead(
+            self.graph, {name: stage.least_ns() for name, stage in self.stages.items()}, self.runs
+        )
+        for name, (alone_ns, full_ns) in remaining_ns_by_stage.items():
+            self.stages[name].remaining_ns, self.stages[name].remaining_full_ns = alone_ns, full_ns
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica on in its life, keeping the stage's counts right."""
@@ -366,9 +372,9 @@ class State:
         """A resize took effect."""
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, millicores(cores) - replica.millicores)
-        replica.pace.count(replica.life, -1)
-        replica.pace = replica.stage.pace(replica.spec.variant, cores)
-        replica.pace.count(replica.life, 1)
+        replica.service_rate.count(replica.life, -1)
+        replica.service_rate = replica.stage.service_rate(replica.spec.variant, cores)
+        replica.service_rate.count(replica.life, 1)
         replica.cores = cores
         replica.millicores = millicores(cores)
         self._refresh(replica.stage)

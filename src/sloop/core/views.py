@@ -146,10 +146,10 @@ class ClusterView:
     plan: Plan | None
     """The plan in force."""
     demand_rps: Mapping[str, float]
-    """Per stage, the forecast for the door times the visits a request makes."""
-    door: Traffic
+    """Per stage, the forecast for the ingress times the visits a request makes."""
+    ingress: Traffic
     """Requests that arrive at the application."""
     forecast_rps: float
-    """The forecast policy's answer: requests per second to expect at the door."""
+    """The forecast policy's answer: requests per second to expect at the ingress."""
     paths: tuple[Path, ...]
     """Every way through the graph from an entry to an end, with its deadline."""

@@ -17,9 +17,9 @@ from urllib.request import urlopen
 import msgspec
 from msgspec import Struct
 
-from sloop.arrivals import Link, Trace
 from sloop.errors import MachineError
 from sloop.load import LoadPlan, LoadResult, Told, run_load
+from sloop.workload import Link, Trace
 
 READY_S: Final = 60.0
 STOP_S: Final = 40.0

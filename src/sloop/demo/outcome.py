@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from sloop.log import Record, read_log
 from sloop.report.metrics import Metrics, fold
 from sloop.report.rows import RunRow
+from sloop.runlog import Record, read_log
 from sloop.systems.recording import rebuild
 from sloop.vocabulary import Request
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from sloop.arrivals import Link, Trace
 from sloop.errors import InputError
+from sloop.workload import Link, Trace
 
 REQUESTS_MAX: Final = 20_000_000
 CONNECTIONS_MAX: Final = 20_000

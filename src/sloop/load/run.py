@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.arrivals import Link, Trace
 from sloop.errors import InputError, MachineError
 from sloop.load.metadata import default_port, fetch_metadata, model_path, preferred_encoding
 from sloop.load.orders import RECORDS, Closed, Orders, Told, write_orders
@@ -27,6 +26,7 @@ from sloop.load.plan import REQUESTS_MAX, ClosedLoop, Delivery, Encoding, LoadPl
 from sloop.load.record import read_records
 from sloop.load.result import LoadResult, join, summarise, write_jsonl
 from sloop.units import ms, s, to_s
+from sloop.workload import Link, Trace
 
 GRACE_S = 30.0
 """Beyond its schedule and its last timeout, before the sending process is given up as stuck."""

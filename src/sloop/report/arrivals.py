@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from sloop.arrivals import Trace
 from sloop.errors import InputError, MachineError
 from sloop.report.figures import Figure, Panel, Series, thin
 from sloop.report.plots import png, svg
+from sloop.workload import Trace
 
 
 def figure_of(trace: Trace) -> Figure:

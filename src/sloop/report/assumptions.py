@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from sloop.actions import ResizeReplica, StartBatch, StartReplica
 from sloop.app.application import Application
 from sloop.events import Resized
-from sloop.log import Record
 from sloop.profile.profile import Profile, Region
+from sloop.runlog import Record
 from sloop.vocabulary import ReplicaId, ReplicaSpec
 
 Variant = tuple[str, str]

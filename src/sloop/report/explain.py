@@ -13,9 +13,9 @@ from sloop.actions import Decided, End, StartBatch
 from sloop.core.views import Belief
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Cancelled, Finished, ReplicaLost, ReplicaReady
-from sloop.log import Record
 from sloop.report.situation import Situation
 from sloop.report.words import amount, cluster_now, difference, ids, lately, target
+from sloop.runlog import Record
 from sloop.units import to_ms, to_s
 from sloop.vocabulary import Outcome, Request, RequestId
 

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from sloop.actions import Decided
 from sloop.errors import MachineError
-from sloop.log import Header, Record
 from sloop.report import tables
 from sloop.report.explain import Reason
 from sloop.report.figures import Figure, comparison, latency_cdf, timeline, ways_cdf
@@ -22,6 +21,7 @@ from sloop.report.plots import svg
 from sloop.report.rows import RunRow
 from sloop.report.tables import Table, shown
 from sloop.report.words import target
+from sloop.runlog import Header, Record
 from sloop.units import to_s
 
 DECISIONS_MAX: Final = 500

@@ -23,12 +23,12 @@ from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
 from sloop.app.graph import Graph
 from sloop.core.views import Belief
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped, Resized
-from sloop.log import Record
 from sloop.report.holdings import Holdings
 from sloop.report.rows import RouteRow, RunRow, Second, ServiceError, StageRow
 from sloop.report.seconds import COLUMNS, Seconds
 from sloop.report.tallies import Tallies
 from sloop.report.visits import Visits
+from sloop.runlog import Record
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.vocabulary import BatchId, Node, Outcome, Request, RequestId
 
@@ -125,7 +125,7 @@ class Metrics:
             batch = self._batches.get(finished.batch)
             if batch is not None:
                 held = self._holdings.get(batch.replica)
-                visits.finish(now_ns, batch, finished.ways, held.spec.variant if held else None)
+                visits.finish(now_ns, batch, finished.edge_counts, held.spec.variant if held else None)
 
         def fail(now_ns: int, failed: BatchFailed) -> None:
             batch = self._batches.get(failed.batch)

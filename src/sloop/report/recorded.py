@@ -5,12 +5,12 @@ Promises that the log is all it needs: nodes, profiles and system are those its 
 
 from msgspec import Struct
 
-from sloop.log import RecordedLog
 from sloop.report.assumptions import Assumptions
 from sloop.report.explain import reasons
 from sloop.report.html import Decisions, run_page
 from sloop.report.metrics import Metrics
 from sloop.report.rows import RunRow
+from sloop.runlog import RecordedLog
 from sloop.systems.recording import rebuild
 
 

@@ -12,10 +12,10 @@ from msgspec import Struct, structs
 
 from sloop.app.application import SystemChoice
 from sloop.app.scenario import Scenario
-from sloop.log import FileLog, Sink
 from sloop.report.assumptions import Assumptions
 from sloop.report.metrics import Metrics
 from sloop.report.rows import RunRow
+from sloop.runlog import FileLog, Sink
 from sloop.sim.run import simulate
 from sloop.sim.world import NOT_RECORDED, Recorded, World, recorded_in
 from sloop.systems.recording import header_of

@@ -13,7 +13,7 @@ from msgspec import Struct
 from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.core.views import Belief
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.units import NS_PER_S
 from sloop.vocabulary import BatchId, Life, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId
 

@@ -1,4 +1,4 @@
-"""Requests on their ways through a graph: what each stage saw of them, which routes they took, what they got.
+"""Requests on their edge_counts through a graph: what each stage saw of them, which routes they took, what they got.
 
 Promises one wait for every visit that is queued, whichever branches and parts run beside it: from entering the stage,
 as `app.journey` reads the graph, to the start of its batch; a visit whose replica was lost waits again. Ends other
@@ -105,11 +105,11 @@ class Visits:
                 tally.wait_sum_ns += now_ns - since_ns
                 tally.wait_max_ns = max(tally.wait_max_ns, now_ns - since_ns)
 
-    def finish(self, now_ns: int, batch: StartBatch, ways: Sequence[Sequence[int]], variant: str | None) -> None:
-        """A batch is done; `ways` are those of the event, `variant` what computed it where that is known."""
+    def finish(self, now_ns: int, batch: StartBatch, edge_counts: Sequence[Sequence[int]], variant: str | None) -> None:
+        """A batch is done; `edge_counts` are those of the event, `variant` what computed it where that is known."""
         accuracy = self._accuracies.get((batch.stage, variant)) if variant is not None else None
         self._unknown = self._unknown or accuracy is None
-        for (id, part), way in zip(batch.visits, ways or ((),) * len(batch.requests), strict=True):
+        for (id, part), way in zip(batch.visits, edge_counts or ((),) * len(batch.requests), strict=True):
             flight, key = self._flights.get(id), (batch.stage, part)
             if flight is None or flight.running.pop(key, None) != batch.batch:
                 continue
@@ -187,7 +187,9 @@ class Visits:
         rows = []
         for visited, route in self._routes.items():
             latencies_ns = np.frombuffer(route.latencies_ns, dtype=np.int64)
-            slo_ns = next((way.slo_ns for way in self._graph.ways if set(way.stages) == visited), self._graph.slo_ns)
+            slo_ns = next(
+                (way.slo_ns for way in self._graph.declared_paths if set(way.stages) == visited), self._graph.slo_ns
+            )
             rank = max(0, math.ceil(round(0.99 * len(latencies_ns), 6)) - 1)
             rows.append(
                 RouteRow(

@@ -34,7 +34,7 @@ from sloop.events import (
     ReplicaLost,
     ReplicaStopped,
 )
-from sloop.log import Record, Recorder
+from sloop.runlog import Record, Recorder
 from sloop.serve.backends import Backend
 from sloop.serve.parts import Held, answer, gather, keep, ways_of
 from sloop.serve.submission import Ended
@@ -194,25 +194,29 @@ class Driver:
         outputs fit no edge fails alone."""
         stage, given = running.stage, iter(outputs)
         decisions = self._wiring.decisions.get(stage, ())
-        ways: list[tuple[int, ...]] = []
+        edge_counts: list[tuple[int, ...]] = []
         for place, (request, part) in enumerate(zip(running.requests, running.parts or repeat(None), strict=False)):
             if place in left_out:
-                ways.append(UNFIT)
+                edge_counts.append(UNFIT)
                 continue
             found, tensors = self._open.get(request), next(given)
             if found is None:
-                ways.append((0,) * len(decisions))
+                edge_counts.append((0,) * len(decisions))
                 continue
             keep(found.held, stage, part, tensors)
             try:
-                ways.append(ways_of(found.held, stage, decisions, tensors))
+                edge_counts.append(ways_of(found.held, stage, decisions, tensors))
             except ValueError as error:
                 found.fault = str(error)
-                ways.append(UNFIT)
-        if len(ways) == 1 and ways[0] is UNFIT and (found := self._open.get(running.requests[0])) is not None:
+                edge_counts.append(UNFIT)
+        if (
+            len(edge_counts) == 1
+            and edge_counts[0] is UNFIT
+            and (found := self._open.get(running.requests[0])) is not None
+        ):
             self.happened(BatchFailed(event.batch, event.replica, found.fault))
         else:
-            self.happened(structs.replace(event, ways=tuple(ways)))
+            self.happened(structs.replace(event, edge_counts=tuple(edge_counts)))
 
     def happened(self, event: Event) -> None:
         """Take note, to tell the core when this turn of the event loop ends, or before it if there is much to tell."""

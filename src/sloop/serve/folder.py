@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.errors import MachineError
-from sloop.log import FileLog, Header, Record
+from sloop.runlog import FileLog, Header, Record
 
 LOCK: Final = "lock"
 EVENTS: Final = "events.jsonl"

@@ -158,11 +158,11 @@ class Books:
         self.requests[request.id] = entry = OpenRequest(request, journey)
         self._enter(entry, journey.begin(request.enters))
 
-    def pass_on(self, replica: TrackedReplica, ways: Sequence[Sequence[int]]) -> list[OpenRequest]:
-        """A batch is done: its requests queue where their ways lead. Returns those that have come to an end."""
+    def pass_on(self, replica: TrackedReplica, edge_counts: Sequence[Sequence[int]]) -> list[OpenRequest]:
+        """A batch is done: its requests queue where their edge_counts lead. Returns those that have come to an end."""
         requests, through = self.requests, []
         visits = self._release(replica)
-        for (entry, place, _), way in zip(visits, ways or ((),) * len(visits), strict=True):
+        for (entry, place, _), way in zip(visits, edge_counts or ((),) * len(visits), strict=True):
             if entry.request.id not in requests:
                 continue
             journey = entry.journey

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
-from sloop.log import EVENTS, Record
+from sloop.runlog import EVENTS, Record
 from sloop.sim.books import Books, OpenRequest, Rooms, TrackedReplica
 from sloop.units import to_ms
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request, Visit
@@ -26,7 +26,7 @@ OVERDUE: Final = 0.75
 """A drop rule is kept if what it gave up at so much of its age, 0 to 1, has ended: queues are not searched at once."""
 
 IsHopeless = Callable[[int, Visit, int, int], bool]
-"""A drop policy's verb, which see in `sloop.core.seams`."""
+"""A drop policy's verb, which see in `sloop.core.protocols`."""
 
 
 def _never(now_ns: int, visit: Visit, cost_ns: int, full_ns: int) -> bool:
@@ -161,7 +161,7 @@ class Checkers:
     def _finished(self, event: Finished) -> None:
         replica = self._books.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
-            self._through = self._books.pass_on(replica, event.ways)
+            self._through = self._books.pass_on(replica, event.edge_counts)
 
     def _batch_failed(self, event: BatchFailed) -> None:
         replica = self._books.replicas.get(event.replica)

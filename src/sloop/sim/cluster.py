@@ -247,5 +247,5 @@ class Cluster:
         left_ns = end_ns - now_ns
         longer_ns = round(left_ns * ratio) - left_ns
         self.void.add(sequence)
-        finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns, finished.ways)
+        finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns, finished.edge_counts)
         replica.news = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sloop.actions import Action, End, StartBatch
 from sloop.events import WOKE, Event, Finished
-from sloop.log import Sink
+from sloop.runlog import Sink
 from sloop.sim.cluster import Cluster
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import Request

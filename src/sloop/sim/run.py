@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sloop.log import Sink, Tee
 from sloop.policies.order.edf import Edf
+from sloop.runlog import Sink, Tee
 from sloop.sim.checkers import Checkers
 from sloop.sim.engine import PATIENCE_NS, CoreLike, Played, play
 from sloop.sim.world import World

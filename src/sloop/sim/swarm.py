@@ -16,7 +16,6 @@ from msgspec import convert
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, When
 from sloop.app.scenario import ColdStart, NetworkTruth, ServiceTruth, Truth
-from sloop.arrivals import Link, link_from, trace_from
 from sloop.profile import Amdahl, Profile
 from sloop.sim.truth.failure import Faults
 from sloop.sim.world import World
@@ -24,6 +23,7 @@ from sloop.streams import stream
 from sloop.units import ms, s
 from sloop.vocabulary import Node
 from sloop.vocabulary import Path as PathWithDeadline
+from sloop.workload import Link, link_from, trace_from
 
 GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
     {"a": ()},
@@ -127,7 +127,7 @@ def world_from_seed(seed: int, system: str = "static") -> World:
             stages,
             SystemChoice(system, _parameters(random, system)),
             nodes,
-            ways=_ways(stages, seed, slo_ms),
+            declared_paths=_ways(stages, seed, slo_ms),
         ),
         trace=trace_from(spec, seed=seed, duration_s=duration_s, folder=Path()),
         duration_ns=s(duration_s),

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
-from sloop.arrivals import Link, Trace, link_from, read_link, trace_from
-from sloop.log import read_log
+from sloop.runlog import read_log
 from sloop.sim.cluster import Cluster, Truths
 from sloop.sim.outside import Stream, later, outside
 from sloop.sim.truth.cold_start import ColdStart
@@ -27,6 +26,7 @@ from sloop.sim.truth.service import Runs, Service, Variant
 from sloop.sim.truth.ways import Ways, Went
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, s
+from sloop.workload import Link, Trace, link_from, read_link, trace_from
 
 
 class Recorded(Struct, frozen=True):
@@ -146,7 +146,7 @@ class World:
         # Its own generator of faults: how the cluster's are interleaved with these must not matter.
         failure = Failure(self.seed, self.faults)
         arrivals = network.deliver(self.trace.times_ns())
-        if self.application.ways:
+        if self.application.declared_paths:
             arrivals = self._ways().entering(arrivals)
         if self.lead_ns:
             arrivals = later(arrivals, self.lead_ns)

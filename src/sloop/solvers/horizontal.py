@@ -34,7 +34,7 @@ class Limits:
     headroom: float = 0.0
     """How far above the demand to plan: 0.1 for a tenth."""
     initial_rps: float = 0.0
-    """To expect at the door before anything was seen."""
+    """To expect at the ingress before anything was seen."""
     variant: str = ""
     variants: Mapping[str, str] | None = None
 
@@ -48,7 +48,7 @@ class Problem:
     ways: tuple[Way, ...]
     variants: tuple[str, ...]
     cores: float
-    door_rps: float
+    ingress_rps: float
 
     @property
     def replicas_max(self) -> float:
@@ -80,7 +80,7 @@ class Problem:
         over = f"{-left_ms:.4g} ms over its {way.slo_ms:.4g} ms"
         room = f"{left_ms:.4g} of {way.slo_ms:.4g} ms left" if left_ms > -EPSILON else over
         return (
-            f"{self.door_rps:.4g} requests/s → {targets.amount(count, 'replica')} of "
+            f"{self.ingress_rps:.4g} requests/s → {targets.amount(count, 'replica')} of "
             f"{targets.amount(self.cores, 'core')}: {each}; tightest: {self.named(way)}, {room}"
         )
 
@@ -155,7 +155,7 @@ def problem_of(view: ClusterView, limits: Limits) -> Problem:
     cores = min(limits.cores, targets.node_cores_max(view))
     stages, variants = [], []
     # Nothing was ever seen: what the user expects, else what the forecast makes of nothing.
-    untold = 0.0 if any(bucket.arrivals for bucket in view.door.buckets) else limits.initial_rps
+    untold = 0.0 if any(bucket.arrivals for bucket in view.ingress.buckets) else limits.initial_rps
     load = 1 + limits.headroom
     for stage in view.stages:
         name = targets.variant_of(stage, own.get(stage.name, limits.variant))
@@ -168,5 +168,5 @@ def problem_of(view: ClusterView, limits: Limits) -> Problem:
     ways = targets.ways(view, limits.margin)
     lost = sorted(set(range(len(stages))) - {stage for way in ways for stage in way.stages})
     ways += tuple(Way((stage,), limits.margin * to_ms(view.stages[stage].slo_ns)) for stage in lost)
-    door_rps = untold or view.forecast_rps
-    return Problem(view, tuple(stages), ways, tuple(variants), cores, load * door_rps)
+    ingress_rps = untold or view.forecast_rps
+    return Problem(view, tuple(stages), ways, tuple(variants), cores, load * ingress_rps)

@@ -5,7 +5,7 @@ Fails where the profile is wrong about the machine: believed too slow, it refuse
 
 from typing import Final
 
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.policies.admit.predictive import Predictive as Admit
 from sloop.policies.batch.deadline import Deadline
 from sloop.policies.drop.predictive import Predictive as Drop

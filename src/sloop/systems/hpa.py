@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.policies.admit.open import Open
 from sloop.policies.batch.work_conserving import WorkConserving
 from sloop.policies.drop.age import Age

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.authored import module_in
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.systems.system import System
 

@@ -18,7 +18,7 @@ from sloop.app.application import Application, SystemChoice
 from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import Event
-from sloop.log import ACTIONS, EVENTS, Header, Record
+from sloop.runlog import ACTIONS, EVENTS, Header, Record
 from sloop.systems.setup import Setup, set_up
 
 
@@ -80,7 +80,7 @@ def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: b
     events = actions = 0
     for step in _steps(records):
         events += 1
-        answers = core.handle(step.now_ns, step.event, more=together and step.next_ns == step.now_ns)
+        answers = core.handle(step.now_ns, step.event, batch_continues=together and step.next_ns == step.now_ns)
         for place, recorded in enumerate(step.actions):
             actions += 1
             if place >= len(answers) or answers[place] != recorded:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.policies import POLICIES
 from sloop.policies.build import Where, adjust, build, keys_of, nowhere, suggestion, written

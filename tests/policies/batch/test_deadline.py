@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.errors import InputError
 from sloop.policies.batch.deadline import LOOKAHEAD_BATCHES, Deadline
 from sloop.units import ms

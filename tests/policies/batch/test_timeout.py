@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.errors import InputError
 from sloop.policies.batch.timeout import Timeout
 from sloop.units import ms

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.policies.batch.work_conserving import WorkConserving
 from sloop.vocabulary import Visit
 

@@ -11,9 +11,9 @@ from sloop.units import s
 
 
 def test_is_a_multiple_of_the_last_window(arrivals: Callable[..., StageView]) -> None:
-    door = arrivals(10, 20, 60)
-    assert Times(factor=1.5).demand_rps(0, door) == 90
-    assert Times(factor=2, window_ns=s(2)).demand_rps(0, door) == 80
+    ingress = arrivals(10, 20, 60)
+    assert Times(factor=1.5).demand_rps(0, ingress) == 90
+    assert Times(factor=2, window_ns=s(2)).demand_rps(0, ingress) == 80
     assert Times().demand_rps(0, arrivals()) == 0
 
 

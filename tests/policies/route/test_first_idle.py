@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sloop.core.seams import ReadyReplica
+from sloop.core.protocols import ReadyReplica
 from sloop.policies.route.first_idle import FirstIdle
 from sloop.vocabulary import ReplicaId
 

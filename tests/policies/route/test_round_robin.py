@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sloop.core.seams import ReadyReplica
+from sloop.core.protocols import ReadyReplica
 from sloop.policies.route.round_robin import RoundRobin
 from sloop.vocabulary import ReplicaId
 

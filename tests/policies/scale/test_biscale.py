@@ -37,7 +37,7 @@ class Scene:
     made: int = 0
 
     def view(self, forecast_rps: float | None) -> ClusterView:
-        door = Traffic(
+        ingress = Traffic(
             buckets=[Bucket(s(second), arrivals=round(rate)) for second, rate in enumerate(self.rates)],
             bucket_ns=NS_PER_S,
         )
@@ -51,7 +51,7 @@ class Scene:
                 replicas=tuple(self.replicas.get(name, ())),
                 queue=(),
                 running=0,
-                buckets=door.buckets,
+                buckets=ingress.buckets,
                 bucket_ns=NS_PER_S,
             )
             for name, form in self.forms.items()
@@ -64,7 +64,7 @@ class Scene:
         rate_rps = self.rates[-1] if self.rates else 0.0
         forecast_rps = rate_rps if forecast_rps is None else forecast_rps
         paths = self.paths or (Path(names, ms(self.slo_ms)),)
-        return ClusterView(stages, nodes, self.plan, dict.fromkeys(names, forecast_rps), door, forecast_rps, paths)
+        return ClusterView(stages, nodes, self.plan, dict.fromkeys(names, forecast_rps), ingress, forecast_rps, paths)
 
     def step(self, rate_rps: float, forecast_rps: float | None = None, *, times: int = 1) -> Plan | None:
         """So many seconds at a rate; the last answer."""

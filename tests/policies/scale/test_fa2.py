@@ -9,7 +9,7 @@ from sloop.core.views import Belief, Bucket, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies.scale.fa2 import Fa2
 from sloop.profile.estimate import Estimate
-from sloop.report.reproduce.fa2.application import CPU, Hardware, problem, profile_of
+from sloop.reproduce.fa2.application import CPU, Hardware, problem, profile_of
 from sloop.solvers import choice, fa2
 from sloop.units import ms
 from sloop.vocabulary import Path, Plan

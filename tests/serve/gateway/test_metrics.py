@@ -9,7 +9,7 @@ from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica,
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each
 from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
-from sloop.log import MemoryLog, Record
+from sloop.runlog import MemoryLog, Record
 from sloop.serve.gateway.metrics import Metrics
 from sloop.sim import simulate
 from sloop.sim.swarm import world_from_seed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import factorial
 
 from sloop.actions import End, StartBatch
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.sim import simulate
 from sloop.sim.truth.noise import Shape
 from sloop.units import to_s

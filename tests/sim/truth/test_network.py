@@ -4,9 +4,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.arrivals import Link
 from sloop.sim.truth.network import Network, Semantics
 from sloop.units import ms, s
+from sloop.workload import Link
 
 LINK = Link("test", [1000.0, 100.0, 2000.0], "assumed: test")
 """Bytes per ms in three successive seconds."""

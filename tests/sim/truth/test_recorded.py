@@ -7,8 +7,8 @@ from msgspec import structs
 
 from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
-from sloop.log import Record
 from sloop.profile import Profile, Quadratic, Sample
+from sloop.runlog import Record
 from sloop.sim.truth.recorded import RUNS_MIN, as_recorded, runs_of, ways_of
 from sloop.sim.truth.service import Service
 from sloop.units import ms

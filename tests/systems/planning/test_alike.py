@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.ledger import Holding, Ledger, millicores
+from sloop.core.ledger import Reservation, Ledger, millicores
 from sloop.policies.build import build
 from sloop.systems.planning.alike import Alike
 from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
@@ -33,16 +33,16 @@ def test_replicas_go_where_they_would_if_all_nodes_were_shown(name: str, cluster
         wanted = place.choose(0, spec, memory_bytes, every.views())
         assert place.choose(0, spec, memory_bytes, few.first()) == wanted
         name = data.draw(st.sampled_from([wanted or "n0", "n0"]))  # or where the plan says
-        holding = Holding(name, millicores(spec.cores), memory_bytes, device, round(spec.share * 1e6))
-        assert few.reserve(ReplicaId(number), holding) == every.reserve(ReplicaId(number), holding)
+        reservation = Reservation(name, millicores(spec.cores), memory_bytes, device, round(spec.share * 1e6))
+        assert few.reserve(ReplicaId(number), reservation) == every.reserve(ReplicaId(number), reservation)
         assert tuple(few.all()) == every.views()
 
 
 def test_one_of_each_state_is_shown() -> None:
     room = Alike([Node(f"n{place}", "kind", 4.0, 100) for place in range(1000)])
     assert [view.node.name for view in room.first()] == ["n0"]
-    assert room.reserve(ReplicaId(0), Holding("n7", 1000, 0, "", 0))
+    assert room.reserve(ReplicaId(0), Reservation("n7", 1000, 0, "", 0))
     assert [view.node.name for view in room.first()] == ["n0", "n7"]
-    assert room.reserve(ReplicaId(1), Holding("n0", 1000, 0, "", 0))
+    assert room.reserve(ReplicaId(1), Reservation("n0", 1000, 0, "", 0))
     assert [view.node.name for view in room.first()] == ["n0", "n1"]
-    assert not room.reserve(ReplicaId(2), Holding("n2000", 1000, 0, "", 0))
+    assert not room.reserve(ReplicaId(2), Reservation("n2000", 1000, 0, "", 0))

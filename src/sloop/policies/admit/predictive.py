@@ -1,4 +1,4 @@
-"""Refuse at the door what the queue ahead of it would make late.
+"""Refuse at the ingress what the queue ahead of it would make late.
 
 A client that hears "no" at once can go elsewhere; one whose request is dropped in the queue has lost its whole budget.
 Fails when the believed drain time is wrong, and is too strict for urgent requests under EDF, which overtake the queue.

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.policies.bounds import at_least
 from sloop.vocabulary import Visit
 
@@ -36,9 +36,9 @@ class Deadline:
         limit: int,
         costs_ns: Sequence[int],
         wait_ns: int = 0,
-        rest_ns: int = 0,
+        remaining_ns: int = 0,
     ) -> Take:
-        due_ns = now_ns + rest_ns  # when what ends now would be answered
+        due_ns = now_ns + remaining_ns  # when what ends now would be answered
         skip, count = 0, _affordable(queue[0].deadline_ns - due_ns, limit, costs_ns)
         if count < min(limit, len(queue)):
             visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
@@ -51,7 +51,7 @@ class Deadline:
         could_grow = self.wait_ns > 0 and count < limit and skip + count == len(queue)
         if could_grow:
             head = queue[skip]
-            start_by_ns = min(head.arrived_ns + self.wait_ns, head.deadline_ns - rest_ns - costs_ns[count + 1])
+            start_by_ns = min(head.arrived_ns + self.wait_ns, head.deadline_ns - remaining_ns - costs_ns[count + 1])
             if now_ns < start_by_ns:
                 return Take(count=0, skip=skip, wait_until_ns=start_by_ns)
         return Take(count=count, skip=skip)

@@ -9,7 +9,7 @@ fall behind what the plan supposed: then every batch pays the whole wait and sti
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.policies.bounds import at_least
 from sloop.vocabulary import Visit
 
@@ -31,13 +31,13 @@ class Full:
         limit: int,
         costs_ns: Sequence[int],
         wait_ns: int = 0,
-        rest_ns: int = 0,
+        remaining_ns: int = 0,
     ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
         if self.forever:
             return Take(count=0)
-        tightest_ns = min(visit.deadline_ns for visit in queue) - rest_ns - costs_ns[limit]
+        tightest_ns = min(visit.deadline_ns for visit in queue) - remaining_ns - costs_ns[limit]
         patient_ns = min(visit.arrived_ns for visit in queue) + round(self.patience * wait_ns)
         start_by_ns = min(patient_ns, tightest_ns)
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)

@@ -7,7 +7,7 @@ than the guard: then every batch head is late by design, because each starts at 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.policies.bounds import at_least
 from sloop.units import ms
 from sloop.vocabulary import Visit
@@ -29,10 +29,10 @@ class Slack:
         limit: int,
         costs_ns: Sequence[int],
         wait_ns: int = 0,
-        rest_ns: int = 0,
+        remaining_ns: int = 0,
     ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
         tightest_ns = min(visit.deadline_ns for visit in queue)
-        start_by_ns = tightest_ns - rest_ns - costs_ns[limit] - self.guard_ns
+        start_by_ns = tightest_ns - remaining_ns - costs_ns[limit] - self.guard_ns
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)

@@ -8,7 +8,7 @@ that never comes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.policies.bounds import at_least
 from sloop.units import s
 from sloop.vocabulary import Visit
@@ -32,7 +32,7 @@ class Timeout:
         limit: int,
         costs_ns: Sequence[int],
         wait_ns: int = 0,
-        rest_ns: int = 0,
+        remaining_ns: int = 0,
     ) -> Take:
         size = min(self.size or limit, limit)
         if len(queue) >= size:

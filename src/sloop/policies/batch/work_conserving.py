@@ -7,7 +7,7 @@ Fails where a tiny batch now makes a large one late: it never looks ahead.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import Take
+from sloop.core.protocols import Take
 from sloop.vocabulary import Visit
 
 
@@ -22,7 +22,7 @@ class WorkConserving:
         limit: int,
         costs_ns: Sequence[int],
         wait_ns: int = 0,
-        rest_ns: int = 0,
+        remaining_ns: int = 0,
     ) -> Take:
         count = len(queue)
         return Take(count if count < limit else limit)

@@ -20,10 +20,10 @@ class Ewma:
     def __post_init__(self) -> None:
         above("half_life_ns", self.half_life_ns, 0)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
-        decay = 0.5 ** (door.bucket_ns / self.half_life_ns)
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        decay = 0.5 ** (ingress.bucket_ns / self.half_life_ns)
         weighted, weights = 0.0, 0.0
-        for bucket in door.buckets:  # oldest first, so every step ages all that came before
+        for bucket in ingress.buckets:  # oldest first, so every step ages all that came before
             weighted = weighted * decay + bucket.arrivals
             weights = weights * decay + 1.0
-        return weighted * NS_PER_S / (weights * door.bucket_ns) if weights else 0.0
+        return weighted * NS_PER_S / (weights * ingress.bucket_ns) if weights else 0.0

@@ -28,8 +28,8 @@ class Holt:
         within("trend", self.trend, 0, 1)
         at_least("horizon_ns", self.horizon_ns, 0)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
-        rates = seconds_rps([bucket.arrivals for bucket in door.buckets], door.bucket_ns)
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        rates = seconds_rps([bucket.arrivals for bucket in ingress.buckets], ingress.bucket_ns)
         if not rates:
             return 0.0
         level, trend = rates[0], 0.0

@@ -19,5 +19,5 @@ class Last:
     def __post_init__(self) -> None:
         above("window_ns", self.window_ns, 0)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
-        return door.rate_rps(self.window_ns)
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        return ingress.rate_rps(self.window_ns)

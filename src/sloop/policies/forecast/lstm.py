@@ -49,10 +49,10 @@ class Lstm:
         within("margin", self.margin, -1, TIMES_MAX)
         object.__setattr__(self, "_network", _network(self.weights))
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         network = self._network
-        window = door.window(s(network.bins * network.bin_s))
-        rates = seconds_rps([bucket.arrivals for bucket in window], door.bucket_ns)
+        window = ingress.window(s(network.bins * network.bin_s))
+        rates = seconds_rps([bucket.arrivals for bucket in window], ingress.bucket_ns)
         peaks = peaks_of(rates, network.bin_s)
         if len(peaks) < network.bins:
             return (1 + self.margin) * max(rates, default=0.0)

@@ -22,10 +22,10 @@ class MovingMax:
         above("window_ns", self.window_ns, 0)
         at_least("horizon_ns", self.horizon_ns, self.window_ns)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
-        counts = [bucket.arrivals for bucket in door.window(self.horizon_ns)]
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        counts = [bucket.arrivals for bucket in ingress.window(self.horizon_ns)]
         if not counts:
             return 0.0
-        width = min(len(counts), max(1, self.window_ns // door.bucket_ns))
+        width = min(len(counts), max(1, self.window_ns // ingress.bucket_ns))
         sums = (sum(counts[start : start + width]) for start in range(len(counts) - width + 1))
-        return max(sums) * NS_PER_S / (width * door.bucket_ns)
+        return max(sums) * NS_PER_S / (width * ingress.bucket_ns)

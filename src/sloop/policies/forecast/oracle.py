@@ -24,6 +24,6 @@ class Oracle:
             between("counts", count, 0, RATE_MAX_RPS)
         above("horizon_ns", self.horizon_ns, 0)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         ahead = self.counts[now_ns // NS_PER_S : -(-(now_ns + self.horizon_ns) // NS_PER_S)]
-        return float(max(ahead)) if ahead else door.rate_rps()
+        return float(max(ahead)) if ahead else ingress.rate_rps()

@@ -24,7 +24,7 @@ class P99Rate:
         within("share", self.share, 0, 1)
         above("window_ns", self.window_ns, 0)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
-        window = door.window(self.window_ns)
-        rates = sorted(seconds_rps([bucket.arrivals for bucket in window], door.bucket_ns))
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        window = ingress.window(self.window_ns)
+        rates = sorted(seconds_rps([bucket.arrivals for bucket in window], ingress.bucket_ns))
         return rates[ceil(self.share * len(rates)) - 1] if rates else 0.0

@@ -22,5 +22,5 @@ class Times:
         within("factor", self.factor, 0, TIMES_MAX)
         above("window_ns", self.window_ns, 0)
 
-    def demand_rps(self, now_ns: int, door: Traffic) -> float:
-        return self.factor * door.rate_rps(self.window_ns)
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        return self.factor * ingress.rate_rps(self.window_ns)

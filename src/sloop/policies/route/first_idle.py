@@ -7,7 +7,7 @@ replicas differ in speed: the oldest need not be the quickest.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import ReadyReplica
+from sloop.core.protocols import ReadyReplica
 from sloop.vocabulary import ReplicaId
 
 

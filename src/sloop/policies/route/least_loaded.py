@@ -7,7 +7,7 @@ idle replicas. Fails, harmlessly, after a scale-out: the newcomer is preferred u
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.seams import ReadyReplica
+from sloop.core.protocols import ReadyReplica
 from sloop.vocabulary import ReplicaId
 
 

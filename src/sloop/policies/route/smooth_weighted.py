@@ -8,7 +8,7 @@ Fails where speed does not grow with cores.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sloop.core.seams import ReadyReplica
+from sloop.core.protocols import ReadyReplica
 from sloop.vocabulary import ReplicaId
 
 FORGOTTEN_MAX = 64

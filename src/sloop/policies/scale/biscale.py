@@ -98,7 +98,7 @@ class Biscale:
                 return structs.replace(view.plan, why=f"kept as it was: {sizing.excess()}", feasible=False)
             return Plan(sizing.chosen(sizing.shortest()), sizing.excess(), feasible=False)
         if view.plan is None:
-            return self._first(sizing, rates.foreseen if view.door.buckets else 0.0)
+            return self._first(sizing, rates.foreseen if view.ingress.buckets else 0.0)
         now = _Now(sizing, rates, tuple(surge.have_of(stage, sizing.unit) for stage in view.stages), view)
         return None if self.blocking and any(one.starting for one in now.have) else self._next(now, view.plan)
 
@@ -122,10 +122,10 @@ class Biscale:
         return self._horizontal(now, wanted, plan)
 
     def _rates(self, view: ClusterView) -> "_Rates":
-        door = view.door
-        counts = [bucket.arrivals for bucket in door.window(REFERENCE_S * NS_PER_S)]
-        busiest_rps = max(seconds_rps(counts, door.bucket_ns), default=0.0)
-        now, busiest, forecast = map(self._cut, (door.rate_rps(self.window_ns), busiest_rps, view.forecast_rps))
+        ingress = view.ingress
+        counts = [bucket.arrivals for bucket in ingress.window(REFERENCE_S * NS_PER_S)]
+        busiest_rps = max(seconds_rps(counts, ingress.bucket_ns), default=0.0)
+        now, busiest, forecast = map(self._cut, (ingress.rate_rps(self.window_ns), busiest_rps, view.forecast_rps))
         if self.reference == "now":
             return _Rates(now, now, forecast)
         return _Rates(now, max(now, busiest), max(now, busiest, forecast))
@@ -209,7 +209,7 @@ class Biscale:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Requests per second at the door: what comes, what to be ready for, and what the next seconds may bring."""
+    """Requests per second at the ingress: what comes, what to be ready for, and what the next seconds may bring."""
 
     now: float
     reference: float

@@ -17,7 +17,7 @@ from sloop.vocabulary import Plan
 
 @dataclass(frozen=True, slots=True)
 class Ds2:
-    """Replicas of `cores` each; `initial_rps` is what to expect at the door before anything was seen."""
+    """Replicas of `cores` each; `initial_rps` is what to expect at the ingress before anything was seen."""
 
     cores: float = 1.0
     headroom: float = 0.0

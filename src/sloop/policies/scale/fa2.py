@@ -27,7 +27,7 @@ class Fa2:
     """Replicas of `cores` each. Of several variants of a stage the one in `variants`, else `variant`, else the first.
 
     `margin`: part of the deadlines to plan with; `headroom`: how far above the demand; `initial_rps`: what to
-    expect at the door before anything was seen.
+    expect at the ingress before anything was seen.
     """
 
     cores: float = 1.0

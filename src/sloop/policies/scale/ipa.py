@@ -85,15 +85,15 @@ class Ipa:
             highs.load()  # with the first plan, before anything is served
         if now_ns < self._memory.next_ns:
             return None
-        if view.door.buckets or self.initial_rps:
+        if view.ingress.buckets or self.initial_rps:
             self._memory.next_ns = now_ns + self.interval_ns
         families = self._memory.families = self._memory.families or adapting.families(view, self._terms)
-        seen = view if view.door.buckets else _expecting(view, self.initial_rps)
+        seen = view if view.ingress.buckets else _expecting(view, self.initial_rps)
         stages = adapting.program(seen, families, self._terms, self.headroom)
         goal = self._goal(view)
         rate_rps = seen.forecast_rps * (1 + self.headroom)
         said = f"{rate_rps:.4g} requests/s"
-        if not view.door.buckets and not self.initial_rps:
+        if not view.ingress.buckets and not self.initial_rps:
             goal, said = replace(goal, alpha=0.0), "nothing seen yet"
         solved = self._settled(view, families, stages, goal)
         answer = solved.answer

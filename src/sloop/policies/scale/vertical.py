@@ -61,7 +61,7 @@ class Vertical:
                 return structs.replace(view.plan, why=f"kept as it was: {why}", feasible=False)
             return Plan(sizing.chosen(sizing.shortest()), why, feasible=False)
         plans = sizing.chosen(split.choices)
-        if not view.door.buckets and self.initial_batch > 1:
+        if not view.ingress.buckets and self.initial_batch > 1:
             plans = tuple(structs.replace(one, batch_max=max(one.batch_max, self.initial_batch)) for one in plans)
         why = f"{rate_rps:.4g} requests/s → {sizing.words(plans)}"
         if split.carried_rps < rate_rps:

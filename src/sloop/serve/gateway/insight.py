@@ -12,7 +12,7 @@ import msgspec
 from sloop.actions import Decided
 from sloop.core import Core
 from sloop.core.state import Replica, Stage
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.units import NS_PER_S, to_s
 
 DECISIONS_KEPT: Final = 10_000

@@ -20,7 +20,7 @@ from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica,
 from sloop.app.application import Application
 from sloop.app.journey import Entered, Journey
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
-from sloop.log import Record
+from sloop.runlog import Record
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, Request, RequestId
 
@@ -214,10 +214,10 @@ class Metrics(Collector):
         self.services[replica.key].observe(event.service_ns)
         if self._only:
             return
-        for (request, part), ways in zip(batch.visits, event.ways or repeat(()), strict=False):
+        for (request, part), edge_counts in zip(batch.visits, event.edge_counts or repeat(()), strict=False):
             journey = self._journeys.get(request)
             if journey is not None:
-                self._enter(now_ns, request, journey.finish(batch.stage, part, ways))
+                self._enter(now_ns, request, journey.finish(batch.stage, part, edge_counts))
 
     def _enter(self, now_ns: int, request: RequestId, entered: Entered) -> None:
         self._places[request] += entered

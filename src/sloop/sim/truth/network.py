@@ -15,10 +15,10 @@ from operator import add
 from random import Random
 from typing import Literal, cast
 
-from sloop.arrivals.link import Link
 from sloop.sim.truth.noise import chosen
 from sloop.streams import stream
 from sloop.vocabulary import Request, RequestId
+from sloop.workload.link import Link
 
 Semantics = Literal["delay", "attach"]
 Arrival = tuple[int, Request]

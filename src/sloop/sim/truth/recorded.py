@@ -13,9 +13,9 @@ from msgspec import structs
 
 from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
-from sloop.log import Record
 from sloop.profile import Profile, Sample
 from sloop.profile.sample import sample_of
+from sloop.runlog import Record
 from sloop.sim.truth.service import Runs, Variant, is_measured
 from sloop.sim.truth.ways import Went
 from sloop.vocabulary import BatchId, ReplicaId
@@ -58,7 +58,7 @@ def ways_of(records: Iterable[tuple[int, Record]]) -> Went:
         if isinstance(record, StartBatch):
             started[record.batch] = record
         elif isinstance(record, Finished) and (order := started.pop(record.batch, None)) is not None:
-            found[order.stage] |= dict(zip(order.visits, record.ways, strict=False))
+            found[order.stage] |= dict(zip(order.visits, record.edge_counts, strict=False))
     return {stage: went for stage, went in found.items() if went}
 
 

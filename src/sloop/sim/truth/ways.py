@@ -60,11 +60,11 @@ class Ways:
         self._recorded = recorded or {}
         self._seen = {stage: list(went.values()) for stage, went in self._recorded.items()}
         self._tables = {step.name: _poisson(step.each) for step in graph.steps.values() if step.each is not None}
-        self._bounds = list(accumulate(path.share for path in graph.ways))
+        self._bounds = list(accumulate(path.share for path in graph.declared_paths))
         self._deciding = {
             name: edges
             for name, edges in graph.edges.items()
-            if graph.ways or any(edge.when is not None or edge.kind == "each" for edge in edges)
+            if graph.declared_paths or any(edge.when is not None or edge.kind == "each" for edge in edges)
         }
         """Stages after which requests part."""
 
@@ -74,7 +74,7 @@ class Ways:
 
     def entering(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         """The same arrivals, each beginning where its path does."""
-        if not self._graph.ways:
+        if not self._graph.declared_paths:
             yield from arrivals
             return
         for at_ns, request in arrivals:
@@ -91,7 +91,7 @@ class Ways:
         random = stream(self._seed, f"ways/{stage}/{request}/{part}")
         if stage in self._seen:
             return self._recorded[stage].get((request, part)) or random.choice(self._seen[stage])
-        steps = set(pairwise(self._path(request).stages)) if self._graph.ways else None
+        steps = set(pairwise(self._path(request).stages)) if self._graph.declared_paths else None
         chances: dict[str, float] = {}
         decided: dict[object, bool] = {}
         rows: dict[str, int] = {}
@@ -127,7 +127,7 @@ class Ways:
 
     def _path(self, request: RequestId) -> Path:
         at = stream(self._seed, f"path/{request}").random() * self._bounds[-1]
-        return self._graph.ways[min(bisect_right(self._bounds, at), len(self._bounds) - 1)]
+        return self._graph.declared_paths[min(bisect_right(self._bounds, at), len(self._bounds) - 1)]
 
 
 def _chances(graph: Graph, told: Mapping[str, float]) -> dict[Edge, float]:

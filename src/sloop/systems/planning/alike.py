@@ -7,7 +7,7 @@ of a few kinds, each in a few states. Keeps one ledger for each node, as the cor
 from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
-from sloop.core.ledger import Holding, Ledger
+from sloop.core.ledger import Reservation, Ledger
 from sloop.core.views import NodeView
 from sloop.vocabulary import Node, ReplicaId
 
@@ -32,13 +32,13 @@ class Alike:
         """Every node, in the order the nodes were declared."""
         return [self._view(name) for name in self._names]
 
-    def reserve(self, replica: ReplicaId, holding: Holding) -> bool:
+    def reserve(self, replica: ReplicaId, reservation: Reservation) -> bool:
         """Take room for a new replica; False where the node is not known or has not enough."""
-        name = holding.node
-        if name not in self._ledgers or not self._ledgers[name].has_room(holding):
+        name = reservation.node
+        if name not in self._ledgers or not self._ledgers[name].has_room(reservation):
             return False
         self._leave(name)
-        self._ledgers[name].reserve(replica, holding)
+        self._ledgers[name].reserve(replica, reservation)
         self._enter(name)
         return True
 

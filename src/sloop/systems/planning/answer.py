@@ -34,7 +34,7 @@ class StageNeed(Struct, frozen=True):
     predicted_ms: float
     """From entering the stage to leaving it: `wait_ms` + `service_ms`."""
     rate_rps: float = 0.0
-    """What reaches the stage: the rate at the door times the visits a request makes to it."""
+    """What reaches the stage: the rate at the ingress times the visits a request makes to it."""
     parts: float = 1.0
     """Visits of one request that come together: more than one where the stage runs for parts."""
     service_ms: float = 0.0
@@ -48,7 +48,7 @@ class StageNeed(Struct, frozen=True):
     binds: tuple[Bound, ...] = ()
     """Of the stage as a whole; empty where nothing binds."""
     one_more: str = "nothing"
-    """What the stage needs for one more request per second at the door."""
+    """What the stage needs for one more request per second at the ingress."""
 
 
 class PathNeed(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Which constraint binds a stage of a plan: what would break if it had less, or if more came.
 
 A stage is asked what it would do with one replica fewer or, where it has only one, with one core fewer, if that leaves
-any; and what it would do as it is with one more request per second at the door. Nothing here knows how the system
+any; and what it would do as it is with one more request per second at the ingress. Nothing here knows how the system
 decided: a constraint binds if the plan stands against it, whether or not the system looked. A stage may be bound by
 several, or by nothing: one replica of one core is the least there can be.
 """

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sloop.app.hardware import ANY_BYTES, GIB
-from sloop.core.ledger import Holding, millicores
-from sloop.core.seams import Place
+from sloop.core.ledger import Reservation, millicores
+from sloop.core.protocols import Place
 from sloop.solvers.room import has_room
 from sloop.solvers.targets import amount
 from sloop.systems.planning.alike import Alike
@@ -38,11 +38,11 @@ def placed(plan: Plan, setup: Setup) -> Placed:
             for count in range(group.count):
                 name = spec.node or _chosen(place, spec, memory_bytes, room)
                 share = round(spec.share * 1_000_000)
-                holding = Holding(name or "", millicores(spec.cores), memory_bytes, spec.device, share)
-                if not room.reserve(ReplicaId(next_id), holding):
+                reservation = Reservation(name or "", millicores(spec.cores), memory_bytes, spec.device, share)
+                if not room.reserve(ReplicaId(next_id), reservation):
                     found.lacks.append(_lack(plan, group, group.count - count, memory_bytes, nodes))
                     break
-                found.used.add(holding.node)
+                found.used.add(reservation.node)
                 next_id += 1
     views = room.all()
     free = max((view.free_cores for view in views), default=0.0)

@@ -62,7 +62,7 @@ class Leg:
 
     came_ns: int
     deadline_ns: int
-    rest_ns: int
+    remaining_ns: int
     """The least time from leaving the stage to the answer."""
 
 
@@ -170,7 +170,7 @@ class StageOutlook:
         leg, largest = self.leg, self.largest(spec.variant)
         visit = Visit(Request(RequestId(0), 0, 0, leg.deadline_ns), self.name, leg.came_ns, leg.deadline_ns)
         costs_ns, wait_ns = self.beliefs[spec.variant].costs_ns(spec.cores), self.target.wait_ns
-        take = setup.system.policies.batch.decide(leg.came_ns, [visit], largest, costs_ns, wait_ns, leg.rest_ns)
+        take = setup.system.policies.batch.decide(leg.came_ns, [visit], largest, costs_ns, wait_ns, leg.remaining_ns)
         if take.count or take.skip:
             return Load(self.rate_rps, self.parts)
         waits_ms = to_ms(take.wait_until_ns - leg.came_ns) if take.wait_until_ns < FOREVER_NS else math.inf
@@ -188,11 +188,11 @@ def _rests_ns(setup: Setup, targets: Mapping[str, StagePlan]) -> dict[str, int]:
     return {name: alone_ns for name, (alone_ns, _) in ahead(setup.application.graph, least_ns).items()}
 
 
-def _leg(application: Application, name: str, came_ms: float, rest_ns: int) -> Leg:
+def _leg(application: Application, name: str, came_ms: float, remaining_ns: int) -> Leg:
     """A request that comes to a stage as predicted, under the loosest deadline of the paths it may be on, as live."""
     slo_ns = max((path.slo_ns for path in application.paths if name in path.stages), default=application.slo_ns)
     # Where a stage before cannot keep up, this one is still predicted as if requests came, and those at once.
-    return Leg(ms(came_ms) if math.isfinite(came_ms) else 0, slo_ns, rest_ns)
+    return Leg(ms(came_ms) if math.isfinite(came_ms) else 0, slo_ns, remaining_ns)
 
 
 def _parts(application: Application, name: str) -> float:
@@ -228,13 +228,13 @@ class Outlook:
         self.stages: dict[str, StageOutlook] = {}
         application = setup.application
         names, scopes = [stage.name for stage in application.order], application.graph.scopes
-        rests_ns = _rests_ns(setup, targets)
+        remaining_ns_by_stage = _rests_ns(setup, targets)
         left_ms: dict[str, float] = {}
         """When a request sent at 0 leaves each stage, by the slowest way there."""
         for name in names:
             befores = application.by_name[name].after
             came_ms = max((left_ms[before] for before in befores), default=0.0)
-            leg = _leg(application, name, came_ms, rests_ns[name])
+            leg = _leg(application, name, came_ms, remaining_ns_by_stage[name])
             inside = [self.stages[before] for before in befores if scopes[name] == scopes[before] != ""]
             apart_ms = min((before.leaves_apart_ms for before in inside), default=0.0)
             self.stages[name] = StageOutlook(setup, name, targets.get(name), rate_rps, leg, apart_ms)

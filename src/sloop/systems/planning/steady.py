@@ -13,7 +13,7 @@ from itertools import pairwise, repeat
 from typing import Final
 
 from sloop.core.monitor import BUCKETS_KEPT, SLACK_BUCKETS_KEPT
-from sloop.core.seams import Policies
+from sloop.core.protocols import Policies
 from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.systems.planning.lacking import too_large
 from sloop.systems.planning.predict import Outlook, keeping_up
@@ -92,8 +92,8 @@ def _view(now_ns: int, setup: Setup, policies: Policies, plan: Plan, rate_rps: f
     stages = tuple(
         _stage_view(now_ns, setup, name, targets.get(name), rate_rps * often) for name, often in visits.items()
     )
-    door = Traffic(buckets=_buckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S)
-    forecast_rps = policies.forecast.demand_rps(now_ns, door)
+    ingress = Traffic(buckets=_buckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S)
+    forecast_rps = policies.forecast.demand_rps(now_ns, ingress)
     nodes = tuple(
         NodeView(node, node.cores, node.memory_bytes, dict.fromkeys(node.devices, 1.0)) for node in application.cluster
     )
@@ -102,7 +102,7 @@ def _view(now_ns: int, setup: Setup, policies: Policies, plan: Plan, rate_rps: f
         nodes=nodes,
         plan=plan if plan.stages else None,
         demand_rps={name: forecast_rps * often for name, often in visits.items()},
-        door=door,
+        ingress=ingress,
         forecast_rps=forecast_rps,
         paths=application.paths,
     )

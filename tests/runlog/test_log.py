@@ -1,0 +1,207 @@
+"""The log gives back what it was given, and says where a file is damaged."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sloop import runlog
+from sloop.actions import Action, Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.errors import InputError, MachineError
+from sloop.events import (
+    WOKE,
+    BatchFailed,
+    Cancelled,
+    Draining,
+    Event,
+    Finished,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+
+NS = st.integers(min_value=0, max_value=2**62)
+CORES = st.floats(min_value=0.125, max_value=64)
+REQUEST = st.builds(RequestId, st.integers(0, 2**40))
+BATCH = st.builds(BatchId, st.integers(0, 2**40))
+REPLICA = st.builds(ReplicaId, st.integers(0, 10_000))
+WORDS = st.text(max_size=12)
+SPEC = st.builds(
+    ReplicaSpec,
+    stage=WORDS,
+    variant=WORDS,
+    cores=CORES,
+    node=st.none() | WORDS,
+    device=WORDS,
+    share=st.floats(0.125, 1),
+)
+PLAN = st.builds(
+    Plan,
+    stages=st.lists(
+        st.builds(
+            StagePlan,
+            stage=WORDS,
+            groups=st.lists(st.builds(Group, SPEC, st.integers(0, 9)), max_size=2).map(tuple),
+            batch_max=st.integers(1, 64),
+        ),
+        max_size=2,
+    ).map(tuple),
+    why=WORDS,
+    feasible=st.booleans(),
+    saturated=st.lists(WORDS, max_size=2).map(tuple),
+)
+RECORD: st.SearchStrategy[Event | Action] = st.one_of(
+    st.builds(Request, id=REQUEST, sent_ns=NS, arrived_ns=NS, deadline_ns=NS),
+    st.builds(Finished, batch=BATCH, replica=REPLICA, service_ns=NS),
+    st.builds(BatchFailed, batch=BATCH, replica=REPLICA, error=WORDS),
+    st.builds(ReplicaProgressed, replica=REPLICA, step=WORDS),
+    st.builds(ReplicaReady, replica=REPLICA),
+    st.builds(ReplicaLost, replica=REPLICA, error=WORDS),
+    st.builds(ReplicaStopped, replica=REPLICA),
+    st.builds(Resized, replica=REPLICA, cores=CORES),
+    st.builds(Cancelled, request=REQUEST),
+    st.just(Draining()),
+    st.just(WOKE),
+    st.builds(StartBatch, batch=BATCH, replica=REPLICA, stage=WORDS, requests=st.lists(REQUEST, max_size=5).map(tuple)),
+    st.builds(End, request=REQUEST, outcome=st.sampled_from(Outcome), why=WORDS, retry_after_ns=NS),
+    st.builds(StartReplica, replica=REPLICA, spec=SPEC),
+    st.builds(StopReplica, replica=REPLICA, why=WORDS),
+    st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
+    st.builds(Decided, kind=WORDS, why=WORDS, stage=WORDS, replica=st.none() | REPLICA, plan=st.none() | PLAN),
+)
+RECORDS = st.lists(st.tuples(NS, RECORD), max_size=30).map(lambda rows: sorted(rows, key=lambda row: row[0]))
+
+HEADER = runlog.Header(
+    origin="sim",
+    application={"name": "demo", "slo_ms": 200},
+    system="sponge",
+    parameters={"margin": 0.9},
+    seed=7,
+    software={"sloop": "0.1.0"},
+    date="2026-01-01T00:00:00Z",
+)
+
+
+def written(path: Path, rows: list[tuple[int, Event | Action]]) -> Path:
+    with runlog.FileLog(path, HEADER) as sink:
+        for now_ns, record in rows:
+            sink.append(now_ns, record)
+    return path
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(RECORDS)
+def test_what_is_written_is_read_back(tmp_path: Path, rows: list[tuple[int, Event | Action]]) -> None:
+    recorded = runlog.read_log(written(tmp_path / "run.jsonl", rows))
+    assert recorded.header == HEADER
+    assert list(recorded) == rows
+    assert list(recorded) == rows  # a second time
+    assert recorded.cut == ""
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(RECORDS.filter(bool), st.data())
+def test_a_crash_costs_only_what_was_cut(
+    tmp_path: Path, rows: list[tuple[int, Event | Action]], data: st.DataObject
+) -> None:
+    path = written(tmp_path / "run.jsonl", rows)
+    whole = path.read_bytes()
+    cut = data.draw(st.integers(whole.index(b"\n") + 1, len(whole)))
+    path.write_bytes(whole[:cut])
+    recorded = runlog.read_log(path)
+    got = list(recorded)
+    assert got == rows[: len(got)]
+    complete = whole[:cut].count(b"\n") - 1
+    assert len(got) in {complete, complete + 1}  # a record that lacks only its line's end is complete
+    assert bool(recorded.cut) == (not whole[:cut].endswith(b"\n") and len(got) == complete)
+    if recorded.cut:
+        assert f"{path}:{complete + 2}" in recorded.cut
+
+
+def test_every_kind_of_record_is_known() -> None:
+    assert len(runlog.EVENTS) == 11
+    assert len(runlog.ACTIONS) == 6
+
+
+def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    sink = runlog.FileLog(path, HEADER)
+    for now_ns in range(runlog.RECORDS_PER_WRITE - 1):
+        sink.append(now_ns, WOKE)
+    assert len(list(runlog.read_log(path))) == 0
+    sink.append(runlog.RECORDS_PER_WRITE, WOKE)
+    assert len(list(runlog.read_log(path))) == runlog.RECORDS_PER_WRITE
+    sink.append(runlog.RECORDS_PER_WRITE, WOKE)
+    sink.close()
+    sink.close()
+    assert len(list(runlog.read_log(path))) == runlog.RECORDS_PER_WRITE + 1
+
+
+def test_memory_log_and_tee() -> None:
+    one, two = runlog.MemoryLog(), runlog.MemoryLog()
+    runlog.Tee(one, two).append(5, WOKE)
+    assert list(one) == list(two) == [(5, WOKE)]
+    assert len(one) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "header is missing or cut"),
+        (b'{"sloop_log": 1', "header is missing or cut"),
+        (b"name: demo\n", "not an event log"),
+        (b"[1, 2]\n", "not an event log"),
+        (b"\xff\xfe\n", "not an event log"),
+        (b'{"sloop_log": 99}\n', "format 99 is unknown"),
+        (b'{"sloop_log": 1, "origin": "sim"}\n', "header is damaged"),
+    ],
+)
+def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=says) as caught:
+        runlog.read_log(path)
+    assert f"{path}:1" in str(caught.value)
+    assert caught.value.help
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", [(1, WOKE), (2, WOKE), (3, WOKE)])
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damage in (b'[2, {"type": "unheard_of"}]\n', b"\x00\x00\xff\n", b"\n", b'["2", {"type": "woke"}]\n'):
+        path.write_bytes(b"".join([*lines[:2], damage, *lines[3:]]))
+        with pytest.raises(InputError, match="not a record") as caught:
+            list(runlog.read_log(path))
+        assert caught.value.where == f"{path}:3"
+
+
+def test_time_never_goes_back(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", [(2, WOKE), (1, WOKE)])
+    with pytest.raises(InputError, match="time goes back"):
+        list(runlog.read_log(path))
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        runlog.read_log(tmp_path / "none.jsonl")
+    with pytest.raises(MachineError, match="cannot be written"):
+        runlog.FileLog(tmp_path / "none" / "run.jsonl", HEADER)
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this machine")
+    with pytest.raises(MachineError, match="cannot be written"):
+        runlog.FileLog(Path("/dev/full"), HEADER)
+
+
+def test_nothing_is_appended_to_a_closed_log(tmp_path: Path) -> None:
+    sink = runlog.FileLog(tmp_path / "run.jsonl", HEADER)
+    sink.close()
+    sink.append(0, WOKE)
+    with pytest.raises(MachineError, match="is closed"):
+        sink.flush()

@@ -1,0 +1,134 @@
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.errors import InputError
+from sloop.units import NS_PER_S, s
+from sloop.workload.curves import Diurnal, Ramp, Square, Step
+from sloop.workload.generate import KINDS, Burst, Equal, Gamma, Kind, Poisson, Uniform, generated, kind_of
+from sloop.workload.markov import Map, Mmpp, OnOff
+from sloop.workload.stats import statistics
+
+SAMPLES: dict[str, Kind] = {
+    "poisson": Poisson(50.5),
+    "equal": Equal(50.5),
+    "uniform": Uniform(50.5),
+    "burst": Burst(50.5),
+    "gamma": Gamma(50.5, 3.0),
+    "mmpp": Mmpp((10.0, 200.0), (3.0, 1.0)),
+    "map": Map(((-12.0, 2.0), (0.0, -100.0)), ((10.0, 0.0), (5.0, 95.0))),
+    "onoff": OnOff(100.0, 1.0, 2.0),
+    "step": Step((10.0, 100.0), 2.0),
+    "ramp": Ramp(0.0, 100.0, 5.0),
+    "diurnal": Diurnal(50.0, 1.0, 4.0),
+    "square": Square(5.0, 100.0, 3.0, 0.5),
+}
+
+
+PINNED: dict[str, list[int]] = {
+    "poisson": [4879949, 27948221, 41215770],
+    "uniform": [26516252, 34777352, 55788165],
+    "burst": [1343707, 1769824, 2870236],
+    "gamma": [289, 403653, 1271030],
+    "mmpp": [112736879, 213426646, 265521503],
+    "map": [97078979, 183784057, 228643517],
+    "step": [24643743, 141138518, 208139639],
+    "diurnal": [554295842, 618662846, 627157751],
+}
+
+
+def test_every_kind_is_sampled_here() -> None:
+    assert SAMPLES.keys() == KINDS.keys()
+    assert all(type(SAMPLES[word]) is kind for word, kind in KINDS.items())
+
+
+@pytest.mark.parametrize("word", KINDS)
+def test_sorted_inside_and_the_same_on_every_walk(word: str) -> None:
+    trace = generated(SAMPLES[word], seed=3, duration_ns=s(7.3))
+    times_ns = list(trace.times_ns())
+    assert times_ns == sorted(times_ns) == list(trace.times_ns())
+    assert 0 <= times_ns[0] <= times_ns[-1] < s(7.3)
+    assert len(times_ns) == sum(trace.counts_per_s())
+
+
+@pytest.mark.parametrize("word", sorted(KINDS.keys() - {"equal"}))
+def test_another_seed_gives_other_arrivals(word: str) -> None:
+    one, two = (list(generated(SAMPLES[word], seed=seed, duration_ns=s(5)).times_ns()) for seed in (1, 2))
+    assert one != two
+
+
+@pytest.mark.parametrize("word", sorted(KINDS.keys() - {"uniform", "burst"}))
+def test_a_longer_trace_begins_with_the_shorter_one(word: str) -> None:
+    short, long = (list(generated(SAMPLES[word], seed=1, duration_ns=s(length)).times_ns()) for length in (3, 6))
+    assert [at_ns for at_ns in long if at_ns < s(3)] == short
+
+
+def test_the_bytes_of_a_seed_are_pinned() -> None:
+    """Law 6: these offsets are the same on any machine and Python."""
+    assert [list(generated(SAMPLES[word], seed=42, duration_ns=s(9)).times_ns())[:3] for word in PINNED] == list(
+        PINNED.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "dispersion", "gap_cv"),
+    [(Poisson(100.0), 1.0, 1.0), (Equal(100.0), 0.0, 0.0), (Gamma(100.0, 4.0), 16.0, 4.0)],
+)
+def test_means_and_burstiness_are_those_of_theory(kind: Kind, dispersion: float, gap_cv: float) -> None:
+    found = statistics(generated(kind, seed=0, duration_ns=s(3_000)))
+    assert found.mean_rps == pytest.approx(100.0, rel=0.03)
+    assert found.gap_cv == pytest.approx(gap_cv, rel=0.02)
+    assert found.dispersion == pytest.approx(dispersion, rel=0.15)  # in the limit; a second is 100 gaps long
+
+
+def test_uniform_is_exact_in_every_second() -> None:
+    assert set(generated(Uniform(20.0), seed=0, duration_ns=s(30)).counts_per_s()) == {20}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.01, 500), st.integers(1, 5 * NS_PER_S))
+def test_equal_is_equal_to_the_nanosecond(rate: float, duration_ns: int) -> None:
+    times_ns = list(generated(Equal(rate), seed=0, duration_ns=duration_ns).times_ns())
+    assert times_ns == [round(place * NS_PER_S / rate) for place in range(len(times_ns))]
+    assert round(len(times_ns) * NS_PER_S / rate) >= duration_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("poison", {}, "unknown kind of trace 'poison'\nhelp: did you mean 'poisson'?"),
+        (7, {}, "unknown kind of trace 7"),
+        ("poisson", {}, "the key 'rate' is missing"),
+        ("poisson", {"rat": 5}, "unknown key 'rat'\nhelp: did you mean 'rate'?"),
+        ("poisson", {"rate": "fast"}, "trace.rate: 'fast' is not a number"),
+        ("poisson", {"rate": True}, "trace.rate: True is not a number"),
+        ("poisson", {"rate": -1}, "trace.rate: -1.0 is out of range"),
+        ("poisson", {"rate": float("nan")}, "trace.rate: nan is out of range"),
+        ("equal", {"rate": 0}, "trace.rate: 0.0 is out of range"),
+        ("step", {"rates": [], "each_s": 1}, "trace.rates: [] is not a list of numbers"),
+        ("step", {"rates": [1, "x"], "each_s": 1}, "trace.rates[1]: 'x' is not a number"),
+        ("square", {"rate": 1, "burst_rate": 2, "period_s": 1, "burst_s": 2}, "trace: burst_s 2 is longer"),
+        ("mmpp", {"rates": [1], "mean_s": [1]}, "trace: 1 rates and 1 mean_s"),
+        ("map", {"d0": [[-1]], "d1": [[1, 2]]}, "trace: d1 is not a 1 by 1 matrix"),
+        ("map", {"d0": [[-1.0]], "d1": [[2.0]]}, "trace: row 1 of d0 + d1 sums to 1, not 0"),
+    ],
+)
+def test_what_is_wrong_is_said(name: object, values: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        kind_of(name, values, where="trace")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["poisson", "burst", "mmpp", "diurnal", "gamma"])
+def test_a_walk_keeps_only_its_busiest_second_in_memory(word: str) -> None:
+    trace = generated(SAMPLES[word], seed=1, duration_ns=s(2_000))
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in trace.times_ns())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count > 50_000
+    assert peak_bytes < 200_000  # all at once would be some 40 bytes for each arrival
