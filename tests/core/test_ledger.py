@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.core.ledger import MICRO, Reservation, Ledger, millicores
+from sloop.core.ledger import MICRO, Ledger, Reservation, millicores
 from sloop.vocabulary import Node, ReplicaId
 
 NODE = Node("n0", "x", cores=2, memory_bytes=100, devices=("gpu0",))

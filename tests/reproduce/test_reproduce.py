@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sloop.errors import InputError
 from sloop import reproduce as room
+from sloop.errors import InputError
 from sloop.reproduce import REPRODUCTIONS, data_folder, reproduce
 from sloop.reproduce.outcome import Reproduction
 from sloop.reproduce.rows import Claim, equals

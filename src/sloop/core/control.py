@@ -36,9 +36,9 @@ class ControlPath:
         "_met",
         "_next_plan_ns",
         "_paths",
-        "_woken_ns",
         "_policies",
         "_state",
+        "_woken_ns",
         "plan",
         "wake_ns",
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.ledger import Reservation, Ledger, millicores
+from sloop.core.ledger import Ledger, Reservation, millicores
 from sloop.policies.build import build
 from sloop.systems.planning.alike import Alike
 from sloop.vocabulary import Node, ReplicaId, ReplicaSpec

@@ -7,7 +7,7 @@ of a few kinds, each in a few states. Keeps one ledger for each node, as the cor
 from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
-from sloop.core.ledger import Reservation, Ledger
+from sloop.core.ledger import Ledger, Reservation
 from sloop.core.views import NodeView
 from sloop.vocabulary import Node, ReplicaId
 
