@@ -17,19 +17,9 @@ TEXTS = [
     if path.is_file() and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".json", ".html", ".css", ".js", ""}
 ] + [path for path in ROOT.iterdir() if path.is_file() and path.suffix in {".md", ".toml", ""} and path.name != ".git"]
 
-FILE_LINES, FUNCTION_LINES = 400, 70
-SAY = {
-    "request, or its own noun": "query queries task tasks job jobs item items",
-    "replica": "instance instances pod pods",
-    "slo": "sla slas",
-    "a noun for what it is": "manager handler helper helpers util utils common misc tmp obj",
-}
-SAY_INSTEAD = {word: advice for advice, words in SAY.items() for word in words.split()}
+FUNCTION_LINES = 70
 OTHERS_WORDS = {"query_string"}
-"""Names that HTTP or another standard gave."""
-
-NO_MIRROR = {"events", "actions", "errors", "core.seams"}
-"""Values and protocols only: the tests of every room speak them, so they need no test file of their own."""
+"""Names that HTTP, gRPC or another standard gave."""
 
 ADVICE = {
     "name the package, not where it comes from": ("pypi" + ".org", "crates" + ".io", "index" + "-url"),
@@ -53,14 +43,6 @@ def complain(found: Iterator[str]) -> None:
     assert not complaints, "\n" + complaints
 
 
-def test_files_are_small() -> None:
-    complain(
-        f"{path.relative_to(ROOT)}: {lines} lines, at most {FILE_LINES} — it holds two ideas: split it by noun"
-        for path in PYTHON
-        if (lines := len(path.read_text().splitlines())) > FILE_LINES
-    )
-
-
 def test_functions_are_small() -> None:
     complain(
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {length} lines, at most {FUNCTION_LINES} — split it"
@@ -81,13 +63,43 @@ def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
+def refused_words() -> dict[str, str]:
+    """Every word of the last column of docs/vocabulary.md, with the name to use instead."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (ROOT / "docs" / "vocabulary.md").read_text().splitlines()
+        if line.startswith("| ") and not line.startswith(("| name", "| ---"))
+    ]
+    return {word.strip(): name for name, _, refused in rows for word in refused.split(",") if word.strip()}
+
+
+def test_the_vocabulary_is_read() -> None:
+    words = refused_words()
+    assert words["query"] == "request"
+    assert "util" in words
+
+
 def test_names_use_the_vocabulary() -> None:
+    instead = refused_words()
     names = [(path, 1, path.stem) for path in SOURCES] + [(p, *row) for p in SOURCES for row in defined_names(parse(p))]
     complain(
-        f"{path.relative_to(ROOT)}:{line}: `{name}` — say {SAY_INSTEAD[word]} instead of `{word}` (docs/vocabulary.md)"
+        f"{path.relative_to(ROOT)}:{line}: `{name}` — write {instead[word]!r} instead of `{word}` (docs/vocabulary.md)"
         for path, line, name in names
         for word in re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", name).lower())
-        if word in SAY_INSTEAD and name not in OTHERS_WORDS
+        if word in instead and name not in OTHERS_WORDS
+    )
+
+
+def test_class_names_are_defined_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    complain(
+        f"class {name} is defined in {', '.join(found)} — give each a name of its own"
+        for name, found in places.items()
+        if len(found) > 1
     )
 
 
@@ -109,18 +121,6 @@ def test_every_source_file_is_used() -> None:
         for path in SOURCES
         if not path.name.startswith("__") and f"sloop.{dotted(path)}" not in used
         if "__main__" not in imports(parse(path))  # a program of its own
-    )
-
-
-def test_every_module_has_tests_in_its_own_room() -> None:
-    rooms = {path.parent: path.parent.relative_to(SRC) for path in SOURCES}
-    tested = {room: {n for p in (TESTS / at).glob("*.py") for n in imports(parse(p))} for room, at in rooms.items()}
-    mirrors = {path: TESTS / path.relative_to(SRC).with_name(f"test_{path.name}") for path in SOURCES}
-    complain(
-        f"{path.relative_to(ROOT)}: no test beside its mirror imports it — write {mirror.relative_to(ROOT)}"
-        for path, mirror in mirrors.items()
-        if not path.name.startswith("__") and dotted(path) not in NO_MIRROR
-        if not mirror.exists() and f"sloop.{dotted(path)}" not in tested[path.parent]
     )
 
 
