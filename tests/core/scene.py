@@ -10,13 +10,13 @@ from sloop.core import Core
 from sloop.core.protocols import Batch, Drop, Order, Policies
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
-from sloop.policies.admit.bounded import Bounded
-from sloop.policies.batch.work_conserving import WorkConserving
-from sloop.policies.drop.predictive import Predictive
-from sloop.policies.forecast.last import Last
-from sloop.policies.order.edf import Edf
-from sloop.policies.place.best_fit import BestFit
-from sloop.policies.route.first_idle import FirstIdle
+from sloop.policies.admit import Bounded
+from sloop.policies.batch import WorkConserving
+from sloop.policies.drop import PredictiveDrop
+from sloop.policies.forecast import Last
+from sloop.policies.order import Edf
+from sloop.policies.place import BestFit
+from sloop.policies.route import FirstIdle
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
 
@@ -116,7 +116,7 @@ class Scene:
             order=order or Edf(),
             batch=batch or WorkConserving(),
             route=FirstIdle(),
-            drop=drop or Predictive(),
+            drop=drop or PredictiveDrop(),
             admit=Bounded(queue_max=queue_max),
             place=BestFit(),
             forecast=Last(),

@@ -4,11 +4,8 @@ from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopRe
 from sloop.app.application import Application
 from sloop.app.graph import When
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
-from sloop.policies.batch.full import Full
-from sloop.policies.batch.timeout import Timeout
-from sloop.policies.drop.age import Age
-from sloop.policies.drop.never import Never
-from sloop.policies.drop.predictive import Predictive
+from sloop.policies.batch import Full, Timeout
+from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.units import FOREVER_NS, ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, RequestId
 from tests.core.scene import Scene, graph, one_each, plan_of, request
@@ -236,7 +233,7 @@ def test_what_the_stages_ahead_take_at_least_decides_who_is_hopeless() -> None:
 
 
 def test_in_full_batches_of_the_plan_there_is_more_ahead() -> None:
-    scene = on(CHAIN, drop=Predictive(batch="full"))
+    scene = on(CHAIN, drop=PredictiveDrop(batch="full"))
     scene.act(0, request(1, slo_ms=41.9))
     assert outcomes(scene) == {1: Outcome.DROPPED}, "three batches of four, of 14 ms each"
     scene.act(0, request(2, slo_ms=42))

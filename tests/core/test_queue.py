@@ -2,8 +2,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sloop.core.queue import Queue
-from sloop.policies.order.edf import Edf
-from sloop.policies.order.fifo import Fifo
+from sloop.policies.order import Edf, Fifo
 from sloop.vocabulary import Request, RequestId, Visit
 
 

@@ -3,7 +3,7 @@ import pytest
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
 from sloop.core.state import Replica, Stage, State
-from sloop.policies.order.fifo import Fifo
+from sloop.policies.order import Fifo
 from sloop.units import ms, s
 from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec
 from tests.core.scene import Belief, graph

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Variant
 from sloop.events import WOKE, Finished, ReplicaReady, ReplicaStopped, Resized
-from sloop.policies.drop.never import Never
+from sloop.policies.drop import Never
 from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, StagePlan
 from tests.core.scene import Scene, graph, plan_of, request
 from tests.core.test_control import R0, R1, notes, orders, warm

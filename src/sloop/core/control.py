@@ -7,7 +7,7 @@ load, with one exception: where these have no room because the old replica holds
 from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
 from sloop.core.diff import Difference, diff
 from sloop.core.dispatch import DataPath
-from sloop.core.ledger import MICRO, Reservation, millicores
+from sloop.core.ledger import Reservation
 from sloop.core.protocols import Policies
 from sloop.core.state import STUCK_NS_MIN, Replica, Stage, State
 from sloop.core.views import ClusterView, Traffic
@@ -248,10 +248,7 @@ class ControlPath:
         if name is None:
             return False
         id = ReplicaId(state.next_replica)
-        micro_share = round(spec.share * MICRO)
-        if not state.ledger.reserve(
-            id, Reservation(name, millicores(spec.cores), memory_bytes, spec.device, micro_share)
-        ):
+        if not state.ledger.reserve(id, Reservation.of(spec, memory_bytes, name)):
             return False
         state.next_replica += 1
         stage.short = ""

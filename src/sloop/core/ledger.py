@@ -1,6 +1,7 @@
-"""The resource ledger: what each node has, who holds how much of it, what is free.
+"""What fits on a node: capacities, reservations, and what they leave free. Nothing else decides whether a replica fits.
 
-Cores are counted in thousandths and shares in millionths, as integers, so that taking and giving back never drifts.
+Cores are counted in thousandths and shares of a device in millionths, as integers. Floats would drift: after a day of
+resizing, 0.1 + 0.2 - 0.3 cores are left over on a node, and a replica of exactly its size is refused.
 """
 
 from collections.abc import Iterable
@@ -8,9 +9,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from sloop.core.views import NodeView
-from sloop.vocabulary import Node, ReplicaId
+from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
 
 MILLI = 1_000
+"""As fine as Kubernetes counts CPU."""
 MICRO = 1_000_000
 
 
@@ -20,7 +22,7 @@ def millicores(cores: float) -> int:
 
 
 class Reservation(Struct):
-    """What one replica holds on its node."""
+    """What one replica reserves on its node."""
 
     node: str
     millicores: int
@@ -28,8 +30,28 @@ class Reservation(Struct):
     device: str
     micro_share: int
 
+    @classmethod
+    def of(cls, spec: ReplicaSpec, memory_bytes: int, node: str) -> "Reservation":
+        """What a replica of this spec reserves on `node`."""
+        return cls(node, millicores(spec.cores), memory_bytes, spec.device, round(spec.share * MICRO))
+
+
+def fits(spec: ReplicaSpec, memory_bytes: int, node: NodeView) -> bool:
+    """Whether one more replica of `spec` fits into what is free on `node`: cores, memory, share of a named device.
+
+    It compares the same integers as `Ledger.has_room`, so a policy's answer is never refused for rounding. It does not
+    look at `spec.node`: whether the replica may go to this node at all is the caller's question.
+    """
+    return (
+        millicores(spec.cores) <= millicores(node.free_cores)
+        and memory_bytes <= node.free_memory_bytes
+        and (not spec.device or round(spec.share * MICRO) <= round(node.free_share.get(spec.device, 0.0) * MICRO))
+    )
+
 
 class _Free(Struct):
+    """What is left of a node."""
+
     millicores: int
     memory_bytes: int
     micro_share: dict[str, int]
@@ -40,41 +62,41 @@ class Ledger:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
-        self.holdings: dict[ReplicaId, Reservation] = {}
+        self.reservations: dict[ReplicaId, Reservation] = {}
         self._views: dict[str, NodeView | None] = dict.fromkeys(self.nodes)
-        """None for a node that has changed since it was looked at."""
+        """None for a node that has changed since its view was made: of many nodes, few change within a second."""
         self._free = {
             node.name: _Free(millicores(node.cores), node.memory_bytes, dict.fromkeys(node.devices, MICRO))
             for node in self.nodes.values()
         }
 
-    def has_room(self, reservation: Reservation) -> bool:
+    def has_room(self, wanted: Reservation) -> bool:
         """Whether the node could hold this as well as what it holds already."""
-        free = self._free[reservation.node]
+        free = self._free[wanted.node]
         return (
-            reservation.millicores <= free.millicores
-            and reservation.memory_bytes <= free.memory_bytes
-            and (not reservation.device or reservation.micro_share <= free.micro_share.get(reservation.device, 0))
+            wanted.millicores <= free.millicores
+            and wanted.memory_bytes <= free.memory_bytes
+            and (not wanted.device or wanted.micro_share <= free.micro_share.get(wanted.device, 0))
         )
 
     def reserve(self, replica: ReplicaId, reservation: Reservation) -> bool:
-        """Take room for a new replica; False, and nothing taken, where the node has not enough."""
-        assert replica not in self.holdings, f"replica {replica} reserved twice"
+        """Reserve room for a new replica; False, and nothing reserved, where the node has not enough."""
+        assert replica not in self.reservations, f"replica {replica} reserved twice"
         if not self.has_room(reservation):
             return False
-        self.holdings[replica] = reservation
+        self.reservations[replica] = reservation
         self._take(reservation, 1)
         return True
 
     def release(self, replica: ReplicaId) -> None:
-        """Give back all a replica holds; nothing to do for one that holds nothing."""
-        reservation = self.holdings.pop(replica, None)
+        """Free all that a replica has reserved; nothing to do for one without a reservation."""
+        reservation = self.reservations.pop(replica, None)
         if reservation is not None:
             self._take(reservation, -1)
 
     def resize(self, replica: ReplicaId, cores: float) -> bool:
         """Change a replica's cores; False, and nothing changed, where the node has not enough."""
-        reservation = self.holdings[replica]
+        reservation = self.reservations[replica]
         extra = millicores(cores) - reservation.millicores
         free = self._free[reservation.node]
         if extra > free.millicores:
@@ -85,8 +107,8 @@ class Ledger:
         return True
 
     def grow(self, replica: ReplicaId, cores: float) -> bool:
-        """Hold at least `cores` for a replica; False, and nothing changed, where the node has not enough."""
-        return millicores(cores) <= self.holdings[replica].millicores or self.resize(replica, cores)
+        """Reserve at least `cores` for a replica; False, and nothing changed, where the node has not enough."""
+        return millicores(cores) <= self.reservations[replica].millicores or self.resize(replica, cores)
 
     def views(self) -> tuple[NodeView, ...]:
         """Every node with what is free on it, in the order the nodes were declared."""

@@ -13,12 +13,12 @@ from msgspec import structs
 
 from sloop.core.views import ClusterView
 from sloop.errors import InputError
+from sloop.quantities import ROUNDING, round_down, round_up
 from sloop.solvers import highs, targets
 from sloop.solvers.choice import NODES_MAX
 from sloop.solvers.fa2 import Answer, Choice, GaveUp, Mode, Shortfall, Stage, keeps, solve, squeezed, way_ms
 from sloop.solvers.fa2_baselines import ds2
 from sloop.solvers.graph import Ties, Way
-from sloop.solvers.room import EPSILON
 from sloop.units import NS_PER_MS, to_ms
 from sloop.vocabulary import Plan, StagePlan
 
@@ -54,7 +54,7 @@ class Problem:
     def replicas_max(self) -> float:
         """How many replicas the nodes hold; infinite where none is known."""
         nodes = self.view.nodes
-        return sum(math.floor(node.node.cores / self.cores + EPSILON) for node in nodes) if nodes else math.inf
+        return sum(round_down(node.node.cores / self.cores) for node in nodes) if nodes else math.inf
 
     def plan(self, choices: Sequence[Choice], why: str, *, feasible: bool) -> Plan:
         """The target these choices are."""
@@ -78,7 +78,7 @@ class Problem:
         way = min(self.ways, key=lambda way: way.slo_ms - way_ms(choices, way))
         left_ms = way.slo_ms - way_ms(choices, way)
         over = f"{-left_ms:.4g} ms over its {way.slo_ms:.4g} ms"
-        room = f"{left_ms:.4g} of {way.slo_ms:.4g} ms left" if left_ms > -EPSILON else over
+        room = f"{left_ms:.4g} of {way.slo_ms:.4g} ms left" if left_ms > -ROUNDING else over
         return (
             f"{self.ingress_rps:.4g} requests/s → {targets.amount(count, 'replica')} of "
             f"{targets.amount(self.cores, 'core')}: {each}; tightest: {self.named(way)}, {room}"
@@ -162,7 +162,7 @@ def problem_of(view: ClusterView, limits: Limits) -> Problem:
         belief = stage.variants[name]
         costs_ns = belief.costs_ns(cores)[1 : min(limits.batch_max, belief.batch_max) + 1]
         rate_rps = untold * stage.visits if untold else view.demand_rps[stage.name]
-        parts = max(1, math.ceil(stage.visits - EPSILON))
+        parts = max(1, round_up(stage.visits))
         stages.append(Stage(stage.name, load * rate_rps, tuple(map(to_ms, costs_ns)), parts))
         variants.append(name)
     ways = targets.ways(view, limits.margin)

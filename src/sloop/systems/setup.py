@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from sloop.app.application import Application, SystemChoice
 from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core import Core
+from sloop.core.ledger import fits
 from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
 from sloop.solvers import targets
-from sloop.solvers.room import has_room
 from sloop.systems import build_system
 from sloop.systems.system import System
 from sloop.vocabulary import Node
@@ -60,7 +60,7 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
     for spec in specs:
         memory_bytes = setup.beliefs[spec.stage, spec.variant].memory_bytes
         allowed = [node for node in view.nodes if spec.node in (None, node.node.name)]
-        if not any(has_room(spec, memory_bytes, node) for node in allowed):
+        if not any(fits(spec, memory_bytes, node) for node in allowed):
             raise InputError(
                 f"system {setup.system.name} wants replicas of {spec.stage}/{spec.variant} with "
                 f"{_size(spec.cores, memory_bytes, spec.device)}, which no node could hold",

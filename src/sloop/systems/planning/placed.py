@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sloop.app.hardware import ANY_BYTES, GIB
-from sloop.core.ledger import Reservation, millicores
+from sloop.core.ledger import Reservation, fits
 from sloop.core.protocols import Place
-from sloop.solvers.room import has_room
 from sloop.solvers.targets import amount
 from sloop.systems.planning.alike import Alike
 from sloop.systems.planning.answer import Lack
@@ -37,8 +36,7 @@ def placed(plan: Plan, setup: Setup) -> Placed:
             spec, memory_bytes = group.spec, setup.beliefs[target.stage, group.spec.variant].memory_bytes
             for count in range(group.count):
                 name = spec.node or _chosen(place, spec, memory_bytes, room)
-                share = round(spec.share * 1_000_000)
-                reservation = Reservation(name or "", millicores(spec.cores), memory_bytes, spec.device, share)
+                reservation = Reservation.of(spec, memory_bytes, name or "")
                 if not room.reserve(ReplicaId(next_id), reservation):
                     found.lacks.append(_lack(plan, group, group.count - count, memory_bytes, nodes))
                     break
@@ -49,7 +47,7 @@ def placed(plan: Plan, setup: Setup) -> Placed:
     for target in plan.stages:
         for group in target.groups:
             spec, memory_bytes = group.spec, setup.beliefs[target.stage, group.spec.variant].memory_bytes
-            if not any(has_room(spec, memory_bytes, view) for view in views if spec.node in (None, view.node.name)):
+            if not any(fits(spec, memory_bytes, view) for view in views if spec.node in (None, view.node.name)):
                 found.crowded[spec] = (
                     f"no node has room for one more of {amount(spec.cores, 'core')}: the most that is free is {free:g}"
                 )

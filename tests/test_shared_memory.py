@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.shared import ALIGNMENT, SharedMemory, lay_out, places
+from sloop.shared_memory import ALIGNMENT, SharedMemory, lay_out, places
 
 
 @pytest.fixture

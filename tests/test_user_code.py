@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sloop.authored import module_in, raise_theirs
 from sloop.errors import InputError
+from sloop.user_code import module_in, raise_theirs
 
 
 @pytest.fixture(autouse=True)
