@@ -19,7 +19,7 @@ from sloop.actions import End, StartBatch
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
 from sloop.sim.checkers import Checkers, Violation
-from sloop.systems.recording import Replayed, rebuild, replay_log
+from sloop.systems.replay import Replayed, rebuild, replay_log
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Outcome, Request, RequestId
 from sloop.workload import Link

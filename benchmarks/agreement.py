@@ -22,12 +22,11 @@ from sloop.app.scenario import Scenario
 from sloop.demo.model import squeezenet
 from sloop.demo.run import foretold, observed, profiled, written
 from sloop.demo.setting import Setting, choose_cores, setting_of
-from sloop.profile.store import path_beside
+from sloop.profile.profile import path_beside
 from sloop.report.compare import agreement
 from sloop.report.rows import RunRow
 from sloop.report.tables import Cell
-from sloop.serve.actuator import detect
-from sloop.serve.actuator.cgroup import Cgroups
+from sloop.serve.cpu_quota import Cgroups, detect
 from sloop.sim.world import NOT_RECORDED, recorded_in
 
 PROFILED, RECORDED = "from the profile", "as recorded"

@@ -21,9 +21,8 @@ from benchmarks.peers.models import mlp
 from sloop.actions import End, StartBatch
 from sloop.events import Finished
 from sloop.runlog import Record
-from sloop.serve.frames import pack_table
-from sloop.serve.gateway.payload import read, write
-from sloop.serve.passes import cut, join
+from sloop.serve.gateway.inputs import read, write
+from sloop.serve.transport import cut, join, pack_table
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 from tests.serve.path import ANSWER, BODY, Way

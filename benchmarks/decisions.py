@@ -17,11 +17,10 @@ from typing import Final, NamedTuple
 from benchmarks.notebook import arguments, publish, say, table
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
-from sloop.policies.batch.deadline import Deadline
+from sloop.policies.batch import Deadline
 from sloop.policies.build import build
 from sloop.profile.estimate import Estimate
-from sloop.profile.forms import Amdahl
-from sloop.profile.profile import Profile
+from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.reproduce.biscale import trials as biscale
 from sloop.reproduce.biscale.pipelines import PIPELINES

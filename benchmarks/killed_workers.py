@@ -32,9 +32,9 @@ from sloop.demo.run import dump
 from sloop.events import ReplicaLost, ReplicaReady
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.profile.measure import measure
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.profile import path_beside, save_profile
 from sloop.runlog import read_log
-from sloop.serve.actuator.confined import confined
+from sloop.serve.cpu_quota import confined
 from sloop.units import s, to_ms, to_s
 from sloop.vocabulary import ReplicaId
 from sloop.workload import trace_from

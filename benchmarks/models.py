@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from sloop.profile.batchable import free_batch
+from sloop.profile.examine import free_batch
 
 INSIDE = Path(onnx.__file__).parent / "backend/test/data/light"
 

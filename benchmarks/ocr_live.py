@@ -19,7 +19,6 @@ from msgspec import Struct, structs
 
 from benchmarks.notebook import ROOT, arguments, publish, say, table, workspace
 from sloop.app.load import load_scenario
-from sloop.authored import module_in
 from sloop.demo.live import serving
 from sloop.demo.outcome import Outcome, read_outcome
 from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
@@ -28,6 +27,7 @@ from sloop.load.plan import Delivery
 from sloop.load.run import schedule_of
 from sloop.report.tables import Cell
 from sloop.sim.world import World, recorded_in
+from sloop.user_code import module_in
 
 EXAMPLE: Final = ROOT / "examples" / "ocr"
 STAGES: Final = ("detect", "orient", "recognise")

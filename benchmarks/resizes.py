@@ -31,12 +31,11 @@ from sloop.demo.model import squeezenet
 from sloop.events import Finished, ReplicaLost, Resized
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.profile.fit import fit_table, points_p50
-from sloop.profile.forms import Latency
 from sloop.profile.measure import measure
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.profile import Latency, path_beside, save_profile
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
-from sloop.serve.actuator.confined import confined
+from sloop.serve.cpu_quota import confined
 from sloop.serve.server import SWITCH_S, Settings, servables_of, serving
 from sloop.solvers import targets
 from sloop.systems.setup import Setup, set_up

@@ -26,15 +26,13 @@ from sloop.demo.run import WORLD_KEYS, Compared, compared, dump
 from sloop.demo.setting import BATCHES, SLO_MS, Setting, choose_cores, scenario_of
 from sloop.errors import InputError
 from sloop.profile.measure import measure
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.profile import path_beside, save_profile
 from sloop.report.compare import agreement
 from sloop.report.figures import Figure, Panel, Series, timeline
 from sloop.report.tables import Cell
 from sloop.reproduce import data_folder
 from sloop.reproduce.sponge.offline import LINK
-from sloop.serve.actuator import detect
-from sloop.serve.actuator.cgroup import Cgroups
-from sloop.serve.actuator.confined import confined
+from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim.world import BYTES_PER_KB
 from sloop.workload import Link, link_from, read_link
 

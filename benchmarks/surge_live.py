@@ -30,15 +30,14 @@ from sloop.app.load import load_scenario
 from sloop.demo.outcome import Outcome
 from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold, observed
 from sloop.profile.measure import measure
-from sloop.profile.profile import Profile
-from sloop.profile.session import open_model
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.model import open_model
+from sloop.profile.profile import Profile, path_beside, save_profile
 from sloop.report.figures import timeline
 from sloop.report.tables import Cell
 from sloop.reproduce import data_folder
 from sloop.reproduce.twitter import biscale
 from sloop.runlog import read_log
-from sloop.serve.actuator.confined import confined
+from sloop.serve.cpu_quota import confined
 from sloop.sim.world import recorded_in
 from sloop.vocabulary import Outcome as Ending
 from sloop.vocabulary import Request

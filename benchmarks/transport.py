@@ -13,9 +13,9 @@ import uvloop
 
 from benchmarks.notebook import arguments, publish, table
 from sloop.events import Event, Finished, ReplicaReady
-from sloop.serve.actuator import detect
-from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.cpu_quota import detect
+from sloop.serve.protocols import Servable
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 

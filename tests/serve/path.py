@@ -11,19 +11,17 @@ from typing import Any
 from sloop.app.load import load_application
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
-from sloop.serve.backends import Listener as Reporter
+from sloop.serve.dataflow import wire
 from sloop.serve.driver import Driver
-from sloop.serve.folder import Journal
-from sloop.serve.frames import pack_table
-from sloop.serve.gateway.bodies import Bodies
-from sloop.serve.gateway.http import Listener
-from sloop.serve.gateway.intake import Intake
+from sloop.serve.gateway.http import Bodies, Listener
+from sloop.serve.gateway.inputs import Intake
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.service import Service
-from sloop.serve.passes import cut, join
-from sloop.serve.wiring import wire
-from sloop.systems.recording import header_of
+from sloop.serve.protocols import Listener as Reporter
+from sloop.serve.server import Journal
+from sloop.serve.transport import cut, join, pack_table
+from sloop.systems.replay import header_of
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec

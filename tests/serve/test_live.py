@@ -20,13 +20,12 @@ from sloop.app.load import load_application
 from sloop.events import ReplicaLost, ReplicaReady, Resized
 from sloop.profile.model import read_signature
 from sloop.runlog import MemoryLog
-from sloop.serve.actuator import detect
-from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.cpu_quota import detect
+from sloop.serve.dataflow import Wiring, wire
 from sloop.serve.driver import Driver
-from sloop.serve.submission import Ended
-from sloop.serve.wiring import Wiring, wire
-from sloop.systems.recording import replay_log
+from sloop.serve.protocols import Ended, Servable
+from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import ms

@@ -11,12 +11,11 @@ import uvloop
 from sloop.actions import StartBatch
 from sloop.app.load import load_application
 from sloop.events import ReplicaReady
-from sloop.serve.backends import Servable
+from sloop.serve.dataflow import wire
+from sloop.serve.protocols import Ended, Servable
 from sloop.serve.server import servables_of
-from sloop.serve.submission import Ended
-from sloop.serve.wiring import wire
 from sloop.sim.checkers import Checkers
-from sloop.systems.recording import replay_log
+from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Tensor
 from sloop.vocabulary import Outcome

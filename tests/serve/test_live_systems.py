@@ -11,10 +11,10 @@ import uvloop
 from sloop.actions import ResizeReplica, StartReplica, StopReplica
 from sloop.app.load import load_application
 from sloop.events import ReplicaReady
-from sloop.serve.backends import Servable
-from sloop.serve.wiring import wire
+from sloop.serve.dataflow import wire
+from sloop.serve.protocols import Servable
 from sloop.sim.checkers import Checkers
-from sloop.systems.recording import replay_log
+from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.vocabulary import Outcome
 from tests.serve.test_live import ECHO, TWO_CORES, Live, check_each_ended_once, live_driver, text

@@ -5,14 +5,37 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sloop.serve import transport
-from sloop.serve.frames import HEADER, Frame, Kind, ProtocolError, pack_head
-from sloop.serve.transport import Channel, Link, drop_sent, socket_pair
+from sloop.serve.transport import (
+    CODES,
+    HEADER,
+    PAYLOAD_BYTES_MAX,
+    TABLE_BYTES_MAX,
+    Channel,
+    Frame,
+    Kind,
+    Link,
+    ProtocolError,
+    cut,
+    drop_sent,
+    is_batchable,
+    join,
+    pack_head,
+    pack_table,
+    socket_pair,
+    unpack_head,
+    unpack_table,
+)
+from sloop.tensor import ITEM_BYTES, Port, Signature, Tensor
 
 pytestmark = pytest.mark.live
 LARGE_BYTES = 3 << 20
@@ -172,3 +195,148 @@ def test_sent_bytes_and_empty_buffers_are_dropped() -> None:
     assert [bytes(view) for view in unsent] == [b"e", b""]
     drop_sent(unsent, 1)
     assert not unsent
+
+
+tensors = st.tuples(st.sampled_from(CODES), st.lists(st.integers(0, 9), max_size=5).map(tuple))
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> list[list[tuple[str, tuple[int, ...]]]]:
+    width = draw(st.integers(0, 3))
+    return draw(st.lists(st.lists(tensors, min_size=width, max_size=width), max_size=4))
+
+
+def size_bytes(table: list[list[tuple[str, tuple[int, ...]]]]) -> int:
+    total = 0
+    for row in table:
+        for datatype, shape in row:
+            size = ITEM_BYTES[datatype]
+            for dim in shape:
+                size *= dim
+            total += size
+    return total
+
+
+def test_a_head_reads_back() -> None:
+    head = unpack_head(pack_head(Kind.DONE, 7, -3, 12, 600_000))
+    assert (head.kind, head.subject, head.value, head.table_bytes, head.payload_bytes) == (
+        Kind.DONE,
+        7,
+        -3,
+        12,
+        600_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (bytes(HEADER.size), "begins with"),
+        (HEADER.pack(b"SL", 9, Kind.RUN, 0, 0, 0, 0), "version 9"),
+        (HEADER.pack(b"SL", 1, 99, 0, 0, 0, 0), "unknown kind 99"),
+        (HEADER.pack(b"SL", 1, Kind.RUN, TABLE_BYTES_MAX + 1, 0, 0, 0), "announces"),
+        (HEADER.pack(b"SL", 1, Kind.RUN, 0, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
+    ],
+)
+def test_a_malformed_head_is_refused(data: bytes, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        unpack_head(data)
+
+
+@given(passes())
+@settings(max_examples=50, deadline=None)
+def test_a_table_reads_back(table: list[list[tuple[str, tuple[int, ...]]]]) -> None:
+    found = unpack_table(pack_table(table), size_bytes(table))
+    assert [[(piece.datatype, piece.shape) for piece in row] for row in found] == table
+
+
+@given(passes(), st.integers(1, 8))
+@settings(max_examples=50, deadline=None)
+def test_a_table_must_fill_the_payload(table: list[list[tuple[str, tuple[int, ...]]]], more: int) -> None:
+    with pytest.raises(ProtocolError, match="describes"):
+        unpack_table(pack_table(table), size_bytes(table) + more)
+
+
+@given(st.binary(max_size=64))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_a_table_or_refused(data: bytes) -> None:
+    try:
+        unpack_table(data, 0)
+    except ProtocolError:
+        return
+
+
+def test_a_table_beyond_its_bound_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match="shapes"):
+        pack_table([[("FP32", (1, 2, 3, 4))]] * 10_000)
+
+
+def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
+    return Tensor("FP32", array.shape, array.astype("<f4").tobytes())
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[list[Tensor]]:
+    """Requests with two tensors of equal rows each, in a few different row shapes."""
+    requests = []
+    for index in range(draw(st.integers(1, 6))):
+        rows, width = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2]))
+        requests.append(
+            [
+                tensor(np.full((rows, width), index, np.float32)),
+                tensor(np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + 100 * index),
+            ]
+        )
+    return requests
+
+
+@given(batches(), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_cutting_an_echo_gives_every_request_its_own_back(requests: list[list[Tensor]], batchable: bool) -> None:
+    joined = join(requests, batchable=batchable)
+    payload = b"".join(chain.from_iterable(joined.payload))
+    echoed = cut(joined, joined.table, memoryview(payload))
+    assert [[(t.datatype, t.shape, bytes(t.data)) for t in row] for row in echoed] == [
+        [(t.datatype, t.shape, t.data) for t in row] for row in requests
+    ]
+
+
+@given(batches())
+@settings(max_examples=50, deadline=None)
+def test_requests_of_one_shape_share_a_pass(requests: list[list[Tensor]]) -> None:
+    joined = join(requests, batchable=True)
+    passes = unpack_table(joined.table, joined.size_bytes)
+    assert len(passes) == len({tuple(t.shape[1:] for t in tensors) for tensors in requests})
+    assert [pieces[0].shape[0] for pieces in passes] == [sum(rows for _, rows in held) for held in joined.members]
+
+
+def test_joining_copies_nothing() -> None:
+    data = memoryview(bytearray(8))
+    joined = join([[Tensor("FP32", (1, 2), data)], [Tensor("FP32", (1, 2), data)]], batchable=True)
+    assert all(part is data for parts in joined.payload for part in parts)
+
+
+def test_an_output_without_a_row_per_row_of_input_fails_the_batch() -> None:
+    row = Tensor("FP32", (1, 1), bytes(4))
+    joined = join([[row], [row]], batchable=True)
+    with pytest.raises(ValueError, match=r"output 0 has the shape \[1\] for 2 rows"):
+        cut(joined, pack_table([[("FP32", (1,))]]), memoryview(bytes(4)))
+
+
+def test_a_request_alone_may_get_any_shape() -> None:
+    joined = join([[Tensor("FP32", (2, 1), bytes(8))]], batchable=True)
+    [[answer]] = cut(joined, pack_table([[("INT64", ())]]), memoryview(bytes(8)))
+    assert answer.shape == ()
+
+
+def test_an_answer_to_other_passes_is_refused() -> None:
+    joined = join([[Tensor("FP32", (1, 1), bytes(4))]], batchable=True)
+    with pytest.raises(ProtocolError, match="2 passes, its batch 1"):
+        cut(joined, pack_table([[], []]), memoryview(b""))
+
+
+def test_a_model_is_batchable_where_every_first_dimension_is_open() -> None:
+    either, fixed = Port("x", "FP32", (-1, 2)), Port("y", "FP32", (1, 2))
+    assert is_batchable(Signature((either,), (either,)))
+    assert not is_batchable(Signature((either,), (fixed,)))
+    assert not is_batchable(Signature((either, fixed), (either,)))

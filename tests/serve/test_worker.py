@@ -13,10 +13,9 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from sloop.serve.frames import Head, Kind, ProtocolError, pack_table, unpack_table
-from sloop.serve.transport import Channel, socket_pair
+from sloop.serve.transport import Channel, Head, Kind, ProtocolError, pack_table, socket_pair, unpack_table
 from sloop.serve.worker import MILLIONTHS, Desk, Worker
-from sloop.shared import ALIGNMENT, SharedMemory, lay_out
+from sloop.shared_memory import ALIGNMENT, SharedMemory, lay_out
 
 pytestmark = pytest.mark.live
 

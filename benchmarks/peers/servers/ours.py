@@ -10,7 +10,7 @@ from benchmarks.notebook import say
 from benchmarks.peers.bodies import oip
 from benchmarks.peers.environments import last_line
 from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, PeerFailed
-from sloop.profile.store import path_beside
+from sloop.profile.profile import path_beside
 
 PROFILE_S_MAX: Final = 300.0
 ENVIRONMENT: Final = Environment("sloop", ())

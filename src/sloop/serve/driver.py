@@ -35,10 +35,8 @@ from sloop.events import (
     ReplicaStopped,
 )
 from sloop.runlog import Record, Recorder
-from sloop.serve.backends import Backend
-from sloop.serve.parts import Held, answer, gather, keep, ways_of
-from sloop.serve.submission import Ended
-from sloop.serve.wiring import APPLICATION, Sources, Wiring
+from sloop.serve.dataflow import APPLICATION, Held, Sources, Wiring, answer, gather, keep, ways_of
+from sloop.serve.protocols import Backend, Ended
 from sloop.tensor import Tensor
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
@@ -130,7 +128,7 @@ class Driver:
         began_ns: int | None = None,
         on_end: Callable[[Ended], None],
     ) -> RequestId:
-        """See `sloop.serve.submission.Submitter`."""
+        """See `sloop.serve.protocols.Submitter`."""
         self._last_id += 1
         request = RequestId(self._last_id)
         if self._over:
@@ -144,7 +142,7 @@ class Driver:
         return request
 
     def cancel(self, request: RequestId) -> None:
-        """See `sloop.serve.submission.Submitter`."""
+        """See `sloop.serve.protocols.Submitter`."""
         found = self._open.get(request)
         if found is not None and found.on_end is not None:
             found.on_end = None

@@ -9,11 +9,259 @@ import socket
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from itertools import islice
+from math import prod
+from struct import Struct as Layout
+from struct import error as LayoutError
 from typing import Final
 
-from sloop.serve.frames import HEADER, Frame, Head, Kind, ProtocolError, pack_head, unpack_head
-from sloop.shared import Buffer
+from msgspec import Struct
+
+from sloop.shared_memory import Buffer
+from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Signature, Tensor
+
+# == frames: Frames between the server and its worker processes: a fixed header, a table of shapes, then raw tensor bytes.
+#
+# Promises that nothing is ever unpickled or evaluated, that every length is bounded and checked before memory is taken
+# for it, and that what breaks the format raises `ProtocolError`. Must not know sockets, models or requests.
+#
+# A frame is `HEADER` · table · payload. The table describes forward passes: their number, tensors per pass, and for each
+# tensor datatype code, rank and dimensions; the payload is those tensors' elements one after the other, little-endian.
+
+
+VERSION: Final = 1
+MAGIC: Final = b"SL"
+HEADER: Final = Layout("<2sBBIQqq")
+"""Magic, version, kind, bytes of the table, bytes of the payload, subject, value."""
+
+TABLE_BYTES_MAX: Final = 60 * 1024
+PAYLOAD_BYTES_MAX: Final = 1 << 30
+RANK_MAX: Final = 16
+
+CODES: Final = tuple(NUMPY_TYPES)
+"""Datatypes by their code on the wire; both ends are of one version, so the order need not outlive it."""
+CODE_OF: Final = {name: code for code, name in enumerate(CODES)}
+
+_COUNTS: Final = Layout("<HH")
+_TENSOR: Final = Layout("<BB")
+_DIMS: Final = tuple(Layout(f"<{rank}I") for rank in range(RANK_MAX + 1))
+
+
+class ProtocolError(Exception):
+    """The other end does not speak this format: a bug or a foreign process, never a user's mistake."""
+
+
+class Kind(IntEnum):
+    """What a frame says. `subject` and `value` are its two numbers."""
+
+    RUN = 1
+    """To a worker: run batch `subject`. Its tensors are the payload or, where `value` is not 0, lie in the first
+    `value` bytes of the shared memory, at their `sloop.shared_memory.places`."""
+    RESIZE = 2
+    """To a worker: `subject` threads and a duty cycle of `value` millionths from the next batch on."""
+    STOP = 3
+    """To a worker: finish and exit."""
+    STEP = 10
+    """From a worker: it entered step `subject` of its cold start."""
+    READY = 11
+    """From a worker: it can take its first batch."""
+    DONE = 12
+    """From a worker: batch `subject` took `value` ns of forward passes; the payload holds the outputs."""
+    FAILED = 13
+    """From a worker: the model raised on batch `subject`; the payload is the reason in UTF-8."""
+    RESIZED = 14
+    """From a worker: batches run on `subject` threads from here on."""
+    REFUSED = 15
+    """From a worker: it cannot start; the payload is the reason in UTF-8. It exits."""
+
+
+Shape = tuple[int, ...]
+
+
+class Piece(Struct, frozen=True, gc=False):
+    """One tensor of a table: its type, its shape, and the bytes it takes in the payload."""
+
+    datatype: str
+    shape: Shape
+    size_bytes: int
+
+
+class Frame(Struct, frozen=True, gc=False):
+    """A frame received."""
+
+    kind: Kind
+    subject: int
+    value: int
+    table: bytes
+    payload: memoryview
+
+
+class Head(Struct, frozen=True, gc=False):
+    """A header received and found sound."""
+
+    kind: Kind
+    subject: int
+    value: int
+    table_bytes: int
+    payload_bytes: int
+
+
+def pack_head(kind: Kind, subject: int, value: int, table_bytes: int, payload_bytes: int) -> bytes:
+    """The header's bytes."""
+    return HEADER.pack(MAGIC, VERSION, kind, table_bytes, payload_bytes, subject, value)
+
+
+def unpack_head(data: bytes | bytearray | memoryview) -> Head:
+    """Read a header from the first bytes of `data`; raise `ProtocolError` for one that is malformed or unbounded."""
+    magic, version, kind, table_bytes, payload_bytes, subject, value = HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(f"a frame begins with {magic!r} version {version}, not {MAGIC!r} version {VERSION}")
+    if table_bytes > TABLE_BYTES_MAX or payload_bytes > PAYLOAD_BYTES_MAX:
+        raise ProtocolError(f"a frame announces {table_bytes} B of table and {payload_bytes} B of payload")
+    try:
+        return Head(Kind(kind), subject, value, table_bytes, payload_bytes)
+    except ValueError as error:
+        raise ProtocolError(f"a frame has the unknown kind {kind}") from error
+
+
+def pack_table(passes: Sequence[Sequence[tuple[str, Shape]]]) -> bytes:
+    """Describe forward passes, each a datatype and a shape per tensor; every pass has equally many tensors.
+
+    Raises `ProtocolError` for more than a table holds.
+    """
+    parts = [_COUNTS.pack(len(passes), len(passes[0]) if passes else 0)]
+    for tensors in passes:
+        for datatype, shape in tensors:
+            parts.append(_TENSOR.pack(CODE_OF[datatype], len(shape)))
+            parts.append(_DIMS[len(shape)].pack(*shape))
+    table = b"".join(parts)
+    if len(table) > TABLE_BYTES_MAX:
+        raise ProtocolError(f"the shapes of {len(passes)} passes take {len(table)} B, more than {TABLE_BYTES_MAX}")
+    return table
+
+
+def unpack_table(table: bytes, payload_bytes: int | None) -> list[list[Piece]]:
+    """Read a table; raise `ProtocolError` where it is malformed or its tensors do not fill the payload exactly.
+
+    None for a frame whose tensors are not in its payload.
+    """
+    try:
+        passes, width = _COUNTS.unpack_from(table)
+        offset = _COUNTS.size
+        found: list[list[Piece]] = []
+        for _ in range(passes):
+            row: list[Piece] = []
+            for _ in range(width):
+                code, rank = _TENSOR.unpack_from(table, offset)
+                shape = _DIMS[rank].unpack_from(table, offset + _TENSOR.size)
+                offset += _TENSOR.size + 4 * rank
+                datatype = CODES[code]
+                row.append(Piece(datatype, shape, prod(shape) * ITEM_BYTES[datatype]))
+            found.append(row)
+    except (LayoutError, IndexError) as error:
+        raise ProtocolError(f"a table of {len(table)} B is malformed: {error}") from error
+    told = sum(piece.size_bytes for row in found for piece in row)
+    if offset != len(table) or (payload_bytes is not None and told != payload_bytes):
+        raise ProtocolError(f"a table describes {told} B in {offset} B; the frame has {payload_bytes} in {len(table)}")
+    return found
+
+
+# == passes: A batch as forward passes: requests of one shape are joined along their first dimension, and the answer is cut back.
+#
+# Promises that joining and cutting copy nothing: row-major tensors of equal row shape are joined by laying their bytes
+# one after the other, and cut by slicing. Requests whose row shapes differ, and all requests to a model with a fixed
+# first dimension, get passes of their own inside the one batch. Pure functions; must not know sockets or processes.
+
+
+class Joined(Struct, frozen=True, gc=False):
+    """A batch ready to be sent: its table and payload, and for each pass which requests it holds with how many rows."""
+
+    table: bytes
+    payload: list[list[Buffer]]
+    """Per tensor of the table, the parts it is joined of."""
+    members: list[list[tuple[int, int]]]
+    """Per pass, (index of the request in the batch, its rows)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(len(part) for parts in self.payload for part in parts)
+
+
+def is_batchable(signature: Signature) -> bool:
+    """Whether requests may share a forward pass: the first dimension of every input and output is open."""
+    return all(port.shape[:1] == (-1,) for port in (*signature.inputs, *signature.outputs))
+
+
+def join(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Joined:
+    """Lay out a batch; each request gives its tensors in the model's input order, with equally many rows in each."""
+    if not batchable:
+        groups = [[index] for index in range(len(requests))]
+    elif _are_alike(requests):
+        groups = [list(range(len(requests)))]
+    else:
+        by_shape: dict[object, list[int]] = {}
+        for index, tensors in enumerate(requests):
+            key = tuple((tensor.datatype, tensor.shape[1:]) for tensor in tensors)
+            by_shape.setdefault(key, []).append(index)
+        groups = list(by_shape.values())
+    described: list[list[tuple[str, Shape]]] = []
+    payload: list[list[Buffer]] = []
+    members: list[list[tuple[int, int]]] = []
+    for group in groups:
+        rows = [_rows(requests[index]) for index in group]
+        first = requests[group[0]]
+        if len(group) == 1:
+            described.append([(tensor.datatype, tensor.shape) for tensor in first])
+        else:
+            total = sum(rows)
+            described.append([(tensor.datatype, (total, *tensor.shape[1:])) for tensor in first])
+        payload.extend([requests[index][place].data for index in group] for place in range(len(first)))
+        members.append(list(zip(group, rows, strict=True)))
+    return Joined(pack_table(described), payload, members)
+
+
+def cut(joined: Joined, table: bytes, payload: memoryview) -> list[list[Tensor]]:
+    """Each request's outputs, in the model's output order, from the answer to `joined`.
+
+    Raises `ProtocolError` for an answer to other passes, `ValueError` for an output without one row per input row.
+    """
+    passes = unpack_table(table, len(payload))
+    if len(passes) != len(joined.members):
+        raise ProtocolError(f"an answer has {len(passes)} passes, its batch {len(joined.members)}")
+    outputs: list[list[Tensor]] = [[] for members in joined.members for _ in members]
+    at = 0
+    for pieces, members in zip(passes, joined.members, strict=True):
+        for place, piece in enumerate(pieces):
+            if len(members) == 1:
+                end = at + piece.size_bytes
+                outputs[members[0][0]].append(Tensor(piece.datatype, piece.shape, payload[at:end]))
+                at = end
+                continue
+            total = sum(rows for _, rows in members)
+            if not piece.shape or piece.shape[0] != total:
+                raise ValueError(f"output {place} has the shape {list(piece.shape)} for {total} rows of input")
+            row_bytes = piece.size_bytes // total
+            for index, rows in members:
+                end = at + rows * row_bytes
+                outputs[index].append(Tensor(piece.datatype, (rows, *piece.shape[1:]), payload[at:end]))
+                at = end
+    return outputs
+
+
+def _are_alike(requests: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all have the same shapes, rows included: what nearly every batch is, found out with little work."""
+    return all(
+        tensors[place].shape == tensor.shape and tensors[place].datatype == tensor.datatype
+        for place, tensor in enumerate(requests[0])
+        for tensors in requests
+    )
+
+
+def _rows(tensors: Sequence[Tensor]) -> int:
+    return tensors[0].shape[0] if tensors and tensors[0].shape else 1
+
 
 SCRATCH_BYTES: Final = 64 * 1024
 """Holds any header and table, and with them most answers, so that one receive takes in a whole frame."""

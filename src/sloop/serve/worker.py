@@ -22,10 +22,9 @@ from typing import Final
 
 import numpy as np
 
-from sloop.serve.frames import Head, Kind, Piece, ProtocolError, pack_table, unpack_table
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
-from sloop.serve.transport import Channel
-from sloop.shared import ALIGNMENT, SharedMemory, places
+from sloop.serve.transport import Channel, Head, Kind, Piece, ProtocolError, pack_table, unpack_table
+from sloop.shared_memory import ALIGNMENT, SharedMemory, places
 from sloop.tensor import NUMPY_TYPES, arrays_at, bytes_of
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")

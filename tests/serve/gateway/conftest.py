@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sloop.serve.gateway.bodies import Bodies
-from sloop.serve.gateway.http import Listener
+from sloop.serve.gateway.http import Bodies, Listener
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
 from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sloop.serve.gateway.intake import Intake
+from sloop.serve.gateway.inputs import Intake
 from sloop.serve.gateway.service import Service
-from sloop.serve.submission import Ended
+from sloop.serve.protocols import Ended
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
 

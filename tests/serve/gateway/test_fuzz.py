@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.serve.gateway.intake import Intake
-from sloop.serve.gateway.payload import read
+from sloop.serve.gateway.inputs import Intake, read
 from sloop.serve.gateway.refusal import Refusal
 from tests.serve.gateway.fakes import SIGNATURE, Gateway
 

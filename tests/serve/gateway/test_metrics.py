@@ -12,7 +12,7 @@ from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady,
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.gateway.metrics import Metrics
 from sloop.sim import simulate
-from sloop.sim.swarm import world_from_seed
+from sloop.sim.fuzz import world_from_seed
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
 from tests.core.scene import request

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from sloop.serve.gateway.intake import Intake
+from sloop.serve.gateway.inputs import Intake, read
 from sloop.serve.gateway.openapi import describe
-from sloop.serve.gateway.payload import read
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.service import Service
 from sloop.tensor import Port, Signature

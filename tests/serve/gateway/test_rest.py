@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.serve.gateway.bodies import Bodies
-from sloop.serve.gateway.http import Listener
+from sloop.serve.gateway.http import Bodies, Listener
 from sloop.serve.gateway.rest import Rest
-from sloop.serve.submission import Ended
+from sloop.serve.protocols import Ended
 from sloop.tensor import Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome

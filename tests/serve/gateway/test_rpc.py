@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from sloop.errors import MachineError
-from sloop.serve.gateway.bodies import Bodies
-from sloop.serve.gateway.messages import SERVICE, message_class
-from sloop.serve.gateway.rpc import Rpc
-from sloop.serve.submission import Ended
+from sloop.serve.gateway.http import Bodies
+from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
+from sloop.serve.protocols import Ended
 from sloop.tensor import Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome

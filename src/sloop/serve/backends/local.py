@@ -23,13 +23,11 @@ from typing import Final
 
 from sloop.errors import MachineError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
-from sloop.serve.actuator import CpuActuator, Grant
-from sloop.serve.backends import Listener, Servable
-from sloop.serve.frames import Frame, Kind, ProtocolError
-from sloop.serve.passes import Joined, cut, is_batchable, join
-from sloop.serve.transport import CLOSED, Link, socket_pair
+from sloop.serve.cpu_quota import CpuActuator, Grant
+from sloop.serve.protocols import Listener, Servable
+from sloop.serve.transport import CLOSED, Frame, Joined, Kind, Link, ProtocolError, cut, is_batchable, join, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS
-from sloop.shared import SHARED_BYTES_MIN, SharedMemory, lay_out
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, lay_out
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 

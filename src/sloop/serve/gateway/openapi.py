@@ -8,7 +8,7 @@ from math import prod
 from typing import Final
 
 from sloop.serve.gateway import service as offer
-from sloop.serve.gateway.budget import MS_MAX
+from sloop.serve.gateway.inputs import MS_MAX
 from sloop.serve.gateway.service import Service
 from sloop.tensor import Port
 

@@ -7,7 +7,7 @@ is put into the same form here, so that both protocols tell the same story.
 from http import HTTPStatus
 from typing import Final
 
-from sloop.serve.submission import Ended
+from sloop.serve.protocols import Ended
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome
 

@@ -13,13 +13,12 @@ from urllib.parse import parse_qs
 import msgspec
 
 from sloop.serve.gateway import service as offer
-from sloop.serve.gateway.budget import ELAPSED, SLO, budget_ns
 from sloop.serve.gateway.http import Exchange
+from sloop.serve.gateway.inputs import ELAPSED, HEADER_LENGTH, SLO, Wanted, budget_ns, read, write
 from sloop.serve.gateway.openapi import describe
-from sloop.serve.gateway.payload import HEADER_LENGTH, Wanted, read, write
 from sloop.serve.gateway.refusal import Refusal, bad, of_ended, shown
 from sloop.serve.gateway.service import Service
-from sloop.serve.submission import Ended
+from sloop.serve.protocols import Ended
 from sloop.tensor import Port
 from sloop.vocabulary import Outcome
 

@@ -7,9 +7,9 @@ from http import HTTPStatus
 from typing import Final
 
 from sloop import __version__
-from sloop.serve.gateway.intake import Intake
+from sloop.serve.gateway.inputs import Intake
 from sloop.serve.gateway.refusal import Refusal, shown
-from sloop.serve.submission import Submitter
+from sloop.serve.protocols import Submitter
 
 SERVER: Final = "sloop"
 SERVER_VERSION: Final = __version__

@@ -1,24 +1,98 @@
-"""Cores by control groups: a group per process below one of our own, with a quota of CPU time per short period.
-
-Promises 1/c latency for fractions, changes in effect within one period, and a tree `sloop-PID` that is removed at the
-end or, after a crash, by the next server. A short period matters: with the kernel's default of 100 ms, forward passes
-shorter than that take between a half and twice their time (Sponge specification, section 7.1).
-
-Version 2 needs the `cpu` controller delegated to our own group (systemd: `Delegate=yes`); since a group with children
-may hold no process itself there, the server moves into a leaf of its own. Version 1 needs a writable `cpu` hierarchy.
-"""
+"""What an actuator grants: the value between it, the backend and the worker."""
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from sloop.errors import MachineError
 from sloop.machine import usable_cpus
-from sloop.serve.actuator.grant import Grant
+from sloop.profile.measure import by_affinity
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Cores in effect, and what the process itself must do for that: threads to run on, share of time to work.
+
+    `duty` is 1 where the machine withholds cores; a fall-back that cannot leaves it to the process to rest.
+    """
+
+    cores: float
+    duty: float = 1.0
+
+    @property
+    def threads(self) -> int:
+        """⌈cores⌉: more would wait for each other inside the quota, fewer would leave cores idle."""
+        return max(1, ceil(self.cores - 1e-9))
+
+
+# == affinity: The fall-back without rights: whole cores by CPU affinity, fractions by the process's own resting.
+#
+# Promises cores only as far as nobody else uses those CPUs: affinity keeps a process on them, not others off. A process
+# on 1.5 cores gets two CPUs and a duty cycle of 0.75, which it must keep itself (`Grant.duty`). Where the system knows no
+# affinity (other than Linux) the duty cycle is all there is.
+
+
+class Affinity:
+    """Spreads processes over the CPUs it was given, least used first."""
+
+    def __init__(self, cpus: Sequence[int], proc: Path = Path("/proc")) -> None:
+        self._cpus, self._proc = tuple(cpus), proc
+        self._held: dict[int, tuple[set[int], float]] = {}
+
+    def confine(self, pid: int, cores: float) -> Grant:
+        """Keep a process on the least used CPUs."""
+        self._held[pid] = (set(), 0.0)
+        return self.resize(pid, cores)
+
+    def resize(self, pid: int, cores: float) -> Grant:
+        """Change the number of CPUs; those it has are kept as far as possible."""
+        possible = min(cores, float(len(self._cpus)))
+        count = max(1, ceil(possible - 1e-9))
+        mine, _ = self._held.pop(pid)
+        uses = {cpu: sum(cpu in held for held, _ in self._held.values()) for cpu in self._cpus}
+        chosen = set(sorted(self._cpus, key=lambda cpu: (cpu not in mine, uses[cpu], cpu))[:count])
+        self._held[pid] = (chosen, possible)
+        try:
+            for thread in (self._proc / str(pid) / "task").iterdir():
+                os.sched_setaffinity(int(thread.name), chosen)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it or one of its threads has just exited; the backend will notice if it is the process
+        except OSError as error:
+            raise MachineError(
+                f"process {pid} cannot be kept on CPUs {sorted(chosen)}: {error.strerror}",
+                help="run sloop in a container or account that may set the affinity of its own processes",
+            ) from error
+        return Grant(possible, possible / count)
+
+    def read(self, pid: int) -> float:
+        """The cores granted; the machine itself knows whole CPUs only."""
+        return self._held[pid][1]
+
+    def release(self, pid: int) -> None:
+        """Give its CPUs back."""
+        self._held.pop(pid, None)
+
+    def close(self) -> None:
+        """Nothing was made."""
+        self._held.clear()
+
+
+# == cgroup: Cores by control groups: a group per process below one of our own, with a quota of CPU time per short period.
+#
+# Promises 1/c latency for fractions, changes in effect within one period, and a tree `sloop-PID` that is removed at the
+# end or, after a crash, by the next server. A short period matters: with the kernel's default of 100 ms, forward passes
+# shorter than that take between a half and twice their time (Sponge specification, section 7.1).
+#
+# Version 2 needs the `cpu` controller delegated to our own group (systemd: `Delegate=yes`); since a group with children
+# may hold no process itself there, the server moves into a leaf of its own. Version 1 needs a writable `cpu` hierarchy.
+
 
 PERIOD_US: Final = 10_000
 QUOTA_US_MIN: Final = 1_000
@@ -218,3 +292,92 @@ def _refused(group: Path, error: OSError) -> MachineError:
         f"control group {group} cannot be set: {error.strerror}",
         help="let sloop write its own control group (systemd: Delegate=yes; containers: mount cgroups writable)",
     )
+
+
+# == confined: Cores for a process that is no replica: how a profile is measured inside the very limits a replica will have.
+#
+# Control groups where we may; else whole cores by affinity, fractions being refused. Knows nothing of what is measured.
+
+
+LEAVE_S: Final = 1.0
+"""How long a process that is done may take to leave its group."""
+
+
+@contextmanager
+def confined(pid: int, cores: float) -> Iterator[None]:
+    """Confine a process to `cores` while the context is open. InputError for a fraction this machine cannot give."""
+    actuator = detect().actuator
+    if not isinstance(actuator, Cgroups):
+        with by_affinity(pid, cores):
+            yield
+        return
+    actuator.confine(pid, cores)
+    try:
+        yield
+    finally:
+        until_s = time.monotonic() + LEAVE_S
+        actuator.close()
+        while actuator.folder.exists() and time.monotonic() < until_s:
+            time.sleep(0.01)  # the group of a process that still exits is busy
+            actuator.close()
+
+
+# == __init__: How a running process is given more or fewer cores, in place: control groups where we may, affinity where we may not.
+#
+# Promises that a grant says what is in effect, be it what was asked or not; that a change takes effect within one
+# scheduling period (`PERIOD_US`); and that whatever was made on the machine is removed again, by us or by the next
+# server. Must not know workers, models or requests. Facts behind it: Sponge specification, sections 1.1 and 7.1.
+
+
+__all__ = ["CpuActuator", "Detected", "Grant", "capacity_cores", "detect"]
+
+
+class CpuActuator(Protocol):
+    """Confines processes, each known by its pid, to a number of cores which may be a fraction."""
+
+    def confine(self, pid: int, cores: float) -> Grant:
+        """Take hold of a process and all its threads, present and future. Raises `MachineError` where it cannot."""
+        ...
+
+    def resize(self, pid: int, cores: float) -> Grant:
+        """Change what a confined process may use."""
+        ...
+
+    def read(self, pid: int) -> float:
+        """The cores a confined process may use now, as the machine says."""
+        ...
+
+    def release(self, pid: int) -> None:
+        """Forget a process, which has exited."""
+        ...
+
+    def close(self) -> None:
+        """Remove all traces."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The best actuator this machine allows, and in one line why it is this one."""
+
+    actuator: CpuActuator
+    why: str
+
+
+def detect(proc: Path = Path("/proc")) -> Detected:
+    """Try control groups version 2, then version 1, then fall back to affinity; each refusal is part of the reason."""
+    refusals = []
+    for name, open_groups in (("cgroup v2", open_v2), ("cgroup v1", open_v1)):
+        try:
+            groups: Cgroups = open_groups(proc)
+        except OSError as error:
+            refusals.append(f"{name}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else ""))
+        else:
+            return Detected(groups, "; ".join([f"{name}: quota in {groups.folder}", *refusals]))
+    affinity = Affinity(usable_cpus())
+    return Detected(affinity, "; ".join(["affinity, fractions by resting between batches", *refusals]))
+
+
+def capacity_cores(proc: Path = Path("/proc")) -> float:
+    """Cores this server and its workers may use together: CPUs in its affinity mask, less if a quota is above it."""
+    return min(float(len(usable_cpus())), quota_above(proc))

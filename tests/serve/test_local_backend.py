@@ -25,10 +25,9 @@ from sloop.events import (
     Resized,
 )
 from sloop.profile.model import read_signature
-from sloop.serve.actuator import CpuActuator, detect
-from sloop.serve.actuator.affinity import Affinity
-from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.cpu_quota import Affinity, CpuActuator, detect
+from sloop.serve.protocols import Servable
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
@@ -264,8 +263,8 @@ def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
 
 SERVER = """
 import asyncio, sys, time
-from sloop.serve.actuator import detect
-from sloop.serve.backends import Servable
+from sloop.serve.cpu_quota import detect
+from sloop.serve.protocols import Servable
 from sloop.serve.backends.local import LocalBackend
 from sloop.tensor import Signature
 from sloop.vocabulary import ReplicaId, ReplicaSpec

@@ -1,18 +1,68 @@
-"""A stage in Python, run by real worker processes."""
+"""TODOC."""
 
+import time
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 
+from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Resized
 from sloop.profile.examine import examine
-from sloop.serve.backends import Servable
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.runtimes import open_runtime
+from sloop.serve.protocols import Servable
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, FakeRuntime, FileRuntime, open_runtime
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
-from tests.serve.backends.test_local import Ear, play
+from tests.serve.test_local_backend import Ear, play
+
+
+def test_burning_takes_the_cpu_time_told_and_echoes() -> None:
+    runtime = FakeRuntime.parse("fake:burn:1:0.5")
+    rows = np.arange(4.0).reshape(4, 1)
+    before_ns = time.thread_time_ns()
+    [answer], threads = runtime.run([rows], 3)
+    assert time.thread_time_ns() - before_ns >= 3_000_000
+    assert answer is rows
+    assert threads == 3
+
+
+def test_failing_on_purpose() -> None:
+    with pytest.raises(ValueError, match="on purpose"):
+        FakeRuntime.parse("fake:sleep:0:0:fail").run([], 1)
+
+
+@pytest.mark.parametrize("model", ["fake:", "fake:burn:1", "fake:rest:1:1", "fake:burn:x:1", "fake:burn:1:1:oops"])
+def test_another_form_is_refused_with_the_right_one(model: str) -> None:
+    with pytest.raises(InputError, match="help: write fake:burn"):
+        FakeRuntime.parse(model)
+
+
+def test_answers_are_onnx_runtimes_own(mlp: Path) -> None:
+    runtime = open_runtime(str(mlp))
+    assert runtime.load(1)
+    assert not runtime.load(1)
+    runtime.warm(1)
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    [y], _ = runtime.run([x], 1)
+    [expected] = ort.InferenceSession(mlp, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_the_nearest_loaded_thread_count_runs_and_few_are_kept(mlp: Path) -> None:
+    runtime = FileRuntime(str(mlp))
+    x = np.zeros((1, 4), np.float32)
+    for threads in (1, 4):
+        runtime.load(threads)
+    assert [runtime.run([x], threads)[1] for threads in (1, 2, 3, 4, 9)] == [1, 1, 4, 4, 4]
+    for threads in range(5, 5 + THREAD_COUNTS_MAX):
+        runtime.load(threads)
+    assert runtime.run([x], 1)[1] == 5
+
+
+# == test_python: A stage in Python, run by real worker processes.
+
 
 pytestmark = pytest.mark.live
 A = ReplicaId(1)

@@ -1,11 +1,14 @@
+"""TODOC."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.serve.gateway.intake import SHAPES_MAX, Intake, check_raw, pack, unpack
+from sloop.serve.gateway.inputs import MS_MAX, SHAPES_MAX, Intake, budget_ns, check_raw, pack, unpack
 from sloop.serve.gateway.refusal import Refusal
 from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor
+from sloop.units import ms
 
 INTAKE = Intake(
     Signature((Port("x", "FP32", (-1, 4)), Port("k", "INT64", (-1, 1))), (Port("y", "FP32", (-1, 4)),), rows_max=8)
@@ -160,3 +163,30 @@ def test_only_open_first_dimensions_count_rows() -> None:
     assert intake.whole(whole) is whole
     with pytest.raises(Refusal, match="4 rows"):
         intake.whole(whole | {"x": Tensor("FP32", (4, 4), bytes(64))})
+
+
+@pytest.mark.parametrize(
+    ("value", "slo_ns"), [(b"200", ms(200)), ("0.5", ms(0.5)), (200, ms(200)), (1e3, ms(1000)), (MS_MAX, ms(MS_MAX))]
+)
+def test_reads_milliseconds_however_they_are_sent(value: object, slo_ns: int) -> None:
+    assert budget_ns(value, None) == (slo_ns, 0)
+
+
+def test_leaves_the_budget_to_the_application_unless_asked() -> None:
+    assert budget_ns(None, b"12.5") == (None, ms(12.5))
+
+
+@pytest.mark.parametrize(
+    "value", [b"-5", b"0", 0, b"nan", b"inf", 1e300, 10**400, MS_MAX + 1, b"fast", b"", True, [200], b"1_000", b"\xff"]
+)
+def test_refuses_negative_and_absurd_budgets(value: object) -> None:
+    with pytest.raises(Refusal, match="x-slo-ms") as caught:
+        budget_ns(value, None)
+    assert caught.value.status == 400
+    assert caught.value.fix.startswith("send milliseconds from 0.001 to 3600000")
+
+
+def test_refuses_time_travel() -> None:
+    with pytest.raises(Refusal, match="x-elapsed-ms: '-1' is out of range"):
+        budget_ns(None, b"-1")
+    assert budget_ns(None, b"0") == (None, 0)

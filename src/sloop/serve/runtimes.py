@@ -1,0 +1,146 @@
+"""The interface between a worker process and the framework that computes, and its two implementations.
+
+`FileRuntime` runs a model file, ONNX or Python. `FakeRuntime` (`fake:…`) takes a known time; tests and demonstrations use
+it. Runtimes run in worker processes only.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from sloop.errors import InputError
+from sloop.profile.model import Session, open_model, zeros
+from sloop.units import ms
+
+THREAD_COUNTS_MAX: Final = 4
+"""How many thread counts a runtime keeps sessions for: in some frameworks each session holds a copy of the weights."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Runtime(Protocol):
+    """A loaded model whose number of threads can change while it serves.
+
+    Another thread may call `load` and `warm` while `run` is in progress. Each method raises what the framework raises.
+    """
+
+    def load(self, threads: int) -> bool:
+        """Prepare to run on `threads` threads. Returns False if the runtime was already prepared."""
+        ...
+
+    def warm(self, threads: int) -> None:
+        """Run the model once on placeholder inputs, if that makes later passes faster."""
+        ...
+
+    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+        """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on.
+
+        `inputs` are in the model's order; the caller reuses their memory after it has sent the outputs. The pass runs on
+        `threads` threads if a session for that count is loaded, otherwise on the nearest loaded count.
+        """
+        ...
+
+
+def open_runtime(model: str) -> Runtime:
+    """The runtime for `model`: a path, or `fake:…`. The model file is read later, by `load`."""
+    return FakeRuntime.parse(model) if model.startswith("fake:") else FileRuntime(model)
+
+
+_FAKE_FORMAT = "write fake:burn:FIXED_MS:ROW_MS or fake:sleep:FIXED_MS:ROW_MS; append :fail to make every batch fail"
+
+
+@dataclass(frozen=True, slots=True)
+class FakeRuntime:
+    """A model without weights: it takes a given time and returns its inputs.
+
+    `fake:burn:FIXED_MS:ROW_MS` uses FIXED_MS + rows × ROW_MS of CPU time on one core, `fake:sleep:…` sleeps for that
+    time, and `:fail` at the end makes every batch raise. The thread count has no effect.
+    """
+
+    burns: bool
+    fixed_ns: int
+    row_ns: int
+    fails: bool = False
+
+    @classmethod
+    def parse(cls, model: str) -> "FakeRuntime":
+        """Read a `fake:…` name. Raises `InputError` if it has another format."""
+        parts = model.split(":")
+        try:
+            _, mode, fixed_ms, row_ms, *end = parts
+            if mode not in ("burn", "sleep") or end not in ([], ["fail"]):
+                raise ValueError(model)
+            return cls(mode == "burn", ms(float(fixed_ms)), ms(float(row_ms)), fails=bool(end))
+        except ValueError as error:
+            raise InputError(f"{model!r} is not a fake model", help=_FAKE_FORMAT) from error
+
+    def load(self, threads: int) -> bool:
+        """Does nothing."""
+        return False
+
+    def warm(self, threads: int) -> None:
+        """Does nothing."""
+
+    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+        """Take the time that the model's name gives, then return the inputs."""
+        if self.fails:
+            raise ValueError("this model fails on purpose")
+        rows = len(inputs[0]) if inputs and inputs[0].ndim else 1
+        duration_ns = self.fixed_ns + rows * self.row_ns
+        if self.burns:
+            end_ns = time.thread_time_ns() + duration_ns
+            while time.thread_time_ns() < end_ns:
+                pass
+        else:
+            time.sleep(duration_ns / 1e9)
+        return inputs, threads
+
+
+class FileRuntime:
+    """A model file on the CPU, with one session for each thread count, because a session's thread count is fixed.
+
+    The sessions are the same as those that profiles are measured with (`sloop.profile.model`). At most
+    `THREAD_COUNTS_MAX` are kept; the least recently used is dropped.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._lock = threading.Lock()
+        self._names: list[str] = []
+
+    def load(self, threads: int) -> bool:
+        """Open a session for `threads` threads. Returns False if there is one."""
+        if threads in self._sessions:
+            return False
+        session = open_model(self._path, threads)
+        self._names = [port.name for port in session.signature.inputs]
+        with self._lock:
+            self._sessions[threads] = session
+            while len(self._sessions) > THREAD_COUNTS_MAX:
+                self._sessions.popitem(last=False)
+        return True
+
+    def warm(self, threads: int) -> None:
+        """Run the model's own example, or one row of zeros, so that the first batch does not pay for initialisation.
+
+        Zeros are used only if every dimension except the first is known: a correct model may reject guessed shapes.
+        """
+        session = self._sessions[threads]
+        feed = session.example(1) or zeros(session.signature)
+        if feed is not None:
+            session.run(feed)
+
+    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+        """Run on the session whose thread count is nearest to `threads`; of two equally near, the smaller."""
+        with self._lock:
+            loaded = threads if threads in self._sessions else min(self._sessions, key=lambda n: (abs(n - threads), n))
+            session = self._sessions[loaded]
+            self._sessions.move_to_end(loaded)
+        return session.run(dict(zip(self._names, inputs, strict=True))), loaded
