@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.environments import last_line
 from benchmarks.peers.peer import Ask, PeerFailed
-from sloop.load.orders import RECORDS, SCHEDULE
-from sloop.load.record import read_records
-from sloop.load.result import LoadResult, join, summarise
+from sloop.load.results import LoadResult, join, read_records, summarise
+from sloop.load.sender import RECORDS, SCHEDULE
 from sloop.units import ms, s
 
 TIMEOUT_S: Final = 2.0

@@ -20,7 +20,7 @@ from benchmarks.peers.bare import Limit
 from benchmarks.peers.load import open_loop
 from benchmarks.peers.peer import Case, Encoding, Limits, Model, Peer, PeerFailed
 from benchmarks.peers.serving import Serving, serving
-from sloop.load.result import LoadResult
+from sloop.load.results import LoadResult
 from sloop.workload import trace_from
 
 BURST: Final = 1.6

@@ -9,12 +9,19 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.peers.load import BODY, ORDERS, Orders
-from sloop.load.child import NICENESS, allowed_connections, run_until_done
-from sloop.load.connections import Server
-from sloop.load.orders import RECORDS, open_schedule
-from sloop.load.record import RecordWriter
-from sloop.load.sender import Progress, Target, send_closed, send_open
-from sloop.load.wire import RequestHead
+from sloop.load.connections import RequestHead, Server
+from sloop.load.results import RecordWriter
+from sloop.load.sender import (
+    NICENESS,
+    RECORDS,
+    SendProgress,
+    Target,
+    allowed_connections,
+    open_schedule,
+    run_until_done,
+    send_closed,
+    send_open,
+)
 
 CONNECTIONS_MAX = 4_096
 
@@ -56,7 +63,7 @@ def main(folder: Path) -> None:
         records.flush()
 
 
-def _quiet(progress: Progress) -> None:
+def _quiet(progress: SendProgress) -> None:
     """Nobody listens."""
 
 

@@ -9,9 +9,7 @@ from sloop.demo.outcome import read_outcome
 from sloop.demo.run import Compared, Demonstration
 from sloop.demo.setting import scenario_of, setting_of
 from sloop.load import LoadResult
-from sloop.profile.forms import Amdahl
-from sloop.profile.profile import Profile
-from sloop.profile.sample import Sample
+from sloop.profile.profile import Amdahl, Profile, Sample
 from sloop.report.simulated import play
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75)

@@ -3,9 +3,7 @@ from pathlib import Path
 from sloop.app.load import load_application
 from sloop.demo.run import written
 from sloop.demo.setting import setting_of
-from sloop.profile.forms import Amdahl
-from sloop.profile.profile import Profile
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.profile import Amdahl, Profile, path_beside, save_profile
 from sloop.sim.world import World
 from sloop.systems.setup import set_up
 

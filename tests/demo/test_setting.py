@@ -13,9 +13,7 @@ from sloop.demo.setting import (
     throughput_rps,
     wave,
 )
-from sloop.profile.forms import Amdahl
-from sloop.profile.profile import Profile
-from sloop.profile.sample import Sample
+from sloop.profile.profile import Amdahl, Profile, Sample
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 

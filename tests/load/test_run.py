@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, Told, run_load
+from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, ProgressReport, run_load
 from sloop.load.run import orders_of, prepare_bodies, schedule_of
 from sloop.units import ms, s
 from sloop.workload import Link, trace_of
@@ -55,7 +55,7 @@ def test_a_run_from_end_to_end(tmp_path: Path, stub: Any) -> None:
         stub.Step(stub.response(500, b'{"error": "oops"}')),
     ]
     stub.script = lambda number: steps[number % 5]
-    told: list[Told] = []
+    told: list[ProgressReport] = []
     plan = LoadPlan(stub.url, "m", TRACE, slo_ms=1_000.0, records=tmp_path / "records.jsonl")
     found = run_load(plan, progress=told.append)
     count = len(TRACE.to_array())

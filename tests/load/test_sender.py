@@ -1,18 +1,45 @@
+"""TODOC."""
+
 import asyncio
 import re
+import resource
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sloop.load.connections import Server
-from sloop.load.record import Ending, RecordWriter, read_records
-from sloop.load.sender import SENDS_MAX, Progress, Target, send_closed, send_open
-from sloop.load.wire import RequestHead
-from sloop.units import NS_PER_S, ms, s
+from sloop.load.connections import RequestHead, Server
+from sloop.load.plan import Body
+from sloop.load.results import Ending, RecordWriter, read_records
+from sloop.load.sender import (
+    RECORDS,
+    SENDS_MAX,
+    Alarm,
+    Closed,
+    LoopTimer,
+    Orders,
+    ProgressReport,
+    SendProgress,
+    Target,
+    TimerFd,
+    alarm,
+    allowed_connections,
+    carry_out,
+    main,
+    open_schedule,
+    read_orders,
+    send_closed,
+    send_open,
+    write_orders,
+)
+from sloop.units import NS_PER_MS, NS_PER_S, ms, s
 
 pytestmark = pytest.mark.live
 
@@ -96,7 +123,7 @@ def test_a_closed_loop_keeps_its_width(tmp_path: Path, stub: Any) -> None:
     told: list[int] = []
 
     async def run(records: RecordWriter) -> None:
-        def tell(progress: Progress) -> None:
+        def tell(progress: SendProgress) -> None:
             told.append(progress.sent)
 
         await send_closed(target(stub.port), records, tell, connections=4, warmup_ns=ms(100), end_ns=s(1.2))
@@ -121,3 +148,82 @@ def test_a_closed_loop_tries_again_at_leisure_when_the_server_is_gone(tmp_path: 
         records = RecordWriter(file)
         asyncio.run(send_closed(target(1), records, lambda progress: None, connections=2, warmup_ns=0, end_ns=ms(500)))
         assert 2 <= records.written <= 2 * 11
+
+
+ORDERS = Orders("h", 80, False, "/v2/models/m/infer", "h:80", 100.0, (2, 1), 4, 2, 10**9, (0,), Closed(1, 2, 3))
+
+
+def test_what_is_ordered_is_read(tmp_path: Path) -> None:
+    schedule = np.array([[1, 2], [3, 4]], dtype=np.int64)
+    write_orders(tmp_path, ORDERS, [Body(b"{}", 2), Body(b"abc", 1)], schedule)
+    assert read_orders(tmp_path) == (ORDERS, [b"{}", b"abc"])
+    with open_schedule(tmp_path) as times:
+        assert list(times) == [1, 2, 3, 4]
+
+
+def test_an_empty_schedule(tmp_path: Path) -> None:
+    write_orders(tmp_path, ORDERS, [], np.zeros((0, 2), dtype=np.int64))
+    assert len(open_schedule(tmp_path)) == 0
+
+
+Maker = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Alarm]
+MAKERS = [LoopTimer, alarm, *([TimerFd] if sys.platform == "linux" else [])]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_rings_once_and_never_early(maker: Maker) -> None:
+    async def ring_twice() -> list[int]:
+        early_ns: list[int] = []
+        rung = asyncio.Event()
+        bell = maker(asyncio.get_running_loop(), rung.set)
+        for after_ns in (2 * NS_PER_MS, -NS_PER_MS):
+            at_ns = time.monotonic_ns() + after_ns
+            bell.set(at_ns + 60 * 10**9)
+            bell.set(at_ns)
+            await asyncio.wait_for(rung.wait(), 5)
+            early_ns.append(at_ns - time.monotonic_ns())
+            rung.clear()
+        await asyncio.sleep(0.005)
+        assert not rung.is_set()
+        bell.set(time.monotonic_ns() + NS_PER_MS)
+        bell.close()
+        await asyncio.sleep(0.005)
+        assert not rung.is_set()
+        return early_ns
+
+    # asyncio itself may call a resolution of its clock early, which is a nanosecond on Linux.
+    assert all(early_ns <= NS_PER_MS // 100 for early_ns in asyncio.run(ring_twice()))
+
+
+pytestmark_child = pytest.mark.live
+
+ORDERS_child = Orders("127.0.0.1", 1, False, "/v2/models/m/infer", "h", 100.0, (2,), 4, 2, NS_PER_S, ())
+
+
+def test_carries_out_its_orders(tmp_path: Path, stub: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    orders = msgspec.structs.replace(ORDERS_child, port=stub.port)
+    write_orders(tmp_path, orders, [Body(b"{}", 2)], np.array([[0, 0], [ms(2), 0]], dtype=np.int64))
+    carry_out(tmp_path)
+    told = [msgspec.json.decode(line, type=ProgressReport) for line in capfdbinary.readouterr().out.splitlines()]
+    assert told[-1] == ProgressReport(told[-1].at_s, finished=True, sent=2, ended=2, connections=2)
+    assert sorted(read_records(tmp_path / RECORDS)["status"].tolist()) == [200, 200]
+
+
+def test_cpus_that_are_not_there(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    orders = msgspec.structs.replace(ORDERS_child, cpus=(100_000,))
+    write_orders(tmp_path, orders, [Body(b"{}", 2)], np.zeros((0, 2), dtype=np.int64))
+    main(tmp_path)
+    assert msgspec.json.decode(capfdbinary.readouterr().out, type=ProgressReport).error.startswith(
+        "cannot run on the CPUs [100000]"
+    )
+
+
+def test_connections_stay_within_the_system_s_limit() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        assert allowed_connections(10) == 10
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+        assert allowed_connections(100) == 100
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 164
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -13,12 +13,12 @@ from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
 from sloop.serve.dataflow import wire
 from sloop.serve.driver import Driver
-from sloop.serve.gateway.http import Bodies, Listener
+from sloop.serve.gateway.http import Bodies, HttpServer
 from sloop.serve.gateway.inputs import Intake
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.service import Service
-from sloop.serve.protocols import Listener as Reporter
+from sloop.serve.protocols import BackendListener
 from sloop.serve.server import Journal
 from sloop.serve.transport import cut, join, pack_table
 from sloop.systems.replay import header_of
@@ -79,9 +79,9 @@ class Echo:
     """A backend whose replicas are ready, and whose batches are done, at the next turn of the loop."""
 
     def __init__(self) -> None:
-        self._reporter: Reporter | None = None
+        self._reporter: BackendListener | None = None
 
-    def attach(self, listener: Reporter) -> None:
+    def attach(self, listener: BackendListener) -> None:
         self._reporter = listener
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
@@ -124,8 +124,8 @@ class Way:
         self._listener = self._listening(Rest(service).answer, bodies)
         self._at_once = self._listening(lambda exchange: exchange.reply(200, b"{}"), bodies)
 
-    def _listening(self, answer: Any, bodies: Bodies) -> Listener:
-        listener = Listener(answer, bodies=bodies, requests_max=1 << 10)
+    def _listening(self, answer: Any, bodies: Bodies) -> HttpServer:
+        listener = HttpServer(answer, bodies=bodies, requests_max=1 << 10)
         listener._loop = asyncio.get_running_loop()
         return listener
 

@@ -7,7 +7,18 @@ import pytest
 
 from sloop.app.graph import Each, Graph, Step, When
 from sloop.errors import InputError
-from sloop.serve.dataflow import APPLICATION, Decision, Held, Source, Wiring, answer, gather, keep, ways_of, wire
+from sloop.serve.dataflow import (
+    APPLICATION,
+    Decision,
+    RequestTensors,
+    Source,
+    Wiring,
+    answer,
+    edge_counts_of,
+    gather,
+    keep,
+    wire,
+)
 from sloop.tensor import Port, Signature, Tensor, bytes_of
 from tests.serve.graphs import graph_of
 
@@ -274,25 +285,25 @@ def numbers(found: Tensor) -> object:
     return np.frombuffer(found.data, np.int64).reshape(found.shape).tolist()
 
 
-def held() -> Held:
-    return Held({APPLICATION: [tensor([[7]])]})
+def held() -> RequestTensors:
+    return RequestTensors({APPLICATION: [tensor([[7]])]})
 
 
 @pytest.mark.parametrize(
     ("values", "kind", "count"), [((1,), 1, 1), ((2, 3), 1, 0), ((2, 3), 3, 1), ((), 0, 0), ((), -4, 1)]
 )
 def test_a_branch_is_taken_where_the_output_says_so(values: tuple[int, ...], kind: int, count: int) -> None:
-    assert ways_of(held(), "a", [Decision("b", when=0, values=values)], [tensor([kind])]) == (count,)
+    assert edge_counts_of(held(), "a", [Decision("b", when=0, values=values)], [tensor([kind])]) == (count,)
 
 
 def test_edges_without_a_condition_are_always_taken() -> None:
-    assert ways_of(held(), "a", [Decision("b"), Decision("c", when=0)], [tensor([0])]) == (1, 0)
+    assert edge_counts_of(held(), "a", [Decision("b"), Decision("c", when=0)], [tensor([0])]) == (1, 0)
 
 
 def test_a_part_is_a_row_and_shares_its_memory() -> None:
     request, boxes = held(), tensor([[1, 2], [3, 4], [5, 6]])
     keep(request, "a", None, [boxes])
-    assert ways_of(request, "a", [Decision("b", each=0, sliced=((0, BOXES),))], [boxes]) == (3,)
+    assert edge_counts_of(request, "a", [Decision("b", each=0, sliced=((0, BOXES),))], [boxes]) == (3,)
     (row,) = gather(request, "b", 1, [(Source("a", 0, "row", "b"),)])
     assert (numbers(row), row.shape) == ([[3, 4]], (1, 2))
     assert isinstance(row.data, memoryview)
@@ -303,7 +314,7 @@ def test_rows_can_be_chosen() -> None:
     request, outputs = held(), [tensor([[1, 2], [3, 4], [5, 6]]), tensor([0.0, 1.0, 1.0], "FP32")]
     keep(request, "a", None, outputs)
     decision = Decision("b", when=1, each=0, sliced=((0, BOXES),))
-    assert ways_of(request, "a", [decision], outputs) == (2,)
+    assert edge_counts_of(request, "a", [decision], outputs) == (2,)
     wires = [(Source("a", 0, "row", "b"),)]
     assert [numbers(gather(request, "b", part, wires)[0]) for part in (0, 1)] == [[[3, 4]], [[5, 6]]]
 
@@ -311,7 +322,7 @@ def test_rows_can_be_chosen() -> None:
 @pytest.mark.parametrize(("kind", "count"), [(1, 2), (0, 0)])
 def test_one_number_decides_for_all_rows(kind: int, count: int) -> None:
     decision = Decision("b", when=1, each=0, sliced=((0, BOXES),))
-    assert ways_of(held(), "a", [decision], [tensor([[1, 2], [3, 4]]), tensor([kind])]) == (count,)
+    assert edge_counts_of(held(), "a", [decision], [tensor([[1, 2], [3, 4]]), tensor([kind])]) == (count,)
 
 
 @pytest.mark.parametrize(
@@ -323,15 +334,15 @@ def test_one_number_decides_for_all_rows(kind: int, count: int) -> None:
 )
 def test_outputs_that_are_taken_apart_together_have_equally_many_rows(outputs: Sequence[Tensor], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        ways_of(held(), "a", [Decision("b", each=0, sliced=((0, BOXES), (1, SURE)))], outputs)
+        edge_counts_of(held(), "a", [Decision("b", each=0, sliced=((0, BOXES), (1, SURE)))], outputs)
 
 
 def test_a_decision_is_one_number() -> None:
     with pytest.raises(ValueError, match=r"stage 'a' gave 2 numbers \[2\] that decide about 'b'; 1 is wanted"):
-        ways_of(held(), "a", [Decision("b", when=0)], [tensor([1, 2])])
+        edge_counts_of(held(), "a", [Decision("b", when=0)], [tensor([1, 2])])
 
 
-def joined(request: Held) -> Tensor:
+def joined(request: RequestTensors) -> Tensor:
     return gather(request, "c", 0, [(Source("b", 0, "joined", "b", BOXES),)])[0]
 
 

@@ -24,7 +24,7 @@ from sloop.events import (
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.dataflow import APPLICATION, Decision, Source, Wiring, wire
 from sloop.serve.driver import Driver
-from sloop.serve.protocols import Ended, Listener
+from sloop.serve.protocols import BackendListener, Ended
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
@@ -51,9 +51,9 @@ class Notes:
 
     def __init__(self) -> None:
         self.orders: list[tuple[object, ...]] = []
-        self.listener: Listener | None = None
+        self.listener: BackendListener | None = None
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: BackendListener) -> None:
         self.listener = listener
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:

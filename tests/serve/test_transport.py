@@ -22,9 +22,9 @@ from sloop.serve.transport import (
     TABLE_BYTES_MAX,
     Channel,
     Frame,
-    Kind,
-    Link,
+    FrameKind,
     ProtocolError,
+    WorkerLink,
     cut,
     drop_sent,
     is_batchable,
@@ -40,7 +40,7 @@ from sloop.tensor import ITEM_BYTES, Port, Signature, Tensor
 pytestmark = pytest.mark.live
 LARGE_BYTES = 3 << 20
 
-Scene = Callable[[Link, socket.socket, list[Frame], list[str]], Awaitable[None]]
+Scene = Callable[[WorkerLink, socket.socket, list[Frame], list[str]], Awaitable[None]]
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -52,7 +52,7 @@ def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
             ours, theirs = socket_pair()
             frames: list[Frame] = []
             ends: list[str] = []
-            link = Link(asyncio.get_running_loop(), ours, frames.append, ends.append)
+            link = WorkerLink(asyncio.get_running_loop(), ours, frames.append, ends.append)
             with theirs:
                 try:
                     await asyncio.wait_for(scene(link, theirs, frames, ends), 10)
@@ -71,21 +71,21 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None:
-    async def scene(link: Link, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         large = bytes(range(256)) * (LARGE_BYTES // 256)
         channel = Channel(theirs)
 
         def speak() -> None:
-            channel.send(Kind.READY)
-            channel.send(Kind.DONE, 1, 5, b"t", [large, b"", b"tail"])
-            channel.send(Kind.DONE, 2, 6, b"table", [b"small"])
+            channel.send(FrameKind.READY)
+            channel.send(FrameKind.DONE, 1, 5, b"t", [large, b"", b"tail"])
+            channel.send(FrameKind.DONE, 2, 6, b"table", [b"small"])
 
         await asyncio.to_thread(speak)
         await until(lambda: len(frames) == 3)
         assert [(f.kind, f.subject, f.value, f.table) for f in frames] == [
-            (Kind.READY, 0, 0, b""),
-            (Kind.DONE, 1, 5, b"t"),
-            (Kind.DONE, 2, 6, b"table"),
+            (FrameKind.READY, 0, 0, b""),
+            (FrameKind.DONE, 1, 5, b"t"),
+            (FrameKind.DONE, 2, 6, b"table"),
         ]
         assert [bytes(f.payload) for f in frames] == [b"", large + b"tail", b"small"]
         assert not ends
@@ -94,8 +94,8 @@ def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None
 
 
 def test_a_frame_may_come_byte_by_byte(play: Callable[[Scene], None]) -> None:
-    async def scene(link: Link, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        for byte in pack_head(Kind.DONE, 3, 4, 2, 3) + b"ab" + b"xyz":
+    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+        for byte in pack_head(FrameKind.DONE, 3, 4, 2, 3) + b"ab" + b"xyz":
             theirs.send(bytes([byte]))
             await asyncio.sleep(0)
         await until(lambda: bool(frames))
@@ -105,16 +105,16 @@ def test_a_frame_may_come_byte_by_byte(play: Callable[[Scene], None]) -> None:
 
 
 def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Scene], None]) -> None:
-    async def scene(link: Link, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         rows = [
             bytes([n % 251]) * 4096 for n in range(2500)
         ]  # more buffers than one call takes, more bytes than it holds
-        link.send(Kind.RUN, 1, 0, b"table", rows)
-        link.send(Kind.STOP)
+        link.send(FrameKind.RUN, 1, 0, b"table", rows)
+        link.send(FrameKind.STOP)
         assert link.unsent_bytes > 0
         channel = Channel(theirs)
 
-        def listen() -> tuple[int, bytes, Kind]:
+        def listen() -> tuple[int, bytes, FrameKind]:
             received = channel.receive_head()
             assert received is not None
             head, table = received
@@ -125,7 +125,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
             assert follows is not None
             return head.subject, bytes(payload), follows[0].kind
 
-        assert await asyncio.to_thread(listen) == (1, b"".join(rows), Kind.STOP)
+        assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.STOP)
         assert link.unsent_bytes == 0
 
     play(scene)
@@ -136,7 +136,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
     [(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "begins with"), (HEADER.pack(b"SL", 1, 0, 0, 0, 0, 0), "kind 0")],
 )
 def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], None], data: bytes, says: str) -> None:
-    async def scene(link: Link, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         theirs.send(data)
         await until(lambda: bool(ends))
         assert says in ends[0]
@@ -146,19 +146,19 @@ def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], Non
 
 
 def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> None:
-    async def scene(link: Link, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         theirs.close()
-        link.send(Kind.RUN, 1, 0, b"", [b"x"])
+        link.send(FrameKind.RUN, 1, 0, b"", [b"x"])
         await until(lambda: bool(ends))
-        link.send(Kind.STOP)
+        link.send(FrameKind.STOP)
         assert len(ends) == 1
 
     play(scene)
 
 
 def test_after_closing_nothing_is_told(play: Callable[[Scene], None]) -> None:
-    async def scene(link: Link, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        Channel(theirs).send(Kind.READY)
+    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+        Channel(theirs).send(FrameKind.READY)
         link.close()
         link.close()
         await asyncio.sleep(0.01)
@@ -175,7 +175,7 @@ def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:
         assert Channel(theirs).receive_head() is None
     ours, theirs = socket_pair()
     with theirs:
-        ours.send(pack_head(Kind.RUN, 1, 0, 8, 0) + b"half")
+        ours.send(pack_head(FrameKind.RUN, 1, 0, 8, 0) + b"half")
         ours.close()
         with pytest.raises(ProtocolError, match="4 B before"):
             Channel(theirs).receive_head()
@@ -218,9 +218,9 @@ def size_bytes(table: list[list[tuple[str, tuple[int, ...]]]]) -> int:
 
 
 def test_a_head_reads_back() -> None:
-    head = unpack_head(pack_head(Kind.DONE, 7, -3, 12, 600_000))
+    head = unpack_head(pack_head(FrameKind.DONE, 7, -3, 12, 600_000))
     assert (head.kind, head.subject, head.value, head.table_bytes, head.payload_bytes) == (
-        Kind.DONE,
+        FrameKind.DONE,
         7,
         -3,
         12,
@@ -232,10 +232,10 @@ def test_a_head_reads_back() -> None:
     ("data", "says"),
     [
         (bytes(HEADER.size), "begins with"),
-        (HEADER.pack(b"SL", 9, Kind.RUN, 0, 0, 0, 0), "version 9"),
+        (HEADER.pack(b"SL", 9, FrameKind.RUN, 0, 0, 0, 0), "version 9"),
         (HEADER.pack(b"SL", 1, 99, 0, 0, 0, 0), "unknown kind 99"),
-        (HEADER.pack(b"SL", 1, Kind.RUN, TABLE_BYTES_MAX + 1, 0, 0, 0), "announces"),
-        (HEADER.pack(b"SL", 1, Kind.RUN, 0, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
+        (HEADER.pack(b"SL", 1, FrameKind.RUN, TABLE_BYTES_MAX + 1, 0, 0, 0), "announces"),
+        (HEADER.pack(b"SL", 1, FrameKind.RUN, 0, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
     ],
 )
 def test_a_malformed_head_is_refused(data: bytes, says: str) -> None:

@@ -13,7 +13,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from sloop.serve.transport import Channel, Head, Kind, ProtocolError, pack_table, socket_pair, unpack_table
+from sloop.serve.transport import Channel, FrameKind, Head, ProtocolError, pack_table, socket_pair, unpack_table
 from sloop.serve.worker import MILLIONTHS, Desk, Worker
 from sloop.shared_memory import ALIGNMENT, SharedMemory, lay_out
 
@@ -49,8 +49,8 @@ class Server:
     def until_ready(self) -> list[int]:
         """Steps of the cold start."""
         steps = []
-        while (head := self.receive()[0]).kind is not Kind.READY:
-            assert head.kind is Kind.STEP
+        while (head := self.receive()[0]).kind is not FrameKind.READY:
+            assert head.kind is FrameKind.STEP
             steps.append(head.subject)
         return steps
 
@@ -71,15 +71,15 @@ def test_a_batch_of_two_passes_is_answered_as_onnx_runtime_would(mlp: Path) -> N
     server = Server(str(mlp), prepared=2)
     assert server.until_ready() == [2, 3]
     xs = [np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32) for rows in (5, 1)]
-    server.channel.send(Kind.RUN, 9, 0, pack_table([[("FP32", x.shape)] for x in xs]), [x.tobytes() for x in xs])
+    server.channel.send(FrameKind.RUN, 9, 0, pack_table([[("FP32", x.shape)] for x in xs]), [x.tobytes() for x in xs])
     head, table, payload = server.receive()
-    assert (head.kind, head.subject) == (Kind.DONE, 9)
+    assert (head.kind, head.subject) == (FrameKind.DONE, 9)
     assert head.value > 0
     assert [[piece.shape for piece in row] for row in unpack_table(table, len(payload))] == [[(5, 3)], [(1, 3)]]
     session = ort.InferenceSession(mlp, providers=["CPUExecutionProvider"])
     expected = np.concatenate([session.run(None, {"x": x})[0] for x in xs])
     np.testing.assert_allclose(np.frombuffer(payload, np.float32).reshape(6, 3), expected, rtol=1e-5)
-    server.channel.send(Kind.STOP)
+    server.channel.send(FrameKind.STOP)
     server.thread.join(10)
     assert not server.thread.is_alive()
     server.end()
@@ -93,7 +93,7 @@ def test_a_model_without_inputs_answers_each_pass(tmp_path: Path) -> None:
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
     server = Server(str(tmp_path / "m.onnx"))
     server.until_ready()
-    server.channel.send(Kind.RUN, 9, 0, pack_table([[], []]))
+    server.channel.send(FrameKind.RUN, 9, 0, pack_table([[], []]))
     head, table, payload = server.receive()
     assert [piece.shape for row in unpack_table(table, head.payload_bytes) for piece in row] == [(2,), (2,)]
     assert np.frombuffer(payload, np.float32).tolist() == [7, 8, 7, 8]
@@ -104,21 +104,21 @@ def test_a_model_without_inputs_answers_each_pass(tmp_path: Path) -> None:
 def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
     server = Server(str(mlp))
     server.until_ready()
-    server.channel.send(Kind.RUN, 1, 0, pack_table([[("FP32", (1, 5))]]), [bytes(20)])
+    server.channel.send(FrameKind.RUN, 1, 0, pack_table([[("FP32", (1, 5))]]), [bytes(20)])
     head, _, payload = server.receive()
-    assert (head.kind, head.subject) == (Kind.FAILED, 1)
+    assert (head.kind, head.subject) == (FrameKind.FAILED, 1)
     assert b"InvalidArgument" in payload
-    server.channel.send(Kind.RUN, 2, 0, pack_table([[("FP32", (1, 4))]]), [bytes(16)])
-    assert server.receive()[0].kind is Kind.DONE
+    server.channel.send(FrameKind.RUN, 2, 0, pack_table([[("FP32", (1, 4))]]), [bytes(16)])
+    assert server.receive()[0].kind is FrameKind.DONE
     server.end()
     assert server.error is None
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     server = Server(str(tmp_path / "none.onnx"))
-    assert server.receive()[0].kind is Kind.STEP
+    assert server.receive()[0].kind is FrameKind.STEP
     head, _, payload = server.receive()
-    assert head.kind is Kind.REFUSED
+    assert head.kind is FrameKind.REFUSED
     assert b"none.onnx" in payload
     server.end()
     assert server.error is not None
@@ -127,22 +127,24 @@ def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "subject", "value", "table"),
     [
-        (Kind.RUN, 1, 0, b"\xff\xff\xff\xff"),
-        (Kind.RESIZE, 0, MILLIONTHS, b""),
-        (Kind.RESIZE, 1, 0, b""),
-        (Kind.DONE, 1, 0, b""),
+        (FrameKind.RUN, 1, 0, b"\xff\xff\xff\xff"),
+        (FrameKind.RESIZE, 0, MILLIONTHS, b""),
+        (FrameKind.RESIZE, 1, 0, b""),
+        (FrameKind.DONE, 1, 0, b""),
     ],
 )
-def test_a_malformed_frame_ends_the_worker(echo: Server, kind: Kind, subject: int, value: int, table: bytes) -> None:
+def test_a_malformed_frame_ends_the_worker(
+    echo: Server, kind: FrameKind, subject: int, value: int, table: bytes
+) -> None:
     echo.channel.send(kind, subject, value, table)
     echo.thread.join(10)
     assert isinstance(echo.error, ProtocolError)
 
 
 def test_a_duty_cycle_of_a_half_doubles_the_time(echo: Server) -> None:
-    echo.channel.send(Kind.RESIZE, 1, MILLIONTHS // 2)
-    assert echo.receive()[0].kind is Kind.RESIZED
-    echo.channel.send(Kind.RUN, 1, 0, pack_table([[("UINT8", (1,))]]), [b"x"])
+    echo.channel.send(FrameKind.RESIZE, 1, MILLIONTHS // 2)
+    assert echo.receive()[0].kind is FrameKind.RESIZED
+    echo.channel.send(FrameKind.RUN, 1, 0, pack_table([[("UINT8", (1,))]]), [b"x"])
     head, _, payload = echo.receive()
     assert payload == b"x"
     assert head.value >= 2_000_000
@@ -201,8 +203,8 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = Channel(ours)
-        while (received := channel.receive_head()) is not None and received[0].kind is not Kind.READY:
+        while (received := channel.receive_head()) is not None and received[0].kind is not FrameKind.READY:
             pass
-        channel.send(Kind.STOP)
+        channel.send(FrameKind.STOP)
         assert process.stderr is not None
         assert (process.wait(10), process.stderr.read()) == (0, b"")

@@ -9,9 +9,8 @@ from sloop.cli.lists import shape
 from sloop.cli.number import Number
 from sloop.cli.screen import facts, progress
 from sloop.cli.source import HELP, link_at, trace_at
-from sloop.load import Delivery, Encoding, LoadPlan, Told, run_load
-from sloop.load.metadata import served_application
-from sloop.load.plan import split_url
+from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load
+from sloop.load.plan import served_application, split_url
 from sloop.units import to_s
 
 EXAMPLE = """
@@ -72,7 +71,7 @@ def load(
     )
     with progress("sending", total=to_s(arrivals.duration_ns)) as advance:
 
-        def tell(told: Told) -> None:
+        def tell(told: ProgressReport) -> None:
             advance(told.at_s, f"{told.sent:,} sent, {told.ended:,} ended")
 
         result = run_load(plan, progress=tell)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.errors import MachineError
-from sloop.load import LoadPlan, LoadResult, Told, run_load
+from sloop.load import LoadPlan, LoadResult, ProgressReport, run_load
 from sloop.workload import Link, Trace
 
 READY_S: Final = 60.0
@@ -47,7 +47,7 @@ class Sending(Struct, frozen=True):
 
 
 def observe(
-    app: Path, state: Path, sending: Sending, *, tell: Callable[[Told], None] = lambda told: None
+    app: Path, state: Path, sending: Sending, *, tell: Callable[[ProgressReport], None] = lambda told: None
 ) -> tuple[LoadResult, Path]:
     """Serve the application file `app`, send it the load; returns what the clients saw and the server's event log."""
     with serving(app, state) as where:

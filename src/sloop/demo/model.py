@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.errors import MachineError
-from sloop.profile.batchable import free_batch
+from sloop.profile.examine import free_batch
 
 INSIDE: Final = Path("backend/test/data/light/light_squeezenet.onnx")
 """The architecture is the published one; its weights are constants, which costs the same time."""

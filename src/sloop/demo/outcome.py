@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from sloop.report.metrics import Metrics, fold
 from sloop.report.rows import RunRow
 from sloop.runlog import Record, read_log
-from sloop.systems.recording import rebuild
+from sloop.systems.replay import rebuild
 from sloop.vocabulary import Request
 
 

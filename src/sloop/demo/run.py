@@ -23,12 +23,11 @@ from sloop.demo.setting import BATCHES, Setting, choose_cores, scenario_of, sett
 from sloop.load import Delivery, LoadResult
 from sloop.load.run import schedule_of
 from sloop.profile.measure import measure
-from sloop.profile.profile import Profile
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.profile import Profile, path_beside, save_profile
 from sloop.report.simulated import play
-from sloop.serve.actuator import detect
-from sloop.serve.actuator.cgroup import Cgroups
-from sloop.serve.actuator.confined import confined
+from sloop.serve.cpu_quota import detect
+from sloop.serve.cpu_quota import Cgroups
+from sloop.serve.cpu_quota import confined
 from sloop.sim.world import BYTES_PER_KB, NOT_RECORDED, Recorded, World
 
 CELL_S: Final = 1.0

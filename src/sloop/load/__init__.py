@@ -4,9 +4,9 @@ Replays a trace with deadlines from a process of its own and never waits for ans
 own schedule. A room above `arrivals`: it knows traces and links, but no server, core or policy.
 """
 
-from sloop.load.orders import Told
 from sloop.load.plan import ClosedLoop, Delivery, Encoding, LoadPlan
-from sloop.load.result import LoadResult, SecondRow
+from sloop.load.results import LoadResult, SecondRow
 from sloop.load.run import run_load
+from sloop.load.sender import ProgressReport
 
-__all__ = ["ClosedLoop", "Delivery", "Encoding", "LoadPlan", "LoadResult", "SecondRow", "Told", "run_load"]
+__all__ = ["ClosedLoop", "Delivery", "Encoding", "LoadPlan", "LoadResult", "SecondRow", "ProgressReport", "run_load"]

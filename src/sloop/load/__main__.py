@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from sloop.load.child import main
+from sloop.load.sender import main
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

@@ -19,12 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.errors import InputError, MachineError
-from sloop.load.metadata import default_port, fetch_metadata, model_path, preferred_encoding
-from sloop.load.orders import RECORDS, Closed, Orders, Told, write_orders
-from sloop.load.payload import Body, encoded, from_array, from_json, made_up
-from sloop.load.plan import REQUESTS_MAX, ClosedLoop, Delivery, Encoding, LoadPlan, split_url
-from sloop.load.record import read_records
-from sloop.load.result import LoadResult, join, summarise, write_jsonl
+from sloop.load.plan import (
+    REQUESTS_MAX,
+    Body,
+    ClosedLoop,
+    Delivery,
+    Encoding,
+    LoadPlan,
+    default_port,
+    encoded,
+    fetch_metadata,
+    from_array,
+    from_json,
+    made_up,
+    model_path,
+    preferred_encoding,
+    split_url,
+)
+from sloop.load.results import LoadResult, join, read_records, summarise, write_jsonl
+from sloop.load.sender import RECORDS, Closed, Orders, ProgressReport, write_orders
 from sloop.units import ms, s, to_s
 from sloop.workload import Link, Trace
 
@@ -36,7 +49,7 @@ METADATA_TIMEOUT_S = 10.0
 STDERR = "stderr.txt"
 LINE_END = "\n"
 
-ProgressCall = Callable[[Told], None]
+ProgressCall = Callable[[ProgressReport], None]
 
 
 def run_load(plan: LoadPlan, *, progress: ProgressCall | None = None) -> LoadResult:
@@ -145,16 +158,16 @@ def _counted_s(plan: LoadPlan) -> float:
     return _length_s(plan) - warmup_s
 
 
-def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> Told:
+def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> ProgressReport:
     """Run the sending process to its end; what it said last."""
-    last = Told()
+    last = ProgressReport()
     with _sender(folder) as (process, output):
         watchdog = threading.Timer(limit_s, process.kill)
         watchdog.daemon = True
         watchdog.start()
         try:
             for line in output:
-                last = msgspec.json.decode(line, type=Told)
+                last = msgspec.json.decode(line, type=ProgressReport)
                 if progress is not None:
                     progress(last)
             code = process.wait()

@@ -185,7 +185,7 @@ def _first(signature: Signature, given: Sequence[Port]) -> tuple[Sources, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _Candidate:
     """A tensor that a later stage may take, as it will see it."""
 
     source: Source
@@ -203,10 +203,10 @@ class _Following:
         self._graph, self._stage, self._stages, self._where = graph, stage, stages, where
         self._wanted = stages[stage].inputs
         self._offers = [offer for name in graph.steps[stage].after for offer in self._offers_of(name)]
-        self._sent = {port.name: _Offer(Source(APPLICATION, place), port) for place, port in enumerate(given)}
+        self._sent = {port.name: _Candidate(Source(APPLICATION, place), port) for place, port in enumerate(given)}
 
     def wires(self) -> tuple[Sources, ...]:
-        found: dict[str, list[_Offer]] = {}
+        found: dict[str, list[_Candidate]] = {}
         for port in self._wanted:
             named = [offer for offer in self._offers if offer.port.name == port.name]
             self._check_alternatives(port, named)
@@ -237,7 +237,7 @@ class _Following:
             self._check_passed(port, found[port.name])
         return tuple(tuple(offer.source for offer in found[port.name]) for port in self._wanted)
 
-    def _offers_of(self, before: str) -> list[_Offer]:
+    def _offers_of(self, before: str) -> list[_Candidate]:
         """What a stage before gives, as this stage gets it."""
         graph, outputs = self._graph, self._stages[before].outputs
         scope = graph.scopes[before]
@@ -249,10 +249,10 @@ class _Following:
                 source, rows = Source(before, place, "row", self._stage), (1,)
             elif edge.kind == "join":
                 source, rows = Source(before, place, "joined", scope, port), (-1,)
-            offers.append(_Offer(source, Port(port.name, port.datatype, (*rows, *port.shape[1:]))))
+            offers.append(_Candidate(source, Port(port.name, port.datatype, (*rows, *port.shape[1:]))))
         return offers
 
-    def _can_stand_in(self, offers: Sequence[_Offer]) -> bool:
+    def _can_stand_in(self, offers: Sequence[_Candidate]) -> bool:
         """Whether the offers are from stages of which a request passes one at most."""
         stages = [offer.source.stage for offer in offers]
         return all(
@@ -261,7 +261,7 @@ class _Following:
             for other in stages[index + 1 :]
         )
 
-    def _check_alternatives(self, port: Port, named: Sequence[_Offer]) -> None:
+    def _check_alternatives(self, port: Port, named: Sequence[_Candidate]) -> None:
         if not self._can_stand_in(named):
             raise InputError(
                 f"input {port.name!r} of stage {self._stage!r} is an output of "
@@ -270,7 +270,7 @@ class _Following:
                 help="give the outputs of parallel stages different names",
             )
 
-    def _check_passed(self, wanted: Port, offers: Sequence[_Offer]) -> None:
+    def _check_passed(self, wanted: Port, offers: Sequence[_Candidate]) -> None:
         """Whether, whichever way a request has come here, it has passed a stage that gives it this input."""
         sources = [offer.source for offer in offers]
         if any(source.stage == APPLICATION for source in sources):
@@ -288,7 +288,7 @@ class _Following:
                 f"other stages before it give {wanted.name!r} where {names} does not run",
             )
 
-    def _check_fit(self, wanted: Port, offer: _Offer) -> None:
+    def _check_fit(self, wanted: Port, offer: _Candidate) -> None:
         offered = offer.port
         if not _are_alike(wanted, offered):
             of = f" of stage {offer.source.stage!r}" if offer.source.stage else ", which the client sends,"
@@ -358,10 +358,10 @@ def _shown(port: Port) -> str:
 #
 # Promises that taking apart copies nothing: a row is a slice of the bytes it lies in. Putting together lays bytes one
 # after the other. What outputs say that fits no edge raises `ValueError` with the stage's and the output's name. Pure
-# functions over `Held`; must not know the core or processes.
+# functions over `RequestTensors`; must not know the core or processes.
 
 
-class Held(Struct):
+class RequestTensors(Struct):
     """What one request has gathered: tensors by the stage they came from, and which rows became parts."""
 
     whole: dict[str, Sequence[Tensor]]
@@ -370,7 +370,7 @@ class Held(Struct):
     """For each stage with `each`, the rows of the output that its parts are, in order."""
 
 
-def keep(held: Held, stage: str, part: int | None, tensors: Sequence[Tensor]) -> None:
+def keep(held: RequestTensors, stage: str, part: int | None, tensors: Sequence[Tensor]) -> None:
     """Keep what a stage gave, for a part where it ran for one."""
     if part is None:
         held.whole[stage] = tensors
@@ -378,7 +378,9 @@ def keep(held: Held, stage: str, part: int | None, tensors: Sequence[Tensor]) ->
         held.parts.setdefault(stage, {})[part] = tensors
 
 
-def ways_of(held: Held, stage: str, decisions: Sequence[Decision], tensors: Sequence[Tensor]) -> tuple[int, ...]:
+def edge_counts_of(
+    held: RequestTensors, stage: str, decisions: Sequence[Decision], tensors: Sequence[Tensor]
+) -> tuple[int, ...]:
     """How many parts take each edge away from a stage, by what it gave; remembers in `held` which rows they are."""
     counts = []
     for decision in decisions:
@@ -405,12 +407,12 @@ def ways_of(held: Held, stage: str, decisions: Sequence[Decision], tensors: Sequ
     return tuple(counts)
 
 
-def gather(held: Held, stage: str, part: int, wires: Sequence[Sequence[Source]]) -> list[Tensor]:
+def gather(held: RequestTensors, stage: str, part: int, wires: Sequence[Sequence[Source]]) -> list[Tensor]:
     """A stage's inputs, each from the first of its sources that there is something from."""
     return [_needed(held, stage, part, sources) for sources in wires]
 
 
-def answer(held: Held, endings: Sequence[tuple[str, Sequence[Source]]]) -> dict[str, Tensor]:
+def answer(held: RequestTensors, endings: Sequence[tuple[str, Sequence[Source]]]) -> dict[str, Tensor]:
     """The outputs of a request that is done, by name; those of branches it did not take are left out, and so are rows
     of parts that cannot be joined."""
     found = {}
@@ -422,7 +424,7 @@ def answer(held: Held, endings: Sequence[tuple[str, Sequence[Source]]]) -> dict[
     return found
 
 
-def _needed(held: Held, stage: str, part: int, sources: Sequence[Source]) -> Tensor:
+def _needed(held: RequestTensors, stage: str, part: int, sources: Sequence[Source]) -> Tensor:
     tensor = _first_parts(held, part, sources)
     if tensor is None:
         missing = " or ".join(repr(source.stage) for source in sources)
@@ -430,7 +432,7 @@ def _needed(held: Held, stage: str, part: int, sources: Sequence[Source]) -> Ten
     return tensor
 
 
-def _first_parts(held: Held, part: int, sources: Sequence[Source]) -> Tensor | None:
+def _first_parts(held: RequestTensors, part: int, sources: Sequence[Source]) -> Tensor | None:
     for source in sources:
         if source.kind == "joined":
             meeting = [other for other in sources if (other.kind, other.scope) == ("joined", source.scope)]
@@ -442,7 +444,7 @@ def _first_parts(held: Held, part: int, sources: Sequence[Source]) -> Tensor | N
     return None
 
 
-def _from(held: Held, part: int, source: Source) -> Tensor | None:
+def _from(held: RequestTensors, part: int, source: Source) -> Tensor | None:
     """What one source gives, None where the request did not pass it."""
     if source.kind == "part":
         tensors = held.parts.get(source.stage, {}).get(part)
@@ -454,7 +456,7 @@ def _from(held: Held, part: int, source: Source) -> Tensor | None:
     return tensor if source.kind == "whole" else _row(tensor, held.rows[source.scope][part])
 
 
-def _joined(held: Held, sources: Sequence[Source]) -> Tensor | None:
+def _joined(held: RequestTensors, sources: Sequence[Source]) -> Tensor | None:
     """The outputs of all parts, one after the other in the order of parts: of each part from the first of these sources
     that it passed. Without any, no rows."""
     scope, port = sources[0].scope, sources[0].port

@@ -35,7 +35,7 @@ from sloop.events import (
     ReplicaStopped,
 )
 from sloop.runlog import Record, Recorder
-from sloop.serve.dataflow import APPLICATION, Held, Sources, Wiring, answer, gather, keep, ways_of
+from sloop.serve.dataflow import APPLICATION, RequestTensors, Sources, Wiring, answer, edge_counts_of, gather, keep
 from sloop.serve.protocols import Backend, Ended
 from sloop.tensor import Tensor
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
@@ -62,7 +62,7 @@ class _Open(Struct):
     """A request that has not ended: where its answer goes, and its tensors."""
 
     on_end: Callable[[Ended], None] | None
-    held: Held
+    held: RequestTensors
     fault: str = ""
     """What its tensors lack, if they have been found to lack something: the core is only told that they do."""
 
@@ -137,7 +137,7 @@ class Driver:
             return request
         arrived_ns = (time.monotonic_ns() if began_ns is None else began_ns) - self._zero_ns
         sent_ns = arrived_ns - elapsed_ns
-        self._open[request] = _Open(on_end, Held({APPLICATION: [tensors[name] for name in self._names]}))
+        self._open[request] = _Open(on_end, RequestTensors({APPLICATION: [tensors[name] for name in self._names]}))
         self.happened(Request(request, sent_ns, arrived_ns, sent_ns + (slo_ns or self._slo_ns)))
         return request
 
@@ -203,7 +203,7 @@ class Driver:
                 continue
             keep(found.held, stage, part, tensors)
             try:
-                edge_counts.append(ways_of(found.held, stage, decisions, tensors))
+                edge_counts.append(edge_counts_of(found.held, stage, decisions, tensors))
             except ValueError as error:
                 found.fault = str(error)
                 edge_counts.append(UNFIT)

@@ -66,7 +66,7 @@ class Servable(Struct, frozen=True):
     """Why requests cannot share a forward pass, where that was tried and they cannot (`sloop.profile.examine`)."""
 
 
-class Listener(Protocol):
+class BackendListener(Protocol):
     """Whoever is told what became of orders."""
 
     def happened(self, event: Event) -> None:
@@ -81,7 +81,7 @@ class Listener(Protocol):
 class Backend(Protocol):
     """Starts, feeds, resizes and stops replicas."""
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: BackendListener) -> None:
         """Who is told; called once, before anything else."""
         ...
 

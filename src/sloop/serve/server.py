@@ -32,7 +32,7 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.dataflow import wire
 from sloop.serve.driver import Driver
-from sloop.serve.gateway.http import ALL_BYTES_MAX, Bodies, Listener
+from sloop.serve.gateway.http import ALL_BYTES_MAX, Bodies, HttpServer
 from sloop.serve.gateway.inputs import Intake
 from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.metrics import Metrics
@@ -264,7 +264,7 @@ async def serving(
         )
         if not (settings.api_key or is_loopback(settings.host)):
             _log.warning("%s is open to others and no API key is set: whoever reaches it is served", settings.host)
-        listener = Listener(Rest(service).answer, bodies=bodies, requests_max=settings.requests_max)
+        listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=settings.requests_max)
         http_port = await listener.start(settings.host, settings.http_port)
         stack.push_async_callback(listener.close)
         rpc = Rpc(service, bodies=bodies, requests_max=settings.requests_max)

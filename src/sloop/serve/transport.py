@@ -52,7 +52,7 @@ class ProtocolError(Exception):
     """The other end does not speak this format: a bug or a foreign process, never a user's mistake."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says. `subject` and `value` are its two numbers."""
 
     RUN = 1
@@ -90,7 +90,7 @@ class Piece(Struct, frozen=True, gc=False):
 class Frame(Struct, frozen=True, gc=False):
     """A frame received."""
 
-    kind: Kind
+    kind: FrameKind
     subject: int
     value: int
     table: bytes
@@ -100,14 +100,14 @@ class Frame(Struct, frozen=True, gc=False):
 class Head(Struct, frozen=True, gc=False):
     """A header received and found sound."""
 
-    kind: Kind
+    kind: FrameKind
     subject: int
     value: int
     table_bytes: int
     payload_bytes: int
 
 
-def pack_head(kind: Kind, subject: int, value: int, table_bytes: int, payload_bytes: int) -> bytes:
+def pack_head(kind: FrameKind, subject: int, value: int, table_bytes: int, payload_bytes: int) -> bytes:
     """The header's bytes."""
     return HEADER.pack(MAGIC, VERSION, kind, table_bytes, payload_bytes, subject, value)
 
@@ -120,7 +120,7 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
     if table_bytes > TABLE_BYTES_MAX or payload_bytes > PAYLOAD_BYTES_MAX:
         raise ProtocolError(f"a frame announces {table_bytes} B of table and {payload_bytes} B of payload")
     try:
-        return Head(Kind(kind), subject, value, table_bytes, payload_bytes)
+        return Head(FrameKind(kind), subject, value, table_bytes, payload_bytes)
     except ValueError as error:
         raise ProtocolError(f"a frame has the unknown kind {kind}") from error
 
@@ -291,7 +291,7 @@ def drop_sent(unsent: deque[memoryview], sent: int) -> None:
         unsent[0] = unsent[0][sent:]
 
 
-class Link:
+class WorkerLink:
     """The server's end of one worker's socket, driven by the event loop.
 
     `on_frame` is called for every frame, `on_end` once, with the reason, when the socket is at its end or the peer
@@ -323,7 +323,7 @@ class Link:
         return sum(map(len, self._unsent))
 
     def send(
-        self, kind: Kind, subject: int = 0, value: int = 0, table: bytes = b"", payload: Sequence[Buffer] = ()
+        self, kind: FrameKind, subject: int = 0, value: int = 0, table: bytes = b"", payload: Sequence[Buffer] = ()
     ) -> None:
         """Send a frame; `payload` is a sequence of byte buffers, which must not change until they are sent."""
         size = sum(map(len, payload))
@@ -446,7 +446,7 @@ class Channel:
         self._fill(target)
 
     def send(
-        self, kind: Kind, subject: int = 0, value: int = 0, table: bytes = b"", payload: Sequence[Buffer] = ()
+        self, kind: FrameKind, subject: int = 0, value: int = 0, table: bytes = b"", payload: Sequence[Buffer] = ()
     ) -> None:
         """Send a frame, waiting for the server to take it."""
         head = pack_head(kind, subject, value, len(table), sum(map(len, payload))) + table

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
-from sloop.serve.transport import Channel, Head, Kind, Piece, ProtocolError, pack_table, unpack_table
+from sloop.serve.transport import Channel, FrameKind, Head, Piece, ProtocolError, pack_table, unpack_table
 from sloop.shared_memory import ALIGNMENT, SharedMemory, places
 from sloop.tensor import NUMPY_TYPES, arrays_at, bytes_of
 
@@ -80,27 +80,27 @@ class Worker:
 
     def serve(self) -> None:
         """Start cold, then answer frames; returns when the server says stop or goes away."""
-        self._channel.send(Kind.STEP, STEPS.index("loading"))
+        self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         try:
             runtime = open_runtime(self._model)
             runtime.load(self._threads)
-            self._channel.send(Kind.STEP, STEPS.index("warming"))
+            self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
         except Exception as error:
-            self._channel.send(Kind.REFUSED, payload=[f"{type(error).__name__}: {error}".encode()])
+            self._channel.send(FrameKind.REFUSED, payload=[f"{type(error).__name__}: {error}".encode()])
             raise
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
         if self._prepared <= THREAD_COUNTS_MAX:  # more would push each other out before they are used
             for threads in range(1, self._prepared + 1):
                 self._wanted.put(threads)
-        self._channel.send(Kind.READY)
+        self._channel.send(FrameKind.READY)
         while (received := self._channel.receive_head()) is not None:
             head, table = received
-            if head.kind is Kind.RUN:
+            if head.kind is FrameKind.RUN:
                 self._run(runtime, head, table)
-            elif head.kind is Kind.RESIZE:
+            elif head.kind is FrameKind.RESIZE:
                 self._resize(head)
-            elif head.kind is Kind.STOP:
+            elif head.kind is FrameKind.STOP:
                 return
             else:
                 raise ProtocolError(f"the server sent a {head.kind.name} frame")
@@ -120,7 +120,7 @@ class Worker:
             raise ProtocolError(f"a resize asks for {head.subject} threads and {head.value} millionths")
         self._threads, self._duty = head.subject, head.value / MILLIONTHS
         self._wanted.put(head.subject)
-        self._channel.send(Kind.RESIZED, head.subject)
+        self._channel.send(FrameKind.RESIZED, head.subject)
 
     def _run(self, runtime: Runtime, head: Head, table: bytes) -> None:
         is_shared = head.value != 0
@@ -142,13 +142,13 @@ class Worker:
             rows = [[np.asarray(array, order="C") for array in row] for row in outputs]
             described = [[(DATATYPE_OF[array.dtype], array.shape) for array in row] for row in rows]
         except Exception as error:  # whatever a model raises concerns this batch only
-            self._channel.send(Kind.FAILED, head.subject, payload=[f"{type(error).__name__}: {error}".encode()])
+            self._channel.send(FrameKind.FAILED, head.subject, payload=[f"{type(error).__name__}: {error}".encode()])
             return
         if self._duty < 1:
             time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
         service_ns = time.monotonic_ns() - started_ns
         payload = [bytes_of(array) for row in rows for array in row]
-        self._channel.send(Kind.DONE, head.subject, service_ns, pack_table(described), payload)
+        self._channel.send(FrameKind.DONE, head.subject, service_ns, pack_table(described), payload)
 
 
 def die_with(parent: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sloop.errors import MachineError
 from sloop.serve.gateway import http as module
-from sloop.serve.gateway.http import Bodies, Exchange, Hold, Listener, free_port
+from sloop.serve.gateway.http import Bodies, Exchange, Hold, HttpServer, free_port
 from sloop.serve.gateway.refusal import Refusal
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
@@ -130,7 +130,7 @@ def test_a_body_that_never_comes_is_not_waited_for(wire: socket.socket, monkeypa
 
 
 def test_a_port_in_use_is_named(loop_thread: LoopThread, gateway: Gateway) -> None:
-    second = Listener(lambda _: None, bodies=Bodies(10), requests_max=8)
+    second = HttpServer(lambda _: None, bodies=Bodies(10), requests_max=8)
     with pytest.raises(MachineError, match=f"port {gateway.port} on 127.0.0.1 is in use"):
         loop_thread.call(second.start("127.0.0.1", gateway.port))
     with pytest.raises(MachineError, match=r"cannot listen on 192\.0\.2\.1"):
@@ -142,7 +142,7 @@ def test_closing_lets_go_of_idle_connections(loop_thread: LoopThread) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.reply(200, b"{}")
 
-    listener = Listener(answer, bodies=Bodies(10), requests_max=8)
+    listener = HttpServer(answer, bodies=Bodies(10), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
 
     async def scenario() -> bytes:
@@ -232,7 +232,7 @@ def test_what_is_announced_but_does_not_come_takes_no_room() -> None:
 def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_room(loop_thread: LoopThread) -> None:
     driver, bodies = FakeDriver(), Bodies(2000, 2000)
     service = make_service(Gateway(driver))
-    listener = Listener(Rest(service).answer, bodies=bodies, requests_max=8)
+    listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=8)
     rpc = Rpc(service, bodies=bodies, requests_max=8)
     port, grpc_port = loop_thread.call(listener.start("127.0.0.1", 0)), loop_thread.call(rpc.start("127.0.0.1", 0))
     inputs = [

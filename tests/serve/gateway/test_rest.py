@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.serve.gateway.http import Bodies, Listener
+from sloop.serve.gateway.http import Bodies, HttpServer
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.protocols import Ended
 from sloop.tensor import Tensor
@@ -333,7 +333,7 @@ def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: Loo
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dict[str, str], status: int) -> None:
     gateway = Gateway(FakeDriver())
     service = make_service(gateway, api_key="secret")
-    listener = Listener(Rest(service).answer, bodies=Bodies(1000), requests_max=8)
+    listener = HttpServer(Rest(service).answer, bodies=Bodies(1000), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state", "/nothing"):

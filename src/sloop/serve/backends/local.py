@@ -24,8 +24,19 @@ from typing import Final
 from sloop.errors import MachineError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
 from sloop.serve.cpu_quota import CpuActuator, Grant
-from sloop.serve.protocols import Listener, Servable
-from sloop.serve.transport import CLOSED, Frame, Joined, Kind, Link, ProtocolError, cut, is_batchable, join, socket_pair
+from sloop.serve.protocols import BackendListener, Servable
+from sloop.serve.transport import (
+    CLOSED,
+    Frame,
+    FrameKind,
+    Joined,
+    ProtocolError,
+    WorkerLink,
+    cut,
+    is_batchable,
+    join,
+    socket_pair,
+)
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, lay_out
 from sloop.tensor import Tensor
@@ -52,7 +63,7 @@ class _Replica:
         self.id, self.servable = replica, servable
         self.batchable = not servable.obstacle and is_batchable(servable.signature)
         self.process: subprocess.Popen[bytes] | None = None
-        self.link: Link | None = None
+        self.link: WorkerLink | None = None
         self.shared: SharedMemory | None = None
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
@@ -85,10 +96,10 @@ class LocalBackend:
         self._threads_prepared, self._start_s_max = threads_prepared, start_s_max
         self._loop = loop or asyncio.get_running_loop()
         self._replicas: dict[ReplicaId, _Replica] = {}
-        self._listener: Listener | None = None
+        self._listener: BackendListener | None = None
         self._emptied = asyncio.Event()
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: BackendListener) -> None:
         self._listener = listener
 
     def pid(self, replica: ReplicaId) -> int | None:
@@ -116,7 +127,7 @@ class LocalBackend:
         if found.is_dying:
             return
         if found.link is not None and found.is_ready and found.batch is None:
-            found.link.send(Kind.STOP)
+            found.link.send(FrameKind.STOP)
             self._set_timer(found, STOP_S_MAX, "it did not stop")
         else:
             self._give_up(found, "it was stopped")
@@ -153,9 +164,9 @@ class LocalBackend:
             return
         found.batch, found.joined = batch, joined
         if found.shared is not None and joined.size_bytes >= SHARED_BYTES_MIN:
-            found.link.send(Kind.RUN, batch, lay_out(found.shared, joined.payload), joined.table)
+            found.link.send(FrameKind.RUN, batch, lay_out(found.shared, joined.payload), joined.table)
         else:
-            found.link.send(Kind.RUN, batch, 0, joined.table, list(chain.from_iterable(joined.payload)))
+            found.link.send(FrameKind.RUN, batch, 0, joined.table, list(chain.from_iterable(joined.payload)))
 
     async def close(self) -> None:
         self._listener = None
@@ -172,7 +183,7 @@ class LocalBackend:
     def _spawn(self, replica: _Replica, cores: float) -> None:
         ours, theirs = socket_pair()
         with theirs:
-            replica.link = Link(
+            replica.link = WorkerLink(
                 self._loop,
                 ours,
                 lambda frame: self._on_frame(replica, frame),
@@ -247,18 +258,18 @@ class LocalBackend:
     def _on_frame(self, replica: _Replica, frame: Frame) -> None:
         try:
             match frame.kind:
-                case Kind.DONE:
+                case FrameKind.DONE:
                     self._on_done(replica, frame)
-                case Kind.FAILED:
+                case FrameKind.FAILED:
                     self._expect(replica, frame)
                     self._tell(BatchFailed(BatchId(frame.subject), replica.id, _text(frame)))
-                case Kind.RESIZED:
+                case FrameKind.RESIZED:
                     self._finish_shrink(replica)
-                case Kind.READY:
+                case FrameKind.READY:
                     self._on_ready(replica)
-                case Kind.STEP if 0 <= frame.subject < len(STEPS):
+                case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
                     self._tell(ReplicaProgressed(replica.id, STEPS[frame.subject]))
-                case Kind.REFUSED:
+                case FrameKind.REFUSED:
                     replica.error = _text(frame)
                 case _:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
@@ -332,7 +343,7 @@ class LocalBackend:
 
     def _send_threads(self, replica: _Replica, grant: Grant) -> None:
         assert replica.link is not None
-        replica.link.send(Kind.RESIZE, grant.threads, round(grant.duty * MILLIONTHS))
+        replica.link.send(FrameKind.RESIZE, grant.threads, round(grant.duty * MILLIONTHS))
 
     def _tell(
         self,

@@ -299,7 +299,7 @@ def error_body(what: str, fix: str = "") -> bytes:
     return msgspec.json.encode({"error": f"{what}; help: {fix}" if fix else what})
 
 
-class Listener:
+class HttpServer:
     """A listening port. `answer` takes each complete request and must not raise; at most `requests_max` are inside."""
 
     def __init__(self, answer: Callable[[Exchange], None], *, bodies: Bodies, requests_max: int) -> None:
