@@ -22,7 +22,7 @@ from sloop.actions import End, StartBatch
 from sloop.events import Finished
 from sloop.runlog import Record
 from sloop.serve.gateway.inputs import read, write
-from sloop.serve.transport import cut, join, pack_table
+from sloop.serve.transport import pack_batch, pack_table, unpack_outputs
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 from tests.serve.path import ANSWER, BODY, Way
@@ -88,7 +88,10 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
         ("a task, the head, the body, the answer's head", ingress),
         ("JSON to checked tensors", timed(lambda: [read(BODY, None, way.intake) for _ in range(TOGETHER)])),
         ("the core: admission, order, batch, route, end", timed(decide)),
-        ("tensors to a batch, a batch to tensors", timed(lambda: cut(join(requests, batchable=True), told, payload))),
+        (
+            "tensors to a batch, a batch to tensors",
+            timed(lambda: unpack_outputs(pack_batch(requests, batchable=True), told, payload)),
+        ),
         ("event log and metrics", timed(record)),
         ("tensors to JSON", timed(lambda: [write("path", "1", wanted, output) for _ in range(TOGETHER)])),
     ]

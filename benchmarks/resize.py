@@ -46,7 +46,7 @@ class Load:
         self._ready = asyncio.Event()
         self._resized = asyncio.Event()
 
-    def happened(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case ReplicaReady():
                 self._ready.set()
@@ -90,11 +90,11 @@ class Ear:
     def __init__(self) -> None:
         self.load: Load | None = None
 
-    def happened(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         assert self.load is not None
-        self.load.happened(event)
+        self.load.on_event(event)
 
-    def finished(self, event: Finished, outputs: object) -> None:
+    def on_finished(self, event: Finished, outputs: object) -> None:
         assert self.load is not None
         self.load.finished_(event)
 

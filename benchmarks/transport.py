@@ -34,11 +34,11 @@ class Round:
         self.overheads_us: list[float] = []
         self.done = asyncio.Event()
 
-    def happened(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, ReplicaReady):
             self._send()
 
-    def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
         self.overheads_us.append((time.perf_counter_ns() - self._sent_ns - event.service_ns) / 1e3)
         if len(self.overheads_us) == self._count:
             self.done.set()

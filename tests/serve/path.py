@@ -20,7 +20,7 @@ from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.service import Service
 from sloop.serve.protocols import BackendListener
 from sloop.serve.server import Journal
-from sloop.serve.transport import cut, join, pack_table
+from sloop.serve.transport import pack_batch, pack_table, unpack_outputs
 from sloop.systems.replay import header_of
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature, Tensor
@@ -98,13 +98,15 @@ class Echo:
 
     def _soon(self, event: Event) -> None:
         assert self._reporter is not None
-        asyncio.get_running_loop().call_soon(self._reporter.happened, event)
+        asyncio.get_running_loop().call_soon(self._reporter.on_event, event)
 
     def _finish(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
         assert self._reporter is not None
-        joined, count = join(requests, batchable=True), len(requests)
-        outputs = cut(joined, pack_table([[("FP32", (count, ANSWER))]]), memoryview(bytes(4 * ANSWER * count)))
-        self._reporter.finished(Finished(batch, replica, 1), outputs)
+        packed, count = pack_batch(requests, batchable=True), len(requests)
+        outputs = unpack_outputs(
+            packed, pack_table([[("FP32", (count, ANSWER))]]), memoryview(bytes(4 * ANSWER * count))
+        )
+        self._reporter.on_finished(Finished(batch, replica, 1), outputs)
 
 
 class Way:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
-from sloop.app.journey import UNFIT
+from sloop.app.progress import UNFIT
 from sloop.errors import MachineError
 from sloop.events import (
     WOKE,
@@ -24,7 +24,7 @@ from sloop.events import (
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.dataflow import APPLICATION, Decision, Source, Wiring, wire
 from sloop.serve.driver import Driver
-from sloop.serve.protocols import BackendListener, Ended
+from sloop.serve.protocols import BackendListener, RequestResult
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
@@ -59,7 +59,7 @@ class Notes:
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
         self.orders.append(("start", replica, spec))
         assert self.listener is not None
-        self.listener.happened(ReplicaProgressed(replica, "spawning"))
+        self.listener.on_event(ReplicaProgressed(replica, "spawning"))
 
     def stop(self, replica: ReplicaId) -> None:
         self.orders.append(("stop", replica))
@@ -126,15 +126,15 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
     log = MemoryLog()
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         first = driver.submit(
             {"x": tensor(b"in")}, elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2), on_end=ended.append
         )
         await turn()
         assert backend.orders == [("run", 1, R, [[b"in"]])]
-        driver.finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])
+        driver.on_finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])
         await turn()
-        assert ended == [Ended(Outcome.SERVED, {"y": tensor(b"out")})]
+        assert ended == [RequestResult(Outcome.SERVED, {"y": tensor(b"out")})]
         assert driver.open_requests == 0
         [request, _] = core.events
         assert isinstance(request, Request)
@@ -159,16 +159,16 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
         return []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         driver.submit({"x": tensor(b"1")}, slo_ns=ms(1), on_end=ended.append)
         await turn()
-        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"2")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"2")]])
         await turn()
         assert backend.orders[-1] == ("run", 2, R, [[b"2"]])
-        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"stale")]])
-        driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"3")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"stale")]])
+        driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"3")]])
         await turn()
-        assert ended == [Ended(Outcome.LATE, {"y": tensor(b"3")}, "late")]
+        assert ended == [RequestResult(Outcome.LATE, {"y": tensor(b"3")}, "late")]
 
     play(scene, answer, wiring=TWO)
 
@@ -206,24 +206,24 @@ def test_a_rejection_is_answered_without_outputs() -> None:
         return [End(event.id, Outcome.REJECTED, "full", s(2))] if isinstance(event, Request) else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         driver.submit({"x": tensor(b"")}, on_end=ended.append)
         assert not ended, "answered from within"
         await turn()
-        assert ended == [Ended(Outcome.REJECTED, {}, "full", s(2))]
+        assert ended == [RequestResult(Outcome.REJECTED, {}, "full", s(2))]
 
     play(scene, answer)
 
 
 def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         request = driver.submit({"x": tensor(b"in")}, on_end=ended.append)
         driver.cancel(request)
         driver.cancel(request)
         await turn()
         assert core.events[1:] == [Cancelled(request)]
-        driver.finished(Finished(BatchId(request), R, 7), [[tensor(b"out")]])
+        driver.on_finished(Finished(BatchId(request), R, 7), [[tensor(b"out")]])
         await turn()
         assert not ended
         assert driver.open_requests == 0
@@ -245,13 +245,13 @@ def test_the_core_is_woken_when_it_wishes_not_before() -> None:
 
         core._answer = answer
         core.wake_ns = s(100)
-        driver.happened(ReplicaReady(R))
+        driver.on_event(ReplicaReady(R))
         await turn()
         core.wake_ns = driver.now_ns + ms(30)
-        driver.happened(ReplicaReady(R))
+        driver.on_event(ReplicaReady(R))
         await turn()
         core.wake_ns += ms(10)  # a later wish: the timer that is set fires too early, and asks
-        driver.happened(ReplicaReady(R))
+        driver.on_event(ReplicaReady(R))
         await asyncio.wait_for(woken.wait(), 5)
         assert len(core.events) == 4
 
@@ -260,7 +260,7 @@ def test_the_core_is_woken_when_it_wishes_not_before() -> None:
 
 def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         for content in (b"quick", b"stuck"):
             driver.submit({"x": tensor(content)}, on_end=ended.append)
         await turn()
@@ -268,12 +268,12 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
         await turn()
         await turn()
         assert isinstance(core.events[-1], Draining)
-        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"out")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"out")]])
         await draining
         assert [end.outcome for end in ended] == [Outcome.SERVED, Outcome.FAILED]
         assert "0.05 s more" in ended[1].why
         assert backend.orders[-1] == ("close",)
-        driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"out")]])
+        driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"out")]])
         driver.submit({"x": tensor(b"")}, on_end=ended.append)
         assert [(end.outcome, end.retry_after_ns) for end in ended[2:]] == [(Outcome.REJECTED, s(1))]
 
@@ -286,10 +286,10 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
         return []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         for _ in range(2):
             driver.submit({"x": tensor(b"")}, on_end=ended.append)
-        driver.happened(ReplicaLost(R, "gone"))
+        driver.on_event(ReplicaLost(R, "gone"))
         await turn()
         driver.submit({"x": tensor(b"")}, on_end=ended.append)
         assert [end.outcome for end in ended] == [Outcome.FAILED] * 3
@@ -306,15 +306,15 @@ def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest
         def extend(self, now_ns: int, records: Sequence[Record]) -> None:
             raise MachineError("the disk is full")
 
-    def raises(ended: Ended) -> None:
+    def raises(ended: RequestResult) -> None:
         raise RuntimeError("oops")
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         for on_end in (raises, ended.append):
             request = driver.submit({"x": tensor(b"in")}, on_end=on_end)
             await turn()
-            driver.finished(Finished(BatchId(request), ReplicaId(request), 7), [[tensor(b"out")]])
+            driver.on_finished(Finished(BatchId(request), ReplicaId(request), 7), [[tensor(b"out")]])
         await turn()
         assert len(ended) == 1
 
@@ -361,11 +361,11 @@ def chained(event: Event) -> list[Action]:
 
 def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         for content in (b"1", b"2"):
             driver.submit({"x": tensor(content)}, on_end=ended.append)
         await turn()
-        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"12")], [tensor(b"\1")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"12")], [tensor(b"\1")]])
         await turn()
         assert core.events[-1] == Finished(BatchId(1), R, 7, (UNFIT, (1, 1)))
         (failed,) = ended
@@ -377,21 +377,21 @@ def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> No
 
 def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_it() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         for content in (b"1", b"2"):
             driver.submit({"x": tensor(content)}, on_end=ended.append)
         await turn()
-        driver.finished(Finished(BatchId(1), R, 7), [[tensor(b"\1")], [tensor(b"\1")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"\1")], [tensor(b"\1")]])
         await turn()
-        driver.finished(Finished(BatchId(2), R, 7), [[tensor(b"b")]])
+        driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"b")]])
         await turn()
         assert backend.orders[-1] == ("run", 3, R, [[b"b"]])
-        driver.finished(Finished(BatchId(3), R, 7), [[tensor(b"c")]])
+        driver.on_finished(Finished(BatchId(3), R, 7), [[tensor(b"c")]])
         await turn()
         assert core.events[-1] == Finished(BatchId(3), R, 7, ((), UNFIT))
         assert ended == [
-            Ended(Outcome.SERVED, {"x": tensor(b"c")}),
-            Ended(Outcome.FAILED, why="stage 'c' needs what 'b' gives, which this request did not pass"),
+            RequestResult(Outcome.SERVED, {"x": tensor(b"c")}),
+            RequestResult(Outcome.FAILED, why="stage 'c' needs what 'b' gives, which this request did not pass"),
         ]
 
     play(scene, chained, wiring=PARTED)
@@ -404,12 +404,12 @@ def test_a_batch_of_which_nothing_can_be_run_has_failed() -> None:
         return [End(RequestId(1), Outcome.FAILED, event.error)] if isinstance(event, BatchFailed) else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[Ended] = []
+        ended: list[RequestResult] = []
         driver.submit({"x": tensor(b"1")}, on_end=ended.append)
         await turn()
         why = "stage 'c' needs what 'b' gives, which this request did not pass"
         assert core.events[1:] == [BatchFailed(BatchId(1), R, why)]
-        assert ended == [Ended(Outcome.FAILED, why=why)]
+        assert ended == [RequestResult(Outcome.FAILED, why=why)]
         assert not backend.orders
 
     play(scene, alone, wiring=PARTED)

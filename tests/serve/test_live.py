@@ -24,7 +24,7 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import Wiring, wire
 from sloop.serve.driver import Driver
-from sloop.serve.protocols import Ended, Servable
+from sloop.serve.protocols import RequestResult, Servable
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature, Tensor
@@ -55,10 +55,10 @@ class Live:
     driver: Driver
     backend: LocalBackend
     log: MemoryLog
-    answers: dict[int, list[Ended]]
+    answers: dict[int, list[RequestResult]]
 
     def ask(self, tensor: Tensor, elapsed_ns: int = 0) -> None:
-        answers: list[Ended] = []
+        answers: list[RequestResult] = []
         self.answers[len(self.answers)] = answers
         self.driver.submit({"x": tensor}, elapsed_ns=elapsed_ns, on_end=answers.append)
 

@@ -12,7 +12,7 @@ from sloop.actions import StartBatch
 from sloop.app.load import load_application
 from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
-from sloop.serve.protocols import Ended, Servable
+from sloop.serve.protocols import RequestResult, Servable
 from sloop.serve.server import servables_of
 from sloop.sim.checkers import Checkers
 from sloop.systems.replay import replay_log
@@ -113,7 +113,7 @@ def setup_in(folder: Path) -> Setup:
     )
 
 
-def said(ended: Ended) -> dict[str, object]:
+def said(ended: RequestResult) -> dict[str, object]:
     return {name: (bytes(tensor.data), tensor.shape) for name, tensor in ended.outputs.items()}
 
 
@@ -121,9 +121,9 @@ def number(value: int) -> tuple[bytes, tuple[int, ...]]:
     return value.to_bytes(8, "little"), (1,)
 
 
-async def ask(live: Live, text: str) -> Ended:
+async def ask(live: Live, text: str) -> RequestResult:
     content = text.encode()
-    answers: list[Ended] = []
+    answers: list[RequestResult] = []
     live.answers[len(live.answers)] = answers
     live.driver.submit({"text": Tensor("UINT8", (1, len(content)), content)}, on_end=answers.append)
     async with asyncio.timeout(20):

@@ -52,14 +52,14 @@ class Ear:
         self.outputs: dict[BatchId, Sequence[Sequence[Tensor]]] = {}
         self._came = asyncio.Event()
 
-    def happened(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.events.append(event)
         self._came.set()
 
-    def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
         assert event.batch not in self.outputs
         self.outputs[event.batch] = outputs
-        self.happened(event)
+        self.on_event(event)
 
     async def hear(self, *kinds: type, count: int = 1) -> Event:
         """The `count`th event of one of these kinds."""
@@ -270,7 +270,7 @@ from sloop.tensor import Signature
 from sloop.vocabulary import ReplicaId, ReplicaSpec
 
 class Ear:
-    def happened(self, event):
+    def on_event(self, event):
         if type(event).__name__ == "ReplicaReady":
             print(backend.pid(ReplicaId(1)), getattr(actuator, "folder", ""), flush=True)
 

@@ -214,7 +214,7 @@ def test_the_log_on_disk_replays(running: Running) -> None:
 
 
 def assert_replays(path: Path) -> None:
-    """A fresh core, told what happened, decides what was decided."""
+    """A fresh core, told what on_event, decides what was decided."""
     log = read_log(path)
     replayed = replay_log(log, rebuild(log.header).core(), together=together_in(log.header))
     assert replayed.difference is None

@@ -20,19 +20,19 @@ from sloop.serve.transport import (
     HEADER,
     PAYLOAD_BYTES_MAX,
     TABLE_BYTES_MAX,
-    Channel,
     Frame,
     FrameKind,
     ProtocolError,
+    WorkerChannel,
     WorkerLink,
-    cut,
     drop_sent,
     is_batchable,
-    join,
+    pack_batch,
     pack_head,
     pack_table,
     socket_pair,
     unpack_head,
+    unpack_outputs,
     unpack_table,
 )
 from sloop.tensor import ITEM_BYTES, Port, Signature, Tensor
@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None:
     async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         large = bytes(range(256)) * (LARGE_BYTES // 256)
-        channel = Channel(theirs)
+        channel = WorkerChannel(theirs)
 
         def speak() -> None:
             channel.send(FrameKind.READY)
@@ -112,7 +112,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
         link.send(FrameKind.RUN, 1, 0, b"table", rows)
         link.send(FrameKind.STOP)
         assert link.unsent_bytes > 0
-        channel = Channel(theirs)
+        channel = WorkerChannel(theirs)
 
         def listen() -> tuple[int, bytes, FrameKind]:
             received = channel.receive_head()
@@ -158,7 +158,7 @@ def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> No
 
 def test_after_closing_nothing_is_told(play: Callable[[Scene], None]) -> None:
     async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        Channel(theirs).send(FrameKind.READY)
+        WorkerChannel(theirs).send(FrameKind.READY)
         link.close()
         link.close()
         await asyncio.sleep(0.01)
@@ -172,13 +172,13 @@ def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:
     ours, theirs = socket_pair()
     with theirs:
         ours.close()
-        assert Channel(theirs).receive_head() is None
+        assert WorkerChannel(theirs).receive_head() is None
     ours, theirs = socket_pair()
     with theirs:
         ours.send(pack_head(FrameKind.RUN, 1, 0, 8, 0) + b"half")
         ours.close()
         with pytest.raises(ProtocolError, match="4 B before"):
-            Channel(theirs).receive_head()
+            WorkerChannel(theirs).receive_head()
 
 
 def test_nothing_in_the_server_unpickles_or_evaluates() -> None:
@@ -293,9 +293,9 @@ def batches(draw: st.DrawFn) -> list[list[Tensor]]:
 @given(batches(), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_cutting_an_echo_gives_every_request_its_own_back(requests: list[list[Tensor]], batchable: bool) -> None:
-    joined = join(requests, batchable=batchable)
-    payload = b"".join(chain.from_iterable(joined.payload))
-    echoed = cut(joined, joined.table, memoryview(payload))
+    packed = pack_batch(requests, batchable=batchable)
+    payload = b"".join(chain.from_iterable(packed.payload))
+    echoed = unpack_outputs(packed, packed.table, memoryview(payload))
     assert [[(t.datatype, t.shape, bytes(t.data)) for t in row] for row in echoed] == [
         [(t.datatype, t.shape, t.data) for t in row] for row in requests
     ]
@@ -304,35 +304,35 @@ def test_cutting_an_echo_gives_every_request_its_own_back(requests: list[list[Te
 @given(batches())
 @settings(max_examples=50, deadline=None)
 def test_requests_of_one_shape_share_a_pass(requests: list[list[Tensor]]) -> None:
-    joined = join(requests, batchable=True)
-    passes = unpack_table(joined.table, joined.size_bytes)
+    packed = pack_batch(requests, batchable=True)
+    passes = unpack_table(packed.table, packed.size_bytes)
     assert len(passes) == len({tuple(t.shape[1:] for t in tensors) for tensors in requests})
-    assert [pieces[0].shape[0] for pieces in passes] == [sum(rows for _, rows in held) for held in joined.members]
+    assert [pieces[0].shape[0] for pieces in passes] == [sum(rows for _, rows in held) for held in packed.members]
 
 
 def test_joining_copies_nothing() -> None:
     data = memoryview(bytearray(8))
-    joined = join([[Tensor("FP32", (1, 2), data)], [Tensor("FP32", (1, 2), data)]], batchable=True)
-    assert all(part is data for parts in joined.payload for part in parts)
+    packed = pack_batch([[Tensor("FP32", (1, 2), data)], [Tensor("FP32", (1, 2), data)]], batchable=True)
+    assert all(part is data for parts in packed.payload for part in parts)
 
 
 def test_an_output_without_a_row_per_row_of_input_fails_the_batch() -> None:
     row = Tensor("FP32", (1, 1), bytes(4))
-    joined = join([[row], [row]], batchable=True)
+    packed = pack_batch([[row], [row]], batchable=True)
     with pytest.raises(ValueError, match=r"output 0 has the shape \[1\] for 2 rows"):
-        cut(joined, pack_table([[("FP32", (1,))]]), memoryview(bytes(4)))
+        unpack_outputs(packed, pack_table([[("FP32", (1,))]]), memoryview(bytes(4)))
 
 
 def test_a_request_alone_may_get_any_shape() -> None:
-    joined = join([[Tensor("FP32", (2, 1), bytes(8))]], batchable=True)
-    [[answer]] = cut(joined, pack_table([[("INT64", ())]]), memoryview(bytes(8)))
+    packed = pack_batch([[Tensor("FP32", (2, 1), bytes(8))]], batchable=True)
+    [[answer]] = unpack_outputs(packed, pack_table([[("INT64", ())]]), memoryview(bytes(8)))
     assert answer.shape == ()
 
 
 def test_an_answer_to_other_passes_is_refused() -> None:
-    joined = join([[Tensor("FP32", (1, 1), bytes(4))]], batchable=True)
+    packed = pack_batch([[Tensor("FP32", (1, 1), bytes(4))]], batchable=True)
     with pytest.raises(ProtocolError, match="2 passes, its batch 1"):
-        cut(joined, pack_table([[], []]), memoryview(b""))
+        unpack_outputs(packed, pack_table([[], []]), memoryview(b""))
 
 
 def test_a_model_is_batchable_where_every_first_dimension_is_open() -> None:

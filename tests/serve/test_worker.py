@@ -13,8 +13,8 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from sloop.serve.transport import Channel, FrameKind, Head, ProtocolError, pack_table, socket_pair, unpack_table
-from sloop.serve.worker import MILLIONTHS, Desk, Worker
+from sloop.serve.transport import FrameKind, Head, ProtocolError, WorkerChannel, pack_table, socket_pair, unpack_table
+from sloop.serve.worker import MILLIONTHS, InputMemory, Worker
 from sloop.shared_memory import ALIGNMENT, SharedMemory, lay_out
 
 pytestmark = pytest.mark.live
@@ -26,13 +26,13 @@ class Server:
     def __init__(self, model: str, prepared: int = 0) -> None:
         self.sock, theirs = socket_pair()
         self.sock.settimeout(10)
-        self.channel = Channel(self.sock)
+        self.channel = WorkerChannel(self.sock)
         self.error: BaseException | None = None
 
         def work() -> None:
             with theirs:
                 try:
-                    Worker(Channel(theirs), model, 1, prepared).serve()
+                    Worker(WorkerChannel(theirs), model, 1, prepared).serve()
                 except Exception as error:
                     self.error = error
 
@@ -151,18 +151,18 @@ def test_a_duty_cycle_of_a_half_doubles_the_time(echo: Server) -> None:
 
 
 def test_the_desk_is_aligned_reused_and_grows() -> None:
-    desk = Desk()
+    memory = InputMemory()
     table = pack_table([[("UINT8", (3,)), ("FP64", (2, 2)), ("FP32", ())]])
     pieces = unpack_table(table, 39)[0]
-    arrays = desk.lay_out(pieces)
+    arrays = memory.allocate(pieces)
     assert [(array.shape, array.dtype.name) for array in arrays] == [
         ((3,), "uint8"),
         ((2, 2), "float64"),
         ((), "float32"),
     ]
     assert all(array.ctypes.data % ALIGNMENT == 0 for array in arrays)
-    assert desk.lay_out(pieces)[0].ctypes.data == arrays[0].ctypes.data
-    [large] = desk.lay_out(unpack_table(pack_table([[("UINT8", (1000,))]]), 1000)[0])
+    assert memory.allocate(pieces)[0].ctypes.data == arrays[0].ctypes.data
+    [large] = memory.allocate(unpack_table(pack_table([[("UINT8", (1000,))]]), 1000)[0])
     assert large.shape == (1000,)
 
 
@@ -173,13 +173,13 @@ def test_what_is_shared_is_found_where_it_was_laid_out() -> None:
     with closing(shared):
         pieces = unpack_table(pack_table([[("UINT8", (3,)), ("FP32", (2, 2))]]), None)[0]
         size = lay_out(shared, [[b"a", b"bc"], [bytes(16)]])
-        first, second = Desk(SharedMemory(shared.fd)).found(pieces, size)
+        first, second = InputMemory(SharedMemory(shared.fd)).found(pieces, size)
         assert (first.tobytes(), second.tolist()) == (b"abc", [[0, 0], [0, 0]])
         assert second.ctypes.data % ALIGNMENT == 0
         with pytest.raises(ProtocolError, match="the frame says 1"):
-            Desk(shared).found(pieces, 1)
+            InputMemory(shared).found(pieces, 1)
     with pytest.raises(ProtocolError, match="of shared memory"):
-        Desk().found(pieces, size)
+        InputMemory().found(pieces, size)
 
 
 def test_an_orphan_does_not_start() -> None:
@@ -202,7 +202,7 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
     command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
-        channel = Channel(ours)
+        channel = WorkerChannel(ours)
         while (received := channel.receive_head()) is not None and received[0].kind is not FrameKind.READY:
             pass
         channel.send(FrameKind.STOP)

@@ -9,4 +9,4 @@ from sloop.load.results import LoadResult, SecondRow
 from sloop.load.run import run_load
 from sloop.load.sender import ProgressReport
 
-__all__ = ["ClosedLoop", "Delivery", "Encoding", "LoadPlan", "LoadResult", "SecondRow", "ProgressReport", "run_load"]
+__all__ = ["ClosedLoop", "Delivery", "Encoding", "LoadPlan", "LoadResult", "ProgressReport", "SecondRow", "run_load"]

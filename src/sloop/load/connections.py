@@ -19,8 +19,8 @@ from sloop.units import NS_PER_S
 
 # == wire: HTTP/1.1 as a client needs it, without sockets: request heads out, answers in.
 #
-# Promises one `Response` for each response, however its bytes are cut, or `BrokenResponse` for bytes that are none. Bodies
-# are delimited by length, by chunks or by the end of the connection (RFC 9112, section 6).
+# Promises one `Response` for each response, however its bytes are cut, or `BrokenResponse` for bytes that are none.
+# Bodies are delimited by length, by chunks or by the end of the connection (RFC 9112, section 6).
 
 
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -225,7 +225,8 @@ class Outgoing(Struct, gc=False):
 
 
 Report = Callable[[Outgoing, int, Ending, Response | None], None]
-"""ProgressReport of each end: the request, the instant by the monotonic clock, how it ended, and the answer if there was one."""
+"""ProgressReport of each end: the request, the instant by the monotonic clock, how it ended, and the answer if there
+was one."""
 
 
 class Server(Struct, frozen=True):

@@ -132,10 +132,10 @@ def _within(value: float, low: float, high: float, name: str) -> None:
 
 # == payload: Request bodies in the Open Inference Protocol v2, from a model's metadata or a file the user gives.
 #
-# Promises bodies a conforming server accepts: JSON, or the binary tensor data extension (tensors appended to the JSON as
-# raw little-endian bytes, `Inference-Header-Content-Length` giving the length of the JSON). Values are made up from the
-# seed, so equal seeds send equal bytes. Sources: the KServe "Open Inference Protocol" and Triton's "Binary tensor data
-# extension" documents.
+# Promises bodies a conforming server accepts: JSON, or the binary tensor data extension (tensors appended to the JSON
+# as raw little-endian bytes, `Inference-Header-Content-Length` giving the length of the JSON). Values are made up from
+# the seed, so equal seeds send equal bytes. Sources: the KServe "Open Inference Protocol" and Triton's "Binary tensor
+# data extension" documents.
 
 
 BODY_BYTES_MAX: Final = 256 * 2**20
@@ -278,8 +278,8 @@ def _listed(tensor: JsonTensor, where: str) -> list[object]:
 
 # == metadata: Asks an OIP v2 server about itself before any load is sent: is it there, what does the model take.
 #
-# Promises the model's metadata, or an error a user can act on. Uses the standard library's blocking client: two requests,
-# once.
+# Promises the model's metadata, or an error a user can act on. Uses the standard library's blocking client: two
+# requests, once.
 
 
 ANSWER_BYTES_MAX = 16 * 2**20

@@ -104,7 +104,8 @@ def open_schedule(folder: Path) -> "memoryview[int]":
 # == alarm: Wakes an event loop at an instant, to some tens of microseconds where the machine can.
 #
 # Promises one call at or after the instant it was last set to. asyncio and libuv round their timers to milliseconds, a
-# thousand times the gap between requests at a high rate; Linux's timerfd does not. Elsewhere the loop's own timer serves.
+# thousand times the gap between requests at a high rate; Linux's timerfd does not. Elsewhere the loop's own timer
+# serves.
 
 
 _CLOCK_MONOTONIC: Final = 1

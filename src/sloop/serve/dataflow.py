@@ -1,10 +1,12 @@
-"""Which tensor goes where: application inputs to first stages, outputs of stages to those after them, last ones out.
+"""How tensors flow through an application: from the client to the first stages, between stages, and into the answer.
 
-Promises that what does not fit is refused before anything starts (`InputError`), never at the first request. Tensors
-are matched by name; where names say nothing and only one choice is left, that one is taken: in a chain the one output
-becomes the one input. Variants of a stage may name their tensors differently but must agree in number, type and shape.
-Stages that no request passes both of may give outputs of one name, and so may a stage and one after it that supersedes
-it. Must not know requests or replicas.
+`wire` matches tensors when the server starts and raises `InputError` for anything that does not fit, so that no request
+can fail because of it. Tensors are matched by name. If names do not match and only one candidate is left, it is used:
+in a chain, the single output becomes the single input. Variants of a stage may name their tensors differently but must
+agree in number, type and shape. Alternative stages may have outputs of the same name, and so may a stage and a later
+stage.
+
+`RequestTensors` holds the tensors of one request while it moves through the graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,65 +23,67 @@ from sloop.errors import InputError
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature, Tensor
 
 APPLICATION = ""
-"""The source that stands for what the client sent."""
+"""The name of the source that stands for the client's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a tensor comes from: the output at `position` of `stage`, or an input of the application.
 
-    All of it; or the `row` that the part is; or what the `part` gave before; or what all parts gave, `joined`.
+    `kind`: the `whole` tensor, the one `row` that belongs to a part, the output that the same `part` produced in an
+    earlier stage, or the outputs of all parts `joined`.
     """
 
     stage: str
     position: int
     kind: Literal["whole", "row", "part", "joined"] = "whole"
     scope: str = ""
-    """For a row, and for what is joined: the stage with `each` that made the parts."""
+    """For `row` and `joined`: the stage with `each` that created the parts."""
     port: Port | None = None
-    """The output as it is declared, for what is joined."""
+    """For `joined`: the declared type and shape of the output."""
 
 
 Sources = tuple[Source, ...]
-"""Where a tensor may come from: the first that the request has passed counts."""
+"""Alternative sources of one tensor; the first one that the request has passed is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is read off a stage's outputs, by position, for one edge that leads away from it."""
+    """Which outputs of a stage, by position, decide whether and how often one outgoing edge is taken."""
 
     target: str
     when: int | None = None
     values: tuple[int, ...] = ()
     each: int | None = None
     sliced: tuple[tuple[int, Port], ...] = ()
-    """Outputs of which every part gets its row."""
+    """The outputs of which every part receives one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """An application's tensors: what it takes and gives, and where every input and every answer comes from."""
+    """An application's inputs and outputs, and the sources of every stage's inputs and of the answer."""
 
     signature: Signature
     inputs: Mapping[str, tuple[Sources, ...]]
-    """For each stage its inputs, in its models' order."""
+    """For each stage the sources of its inputs, in its models' order."""
     outputs: tuple[Sources, ...]
-    """The application's outputs, in the signature's order."""
+    """The sources of the application's outputs, in the signature's order."""
     decisions: Mapping[str, tuple[Decision, ...]]
-    """For stages after which requests part: what decides about each edge, in the graph's order."""
+    """For stages with a branch or a fan-out: the decision for each outgoing edge, in the graph's order."""
     is_plain: bool
-    """Whether every request passes every stage once, so that nothing is taken apart, chosen or put together."""
+    """Whether every request passes every stage exactly once, so that tensors are never split, chosen or joined."""
 
 
 def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max: int = 1, where: str = "") -> Wiring:
     """Wire the stages of a graph.
 
-    `models` are the signatures by (stage, variant); the first variant of a stage gives its tensors their names.
-    `rows_max` is the most rows a request may carry: one, where requests part. Raises `InputError`, prefixed by `where`.
+    `models` maps (stage, variant) to its signature; the tensors of a stage are named as in its first variant.
+    `rows_max` is the most rows of one request; it is 1 if the graph has branches or fan-outs. Raises `InputError` that
+    begins with `where`.
     """
     for (name, _), signature in models.items():
-        _check_travels(name, signature, where)
-    stages = {name: _agreed(name, models, where) for name in graph.steps}
+        _check_datatypes(name, signature, where)
+    stages = {name: _common_signature(name, models, where) for name in graph.steps}
     decisions = {
         name: tuple(_decision(edge, graph, stages[name], where) for edge in edges)
         for name, edges in graph.edges.items()
@@ -91,7 +95,7 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
             for port in stages[name].inputs:
                 _add(given, port, name, where)
     inputs = {
-        name: _Following(graph, name, stages, given, where).wires() if step.after else _first(stages[name], given)
+        name: _InputMatcher(graph, name, stages, given, where).wires() if step.after else _first(stages[name], given)
         for name, step in graph.steps.items()
     }
     answers = _answers(graph, stages, where)
@@ -99,19 +103,19 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions, not decisions)
 
 
-def _check_travels(stage: str, signature: Signature, where: str) -> None:
-    """A worker gets and gives raw elements of a fixed size; texts, for one, have none."""
+def _check_datatypes(stage: str, signature: Signature, where: str) -> None:
+    """Tensors travel as raw elements of a fixed size, which strings do not have."""
     for port in (*signature.inputs, *signature.outputs):
         if port.datatype not in NUMPY_TYPES:
             raise InputError(
-                f"tensor {port.name!r} of stage {stage!r} is of type {port.datatype}, which cannot be served",
+                f"tensor {port.name!r} of stage {stage!r} has the type {port.datatype}, which cannot be served",
                 where=where,
                 help=f"use one of {', '.join(NUMPY_TYPES)}",
             )
 
 
-def _agreed(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:
-    """The signature of a stage's variants, which must be interchangeable."""
+def _common_signature(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:
+    """The signature of a stage, whose variants must be interchangeable."""
     variants = {variant: signature for (owner, variant), signature in models.items() if owner == stage}
     (name, first), *others = variants.items()
     for other, signature in others:
@@ -121,20 +125,24 @@ def _agreed(stage: str, models: Mapping[tuple[str, str], Signature], where: str)
                 raise InputError(
                     f"variants {name!r} and {other!r} of stage {stage!r} differ in their {kind}: {ours} and {theirs}",
                     where=where,
-                    help="variants of a stage stand in for each other: give them equal types and shapes",
+                    help="variants of a stage replace each other: give them equal types and shapes",
                 )
     return first
 
 
 def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decision:
-    """What decides about an edge, found among the outputs of the stage it leads away from."""
+    """The decision for one edge, from the outputs of the stage that it leaves."""
 
     def position(output: str, key: str) -> int:
         names = [port.name for port in source.outputs]
         if output not in names:
-            said = f"stage {edge.target!r} has `{key}: {output}`" if output else f"`{key}` of stage {edge.target!r}"
-            wants = ", which is no output of" if output else " names no output of"
-            raise InputError(f"{said}{wants} {edge.source!r}", where=where, help=f"its outputs are {', '.join(names)}")
+            declared = f"stage {edge.target!r} has `{key}: {output}`" if output else f"`{key}` of stage {edge.target!r}"
+            problem = ", which is not an output of" if output else " names no output of"
+            raise InputError(
+                f"{declared}{problem} {edge.source!r}",
+                where=where,
+                help=f"the outputs of {edge.source!r} are {', '.join(names)}",
+            )
         return names.index(output)
 
     when = each = None
@@ -144,10 +152,10 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
         port = source.outputs[when]
         if any(size > 1 for size in port.shape[1:]):
             raise InputError(
-                f"output {port.name!r} of stage {edge.source!r} is {_shown(port)}; `when` of {edge.target!r} wants one "
-                "number for each row",
+                f"output {port.name!r} of stage {edge.source!r} is {_type_of(port)}; `when` of {edge.target!r} needs "
+                "one number per row",
                 where=where,
-                help="let the model give a number of its own to decide by",
+                help="add an output with one number per row to the model",
             )
     declared = graph.steps[edge.target].each
     if edge.kind == "each" and declared is not None:
@@ -155,10 +163,10 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
         port = source.outputs[each]
         if port.shape[:1] != (-1,):
             raise InputError(
-                f"output {port.name!r} of stage {edge.source!r} is {_shown(port)}, always as many rows; `each` of "
-                f"{edge.target!r} wants any number of them",
+                f"output {port.name!r} of stage {edge.source!r} is {_type_of(port)} with a fixed number of rows; "
+                f"`each` of {edge.target!r} needs a variable number",
                 where=where,
-                help="export the model with an open first dimension of this output",
+                help="export the model with a variable first dimension of this output",
             )
         sliced = tuple(
             (place, other) for place, other in enumerate(source.outputs) if other.shape[:1] == (-1,) and place != when
@@ -167,12 +175,13 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
 
 
 def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
-    """Make a first stage's input one of the application's; two stages that name the same tensor share it."""
+    """Add a first stage's input to the application's inputs; stages that name the same tensor share it."""
     for known in given:
         if known.name == port.name:
             if known != port:
                 raise InputError(
-                    f"input {port.name!r} of stage {stage!r} is {_shown(port)}, of another first stage {_shown(known)}",
+                    f"input {port.name!r} is {_type_of(port)} for stage {stage!r} and {_type_of(known)} for another "
+                    "first stage",
                     where=where,
                     help="give tensors of different type or shape different names",
                 )
@@ -186,15 +195,15 @@ def _first(signature: Signature, given: Sequence[Port]) -> tuple[Sources, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A tensor that a later stage may take, as it will see it."""
+    """A tensor that a later stage may use as an input, with the type and shape in which it would arrive."""
 
     source: Source
     port: Port
 
 
-class _Following:
-    """Matches a later stage's inputs: with outputs of the stages before, by name, with what the client sent, by name,
-    and what is left over on both sides with each other.
+class _InputMatcher:
+    """Matches the inputs of a later stage: first by name with outputs of the stages before it, then by name with the
+    client's tensors, and at last the remaining input with the remaining output.
     """
 
     def __init__(
@@ -202,59 +211,58 @@ class _Following:
     ) -> None:
         self._graph, self._stage, self._stages, self._where = graph, stage, stages, where
         self._wanted = stages[stage].inputs
-        self._offers = [offer for name in graph.steps[stage].after for offer in self._offers_of(name)]
+        self._candidates = [candidate for name in graph.steps[stage].after for candidate in self._candidates_of(name)]
         self._sent = {port.name: _Candidate(Source(APPLICATION, place), port) for place, port in enumerate(given)}
 
     def wires(self) -> tuple[Sources, ...]:
         found: dict[str, list[_Candidate]] = {}
         for port in self._wanted:
-            named = [offer for offer in self._offers if offer.port.name == port.name]
+            named = [candidate for candidate in self._candidates if candidate.port.name == port.name]
             self._check_alternatives(port, named)
             if named:
                 found[port.name] = named
         sent = self._sent
-        if (
-            len(self._wanted) > 1
-        ):  # the one input of a stage in a chain is not what the client sent, even if named alike
+        if len(self._wanted) > 1:
+            # The single input of a stage in a chain is the previous output, even if a client's tensor has its name.
             found = {port.name: [sent[port.name]] for port in self._wanted if port.name in sent} | found
         missing = [port.name for port in self._wanted if port.name not in found]
-        taken = [offer for offers in found.values() for offer in offers]
-        unused = [offer for offer in self._offers if offer not in taken]
-        if len(missing) == 1 and unused and self._can_stand_in(unused):
+        taken = [candidate for candidates in found.values() for candidate in candidates]
+        unused = [candidate for candidate in self._candidates if candidate not in taken]
+        if len(missing) == 1 and unused and self._are_alternatives(unused):
             found[missing[0]] = unused
         elif missing:
             found |= {name: [sent[name]] for name in missing if name in sent}
         for port in self._wanted:
             if port.name not in found:
                 raise InputError(
-                    f"input {port.name!r} of stage {self._stage!r} comes from nowhere: the stages before it give "
-                    f"{[offer.port.name for offer in self._offers]}, the client sends {list(sent)}",
+                    f"input {port.name!r} of stage {self._stage!r} has no source: the stages before it have the "
+                    f"outputs {[candidate.port.name for candidate in self._candidates]}, and the client sends {list(sent)}",
                     where=self._where,
-                    help="name the tensor as it is named where it comes from",
+                    help="give the input the name of the tensor that it should receive",
                 )
-            for offer in found[port.name]:
-                self._check_fit(port, offer)
+            for candidate in found[port.name]:
+                self._check_fit(port, candidate)
             self._check_passed(port, found[port.name])
-        return tuple(tuple(offer.source for offer in found[port.name]) for port in self._wanted)
+        return tuple(tuple(candidate.source for candidate in found[port.name]) for port in self._wanted)
 
-    def _offers_of(self, before: str) -> list[_Candidate]:
-        """What a stage before gives, as this stage gets it."""
+    def _candidates_of(self, before: str) -> list[_Candidate]:
+        """The outputs of an earlier stage as this stage would receive them."""
         graph, outputs = self._graph, self._stages[before].outputs
         scope = graph.scopes[before]
         (edge,) = (edge for edge in graph.edges[before] if edge.target == self._stage)
-        offers = []
+        candidates = []
         for place, port in enumerate(outputs):
             source, rows = Source(before, place, "part" if scope else "whole"), port.shape[:1]
             if edge.kind == "each" and rows == (-1,):
                 source, rows = Source(before, place, "row", self._stage), (1,)
             elif edge.kind == "join":
                 source, rows = Source(before, place, "joined", scope, port), (-1,)
-            offers.append(_Candidate(source, Port(port.name, port.datatype, (*rows, *port.shape[1:]))))
-        return offers
+            candidates.append(_Candidate(source, Port(port.name, port.datatype, (*rows, *port.shape[1:]))))
+        return candidates
 
-    def _can_stand_in(self, offers: Sequence[_Candidate]) -> bool:
-        """Whether the offers are from stages of which a request passes one at most."""
-        stages = [offer.source.stage for offer in offers]
+    def _are_alternatives(self, candidates: Sequence[_Candidate]) -> bool:
+        """Whether a request passes at most one of the stages that the candidates come from."""
+        stages = [candidate.source.stage for candidate in candidates]
         return all(
             self._graph.are_alternatives(one, other)
             for index, one in enumerate(stages)
@@ -262,47 +270,49 @@ class _Following:
         )
 
     def _check_alternatives(self, port: Port, named: Sequence[_Candidate]) -> None:
-        if not self._can_stand_in(named):
+        if not self._are_alternatives(named):
             raise InputError(
-                f"input {port.name!r} of stage {self._stage!r} is an output of "
-                f"{[offer.source.stage for offer in named]}",
+                f"input {port.name!r} of stage {self._stage!r} is an output of several stages that run for one "
+                f"request: {[candidate.source.stage for candidate in named]}",
                 where=self._where,
                 help="give the outputs of parallel stages different names",
             )
 
-    def _check_passed(self, wanted: Port, offers: Sequence[_Candidate]) -> None:
-        """Whether, whichever way a request has come here, it has passed a stage that gives it this input."""
-        sources = [offer.source for offer in offers]
+    def _check_passed(self, wanted: Port, candidates: Sequence[_Candidate]) -> None:
+        """Check that on every path to this stage, a request has passed a stage that produces the input."""
+        sources = [candidate.source for candidate in candidates]
         if any(source.stage == APPLICATION for source in sources):
             return
-        steps = self._graph.steps  # of parts there may be none, but rows of none can be joined
+        # A fan-out may have no parts; the join of no parts is an empty tensor, so the stage before it counts as the
+        # source.
+        steps = self._graph.steps
         givers = {steps[source.scope].after[0] if source.kind == "joined" else source.stage for source in sources}
-        passed = self._graph.passed(self._stage, givers)
+        passed = self._graph.combinations_before(self._stage, givers)
         if passed is not None and frozenset() in passed:
             names = " or ".join(repr(source.stage) for source in sources)
             raise InputError(
-                f"input {wanted.name!r} of stage {self._stage!r} comes from {names}, which a request may have left out "
-                f"that comes to {self._stage!r}",
+                f"input {wanted.name!r} of stage {self._stage!r} comes from {names}, but a request can reach "
+                f"{self._stage!r} without passing {names}",
                 where=self._where,
-                help=f"let {self._stage!r} come after {names} only, give its other edges the same `when`, or let the "
-                f"other stages before it give {wanted.name!r} where {names} does not run",
+                help=f"let {self._stage!r} come after {names} only, give its other edges the same `when`, or add an "
+                f"output {wanted.name!r} to the other stages before it",
             )
 
-    def _check_fit(self, wanted: Port, offer: _Candidate) -> None:
-        offered = offer.port
-        if not _are_alike(wanted, offered):
-            of = f" of stage {offer.source.stage!r}" if offer.source.stage else ", which the client sends,"
+    def _check_fit(self, wanted: Port, candidate: _Candidate) -> None:
+        actual = candidate.port
+        if not _fits(wanted, actual):
+            of = f" of stage {candidate.source.stage!r}" if candidate.source.stage else ", which the client sends,"
             raise InputError(
-                f"input {wanted.name!r} of stage {self._stage!r} is {_shown(wanted)}, but {offered.name!r}{of} is "
-                f"{_shown(offered)}",
+                f"input {wanted.name!r} of stage {self._stage!r} is {_type_of(wanted)}, but {actual.name!r}{of} is "
+                f"{_type_of(actual)}",
                 where=self._where,
-                help="put a model between them that converts, or correct `after`",
+                help="insert a stage that converts the tensor, or correct `after`",
             )
 
 
 def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[tuple[Port, Sources]]:
-    """The application's outputs: those of every stage a request may end at, each with where it may come from, the
-    latest stage first. InputError where two would have one name."""
+    """The application's outputs: the outputs of every stage at which a request may end, each with its sources, the
+    latest stage first. Raises `InputError` if two outputs would have the same name."""
     by_name: dict[str, list[tuple[str, int, Port]]] = {}
     for name in graph.steps:
         if graph.may_end_at(name):
@@ -320,8 +330,8 @@ def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[
     for port, (source, *_) in answers:
         if port.name in owners:
             raise InputError(
-                f"two outputs of the application would be called {port.name!r}: one of stage {owners[port.name]!r} and "
-                f"one of stage {source.stage!r}, with its stage's name before its own",
+                f"two outputs of the application would be named {port.name!r}: one of stage {owners[port.name]!r} and "
+                f"one of stage {source.stage!r} (outputs with equal names get the name of their stage as a prefix)",
                 where=where,
                 help="rename one of them",
             )
@@ -335,149 +345,143 @@ def _ending(graph: Graph, name: str, place: int, port: Port) -> Source:
 
 
 def _may_share(graph: Graph, one: tuple[str, int, Port], other: tuple[str, int, Port]) -> bool:
-    """Whether two outputs of one name are one output of the application: of alternatives, or of a stage and one after
-    it."""
+    """Whether two outputs of the same name are one output of the application: they belong to alternative stages, or to
+    a stage and a later one."""
     (early, _, first), (late, _, second) = one, other
-    related = graph.are_alternatives(early, late) or late in graph.below[early]
+    related = graph.are_alternatives(early, late) or late in graph.descendants[early]
     return related and (first.datatype, first.shape) == (second.datatype, second.shape)
 
 
-def _are_alike(wanted: Port, offered: Port) -> bool:
+def _fits(wanted: Port, actual: Port) -> bool:
     return (
-        wanted.datatype == offered.datatype
-        and len(wanted.shape) == len(offered.shape)
-        and all(-1 in pair or pair[0] == pair[1] for pair in zip(wanted.shape, offered.shape, strict=True))
+        wanted.datatype == actual.datatype
+        and len(wanted.shape) == len(actual.shape)
+        and all(-1 in pair or pair[0] == pair[1] for pair in zip(wanted.shape, actual.shape, strict=True))
     )
 
 
-def _shown(port: Port) -> str:
+def _type_of(port: Port) -> str:
     return f"{port.datatype}{list(port.shape)}"
 
 
-# == parts: Tensors of one request on its way through a graph: taken apart into rows, put together again, looked at to decide.
-#
-# Promises that taking apart copies nothing: a row is a slice of the bytes it lies in. Putting together lays bytes one
-# after the other. What outputs say that fits no edge raises `ValueError` with the stage's and the output's name. Pure
-# functions over `RequestTensors`; must not know the core or processes.
-
-
 class RequestTensors(Struct):
-    """What one request has gathered: tensors by the stage they came from, and which rows became parts."""
+    """The tensors of one open request: what the client sent and what each stage has computed so far.
+
+    Rows are slices of the bytes that they came in, so splitting a tensor copies nothing.
+    """
 
     whole: dict[str, Sequence[Tensor]]
-    parts: dict[str, dict[int, Sequence[Tensor]]] = {}  # msgspec makes a new one for each
+    """By stage; the client's tensors are under `APPLICATION`."""
+    parts: dict[str, dict[int, Sequence[Tensor]]] = {}  # msgspec creates a new dict for each instance
+    """By stage and part, for stages that run once per part."""
     rows: dict[str, Sequence[int]] = {}
-    """For each stage with `each`, the rows of the output that its parts are, in order."""
+    """For each stage with `each`: which rows of the output became its parts, in order."""
 
-
-def keep(held: RequestTensors, stage: str, part: int | None, tensors: Sequence[Tensor]) -> None:
-    """Keep what a stage gave, for a part where it ran for one."""
-    if part is None:
-        held.whole[stage] = tensors
-    else:
-        held.parts.setdefault(stage, {})[part] = tensors
-
-
-def edge_counts_of(
-    held: RequestTensors, stage: str, decisions: Sequence[Decision], tensors: Sequence[Tensor]
-) -> tuple[int, ...]:
-    """How many parts take each edge away from a stage, by what it gave; remembers in `held` which rows they are."""
-    counts = []
-    for decision in decisions:
-        if decision.each is None:
-            if decision.when is None:
-                counts.append(1)
-            else:
-                (chosen,) = _holds(decision, tensors[decision.when], stage, 1)
-                counts.append(int(chosen))
-            continue
-        total = _rows(tensors[decision.each])
-        for position, port in decision.sliced:
-            if _rows(tensors[position]) != total:
-                raise ValueError(
-                    f"stage {stage!r} gave {_rows(tensors[position])} rows of {port.name!r} and {total} of those that "
-                    f"{decision.target!r} runs for each of"
-                )
-        rows: Sequence[int] = range(total)
-        if decision.when is not None:
-            chosen_rows = _holds(decision, tensors[decision.when], stage, total)
-            rows = [row for row in rows if chosen_rows[row]]
-        held.rows[decision.target] = rows
-        counts.append(len(rows))
-    return tuple(counts)
-
-
-def gather(held: RequestTensors, stage: str, part: int, wires: Sequence[Sequence[Source]]) -> list[Tensor]:
-    """A stage's inputs, each from the first of its sources that there is something from."""
-    return [_needed(held, stage, part, sources) for sources in wires]
-
-
-def answer(held: RequestTensors, endings: Sequence[tuple[str, Sequence[Source]]]) -> dict[str, Tensor]:
-    """The outputs of a request that is done, by name; those of branches it did not take are left out, and so are rows
-    of parts that cannot be joined."""
-    found = {}
-    for name, sources in endings:
-        with suppress(ValueError):
-            tensor = _first_parts(held, 0, sources)
-            if tensor is not None:
-                found[name] = tensor
-    return found
-
-
-def _needed(held: RequestTensors, stage: str, part: int, sources: Sequence[Source]) -> Tensor:
-    tensor = _first_parts(held, part, sources)
-    if tensor is None:
-        missing = " or ".join(repr(source.stage) for source in sources)
-        raise ValueError(f"stage {stage!r} needs what {missing} gives, which this request did not pass")
-    return tensor
-
-
-def _first_parts(held: RequestTensors, part: int, sources: Sequence[Source]) -> Tensor | None:
-    for source in sources:
-        if source.kind == "joined":
-            meeting = [other for other in sources if (other.kind, other.scope) == ("joined", source.scope)]
-            tensor = _joined(held, meeting)
+    def store(self, stage: str, part: int | None, tensors: Sequence[Tensor]) -> None:
+        """Keep the outputs of a stage; `part` is None for a stage that runs once per request."""
+        if part is None:
+            self.whole[stage] = tensors
         else:
-            tensor = _from(held, part, source)
-        if tensor is not None:
-            return tensor
-    return None
+            self.parts.setdefault(stage, {})[part] = tensors
 
+    def edge_counts(self, stage: str, decisions: Sequence[Decision], tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """How many parts go along each outgoing edge of `stage`, read from its outputs `tensors`.
 
-def _from(held: RequestTensors, part: int, source: Source) -> Tensor | None:
-    """What one source gives, None where the request did not pass it."""
-    if source.kind == "part":
-        tensors = held.parts.get(source.stage, {}).get(part)
-        return None if tensors is None else tensors[source.position]
-    whole = held.whole.get(source.stage)
-    if whole is None:
+        Raises `ValueError` with the names of the stage and the output if the outputs do not fit the edges.
+        """
+        counts = []
+        for decision in decisions:
+            if decision.each is None:
+                if decision.when is None:
+                    counts.append(1)
+                else:
+                    (chosen,) = _matches(decision, tensors[decision.when], stage, 1)
+                    counts.append(int(chosen))
+                continue
+            total = _row_count(tensors[decision.each])
+            for position, port in decision.sliced:
+                if _row_count(tensors[position]) != total:
+                    raise ValueError(
+                        f"outputs of stage {stage!r} differ in rows: {port.name!r} has {_row_count(tensors[position])}, "
+                        f"but the output that {decision.target!r} runs for each row of has {total}"
+                    )
+            rows: Sequence[int] = range(total)
+            if decision.when is not None:
+                chosen_rows = _matches(decision, tensors[decision.when], stage, total)
+                rows = [row for row in rows if chosen_rows[row]]
+            self.rows[decision.target] = rows
+            counts.append(len(rows))
+        return tuple(counts)
+
+    def inputs(self, stage: str, part: int, wires: Sequence[Sources]) -> list[Tensor]:
+        """The inputs of a stage. Raises `ValueError` if the request has passed none of an input's sources."""
+        return [self._input(stage, part, sources) for sources in wires]
+
+    def outputs(self, answers: Sequence[tuple[str, Sources]]) -> dict[str, Tensor]:
+        """The application's outputs by name, without those of branches that the request did not take and those of parts
+        whose rows cannot be joined."""
+        found = {}
+        for name, sources in answers:
+            with suppress(ValueError):
+                tensor = self._from_first(0, sources)
+                if tensor is not None:
+                    found[name] = tensor
+        return found
+
+    def _input(self, stage: str, part: int, sources: Sources) -> Tensor:
+        tensor = self._from_first(part, sources)
+        if tensor is None:
+            missing = " or ".join(repr(source.stage) for source in sources)
+            raise ValueError(f"stage {stage!r} needs an output of {missing}, which did not run for this request")
+        return tensor
+
+    def _from_first(self, part: int, sources: Sources) -> Tensor | None:
+        """The tensor from the first source that the request has passed."""
+        for source in sources:
+            if source.kind == "joined":
+                same_scope = [other for other in sources if (other.kind, other.scope) == ("joined", source.scope)]
+                tensor = self._joined(same_scope)
+            else:
+                tensor = self._from(part, source)
+            if tensor is not None:
+                return tensor
         return None
-    tensor = whole[source.position]
-    return tensor if source.kind == "whole" else _row(tensor, held.rows[source.scope][part])
 
+    def _from(self, part: int, source: Source) -> Tensor | None:
+        """The tensor of one source, or None if the request has not passed it."""
+        if source.kind == "part":
+            tensors = self.parts.get(source.stage, {}).get(part)
+            return None if tensors is None else tensors[source.position]
+        whole = self.whole.get(source.stage)
+        if whole is None:
+            return None
+        tensor = whole[source.position]
+        return tensor if source.kind == "whole" else _row(tensor, self.rows[source.scope][part])
 
-def _joined(held: RequestTensors, sources: Sequence[Source]) -> Tensor | None:
-    """The outputs of all parts, one after the other in the order of parts: of each part from the first of these sources
-    that it passed. Without any, no rows."""
-    scope, port = sources[0].scope, sources[0].port
-    if scope not in held.rows:
-        return None
-    ran: dict[int, Tensor] = {}
-    for source in reversed(sources):
-        ran |= {part: tensors[source.position] for part, tensors in held.parts.get(source.stage, {}).items()}
-    tensors = [ran[part] for part in sorted(ran)]
-    assert port is not None
-    if not tensors:
-        return Tensor(port.datatype, (0, *(max(size, 0) for size in port.shape[1:])), b"")
-    if len({tensor.shape[1:] for tensor in tensors}) > 1:
-        shapes = sorted({tensor.shape[1:] for tensor in tensors})
-        stages = " or ".join(repr(source.stage) for source in sources)
-        raise ValueError(
-            f"the parts' outputs {port.name!r} of stage {stages} cannot be joined: rows of the shapes "
-            f"{', '.join(str(list(shape)) for shape in shapes)}"
-        )
-    rows = sum(_rows(tensor) for tensor in tensors)
-    return Tensor(tensors[0].datatype, (rows, *tensors[0].shape[1:]), b"".join(tensor.data for tensor in tensors))
+    def _joined(self, sources: Sequence[Source]) -> Tensor | None:
+        """The outputs of all parts, concatenated in the order of parts; no rows if there are no parts.
+
+        Each part contributes the output of the first of `sources` that it has passed.
+        """
+        scope, port = sources[0].scope, sources[0].port
+        if scope not in self.rows:
+            return None
+        by_part: dict[int, Tensor] = {}
+        for source in reversed(sources):
+            by_part |= {part: tensors[source.position] for part, tensors in self.parts.get(source.stage, {}).items()}
+        tensors = [by_part[part] for part in sorted(by_part)]
+        assert port is not None
+        if not tensors:
+            return Tensor(port.datatype, (0, *(max(size, 0) for size in port.shape[1:])), b"")
+        if len({tensor.shape[1:] for tensor in tensors}) > 1:
+            shapes = sorted({tensor.shape[1:] for tensor in tensors})
+            stages = " or ".join(repr(source.stage) for source in sources)
+            raise ValueError(
+                f"the parts' outputs {port.name!r} of stage {stages} cannot be joined: their rows have the shapes "
+                f"{', '.join(str(list(shape)) for shape in shapes)}"
+            )
+        rows = sum(_row_count(tensor) for tensor in tensors)
+        return Tensor(tensors[0].datatype, (rows, *tensors[0].shape[1:]), b"".join(tensor.data for tensor in tensors))
 
 
 def _row(tensor: Tensor, row: int) -> Tensor:
@@ -485,20 +489,20 @@ def _row(tensor: Tensor, row: int) -> Tensor:
     return Tensor(tensor.datatype, (1, *tensor.shape[1:]), memoryview(tensor.data)[row * size : (row + 1) * size])
 
 
-def _rows(tensor: Tensor) -> int:
+def _row_count(tensor: Tensor) -> int:
     return tensor.shape[0] if tensor.shape else 1
 
 
-def _holds(decision: Decision, tensor: Tensor, stage: str, wanted: int) -> list[bool]:
-    """For each row of the output that decides, whether it is as the edge wants it."""
-    said = np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype])
-    if len(said) == 1:  # said of the request as a whole
-        said = np.repeat(said, wanted)
-    if len(said) != wanted:
+def _matches(decision: Decision, tensor: Tensor, stage: str, rows: int) -> list[bool]:
+    """For each row of the deciding output, whether it has one of the edge's values."""
+    values = np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype])
+    if len(values) == 1:  # one number decides for the whole request
+        values = np.repeat(values, rows)
+    if len(values) != rows:
         raise ValueError(
-            f"stage {stage!r} gave {len(said)} numbers {list(tensor.shape)} that decide about {decision.target!r}; "
-            f"{wanted} {'is' if wanted == 1 else 'are'} wanted, one for each row"
+            f"stage {stage!r} returned {len(values)} numbers (shape {list(tensor.shape)}) to decide about "
+            f"{decision.target!r}; expected {rows}, one per row"
         )
     if decision.values:
-        return [bool(np.isin(one, decision.values)) for one in said]
-    return [bool(one) for one in said]
+        return [bool(np.isin(value, decision.values)) for value in values]
+    return [bool(value) for value in values]

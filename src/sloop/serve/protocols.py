@@ -1,7 +1,7 @@
-"""The line between the gateway and the driver: what is handed in, and the one answer that comes back.
+"""The two interfaces of the driver: towards the gateway (`RequestSink`) and towards the worker processes (`Backend`).
 
-The gateway knows protocols and nothing of queues; the driver knows the core and nothing of HTTP. Between them stands
-`Submitter`, so that either can be tested against a fake of the other.
+The gateway knows network protocols but no queues; the driver knows the core but no HTTP; a backend knows processes but
+no requests. Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,18 @@ from sloop.tensor import Signature, Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, RequestId
 
 
-class Ended(Struct, frozen=True, gc=False):
-    """How a request ended, with its outputs by name where it was served or late."""
+class RequestResult(Struct, frozen=True, gc=False):
+    """How a request ended, with its outputs by name if it was served or late."""
 
     outcome: Outcome
-    outputs: Mapping[str, Tensor] = {}  # msgspec makes a new one for each instance
+    outputs: Mapping[str, Tensor] = {}  # msgspec creates a new dict for each instance
     why: str = ""
     retry_after_ns: int = 0
-    """For a rejected request: when to try again."""
+    """For a rejected request: how long the client should wait before it tries again."""
 
 
-class Submitter(Protocol):
-    """Takes requests and answers each exactly once. Everything happens in the event loop's thread."""
+class RequestSink(Protocol):
+    """Accepts requests and reports the result of each exactly once."""
 
     def submit(
         self,
@@ -34,73 +34,73 @@ class Submitter(Protocol):
         slo_ns: int | None,
         elapsed_ns: int,
         began_ns: int | None = None,
-        on_end: Callable[[Ended], None],
+        on_end: Callable[[RequestResult], None],
     ) -> RequestId:
-        """Hand in one request. `tensors` match the application's signature and agree on their number of rows.
+        """Submit one request whose `tensors` match the application's signature and have the same number of rows.
 
-        `slo_ns` overrides the application's end-to-end budget, of which `elapsed_ns` was spent on the way here.
-        `began_ns` says when it began to arrive, in `time.monotonic_ns`, now if left out: its deadline does not wait
-        for a body that is slow to come.
-        `on_end` is called once, possibly before `submit` returns (a rejection), and never after `cancel`.
+        `slo_ns` overrides the application's end-to-end deadline; `elapsed_ns` of it has passed before the request
+        arrived. `began_ns` (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that a slow
+        upload uses up its own time. `on_end` is called once, possibly before `submit` returns, and never after
+        `cancel`.
         """
         ...
 
     def cancel(self, request: RequestId) -> None:
-        """The client went away. Does nothing for a request that has ended."""
+        """The client has disconnected. Has no effect on a request that has ended."""
         ...
 
 
-# == __init__: The seam between the driver and what keeps worker processes: five verbs down, two kinds of news up.
-#
-# Everything happens in the event loop's thread. A backend never decides anything: it does what it is told, and reports
-# what became of it, each thing once. It may report from inside a call; the driver is made for that.
-
-
 class Servable(Struct, frozen=True):
-    """A variant that can be run: where its model is, and what it takes and gives in the model's own order."""
+    """The model of one variant, and its inputs and outputs in the model's own order."""
 
     model: str
     """Path of a model file, ONNX or Python, or `fake:…` (see `sloop.serve.runtimes`)."""
     signature: Signature
     obstacle: str = ""
-    """Why requests cannot share a forward pass, where that was tried and they cannot (`sloop.profile.examine`)."""
+    """Why requests cannot share a forward pass, if a trial showed that they cannot (`sloop.profile.examine`)."""
 
 
 class BackendListener(Protocol):
-    """Whoever is told what became of orders."""
+    """Receives a backend's reports."""
 
-    def happened(self, event: Event) -> None:
-        """Something happened that carries no tensors."""
+    def on_event(self, event: Event) -> None:
+        """An event that carries no tensors."""
         ...
 
-    def finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
-        """A batch is done: for each of its requests, in order, the outputs in the model's order."""
+    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+        """A batch has finished. `outputs` holds, for each of its requests, the outputs in the model's order."""
         ...
 
 
 class Backend(Protocol):
-    """Starts, feeds, resizes and stops replicas."""
+    """Starts, runs, resizes and stops replicas. It takes no decisions and reports each order's result exactly once.
+
+    A backend may report from inside a call.
+    """
 
     def attach(self, listener: BackendListener) -> None:
-        """Who is told; called once, before anything else."""
+        """Set the receiver of reports. Called once, before any other method."""
         ...
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        """Start a replica; reported: progress, then ready or lost."""
+        """Start a replica. Reports progress, then `ReplicaReady` or `ReplicaLost`."""
         ...
 
     def stop(self, replica: ReplicaId) -> None:
-        """Stop a replica, at once if it holds a batch or is starting; reported: stopped."""
+        """Stop a replica; one that starts or runs a batch is killed. Reports `ReplicaStopped`."""
         ...
 
     def resize(self, replica: ReplicaId, cores: float) -> None:
-        """Change a running replica's cores in place; reported: resized, with the cores in effect."""
+        """Change the cores of a running replica in place. Reports `Resized` with the cores in effect."""
         ...
 
     def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
-        """Run requests, each its tensors in the model's input order; reported: finished, failed, or replica lost."""
+        """Run a batch; each request gives its tensors in the model's input order.
+
+        Reports `Finished`, `BatchFailed` or `ReplicaLost`.
+        """
         ...
 
     async def close(self) -> None:
-        """Stop whatever runs, reporting nothing more, and remove all traces."""
+        """Stop all replicas without reporting, and release everything."""
         ...

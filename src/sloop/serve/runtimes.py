@@ -1,7 +1,7 @@
 """The interface between a worker process and the framework that computes, and its two implementations.
 
-`FileRuntime` runs a model file, ONNX or Python. `FakeRuntime` (`fake:…`) takes a known time; tests and demonstrations use
-it. Runtimes run in worker processes only.
+`FileRuntime` runs a model file, ONNX or Python. `FakeRuntime` (`fake:…`) takes a known time; tests and demonstrations
+use it. Runtimes run in worker processes only.
 """
 
 import threading
@@ -41,8 +41,8 @@ class Runtime(Protocol):
     def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
         """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on.
 
-        `inputs` are in the model's order; the caller reuses their memory after it has sent the outputs. The pass runs on
-        `threads` threads if a session for that count is loaded, otherwise on the nearest loaded count.
+        `inputs` are in the model's order; the caller reuses their memory after it has sent the outputs. The pass runs
+        on `threads` threads if a session for that count is loaded, otherwise on the nearest loaded count.
         """
         ...
 

@@ -1,8 +1,12 @@
-"""Sockets between the server and its worker processes: frames in, frames out, with back pressure on both sides.
+"""The connection between the server and one worker process: frame format, batch layout, and both ends of the socket.
 
-Promises that tensor bytes are neither joined nor copied on the server's side (`sendmsg` gathers them from where they
-are, an answer is received into the buffer its slices point into), that the server's end never blocks, and that a peer
-which breaks the format is given up. Must not know models, requests or processes.
+A frame is `HEADER` · table · payload. The table lists the forward passes: their number, the tensors per pass, and for
+each tensor a datatype code, the rank and the dimensions. The payload holds the elements of those tensors,
+little-endian. No frame is unpickled or evaluated, and every length is checked against a bound before memory is
+allocated for it.
+
+The server's end never blocks and never copies tensor bytes: `sendmsg` gathers them from where they are, and a reply is
+received into the buffer that its tensors point into. A peer that violates the format is disconnected.
 """
 
 import socket
@@ -21,26 +25,18 @@ from msgspec import Struct
 from sloop.shared_memory import Buffer
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Signature, Tensor
 
-# == frames: Frames between the server and its worker processes: a fixed header, a table of shapes, then raw tensor bytes.
-#
-# Promises that nothing is ever unpickled or evaluated, that every length is bounded and checked before memory is taken
-# for it, and that what breaks the format raises `ProtocolError`. Must not know sockets, models or requests.
-#
-# A frame is `HEADER` · table · payload. The table describes forward passes: their number, tensors per pass, and for each
-# tensor datatype code, rank and dimensions; the payload is those tensors' elements one after the other, little-endian.
-
-
 VERSION: Final = 1
 MAGIC: Final = b"SL"
 HEADER: Final = Layout("<2sBBIQqq")
-"""Magic, version, kind, bytes of the table, bytes of the payload, subject, value."""
+"""Magic, version, kind, table size in bytes, payload size in bytes, subject, value."""
 
 TABLE_BYTES_MAX: Final = 60 * 1024
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 RANK_MAX: Final = 16
 
 CODES: Final = tuple(NUMPY_TYPES)
-"""Datatypes by their code on the wire; both ends are of one version, so the order need not outlive it."""
+"""Datatypes in the order of their wire codes. Both ends run the same version, so the order may change between
+versions."""
 CODE_OF: Final = {name: code for code, name in enumerate(CODES)}
 
 _COUNTS: Final = Layout("<HH")
@@ -49,38 +45,38 @@ _DIMS: Final = tuple(Layout(f"<{rank}I") for rank in range(RANK_MAX + 1))
 
 
 class ProtocolError(Exception):
-    """The other end does not speak this format: a bug or a foreign process, never a user's mistake."""
+    """The peer violated the frame format. This is a bug or a foreign process, never a user's mistake."""
 
 
 class FrameKind(IntEnum):
-    """What a frame says. `subject` and `value` are its two numbers."""
+    """The message types. Each frame also carries two numbers, `subject` and `value`."""
 
     RUN = 1
-    """To a worker: run batch `subject`. Its tensors are the payload or, where `value` is not 0, lie in the first
-    `value` bytes of the shared memory, at their `sloop.shared_memory.places`."""
+    """To a worker: run batch `subject`. The tensors are in the payload or, if `value` is not 0, in the first `value`
+    bytes of the shared memory, at the offsets that `sloop.shared_memory.places` computes."""
     RESIZE = 2
-    """To a worker: `subject` threads and a duty cycle of `value` millionths from the next batch on."""
+    """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on."""
     STOP = 3
-    """To a worker: finish and exit."""
+    """To a worker: finish the current batch and exit."""
     STEP = 10
-    """From a worker: it entered step `subject` of its cold start."""
+    """From a worker: it has entered step `subject` of its cold start."""
     READY = 11
     """From a worker: it can take its first batch."""
     DONE = 12
-    """From a worker: batch `subject` took `value` ns of forward passes; the payload holds the outputs."""
+    """From a worker: the forward passes of batch `subject` took `value` ns; the payload holds the outputs."""
     FAILED = 13
-    """From a worker: the model raised on batch `subject`; the payload is the reason in UTF-8."""
+    """From a worker: the model raised an exception on batch `subject`; the payload is its text in UTF-8."""
     RESIZED = 14
-    """From a worker: batches run on `subject` threads from here on."""
+    """From a worker: it runs the following batches on `subject` threads."""
     REFUSED = 15
-    """From a worker: it cannot start; the payload is the reason in UTF-8. It exits."""
+    """From a worker: it cannot start and exits; the payload is the reason in UTF-8."""
 
 
 Shape = tuple[int, ...]
 
 
-class Piece(Struct, frozen=True, gc=False):
-    """One tensor of a table: its type, its shape, and the bytes it takes in the payload."""
+class TensorLayout(Struct, frozen=True, gc=False):
+    """One tensor of a table: its datatype, its shape, and its size in the payload."""
 
     datatype: str
     shape: Shape
@@ -88,7 +84,7 @@ class Piece(Struct, frozen=True, gc=False):
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """A frame received."""
+    """A received frame."""
 
     kind: FrameKind
     subject: int
@@ -98,7 +94,7 @@ class Frame(Struct, frozen=True, gc=False):
 
 
 class Head(Struct, frozen=True, gc=False):
-    """A header received and found sound."""
+    """A received and validated header."""
 
     kind: FrameKind
     subject: int
@@ -108,12 +104,13 @@ class Head(Struct, frozen=True, gc=False):
 
 
 def pack_head(kind: FrameKind, subject: int, value: int, table_bytes: int, payload_bytes: int) -> bytes:
-    """The header's bytes."""
+    """Encode a header."""
     return HEADER.pack(MAGIC, VERSION, kind, table_bytes, payload_bytes, subject, value)
 
 
 def unpack_head(data: bytes | bytearray | memoryview) -> Head:
-    """Read a header from the first bytes of `data`; raise `ProtocolError` for one that is malformed or unbounded."""
+    """Decode the header at the start of `data`. Raises `ProtocolError` if it is malformed or announces too many
+    bytes."""
     magic, version, kind, table_bytes, payload_bytes, subject, value = HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise ProtocolError(f"a frame begins with {magic!r} version {version}, not {MAGIC!r} version {VERSION}")
@@ -126,9 +123,9 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
 
 
 def pack_table(passes: Sequence[Sequence[tuple[str, Shape]]]) -> bytes:
-    """Describe forward passes, each a datatype and a shape per tensor; every pass has equally many tensors.
+    """Encode a table. Each pass is a (datatype, shape) per tensor; all passes have the same number of tensors.
 
-    Raises `ProtocolError` for more than a table holds.
+    Raises `ProtocolError` if the table exceeds `TABLE_BYTES_MAX`.
     """
     parts = [_COUNTS.pack(len(passes), len(passes[0]) if passes else 0)]
     for tensors in passes:
@@ -141,64 +138,63 @@ def pack_table(passes: Sequence[Sequence[tuple[str, Shape]]]) -> bytes:
     return table
 
 
-def unpack_table(table: bytes, payload_bytes: int | None) -> list[list[Piece]]:
-    """Read a table; raise `ProtocolError` where it is malformed or its tensors do not fill the payload exactly.
+def unpack_table(table: bytes, payload_bytes: int | None) -> list[list[TensorLayout]]:
+    """Decode a table. Raises `ProtocolError` if it is malformed or its tensors do not fill the payload exactly.
 
-    None for a frame whose tensors are not in its payload.
+    Pass `payload_bytes=None` for a frame whose tensors are in shared memory.
     """
     try:
         passes, width = _COUNTS.unpack_from(table)
         offset = _COUNTS.size
-        found: list[list[Piece]] = []
+        found: list[list[TensorLayout]] = []
         for _ in range(passes):
-            row: list[Piece] = []
+            row: list[TensorLayout] = []
             for _ in range(width):
                 code, rank = _TENSOR.unpack_from(table, offset)
                 shape = _DIMS[rank].unpack_from(table, offset + _TENSOR.size)
                 offset += _TENSOR.size + 4 * rank
                 datatype = CODES[code]
-                row.append(Piece(datatype, shape, prod(shape) * ITEM_BYTES[datatype]))
+                row.append(TensorLayout(datatype, shape, prod(shape) * ITEM_BYTES[datatype]))
             found.append(row)
     except (LayoutError, IndexError) as error:
         raise ProtocolError(f"a table of {len(table)} B is malformed: {error}") from error
-    told = sum(piece.size_bytes for row in found for piece in row)
-    if offset != len(table) or (payload_bytes is not None and told != payload_bytes):
-        raise ProtocolError(f"a table describes {told} B in {offset} B; the frame has {payload_bytes} in {len(table)}")
+    described = sum(tensor.size_bytes for row in found for tensor in row)
+    if offset != len(table):
+        raise ProtocolError(f"a table of {len(table)} B has {len(table) - offset} B after its last tensor")
+    if payload_bytes is not None and described != payload_bytes:
+        raise ProtocolError(f"a table describes tensors of {described} B; the payload has {payload_bytes} B")
     return found
 
 
-# == passes: A batch as forward passes: requests of one shape are joined along their first dimension, and the answer is cut back.
-#
-# Promises that joining and cutting copy nothing: row-major tensors of equal row shape are joined by laying their bytes
-# one after the other, and cut by slicing. Requests whose row shapes differ, and all requests to a model with a fixed
-# first dimension, get passes of their own inside the one batch. Pure functions; must not know sockets or processes.
-
-
-class Joined(Struct, frozen=True, gc=False):
-    """A batch ready to be sent: its table and payload, and for each pass which requests it holds with how many rows."""
+class PackedBatch(Struct, frozen=True, gc=False):
+    """A batch in the form in which it is sent: its table, its payload, and the requests of each forward pass."""
 
     table: bytes
     payload: list[list[Buffer]]
-    """Per tensor of the table, the parts it is joined of."""
+    """For each tensor of the table, the buffers that make it up, one per request."""
     members: list[list[tuple[int, int]]]
-    """Per pass, (index of the request in the batch, its rows)."""
+    """For each pass, (index of the request in the batch, number of its rows)."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of all tensors."""
         return sum(len(part) for parts in self.payload for part in parts)
 
 
 def is_batchable(signature: Signature) -> bool:
-    """Whether requests may share a forward pass: the first dimension of every input and output is open."""
+    """Whether requests may share a forward pass: the first dimension of every input and output is variable."""
     return all(port.shape[:1] == (-1,) for port in (*signature.inputs, *signature.outputs))
 
 
-def join(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Joined:
-    """Lay out a batch; each request gives its tensors in the model's input order, with equally many rows in each."""
+def pack_batch(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> PackedBatch:
+    """Pack a batch without copying: requests with equal row shapes share a pass, their bytes one after the other.
+
+    Each request gives its tensors in the model's input order, all with the same number of rows. A request whose row
+    shapes differ from the others', and every request if the model is not `batchable`, gets a pass of its own.
+    """
     if not batchable:
         groups = [[index] for index in range(len(requests))]
-    elif _are_alike(requests):
+    elif _have_equal_shapes(requests):
         groups = [list(range(len(requests)))]
     else:
         by_shape: dict[object, list[int]] = {}
@@ -219,39 +215,40 @@ def join(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Joined:
             described.append([(tensor.datatype, (total, *tensor.shape[1:])) for tensor in first])
         payload.extend([requests[index][place].data for index in group] for place in range(len(first)))
         members.append(list(zip(group, rows, strict=True)))
-    return Joined(pack_table(described), payload, members)
+    return PackedBatch(pack_table(described), payload, members)
 
 
-def cut(joined: Joined, table: bytes, payload: memoryview) -> list[list[Tensor]]:
-    """Each request's outputs, in the model's output order, from the answer to `joined`.
+def unpack_outputs(batch: PackedBatch, table: bytes, payload: memoryview) -> list[list[Tensor]]:
+    """Slice a worker's reply to `batch` into the outputs of each request, in the model's output order.
 
-    Raises `ProtocolError` for an answer to other passes, `ValueError` for an output without one row per input row.
+    Raises `ProtocolError` if the reply has another number of passes, and `ValueError` if an output does not have one
+    row per input row.
     """
     passes = unpack_table(table, len(payload))
-    if len(passes) != len(joined.members):
-        raise ProtocolError(f"an answer has {len(passes)} passes, its batch {len(joined.members)}")
-    outputs: list[list[Tensor]] = [[] for members in joined.members for _ in members]
+    if len(passes) != len(batch.members):
+        raise ProtocolError(f"a reply has {len(passes)} passes, its batch {len(batch.members)}")
+    outputs: list[list[Tensor]] = [[] for members in batch.members for _ in members]
     at = 0
-    for pieces, members in zip(passes, joined.members, strict=True):
-        for place, piece in enumerate(pieces):
+    for layouts, members in zip(passes, batch.members, strict=True):
+        for place, layout in enumerate(layouts):
             if len(members) == 1:
-                end = at + piece.size_bytes
-                outputs[members[0][0]].append(Tensor(piece.datatype, piece.shape, payload[at:end]))
+                end = at + layout.size_bytes
+                outputs[members[0][0]].append(Tensor(layout.datatype, layout.shape, payload[at:end]))
                 at = end
                 continue
             total = sum(rows for _, rows in members)
-            if not piece.shape or piece.shape[0] != total:
-                raise ValueError(f"output {place} has the shape {list(piece.shape)} for {total} rows of input")
-            row_bytes = piece.size_bytes // total
+            if not layout.shape or layout.shape[0] != total:
+                raise ValueError(f"output {place} has the shape {list(layout.shape)} for {total} rows of input")
+            row_bytes = layout.size_bytes // total
             for index, rows in members:
                 end = at + rows * row_bytes
-                outputs[index].append(Tensor(piece.datatype, (rows, *piece.shape[1:]), payload[at:end]))
+                outputs[index].append(Tensor(layout.datatype, (rows, *layout.shape[1:]), payload[at:end]))
                 at = end
     return outputs
 
 
-def _are_alike(requests: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether all have the same shapes, rows included: what nearly every batch is, found out with little work."""
+def _have_equal_shapes(requests: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all requests have the same shapes, rows included. A cheap test for the most frequent case."""
     return all(
         tensors[place].shape == tensor.shape and tensors[place].datatype == tensor.datatype
         for place, tensor in enumerate(requests[0])
@@ -264,18 +261,18 @@ def _rows(tensors: Sequence[Tensor]) -> int:
 
 
 SCRATCH_BYTES: Final = 64 * 1024
-"""Holds any header and table, and with them most answers, so that one receive takes in a whole frame."""
+"""Large enough for any header and table, and for most replies, so that one `recv` usually reads a whole frame."""
 BUFFERS_MAX: Final = 1024
-"""IOV_MAX of Linux: buffers one `sendmsg` gathers at most."""
+"""The most buffers that one `sendmsg` accepts: IOV_MAX of Linux."""
 SOCKET_BYTES: Final = 4 << 20
-"""Asked for as send buffer; what the kernel grants decides in how many pieces a large batch goes."""
+"""Requested size of the socket's send buffer. The kernel may grant less; a large batch then needs several writes."""
 
 CLOSED: Final = "its socket closed"
-"""Why a link ends where the peer just went."""
+"""The reason that `on_end` receives when the peer closed the socket."""
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """The server's end, non-blocking, and the worker's end, blocking; neither is inherited unless passed on."""
+    """The server's end (non-blocking) and the worker's end (blocking). Child processes inherit neither by default."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
@@ -284,7 +281,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def drop_sent(unsent: deque[memoryview], sent: int) -> None:
-    """Take the first `sent` bytes, and buffers without bytes, off the front of `unsent`."""
+    """Remove the first `sent` bytes, and empty buffers, from the front of `unsent`."""
     while unsent and sent >= len(unsent[0]):
         sent -= len(unsent.popleft())
     if sent:
@@ -294,9 +291,9 @@ def drop_sent(unsent: deque[memoryview], sent: int) -> None:
 class WorkerLink:
     """The server's end of one worker's socket, driven by the event loop.
 
-    `on_frame` is called for every frame, `on_end` once, with the reason, when the socket is at its end or the peer
-    broke the format; after `close` neither is called. Nothing blocks: what the kernel does not take at once is kept
-    and sent when it does. The bound on what is kept is the caller's: one batch at a time.
+    `on_frame` is called for every frame. `on_end` is called once, with the reason, when the peer closes the socket or
+    violates the format; after `close` neither is called. Bytes that the kernel does not accept at once are kept and
+    sent later; their amount is bounded because the caller sends one batch at a time.
     """
 
     def __init__(
@@ -325,7 +322,7 @@ class WorkerLink:
     def send(
         self, kind: FrameKind, subject: int = 0, value: int = 0, table: bytes = b"", payload: Sequence[Buffer] = ()
     ) -> None:
-        """Send a frame; `payload` is a sequence of byte buffers, which must not change until they are sent."""
+        """Send a frame. The buffers of `payload` must not change until they are sent."""
         size = sum(map(len, payload))
         head = pack_head(kind, subject, value, len(table), size) + table
         if not self._unsent and len(payload) < BUFFERS_MAX:
@@ -341,7 +338,7 @@ class WorkerLink:
             self._loop.add_writer(self._fd, self._on_writable)
 
     def close(self) -> None:
-        """Let go of the socket; harmless when repeated."""
+        """Close the socket. May be called repeatedly."""
         if self._closed:
             return
         self._closed = True
@@ -351,7 +348,8 @@ class WorkerLink:
         self._sock.close()
 
     def _push(self, buffers: Sequence[Buffer]) -> int:
-        """Hand bytes to the kernel and say how many it took. A broken pipe takes all: the reader will report it."""
+        """Give bytes to the kernel and return how many it accepted. On a broken pipe, pretend that it accepted all:
+        the reader reports the end."""
         try:
             return self._sock.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
@@ -397,7 +395,7 @@ class WorkerLink:
             self._on_frame(frame)
 
     def _cut_frames(self) -> None:
-        """Take whole frames off the scratch buffer; give the payload of a large one a buffer of its own."""
+        """Extract complete frames from the scratch buffer. A large payload gets a buffer of its own."""
         start = 0
         while not self._closed and self._filled - start >= HEADER.size:
             head = unpack_head(self._scratch[start : self._filled])
@@ -425,14 +423,17 @@ class WorkerLink:
             self._on_end(why)
 
 
-class Channel:
-    """The worker's end: blocking, one frame at a time."""
+class WorkerChannel:
+    """The worker's end of the socket: blocking, one frame at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     def receive_head(self) -> tuple[Head, bytes] | None:
-        """The next frame's header and table; None when the server has gone. The payload must be received next."""
+        """The header and table of the next frame, or None if the server has closed the socket.
+
+        The caller must then receive the payload.
+        """
         data = bytearray(HEADER.size)
         if not self._fill(memoryview(data), at_boundary=True):
             return None
@@ -448,7 +449,7 @@ class Channel:
     def send(
         self, kind: FrameKind, subject: int = 0, value: int = 0, table: bytes = b"", payload: Sequence[Buffer] = ()
     ) -> None:
-        """Send a frame, waiting for the server to take it."""
+        """Send a frame; blocks until the kernel has accepted it."""
         head = pack_head(kind, subject, value, len(table), sum(map(len, payload))) + table
         buffers = deque(memoryview(buffer) for buffer in (head, *payload))
         while buffers:
@@ -462,6 +463,6 @@ class Channel:
             if not count:
                 if at_boundary and not filled:
                     return False
-                raise ProtocolError(f"the server went away {len(target) - filled} B before a frame's end")
+                raise ProtocolError(f"the server closed the socket {len(target) - filled} B before the end of a frame")
             filled += count
         return True

@@ -12,7 +12,7 @@ import numpy as np
 
 from sloop.serve.gateway.inputs import Intake
 from sloop.serve.gateway.service import Service
-from sloop.serve.protocols import Ended
+from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
 
@@ -29,7 +29,7 @@ SIGNATURE = Signature(
 class FakeDriver:
     """Answers y = x · k and n = rows at the next turn of the loop, or however `respond` says; remembers all it saw."""
 
-    respond: Callable[[Mapping[str, Tensor]], Ended | None] | None = None
+    respond: Callable[[Mapping[str, Tensor]], RequestResult | None] | None = None
     seen: list[tuple[Mapping[str, Tensor], int | None, int]] = field(default_factory=list)
     ages_ns: list[int] = field(default_factory=list)
     cancelled: list[RequestId] = field(default_factory=list)
@@ -44,7 +44,7 @@ class FakeDriver:
         slo_ns: int | None,
         elapsed_ns: int,
         began_ns: int | None = None,
-        on_end: Callable[[Ended], None],
+        on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         self.ages_ns.append(0 if began_ns is None else time.monotonic_ns() - began_ns)
         self.seen.append((tensors, slo_ns, elapsed_ns))
@@ -61,7 +61,7 @@ class FakeDriver:
         self.gone.set()
 
 
-def scaled(tensors: Mapping[str, Tensor]) -> Ended:
+def scaled(tensors: Mapping[str, Tensor]) -> RequestResult:
     """What the fake model computes."""
     x, k = tensors["x"], tensors["k"]
     rows = x.shape[0]
@@ -70,7 +70,7 @@ def scaled(tensors: Mapping[str, Tensor]) -> Ended:
         "y": Tensor("FP32", x.shape, y.astype("<f4").tobytes()),
         "n": Tensor("INT64", (rows, 1), np.full((rows, 1), rows, "<i8").tobytes()),
     }
-    return Ended(Outcome.SERVED, outputs)
+    return RequestResult(Outcome.SERVED, outputs)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from sloop.serve.gateway.http import Bodies, Exchange, Hold, HttpServer, free_po
 from sloop.serve.gateway.refusal import Refusal
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
-from sloop.serve.protocols import Ended
+from sloop.serve.protocols import RequestResult
 from sloop.vocabulary import Outcome
 from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service
 
@@ -280,7 +280,7 @@ def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_
     assert {sample.labels["bound"]: sample.value for sample in refusals.samples} == {"each": 0, "all": 2}
     first.close()  # the client goes: so does what it sent
     loop_thread.call(asyncio.wait_for(driver.gone.wait(), 5))
-    driver.respond = lambda _: Ended(Outcome.FAILED, why="told to")
+    driver.respond = lambda _: RequestResult(Outcome.FAILED, why="told to")
     assert ask()[0] == 500
     loop_thread.call(emptied())
     loop_thread.call(rpc.close(0.5))

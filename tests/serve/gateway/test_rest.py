@@ -13,7 +13,7 @@ import pytest
 
 from sloop.serve.gateway.http import Bodies, HttpServer
 from sloop.serve.gateway.rest import Rest
-from sloop.serve.protocols import Ended
+from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome
@@ -130,14 +130,22 @@ def test_hands_the_budget_on_from_headers_before_parameters(ask: Ask, gateway: G
 @pytest.mark.parametrize(
     ("ended", "status", "says"),
     [
-        (Ended(Outcome.DROPPED, why="slack 3 ms"), 504, "dropped: slack 3 ms; help: allow more time with x-slo-ms"),
-        (Ended(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)), 503, "rejected: 9 wait; help: try again in 3 s"),
-        (Ended(Outcome.FAILED, why="bad weights"), 500, "failed: bad weights"),
+        (
+            RequestResult(Outcome.DROPPED, why="slack 3 ms"),
+            504,
+            "dropped: slack 3 ms; help: allow more time with x-slo-ms",
+        ),
+        (
+            RequestResult(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)),
+            503,
+            "rejected: 9 wait; help: try again in 3 s",
+        ),
+        (RequestResult(Outcome.FAILED, why="bad weights"), 500, "failed: bad weights"),
     ],
 )
 @pytest.mark.parametrize("at_once", [False, True])
 def test_says_how_a_request_ended(
-    ask: Ask, gateway: Gateway, ended: Ended, status: int, says: str, at_once: bool
+    ask: Ask, gateway: Gateway, ended: RequestResult, status: int, says: str, at_once: bool
 ) -> None:
     gateway.driver.respond, gateway.driver.at_once = lambda _: ended, at_once
     answered = ask("POST", INFER, {"inputs": [X, K]})
@@ -147,7 +155,7 @@ def test_says_how_a_request_ended(
 
 
 def test_a_late_answer_is_an_answer_and_says_so(ask: Ask, gateway: Gateway) -> None:
-    gateway.driver.respond = lambda tensors: Ended(Outcome.LATE, scaled(tensors).outputs, "1 ms late")
+    gateway.driver.respond = lambda tensors: RequestResult(Outcome.LATE, scaled(tensors).outputs, "1 ms late")
     answered = ask("POST", INFER, {"inputs": [X, K]})
     assert (answered.status, answered.headers["x-slo-met"]) == (200, "false")
 
@@ -294,7 +302,7 @@ def test_a_body_over_the_limit_is_refused_before_and_while_it_arrives(ask: Ask, 
 
 
 def test_an_error_inside_is_a_500_and_the_server_serves_on(ask: Ask, gateway: Gateway) -> None:
-    def respond(_: object) -> Ended:
+    def respond(_: object) -> RequestResult:
         raise RuntimeError("boom")
 
     gateway.driver.respond = respond
@@ -304,7 +312,7 @@ def test_an_error_inside_is_a_500_and_the_server_serves_on(ask: Ask, gateway: Ga
 
 
 def test_outputs_of_branches_not_taken_are_left_out(ask: Ask, gateway: Gateway) -> None:
-    gateway.driver.respond = lambda _: Ended(Outcome.SERVED, {})
+    gateway.driver.respond = lambda _: RequestResult(Outcome.SERVED, {})
     assert ask("POST", INFER, {"inputs": [X, K]}).json["outputs"] == []
 
 

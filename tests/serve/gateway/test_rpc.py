@@ -11,7 +11,7 @@ import pytest
 from sloop.errors import MachineError
 from sloop.serve.gateway.http import Bodies
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
-from sloop.serve.protocols import Ended
+from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome
@@ -120,13 +120,13 @@ def test_the_budget_comes_from_metadata_parameters_or_the_clients_deadline(stub:
 @pytest.mark.parametrize(
     ("ended", "code", "retry"),
     [
-        (Ended(Outcome.DROPPED, why="slack 3 ms"), grpc.StatusCode.DEADLINE_EXCEEDED, None),
-        (Ended(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)), grpc.StatusCode.UNAVAILABLE, "3"),
-        (Ended(Outcome.FAILED, why="bad weights"), grpc.StatusCode.INTERNAL, None),
+        (RequestResult(Outcome.DROPPED, why="slack 3 ms"), grpc.StatusCode.DEADLINE_EXCEEDED, None),
+        (RequestResult(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)), grpc.StatusCode.UNAVAILABLE, "3"),
+        (RequestResult(Outcome.FAILED, why="bad weights"), grpc.StatusCode.INTERNAL, None),
     ],
 )
 def test_says_how_a_request_ended(
-    stub: Stub, gateway: Gateway, ended: Ended, code: grpc.StatusCode, retry: str | None
+    stub: Stub, gateway: Gateway, ended: RequestResult, code: grpc.StatusCode, retry: str | None
 ) -> None:
     gateway.driver.respond = lambda _: ended
     error = stub.refused("ModelInfer", infer())
@@ -136,7 +136,7 @@ def test_says_how_a_request_ended(
 
 
 def test_a_late_answer_is_an_answer_and_says_so(stub: Stub, gateway: Gateway) -> None:
-    gateway.driver.respond = lambda tensors: Ended(Outcome.LATE, scaled(tensors).outputs)
+    gateway.driver.respond = lambda tensors: RequestResult(Outcome.LATE, scaled(tensors).outputs)
     _, call = stub.call("ModelInfer", infer())
     assert trailing(call)["x-slo-met"] == "false"
 
@@ -177,7 +177,7 @@ def test_an_oversized_message_and_an_inner_error_leave_the_server_serving(stub: 
     huge = Infer(model_name="demo", raw_input_contents=[bytes(1_000_000)])
     assert stub.refused("ModelInfer", huge).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def respond(_: object) -> Ended:
+    def respond(_: object) -> RequestResult:
         raise RuntimeError("boom")
 
     gateway.driver.respond = respond

@@ -1,13 +1,13 @@
-"""Replicas as worker processes on this machine: one process, one socket, one CPU confinement each.
+"""Runs each replica as a worker process on this machine, with one socket and one CPU limit per process.
 
-Promises that every order is answered once; that a worker's death is noticed when its socket ends, and reported once the
-process is reaped and its cores are free again; that no worker outlives the server; that nothing waits without bound
-(`START_S_MAX`, `STOP_S_MAX`, `SHRINK_S_MAX`). Must not know requests, deadlines or policies.
+Every order gets exactly one report. The end of a worker's socket reveals its death; the backend reports it after the
+process is reaped and its cores are free. No worker outlives the server, and every wait is bounded (`START_S_MAX`,
+`STOP_S_MAX`, `SHRINK_S_MAX`). The backend knows nothing of requests, deadlines or policies.
 
-Growing writes the quota first and then tells the worker its threads; shrinking the other way round, so that threads
-never wait for each other inside too small a quota (Sponge specification, section 7.1). A worker in the middle of a
-batch cannot change its threads: then the quota follows after `SHRINK_S_MAX` regardless. A start has `START_CORES_MIN`
-even where the replica will have less, or a quarter of a core would take four times as long to load as profiles tell.
+To grow a replica, the backend first raises the CPU quota and then the worker's thread count; to shrink it, the other
+way round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot
+change its threads; the quota then follows after `SHRINK_S_MAX` regardless. While it starts, a replica has at least
+`START_CORES_MIN`: with a quarter of a core, loading would take four times as long as its profile says.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from sloop.serve.transport import (
     CLOSED,
     Frame,
     FrameKind,
-    Joined,
+    PackedBatch,
     ProtocolError,
     WorkerLink,
-    cut,
     is_batchable,
-    join,
+    pack_batch,
     socket_pair,
+    unpack_outputs,
 )
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, lay_out
@@ -43,21 +43,22 @@ from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 START_S_MAX: Final = 300.0
-"""A worker that is not ready by then is given up: a large model on a fraction of a core takes its time."""
+"""A worker that is not ready by then is killed. Generous, because a large model on a fraction of a core loads
+slowly."""
 STOP_S_MAX: Final = 2.0
-"""A worker told to stop and still there is killed."""
+"""A worker that has not exited this long after the order to stop is killed."""
 START_CORES_MIN: Final = 1.0
-"""Cores a replica has at least while it starts; loading is the work of one thread."""
+"""The fewest cores of a starting replica. Loading uses one thread, so more would not help."""
 SHRINK_S_MAX: Final = 0.010
-"""How long a smaller quota waits for the worker to drop threads: one scheduling period."""
+"""How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
 REAP_S: Final = 0.002
-"""Between looks at whether a process whose socket has ended is gone; it takes one or two."""
+"""How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
 ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""NumPy's own thread pools stay out of the way of the model's."""
+"""Limits NumPy's thread pools, which would compete with the model's threads."""
 
 
 class _Replica:
-    """A worker process and what is under way with it."""
+    """The state of one worker process."""
 
     def __init__(self, replica: ReplicaId, servable: Servable) -> None:
         self.id, self.servable = replica, servable
@@ -68,7 +69,7 @@ class _Replica:
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
         self.batch: BatchId | None = None
-        self.joined: Joined | None = None
+        self.packed: PackedBatch | None = None
         self.cores = 0.0
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
@@ -76,11 +77,11 @@ class _Replica:
 
 
 class LocalBackend:
-    """Keeps worker processes on this machine. Make it inside the running event loop.
+    """Runs worker processes on this machine. Create it inside the running event loop.
 
-    `servables` by (stage, variant). `threads_prepared`: thread counts from 1 to this one are made ready in the
-    background of every start, so that the first resize to them is as quick as the later ones. Each costs memory; where
-    they are more than a runtime keeps, they are made when they are first wanted.
+    `servables` maps (stage, variant) to its model. Each worker prepares sessions for 1 to `threads_prepared` threads in
+    the background, so that its first resize is as fast as later ones. Each session costs memory; if there are more
+    counts than a runtime keeps, sessions are created when they are first needed.
     """
 
     def __init__(
@@ -103,17 +104,17 @@ class LocalBackend:
         self._listener = listener
 
     def pid(self, replica: ReplicaId) -> int | None:
-        """The process of a replica, for those who watch or disturb it from outside."""
+        """The process id of a replica, for monitoring and fault tests."""
         found = self._replicas.get(replica)
         return found.process.pid if found and found.process else None
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
         made = _Replica(replica, self._servables[spec.stage, spec.variant])
         self._replicas[replica] = made
-        self._tell(ReplicaProgressed(replica, "spawning"))
+        self._report(ReplicaProgressed(replica, "spawning"))
         try:
             if spec.device:
-                raise MachineError(f"device {spec.device!r} is asked for", help="local replicas run on CPU cores only")
+                raise MachineError(f"device {spec.device!r} is requested", help="local replicas run on CPU cores only")
             self._spawn(made, spec.cores)
         except (OSError, MachineError) as error:
             self._give_up(made, str(error))
@@ -121,7 +122,7 @@ class LocalBackend:
     def stop(self, replica: ReplicaId) -> None:
         found = self._replicas.get(replica)
         if found is None:
-            self._tell(ReplicaStopped(replica))
+            self._report(ReplicaStopped(replica))
             return
         found.is_stopping = True
         if found.is_dying:
@@ -135,11 +136,11 @@ class LocalBackend:
     def resize(self, replica: ReplicaId, cores: float) -> None:
         found = self._replicas.get(replica)
         if found is None or found.process is None or found.link is None or found.is_dying:
-            return  # its loss is about to be reported, or has been
+            return  # the loss of the replica has been or will be reported
         if not found.is_ready:
-            found.cores = cores  # given when the start is over
+            found.cores = cores  # applied in `_on_ready`
             self._send_threads(found, Grant(cores))
-            self._tell(Resized(replica, cores))
+            self._report(Resized(replica, cores))
             return
         self._finish_shrink(found)
         if cores < found.cores:
@@ -150,23 +151,23 @@ class LocalBackend:
         grant = self._actuate(found, cores)
         if grant is not None:
             self._send_threads(found, grant)
-            self._tell(Resized(replica, grant.cores))
+            self._report(Resized(replica, grant.cores))
 
     def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
         found = self._replicas.get(replica)
         if found is None or found.link is None or found.is_dying:
-            return  # its loss is about to be reported, and the batch with it
-        assert found.batch is None, f"batch {batch} for replica {replica}, which runs {found.batch}"
+            return  # the loss of the replica will be reported, which covers its batch
+        assert found.batch is None, f"batch {batch} for replica {replica}, which still runs batch {found.batch}"
         try:
-            joined = join(requests, batchable=found.batchable)
+            packed = pack_batch(requests, batchable=found.batchable)
         except ProtocolError as error:
-            self._tell(BatchFailed(batch, replica, str(error)))
+            self._report(BatchFailed(batch, replica, str(error)))
             return
-        found.batch, found.joined = batch, joined
-        if found.shared is not None and joined.size_bytes >= SHARED_BYTES_MIN:
-            found.link.send(FrameKind.RUN, batch, lay_out(found.shared, joined.payload), joined.table)
+        found.batch, found.packed = batch, packed
+        if found.shared is not None and packed.size_bytes >= SHARED_BYTES_MIN:
+            found.link.send(FrameKind.RUN, batch, lay_out(found.shared, packed.payload), packed.table)
         else:
-            found.link.send(FrameKind.RUN, batch, 0, joined.table, list(chain.from_iterable(joined.payload)))
+            found.link.send(FrameKind.RUN, batch, 0, packed.table, list(chain.from_iterable(packed.payload)))
 
     async def close(self) -> None:
         self._listener = None
@@ -178,7 +179,7 @@ class LocalBackend:
                 await asyncio.wait_for(self._emptied.wait(), 2 * STOP_S_MAX)
         self._actuator.close()
 
-    # Starting and ending processes
+    # Starting and stopping processes
 
     def _spawn(self, replica: _Replica, cores: float) -> None:
         ours, theirs = socket_pair()
@@ -187,7 +188,7 @@ class LocalBackend:
                 self._loop,
                 ours,
                 lambda frame: self._on_frame(replica, frame),
-                lambda why: self._on_end(replica, why),
+                lambda why: self._give_up(replica, why),
             )
             expected = Grant(cores)
             replica.shared = SharedMemory.make()
@@ -197,7 +198,7 @@ class LocalBackend:
             replica.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sloop.serve.worker", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what libraries print must not end up in our own output
+                stdout=2,  # keeps what libraries print out of the server's own output
                 env=os.environ | ONE_THREAD,
                 pass_fds=fds,
                 start_new_session=True,
@@ -215,11 +216,8 @@ class LocalBackend:
             replica.timer.cancel()
             replica.timer = None
 
-    def _on_end(self, replica: _Replica, why: str) -> None:
-        self._give_up(replica, why)
-
     def _give_up(self, replica: _Replica, why: str) -> None:
-        """Whatever the reason, from here on the replica only dies; it is reported when it is dead."""
+        """Close the replica's socket and kill its process; the end is reported once the process is reaped."""
         if replica.is_dying:
             return
         replica.is_dying = True
@@ -229,17 +227,17 @@ class LocalBackend:
             replica.shrink_timer.cancel()
         if replica.link is not None:
             replica.link.close()
-        self._bury(replica, looks=0)
+        self._reap(replica, checks=0)
 
-    def _bury(self, replica: _Replica, looks: int) -> None:
-        """Reap the process. One whose socket has just ended may be about to exit by itself, with a telling status."""
+    def _reap(self, replica: _Replica, checks: int) -> None:
+        """Kill and reap the process. If its socket has just closed, first let it exit: its status may say why."""
         process = replica.process
         if process is not None and process.poll() is None:
-            exits_by_itself = replica.error == CLOSED and looks < 5
-            if not exits_by_itself:
+            may_exit_by_itself = replica.error == CLOSED and checks < 5
+            if not may_exit_by_itself:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            self._loop.call_later(REAP_S, self._bury, replica, looks + 1)
+            self._loop.call_later(REAP_S, self._reap, replica, checks + 1)
             return
         if process is not None:
             self._actuator.release(process.pid)
@@ -247,13 +245,13 @@ class LocalBackend:
             replica.shared.close()
         del self._replicas[replica.id]
         if replica.is_stopping:
-            self._tell(ReplicaStopped(replica.id))
+            self._report(ReplicaStopped(replica.id))
         else:
-            self._tell(ReplicaLost(replica.id, _explain(replica.error, process)))
+            self._report(ReplicaLost(replica.id, _explain(replica.error, process)))
         if not self._replicas:
             self._emptied.set()
 
-    # News from workers
+    # Frames from workers
 
     def _on_frame(self, replica: _Replica, frame: Frame) -> None:
         try:
@@ -262,13 +260,13 @@ class LocalBackend:
                     self._on_done(replica, frame)
                 case FrameKind.FAILED:
                     self._expect(replica, frame)
-                    self._tell(BatchFailed(BatchId(frame.subject), replica.id, _text(frame)))
+                    self._report(BatchFailed(BatchId(frame.subject), replica.id, _text(frame)))
                 case FrameKind.RESIZED:
                     self._finish_shrink(replica)
                 case FrameKind.READY:
                     self._on_ready(replica)
                 case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
-                    self._tell(ReplicaProgressed(replica.id, STEPS[frame.subject]))
+                    self._report(ReplicaProgressed(replica.id, STEPS[frame.subject]))
                 case FrameKind.REFUSED:
                     replica.error = _text(frame)
                 case _:
@@ -277,7 +275,7 @@ class LocalBackend:
             self._give_up(replica, str(error))
 
     def _on_ready(self, replica: _Replica) -> None:
-        """The cold start is over: from here on it has the cores that were asked for, or those that can be had."""
+        """The cold start is over: give the replica the cores that were ordered, or as many as the machine allows."""
         replica.is_ready = True
         self._clear_timer(replica)
         wanted = replica.cores
@@ -286,35 +284,35 @@ class LocalBackend:
             if grant != Grant(wanted):
                 self._send_threads(replica, grant)
             if grant.cores != wanted:
-                self._tell(Resized(replica.id, grant.cores))
-        self._tell(ReplicaReady(replica.id))
+                self._report(Resized(replica.id, grant.cores))
+        self._report(ReplicaReady(replica.id))
 
-    def _expect(self, replica: _Replica, frame: Frame) -> Joined:
-        """The batch that this frame answers, which is the one under way."""
-        joined = replica.joined
-        if joined is None or frame.subject != replica.batch:
-            raise ProtocolError(f"an answer to batch {frame.subject}, while {replica.batch} is under way")
-        replica.batch = replica.joined = None
-        return joined
+    def _expect(self, replica: _Replica, frame: Frame) -> PackedBatch:
+        """The batch that this frame answers; it must be the running one."""
+        packed = replica.packed
+        if packed is None or frame.subject != replica.batch:
+            raise ProtocolError(f"a reply to batch {frame.subject} while batch {replica.batch} runs")
+        replica.batch = replica.packed = None
+        return packed
 
     def _on_done(self, replica: _Replica, frame: Frame) -> None:
-        joined = self._expect(replica, frame)
+        packed = self._expect(replica, frame)
         batch = BatchId(frame.subject)
         try:
-            outputs = cut(joined, frame.table, frame.payload)
+            outputs = unpack_outputs(packed, frame.table, frame.payload)
             wanted = len(replica.servable.signature.outputs)
             if any(len(tensors) != wanted for tensors in outputs):
-                raise ProtocolError(f"an answer has not {wanted} outputs per pass")
+                raise ProtocolError(f"a reply does not have {wanted} outputs per pass")
         except ValueError as error:
-            self._tell(BatchFailed(batch, replica.id, str(error)))
+            self._report(BatchFailed(batch, replica.id, str(error)))
             return
         if self._listener is not None:
-            self._listener.finished(Finished(batch, replica.id, frame.value), outputs)
+            self._listener.on_finished(Finished(batch, replica.id, frame.value), outputs)
 
     # Cores
 
     def _finish_shrink(self, replica: _Replica) -> None:
-        """The worker has dropped its threads, or has had its time: write the smaller quota."""
+        """Write the smaller quota: the worker has reduced its threads, or `SHRINK_S_MAX` has passed."""
         cores = replica.shrink_to
         if cores is None:
             return
@@ -327,16 +325,16 @@ class LocalBackend:
             return
         if grant != Grant(cores):
             self._send_threads(replica, grant)
-        self._tell(Resized(replica.id, grant.cores))
+        self._report(Resized(replica.id, grant.cores))
 
     def _actuate(self, replica: _Replica, cores: float) -> Grant | None:
-        """Change what the machine gives. Where it refuses, say so by reporting the cores it leaves us with."""
+        """Change the CPU limit. If the machine refuses, report the cores that the replica keeps and return None."""
         assert replica.process is not None
         try:
             grant = self._actuator.resize(replica.process.pid, cores)
         except MachineError as error:
             sys.stderr.write(f"sloop: replica {replica.id} keeps {replica.cores:g} cores: {error}\n")
-            self._tell(Resized(replica.id, replica.cores))
+            self._report(Resized(replica.id, replica.cores))
             return None
         replica.cores = grant.cores
         return grant
@@ -345,12 +343,12 @@ class LocalBackend:
         assert replica.link is not None
         replica.link.send(FrameKind.RESIZE, grant.threads, round(grant.duty * MILLIONTHS))
 
-    def _tell(
+    def _report(
         self,
         event: BatchFailed | ReplicaLost | ReplicaProgressed | ReplicaReady | ReplicaStopped | Resized,
     ) -> None:
         if self._listener is not None:
-            self._listener.happened(event)
+            self._listener.on_event(event)
 
 
 def _text(frame: Frame) -> str:
