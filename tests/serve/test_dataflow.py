@@ -64,7 +64,7 @@ def test_branches_share_inputs_join_again_and_may_end_alike() -> None:
 
 def test_what_cannot_travel_to_a_worker_is_refused() -> None:
     texts = Signature((port("words", datatype="BYTES"),), (port("y"),))
-    with pytest.raises(InputError, match=r"(?s)'words' of stage 'a' is of type BYTES.*help: use one of BOOL"):
+    with pytest.raises(InputError, match=r"(?s)'words' of stage 'a' has the type BYTES.*help: use one of BOOL"):
         wire(graph_of({"a": ()}), {("a", "v"): texts})
 
 
@@ -79,17 +79,17 @@ def test_what_cannot_travel_to_a_worker_is_refused() -> None:
         (
             {"a": (), "b": ()},
             {("a", "v"): model("x", "y"), ("b", "v"): Signature((port("x", 5),), (port("y"),))},
-            r"input 'x' of stage 'b' is FP32\[-1, 5\], of another first stage FP32\[-1, 3\]",
+            r"input 'x' is FP32\[-1, 5\] for stage 'b' and FP32\[-1, 3\] for another first stage",
         ),
         (
             {"a": (), "b": (), "c": ("a", "b")},
             {("a", "v"): model("x", "y"), ("b", "v"): model("x", "y"), ("c", "v"): model("y", "z")},
-            r"input 'y' of stage 'c' is an output of \['a', 'b'\]",
+            r"input 'y' of stage 'c' is an output of several stages that run for one request: \['a', 'b'\]",
         ),
         (
             {"a": (), "b": ("a",)},
             {("a", "v"): model("x", "y1 y2"), ("b", "v"): model("q", "z")},
-            r"input 'q' of stage 'b' comes from nowhere.*\['y1', 'y2'\], the client sends \['x'\]",
+            r"input 'q' of stage 'b' has no source.*\['y1', 'y2'\], and the client sends \['x'\]",
         ),
         (
             {"a": (), "b": ("a",)},
@@ -178,18 +178,18 @@ def test_after_alternatives_comes_whichever_was_taken() -> None:
         (
             after("read", "find", each=Each("find", "boxes")),
             FIND,
-            "stage 'read' has `each: boxes`, which is no output of 'find'\nhelp: its outputs are crops, widths, page",
+            "stage 'read' has `each: boxes`, which is not an output of 'find'\nhelp: the outputs of 'find' are crops, widths, page",
         ),
         (after("read", "find", each=Each("find")), FIND, "`each` of stage 'read' names no output of 'find'"),
         (
             after("read", "find", each=Each("find", "page")),
             FIND,
-            r"'page' of stage 'find' is FP32\[1, 9\], always as many",
+            r"'page' of stage 'find' is FP32\[1, 9\] with a fixed number of rows",
         ),
         (
             after("read", "find", when=(When("find", "page"),)),
             FIND,
-            r"'page' of stage 'find' is FP32\[1, 9\]; `when` of 'read' wants one number for each row",
+            r"'page' of stage 'find' is FP32\[1, 9\]; `when` of 'read' needs one number per row",
         ),
         (
             EACH,
@@ -217,7 +217,7 @@ def test_what_needs_the_output_of_a_branch_that_may_be_left_out_is_refused() -> 
     read = after("read", "look", when=KIND)
     with pytest.raises(InputError) as caught:
         merged(read, Step("tell", ("look", "read")))
-    what = "input 'text' of stage 'tell' comes from 'read', which a request may have left out that comes to 'tell'"
+    what = "input 'text' of stage 'tell' comes from 'read', but a request can reach 'tell' without passing 'read'"
     assert what in str(caught.value)
     assert "let 'tell' come after 'read' only, give its other edges the same `when`" in str(caught.value)
     same = merged(read, Step("tell", ("look", "read"), KIND))
@@ -230,7 +230,9 @@ def test_of_two_alternatives_nothing_can_need_both() -> None:
     steps = [*cascade(exclusive=True).steps.values(), Step("end", ("cats", "dogs"))]
     models = {("look", "v"): LOOK, ("cats", "v"): Signature((port("y"),), (port("cat"),)), ("dogs", "v"): LABEL}
     needs = {("end", "v"): Signature((port("cat"), port("label")), (port("z"),))}
-    with pytest.raises(InputError, match="input 'cat' of stage 'end' comes from 'cats', which a request may have left"):
+    with pytest.raises(
+        InputError, match="input 'cat' of stage 'end' comes from 'cats', but a request can reach 'end' without"
+    ):
         wire(Graph(steps), models | needs)
 
 
@@ -238,7 +240,7 @@ def test_alternatives_must_cover_every_way_to_the_stage_that_needs_one() -> None
     label = Signature((port("y"), port("label")), (port("z"),))
     models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL, ("end", "v"): label}
     two = [*cascade(exclusive=True).steps.values(), Step("end", ("look", "cats", "dogs"))]
-    with pytest.raises(InputError, match="comes from 'cats' or 'dogs', which a request may have left out"):
+    with pytest.raises(InputError, match="comes from 'cats' or 'dogs', but a request can reach 'end' without"):
         wire(Graph(two), models)
     covering = [
         Step("look"),
@@ -262,7 +264,7 @@ def test_two_outputs_of_one_name_are_refused() -> None:
         ("a", "v"): model("f", "y b.y"),
         ("b", "v"): model("f", "y"),
     }
-    with pytest.raises(InputError, match=r"would be called 'b\.y': one of stage 'b' and one of stage 'a'"):
+    with pytest.raises(InputError, match=r"would be named 'b\.y': one of stage 'b' and one of stage 'a'"):
         wire(Graph([Step("r"), after("a", "r"), after("b", "r")]), models)
 
 
@@ -324,8 +326,11 @@ def test_one_number_decides_for_all_rows(kind: int, count: int) -> None:
 @pytest.mark.parametrize(
     ("outputs", "says"),
     [
-        ([tensor([[1, 2]]), tensor([1.0, 2.0], "FP32")], r"stage 'a' gave 2 rows of 'sure' and 1 of those that 'b'"),
-        ([tensor([[1, 2], [1, 2], [1, 2]]), tensor([1.0, 2.0], "FP32")], r"2 rows of 'sure' and 3"),
+        (
+            [tensor([[1, 2]]), tensor([1.0, 2.0], "FP32")],
+            r"outputs of stage 'a' differ in rows: 'sure' has 2, but the output that 'b' .* has 1",
+        ),
+        ([tensor([[1, 2], [1, 2], [1, 2]]), tensor([1.0, 2.0], "FP32")], r"'sure' has 2, but .* has 3"),
     ],
 )
 def test_outputs_that_are_taken_apart_together_have_equally_many_rows(outputs: Sequence[Tensor], says: str) -> None:
@@ -334,7 +339,9 @@ def test_outputs_that_are_taken_apart_together_have_equally_many_rows(outputs: S
 
 
 def test_a_decision_is_one_number() -> None:
-    with pytest.raises(ValueError, match=r"stage 'a' gave 2 numbers \[2\] that decide about 'b'; 1 is wanted"):
+    with pytest.raises(
+        ValueError, match=r"stage 'a' returned 2 numbers \(shape \[2\]\) to decide about 'b'; expected 1"
+    ):
         held().edge_counts("a", [Decision("b", when=0)], [tensor([1, 2])])
 
 
@@ -361,7 +368,9 @@ def test_parts_of_different_shapes_cannot_be_joined() -> None:
     request.rows["b"] = range(2)
     request.store("b", 0, [tensor([[1, 2]])])
     request.store("b", 1, [tensor([[1, 2, 3]])])
-    with pytest.raises(ValueError, match=r"'boxes' of stage 'b' cannot be joined: rows of the shapes \[2\], \[3\]"):
+    with pytest.raises(
+        ValueError, match=r"'boxes' of stage 'b' cannot be joined: their rows have the shapes \[2\], \[3\]"
+    ):
         joined(request)
     assert request.outputs([("boxes", (Source("b", 0, "joined", "b", BOXES),))]) == {}
 
@@ -383,7 +392,7 @@ def test_the_first_source_there_is_counts() -> None:
 
 
 def test_what_a_request_did_not_pass_it_cannot_be_given() -> None:
-    with pytest.raises(ValueError, match="stage 'd' needs what 'b' or 'c' gives, which this request did not pass"):
+    with pytest.raises(ValueError, match="stage 'd' needs an output of 'b' or 'c', which did not run"):
         held().inputs("d", 0, [(Source("b", 0), Source("c", 0))])
     assert held().outputs([("y", (Source("b", 0),)), ("x", (Source(APPLICATION, 0),))]).keys() == {"x"}
 

@@ -173,13 +173,13 @@ def test_what_is_shared_is_found_where_it_was_laid_out() -> None:
     with closing(shared):
         pieces = unpack_table(pack_table([[("UINT8", (3,)), ("FP32", (2, 2))]]), None)[0]
         size = lay_out(shared, [[b"a", b"bc"], [bytes(16)]])
-        first, second = InputMemory(SharedMemory(shared.fd)).found(pieces, size)
+        first, second = InputMemory(SharedMemory(shared.fd)).shared(pieces, size)
         assert (first.tobytes(), second.tolist()) == (b"abc", [[0, 0], [0, 0]])
         assert second.ctypes.data % ALIGNMENT == 0
         with pytest.raises(ProtocolError, match="the frame says 1"):
-            InputMemory(shared).found(pieces, 1)
+            InputMemory(shared).shared(pieces, 1)
     with pytest.raises(ProtocolError, match="of shared memory"):
-        InputMemory().found(pieces, size)
+        InputMemory().shared(pieces, size)
 
 
 def test_an_orphan_does_not_start() -> None:
