@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.core.views import Belief
-from sloop.profile import RESNET18_HUMAN, RESNET_T, Amdahl, Estimate, Profile, Quadratic
-from sloop.profile.estimate import CACHED_MAX, EVERY
+from sloop.profile.estimate import CACHED_MAX, EVERY, Estimate
+from sloop.profile.profile import Amdahl, Profile, Quadratic
+from sloop.profile.published import RESNET18_HUMAN, RESNET_T
 from sloop.streams import stream
 from sloop.units import ms
 
@@ -25,7 +26,7 @@ def _observe(estimate: Estimate, ratio: float, count: int, cv: float = 0.0) -> N
 def test_is_a_belief() -> None:
     belief: Belief = Estimate(structs.replace(RESNET_T, load_s=5, memory_bytes=7), accuracy=0.7)
     assert (belief.batch_max, belief.cores_max, belief.accuracy) == (16, 16, 0.7)
-    assert (belief.load_ns, belief.memory_bytes) == (5 * 10**9, 7)
+    assert (belief.startup_ns, belief.memory_bytes) == (5 * 10**9, 7)
     assert belief.latency_ms(8, 4) == RESNET_T.latency_ms.latency_ms(8, 4)
 
 

@@ -4,18 +4,18 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.profile import Sample
-from sloop.profile.fit import Point
-from sloop.profile.measure import by_affinity, default_cores, fit_all, measure, time_runs
-from sloop.profile.stopwatch import ENOUGH, RUN, Assignment, Cell, Done, receive_into, run_all
-from sloop.profile.store import load_profile, save_profile
+from sloop.profile.fit import fit_all
+from sloop.profile.measure import SWEEP_BATCH_MAX, CellRuns, Timing, batch_sweep, by_affinity, default_cores, measure
+from sloop.profile.profile import Sample, load_profile, save_profile
+from sloop.profile.timed_process import RUN, STOP, BatchReady, LoadReport, TimingOrder, receive_into, run_all
 
 onnx = pytest.importorskip("onnx")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -49,6 +49,8 @@ def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
         batches=(4, 1, 2),
         cores=(0.5, 1),
         seconds=0.01,
+        passes=1,
+        alone=True,
         shapes={"x": (16,)},
         limit=limit,
         progress=lambda done, cells, sample: seen.append((done, cells, sample)),
@@ -71,7 +73,9 @@ def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.live
 def test_confines_to_whole_cores_by_itself(model: Path) -> None:
-    profile = measure(model, batches=(1,), cores=(1,), seconds=0.01, shapes={"x": (16,)}, percentile="p50")
+    profile = measure(
+        model, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True, shapes={"x": (16,)}, percentile="p50"
+    )
     assert profile.latency_ms.latency_ms(1, 1) == pytest.approx(profile.samples[0].p50_ms)
     assert set(profile.fits) == {"table"}
 
@@ -79,7 +83,7 @@ def test_confines_to_whole_cores_by_itself(model: Path) -> None:
 @pytest.mark.live
 def test_a_batch_the_model_refuses_is_reported(model: Path) -> None:
     with pytest.raises(InputError, match="a batch of 1 fails"):
-        measure(model, batches=(1,), cores=(1,), seconds=0.01, shapes={"x": (15,)})
+        measure(model, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True, shapes={"x": (15,)})
 
 
 @pytest.mark.live
@@ -90,7 +94,7 @@ def test_a_process_that_dies_is_reported(model: Path) -> None:
         yield
 
     with pytest.raises(MachineError, match=r"on 1 cores \(exit status -9\)"):
-        measure(model, batches=(1,), cores=(1,), seconds=0.01, shapes={"x": (16,)}, limit=limit)
+        measure(model, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True, shapes={"x": (16,)}, limit=limit)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +134,11 @@ def test_the_measured_process_answers_what_it_is_given(model: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         x = np.arange(32, dtype=np.float32).reshape(2, 16)
-        ours.sendall(RUN + x[:1].tobytes() + ENOUGH + RUN + x.tobytes() + ENOUGH)
-        first, second, end = run_all(Assignment(str(model), 1, 1.0, (1, 2), {"x": (16,)}), theirs)
-        assert (first, second) == (Cell(1, (16 * 4,), 8 * 4), Cell(2, (2 * 16 * 4,), 2 * 8 * 4))
-        assert isinstance(end, Done)
-        assert (end.cores, end.load_ms > 0) == (1.0, True)
+        ours.sendall(RUN + x[:1].tobytes() + STOP + RUN + x.tobytes() + STOP)
+        first, second, end = run_all(TimingOrder(str(model), 1, 1.0, (1, 2), {"x": (16,)}), theirs)
+        assert (first, second) == (BatchReady(1, (16 * 4,), 8 * 4), BatchReady(2, (2 * 16 * 4,), 2 * 8 * 4))
+        assert isinstance(end, LoadReport)
+        assert (end.cores, end.weights_ms > 0, end.first_batch_ms > 0) == (1.0, True, True)
         sums = []
         for rows in (1, 2):
             made, answers = np.zeros((rows, 16), np.float32), np.zeros((rows, 8), np.float32)
@@ -157,7 +161,7 @@ def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
     with ours, theirs:
         thread = threading.Thread(target=answer)
         thread.start()
-        assert len(time_runs(ours, None, [memoryview(b"data")], 5, 0)) == 20
+        assert len(Timing(ours, None, None, budget_ns=0, runs_min=20).runs([memoryview(b"data")], 5)) == 20
         thread.join()
     assert runs == [b"data"] * 21  # one to warm up
 
@@ -167,15 +171,58 @@ def test_a_process_that_hangs_up_is_noticed() -> None:
     with ours:
         theirs.close()
         with pytest.raises(OSError, match=r"closed|pipe|reset"):
-            time_runs(ours, None, [memoryview(b"data")], 5, 0)
+            Timing(ours, None, None, budget_ns=0, runs_min=20).runs([memoryview(b"data")], 5)
 
 
 def test_fits_only_what_the_points_suffice_for() -> None:
-    row = [Point(batch, 2.0, 3.0 * batch + 1) for batch in (1, 2, 4)]
-    assert set(fit_all(row[:2])) == {"table"}
-    assert set(fit_all(row)) == {"table", "quadratic"}
-    assert set(fit_all([*row, *(point._replace(cores=1.0, latency_ms=9.0 * point.batch) for point in row)])) == {
+    row = [Sample(batch, 2.0, 3.0 * batch + 1, 3.0 * batch + 1, 0) for batch in (1, 2, 4)]
+    more = [Sample(batch, 1.0, 9.0 * batch, 9.0 * batch, 0) for batch in (1, 2, 4)]
+    assert set(fit_all(row[:2], "p99")) == {"table"}
+    assert set(fit_all(row, "p50")) == {"table", "quadratic"}
+    assert set(fit_all([*row, *more], "p99")) == {
         "table",
         "quadratic",
         "amdahl",
     }
+
+
+def looked(monkeypatch: pytest.MonkeyPatch, model: Path, rates: Sequence[float | Exception]) -> tuple[int, ...]:
+    """The sizes chosen where batches of 8, 16, … run at these rates."""
+
+    def looks(*_: object, **__: object) -> Generator[CellRuns, None, None]:
+        for power, rate in enumerate(rates):
+            if isinstance(rate, Exception):
+                raise rate
+            batch = 8 << power
+            yield CellRuns(batch, 1.0, [round(1e9 * batch / rate)] * 5)
+
+    monkeypatch.setattr("sloop.profile.measure.measure_on", looks)
+    return batch_sweep(model, cores=1.0, shapes={}, limit=by_affinity)
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [
+        ([100, 100, 900, 900], (1, 2, 4, 8)),
+        ([100, 109], (1, 2, 4, 8)),
+        ([100, 150, 160], (1, 2, 4, 8, 16)),
+        ([100, 200, 300, 400], (1, 2, 4, 8, 16, 32, 64)),
+        ([100, 200, InputError("refused")], (1, 2, 4, 8, 16)),
+        ([MachineError("out of memory")], (1, 2, 4, 8)),
+    ],
+)
+def test_doubles_while_that_brings_a_tenth_more(
+    monkeypatch: pytest.MonkeyPatch, model: Path, rates: list[float | Exception], chosen: tuple[int, ...]
+) -> None:
+    assert looked(monkeypatch, model, rates) == chosen
+
+
+def test_a_real_model_is_looked_at(model: Path) -> None:
+    chosen = batch_sweep(model, cores=1.0, shapes={}, limit=by_affinity)
+    assert chosen[:4] == (1, 2, 4, 8)
+    assert all(larger == 2 * smaller for smaller, larger in pairwise(chosen))
+    assert chosen[-1] <= SWEEP_BATCH_MAX
+
+
+def test_a_model_that_cannot_be_run_is_left_to_whoever_measures_it(tmp_path: Path) -> None:
+    assert batch_sweep(tmp_path / "nowhere.onnx", cores=1.0, shapes={}, limit=by_affinity) == (1, 2, 4, 8)

@@ -1,9 +1,33 @@
 """Profiles: what they refuse, what they were measured for, what the published ones say."""
 
+import itertools
+from pathlib import Path
+
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.profile import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S, Amdahl, Profile, Quadratic, Region, Sample
+from sloop.errors import InputError, MachineError
+from sloop.profile.profile import (
+    Amdahl,
+    Latency,
+    LatencyTable,
+    Profile,
+    Quadratic,
+    Region,
+    Sample,
+    digest,
+    is_of,
+    likely,
+    load_profile,
+    path_beside,
+    percentile,
+    sample_of,
+    save_profile,
+)
+from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
 
 
 @pytest.mark.parametrize(
@@ -54,3 +78,147 @@ def test_published_profiles_say_where_they_come_from() -> None:
 def test_speaks_through_a_fit() -> None:
     assert RESNET18_HUMAN.latency_ms.latency_ms(16, 4) == 169.0
     assert int(RESNET18_HUMAN.with_fit("amdahl_whole_ms").latency_ms.latency_ms(10, 5)) == 91
+
+
+TABLE = LatencyTable({1: {1: 40.0, 4: 16.0}, 5: {1: 120.0, 4: 48.0}})
+
+
+def test_values() -> None:
+    assert Quadratic(alpha=2, beta=3, gamma=5).latency_ms(4, 7) == 2 * 16 + 3 * 4 + 5
+    assert Amdahl(gamma=8, epsilon=4, delta=3, eta=5).latency_ms(2, 4) == 8 * 2 / 4 + 4 / 4 + 3 * 2 + 5
+
+
+@pytest.mark.parametrize(
+    ("batch", "cores", "latency_ms"),
+    [
+        (1, 1, 40.0),
+        (5, 4, 48.0),
+        (1, 2, 24.0),  # Amdahl: 8 + 32/c
+        (3, 1, 80.0),  # half-way between rows
+        (3, 2, 48.0),
+        (1, 8, 16.0),  # more cores than measured bring nothing
+        (1, 0.5, 80.0),  # fewer cost in proportion
+        (7, 1, 160.0),  # the last slope, 20 ms per request, goes on
+    ],
+)
+def test_table_between_and_beyond_its_cells(batch: int, cores: float, latency_ms: float) -> None:
+    assert TABLE.latency_ms(batch, cores) == pytest.approx(latency_ms)
+
+
+def test_table_below_its_smallest_batch_and_with_one_row() -> None:
+    table = LatencyTable({4: {2: 30.0}})
+    assert table.latency_ms(1, 2) == 30.0
+    assert table.latency_ms(8, 2) == 60.0
+
+
+@pytest.mark.parametrize("table", [{}, {1: {}}, {0: {1: 1.0}}, {1: {0: 1.0}}, {1: {1: -1.0}}, {1: {1: float("nan")}}])
+def test_table_refuses_what_is_no_table(table: dict[int, dict[float, float]]) -> None:
+    with pytest.raises(ValueError, match="table"):
+        LatencyTable(table)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True),
+    st.lists(st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 16.0]), min_size=1, max_size=5, unique=True),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_monotone_table_gives_a_monotone_latency(batches: list[int], cores: list[float]) -> None:
+    table = LatencyTable(
+        {batch: {core: (3 * batch + 7) / core + batch**1.5 + 2 for core in cores} for batch in batches}
+    )
+    sizes = range(1, 50)
+    for core in (0.1, 0.7, 1.0, 3.0, 20.0):
+        row = [table.latency_ms(batch, core) for batch in sizes]
+        assert all(high >= low - 1e-9 for low, high in itertools.pairwise(row))
+    for batch in sizes:
+        column = [table.latency_ms(batch, core) for core in (0.1, 0.25, 0.3, 1.0, 1.2, 4.0, 9.0, 30.0)]
+        assert all(low >= high - 1e-9 for low, high in itertools.pairwise(column))
+
+
+@pytest.mark.parametrize("form", [Quadratic(1, 2, 3), Amdahl(1, 2, 3, 4), TABLE])
+def test_forms_survive_json(form: Latency) -> None:
+    TABLE.latency_ms(2, 2)  # what it keeps for itself is not written
+    raw = msgspec.json.encode(form)
+    assert msgspec.json.decode(raw, type=Latency) == form
+    assert msgspec.json.decode(raw)["form"] in ("quadratic", "amdahl", "table")
+
+
+def test_a_cell_keeps_percentiles_and_equally_likely_durations() -> None:
+    sample = sample_of(2, 0.5, [n * 1_000_000 for n in range(160, 0, -1)])
+    assert (sample.batch, sample.cores, sample.p50_ms, sample.p99_ms, sample.n) == (2, 0.5, 80, 159, 160)
+    assert sample.likely_ms[:3] == (1.8, 4.2, 6.8)  # of 1, 2 and half of 3; half of 3, 4 and 5; 6, 7 and half of 8
+    assert len(sample.likely_ms) == 64
+    assert sum(sample.likely_ms) / 64 == pytest.approx(80.5)
+
+
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=100), st.integers(1, 20))
+def test_equally_likely_durations_keep_order_range_and_mean(values: list[float], count: int) -> None:
+    values.sort()
+    found = likely(values, count)
+    assert sum(found) / count == pytest.approx(sum(values) / len(values))
+    assert all(low <= high * (1 + 1e-9) for low, high in itertools.pairwise(found))
+    assert values[0] * (1 - 1e-6) <= found[0]
+    assert found[-1] <= values[-1] * (1 + 1e-6)
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    values = list(range(1, 201))
+    assert (percentile(values, 50), percentile(values, 99), percentile([5], 99)) == (100, 198, 5)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_survives_its_file(name: str, tmp_path: Path) -> None:
+    path = path_beside(tmp_path / "net.onnx")
+    save_profile(PUBLISHED[name], path)
+    assert path.name == "net.onnx.profile.json"
+    assert load_profile(path) == PUBLISHED[name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("raw", "what"),
+    [
+        (b"", "not a profile"),
+        (b"[1]", "not a profile"),
+        (b"\xff", "not a profile"),
+        (b'{"version": 7}', "version 7"),
+        (b'{"version": 1}', "profile"),
+        (b'{"version": 1, "profile": {"max_batch": 0}}', "not a profile"),
+        (b"[" * 100_000, "not a profile"),
+    ],
+)
+def test_refuses_files_that_are_no_profile(raw: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_bytes(raw)
+    with pytest.raises(InputError, match=what):
+        load_profile(tmp_path / "p.json")
+
+
+def test_says_which_field_of_a_file_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    save_profile(RESNET_T, path)
+    path.write_text(path.read_text().replace('"max_batch": 16', '"max_batch": 0'))
+    with pytest.raises(InputError, match=r"max_batch is 0.*\$\.profile"):
+        load_profile(path)
+
+
+def test_refuses_places_it_cannot_write_to_or_read_from(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="cannot write"):
+        save_profile(RESNET_T, tmp_path / "no" / "p.json")
+    with pytest.raises(InputError, match="cannot read"):
+        load_profile(tmp_path / "none.json")
+
+
+def test_a_list_of_numbers_takes_one_line_and_strings_stay_as_they_are(tmp_path: Path) -> None:
+    sample = Sample(1, 1.0, 2.0, 3.0, 2, likely_ms=(2.0, 3.0))
+    profile = structs.replace(RESNET_T, samples=(sample,), source="table [1,  2]")
+    save_profile(profile, tmp_path / "p.json")
+    assert '"likely_ms": [ 2.0, 3.0 ]' in (tmp_path / "p.json").read_text()
+    assert load_profile(tmp_path / "p.json") == profile
+
+
+def test_knows_the_model_it_was_measured_on(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"abc")
+    assert digest(tmp_path / "m.onnx").startswith("ba7816bf")
+    assert is_of(RESNET_T, tmp_path / "m.onnx")  # nothing says otherwise
+    assert is_of(structs.replace(RESNET_T, model_digest=digest(tmp_path / "m.onnx")), tmp_path / "m.onnx")
+    assert not is_of(structs.replace(RESNET_T, model_digest="0"), tmp_path / "m.onnx")

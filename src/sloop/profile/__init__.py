@@ -1,10 +1,8 @@
-"""How fast models are: forms, fits, measurements with their provenance, and the estimates policies are shown."""
+"""How fast models are: latency forms and fits, measurements with their provenance, and what policies believe."""
 
 from sloop.profile.estimate import Estimate
-from sloop.profile.forms import Amdahl, Latency, Quadratic, Table
-from sloop.profile.profile import Fit, Origin, Profile, Region
+from sloop.profile.profile import Amdahl, Fit, Latency, LatencyTable, Origin, Profile, Quadratic, Region, Sample
 from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
-from sloop.profile.sample import Sample
 
 __all__ = [
     "PUBLISHED",
@@ -15,10 +13,10 @@ __all__ = [
     "Estimate",
     "Fit",
     "Latency",
+    "LatencyTable",
     "Origin",
     "Profile",
     "Quadratic",
     "Region",
     "Sample",
-    "Table",
 ]

@@ -1,7 +1,7 @@
-"""Estimates: what policies are told of a variant's speed, from its profile and corrected by finished batches.
+"""Estimates: what policies believe about a variant's speed: its profile, corrected by the batches that finished.
 
-Promises to be deterministic: the same profile and observations give the same answers, without clock or chance. Must
-not know truth: only what a profile says and what a replica measured. Implements `sloop.core.views.Belief`.
+Deterministic: the same profile and observations give the same answers. An estimate never sees the simulator's truth; it
+implements `sloop.core.views.Belief`.
 
 Source of the correction: Sponge, specification §6.16: the latency is multiplied by a moving average of (measured P99 /
 predicted), clipped to [0.8, 1.5].
@@ -14,23 +14,23 @@ from sloop.units import ms, s
 
 CORRECTION_MIN, CORRECTION_MAX = 0.8, 1.5
 EVERY = 64
-"""Observations between two corrections: what keeps `observe` far below a microsecond on average."""
+"""Observations between two corrections, so that `observe` takes far less than a microsecond on average."""
 BLOCKS = 4
-"""So many corrections' observations the P99 is taken over."""
+"""The P99 is taken over the observations of the last `BLOCKS` corrections."""
 HIGHEST = BLOCKS * EVERY // 100 + 1
-"""Of each of them the P99 of all can only be one of the highest."""
+"""How many of each block's highest ratios are kept: the P99 over all blocks is among them."""
 WEIGHT = 0.3
-"""Of the newest P99 in the moving average."""
+"""Weight of the newest P99 in the moving average."""
 NOTICED = 0.005
-"""A correction moves what policies see only when it changed by this much; else every tick would plan anew."""
+"""Policies see a new correction only if it changed by more than this; otherwise every tick would change the plan."""
 CACHED_MAX = 512
-"""Core counts whose costs are kept; fractional cores come from a finite set, but nothing forces that."""
+"""Core counts whose costs are cached; a policy with arbitrary fractions of cores must not fill the memory."""
 
 
 class Estimate:
-    """The belief in one variant: profile × correction × margin.
+    """What is believed about one variant: profile × correction × margin.
 
-    `margin` > 1 believes every batch slower than profiled. With `correct=False` the profile is all there is.
+    `margin` > 1 takes every batch for slower than profiled. With `correct=False` finished batches change nothing.
     """
 
     __slots__ = (
@@ -72,8 +72,8 @@ class Estimate:
         return self.profile.max_cores
 
     @property
-    def load_ns(self) -> int:
-        """Time a new replica needs to load the variant."""
+    def startup_ns(self) -> int:
+        """Time from the order to start a replica until it can run batches."""
         return s(self.profile.load_s)
 
     @property
@@ -83,11 +83,11 @@ class Estimate:
 
     @property
     def correction(self) -> float:
-        """What finished batches multiply the profile by, in [0.8, 1.5]; 1 until there were enough of them."""
+        """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them."""
         return self._applied
 
     def latency_ms(self, batch: int, cores: float) -> float:
-        """Believed duration of one batch of `batch` ≥ 1 on `cores` > 0, in milliseconds; positive."""
+        """Believed duration of a batch of `batch` ≥ 1 on `cores` > 0, in milliseconds; positive."""
         profiled_ms = self.profile.latency_ms.latency_ms(batch, cores)
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
@@ -103,7 +103,7 @@ class Estimate:
         return costs_ns
 
     def is_extrapolated(self, batch: int, cores: float) -> bool:
-        """Whether the belief there goes beyond what was measured."""
+        """Whether the profile was not measured there."""
         return self.profile.is_extrapolated(batch, cores)
 
     def observe(self, batch: int, cores: float, taken_ns: int) -> None:
@@ -118,7 +118,7 @@ class Estimate:
                 self._learn()
 
     def _learn(self) -> None:
-        """Fold a full block into the moving average, and show it to policies if it moved enough."""
+        """Add a full block to the moving average, and let policies see the result if it changed enough."""
         self._highest = [*self._highest, sorted(self._block)[-HIGHEST:]][-BLOCKS:]
         self._block.clear()
         above = EVERY * len(self._highest) // 100
@@ -129,7 +129,7 @@ class Estimate:
             self._costs_ns.clear()
 
     def _base(self, cores: float) -> tuple[int, ...]:
-        """The profile's own durations in ns by batch, made monotone by carrying the maximum upwards."""
+        """The profile's own durations in ns by batch size, each at least that of the size before."""
         base_ns = self._base_ns.get(cores)
         if base_ns is None:
             latency_ms = self.profile.latency_ms.latency_ms

@@ -1,41 +1,43 @@
-"""Fits latency forms to measured points.
+"""Fits of latency forms to measured points, and the P99 that a profile promises.
 
-Promises a `Fit` with its parameters and its errors on the points it was given; pure and without chance, also where it
-is robust. Knows nothing of files or of how points are measured.
+Pure functions, deterministic even if robust. A `Fit` carries its parameters and its errors at the points it was given.
 
-Sources: Sponge (Razavi et al., EuroMLSys 2024): l(b, c), fitted by robust regression (RANSAC is cited) on P99
-latencies; specification §2.2: relative errors and non-negative parameters, which cannot be optimistic at small batches.
+Sources: Sponge (Razavi et al., EuroMLSys 2024): l(b, c), fitted by robust regression (RANSAC is cited) to P99
+latencies; specification §2.2: relative errors and non-negative parameters, which cannot be too optimistic at small
+batches.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, combinations, islice
+import contextlib
+from collections.abc import Sequence
+from itertools import combinations, islice
 from math import comb, exp, log
-from typing import Final, NamedTuple
+from statistics import median
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from sloop.profile.forms import Amdahl, Latency, Quadratic, Table
-from sloop.profile.profile import Fit
-from sloop.profile.sample import Sample
+from sloop.profile.profile import Amdahl, Cells, Fit, Latency, LatencyTable, Quadratic, Sample
+
+Percentile = Literal["p50", "p99"]
 
 SUBSETS_MAX: Final = 400
-"""Minimal subsets a robust fit tries, spread evenly over all there are."""
+"""Minimal subsets that a robust fit tries, spread evenly over all there are."""
 OUTLIER: Final = 2.5
 """Robust standard deviations beyond which a point is left out (Rousseeuw and Leroy, least median of squares)."""
 SCALE_MIN: Final = 0.02
-"""A relative residual below `OUTLIER` times this is never an outlier: no two measurements agree better."""
+"""A relative residual below `OUTLIER` times this is never an outlier: measurements do not agree better than that."""
 SWEEPS: Final = 300
-"""Of the alternating projections, at most; a grid of 30 cells takes some ten."""
+"""Limit of the alternating projections; a grid of 30 cells needs about ten."""
 RUNS_FOR_P99: Final = 100
+"""Fewer runs have no P99 of their own: their nearest-rank P99 is the largest run, which one hiccup decides."""
 
 Vector = NDArray[np.float64]
-Solve = Callable[[Vector, Vector], Vector]
 
 
 class Point(NamedTuple):
-    """A latency: `batch` requests on `cores` took `latency_ms`."""
+    """A latency: a batch of `batch` on `cores` took `latency_ms`."""
 
     batch: int
     cores: float
@@ -43,44 +45,73 @@ class Point(NamedTuple):
 
 
 def points_p99(samples: Sequence[Sample]) -> list[Point]:
-    """The P99 of each sample: what plans are made with.
+    """The P99 of each cell.
 
-    Fewer than 100 runs have no P99 of their own, only a largest value, which one hiccup decides. Such a cell gets its
-    median times the usual tail (P99 over median) on its cores: the median over cells, each counting by its runs.
+    A cell with fewer than 100 runs gets its median times the usual tail (P99 over median) on its cores, but at most its
+    own largest run. The usual tail is the median over the cells of that core count, all with equal weight: weighted by
+    runs, the batch of 1, which runs most often, would decide it for all.
     """
-    tails = {cores: _tail([sample for sample in samples if sample.cores == cores]) for cores in _all_cores(samples)}
+    tails = {
+        cores: median(sample.p99_ms / sample.p50_ms for sample in samples if sample.cores == cores)
+        for cores in {sample.cores for sample in samples}
+    }
     return [
         Point(
             sample.batch,
             sample.cores,
-            sample.p50_ms * tails[sample.cores] if 0 < sample.n < RUNS_FOR_P99 else sample.p99_ms,
+            min(sample.p99_ms, sample.p50_ms * tails[sample.cores]) if _is_thin(sample) else sample.p99_ms,
         )
         for sample in samples
     ]
 
 
-def _all_cores(samples: Sequence[Sample]) -> set[float]:
-    return {sample.cores for sample in samples}
-
-
-def _tail(samples: Sequence[Sample]) -> float:
-    """The weighted median of P99 over median; weights are the runs."""
-    tails = sorted((sample.p99_ms / sample.p50_ms, sample.n) for sample in samples)
-    half = sum(runs for _, runs in tails) / 2
-    return next(
-        tail for (tail, _), runs in zip(tails, accumulate(runs for _, runs in tails), strict=True) if runs >= half
-    )
+def _is_thin(sample: Sample) -> bool:
+    return 0 < sample.n < RUNS_FOR_P99
 
 
 def points_p50(samples: Sequence[Sample]) -> list[Point]:
-    """The median of each sample: what throughput is made of."""
+    """The median of each cell, from which throughput follows."""
     return [Point(sample.batch, sample.cores, sample.p50_ms) for sample in samples]
 
 
-def fit_quadratic(points: Sequence[Point], *, relative: bool = True, robust: bool = False) -> Fit:
-    """αb² + βb + γ to points of one core count. ValueError with fewer than 3 batches or several core counts.
+def fit_all(samples: Sequence[Sample], percentile: Percentile) -> dict[str, Fit]:
+    """Every form for which the cells suffice: `table`, `amdahl`, and `quadratic` on 1 core or the fewest measured."""
+    points = points_p50(samples) if percentile == "p50" else points_p99(samples)
+    fits = {"table": fit_table(points) if percentile == "p50" else _bounded_table(samples)}
+    with contextlib.suppress(ValueError):
+        fits["amdahl"] = fit_amdahl(points)
+    all_cores = sorted({point.cores for point in points})
+    chosen = 1.0 if 1.0 in all_cores else all_cores[0]
+    with contextlib.suppress(ValueError):
+        fits["quadratic"] = fit_quadratic([point for point in points if point.cores == chosen])
+    return fits
 
-    `relative` minimises relative errors with parameters ≥ 0; else plain least squares. `robust` leaves outliers out.
+
+def _bounded_table(samples: Sequence[Sample]) -> Fit:
+    """The monotone table of the P99s, kept within what each cell showed.
+
+    Making the table monotone averages cells that are in the wrong order, which can promise less than a cell's own P99
+    of a hundred runs, or more than every run of a cell with fewer. Those bounds hold here; where a cell's lower bound
+    contradicts the upper bound of a larger batch or fewer cores, the lower one wins, for a promise must be kept.
+    """
+    points = points_p99(samples)
+    fit = fit_table(points)
+    assert isinstance(fit.params, LatencyTable)
+    largest = {(s.batch, s.cores): s.p99_ms for s in samples if _is_thin(s)}  # see RUNS_FOR_P99
+    own = {(s.batch, s.cores): s.p99_ms for s in samples if not _is_thin(s)}
+    table: Cells = {}
+    for batch, row in fit.params.table.items():
+        for cores, latency_ms in row.items():
+            high = min((ms for (b, c), ms in largest.items() if b >= batch and c <= cores), default=latency_ms)
+            low = max((ms for (b, c), ms in own.items() if b <= batch and c >= cores), default=0.0)
+            table.setdefault(batch, {})[cores] = max(low, min(high, latency_ms))
+    return judge(LatencyTable(table), points)
+
+
+def fit_quadratic(points: Sequence[Point], *, relative: bool = True, robust: bool = False) -> Fit:
+    """Fit αb² + βb + γ to points of one core count. ValueError for fewer than 3 batch sizes or several core counts.
+
+    `relative` minimises relative errors with parameters ≥ 0, otherwise plain least squares. `robust` drops outliers.
     """
     if len({point.cores for point in points}) != 1:
         raise ValueError("a quadratic is fitted to points of one core count")
@@ -92,9 +123,9 @@ def fit_quadratic(points: Sequence[Point], *, relative: bool = True, robust: boo
 
 
 def fit_amdahl(points: Sequence[Point], *, relative: bool = True, robust: bool = False) -> Fit:
-    """γb/c + ε/c + δb + η. ValueError with fewer than 4 points, 2 batches or 2 core counts.
+    """Fit γb/c + ε/c + δb + η. ValueError for fewer than 4 points, 2 batch sizes or 2 core counts.
 
-    `relative` minimises relative errors with parameters ≥ 0; else plain least squares. `robust` leaves outliers out.
+    `relative` and `robust` as in `fit_quadratic`.
     """
     if len({(point.batch, point.cores) for point in points}) < 4:
         raise ValueError("an Amdahl form needs at least 4 points")
@@ -106,9 +137,9 @@ def fit_amdahl(points: Sequence[Point], *, relative: bool = True, robust: bool =
 
 
 def fit_table(points: Sequence[Point]) -> Fit:
-    """The nearest table whose latency never falls with the batch nor rises with cores: isotonic, in relative errors.
+    """The nearest table, in relative errors, whose latency never falls with the batch and never rises with the cores.
 
-    Found by Dykstra's alternating projections onto the two orders. Several points of a cell count by their mean.
+    Found by Dykstra's alternating projections onto the two orders. Several points of one cell count as their mean.
     """
     if not points:
         raise ValueError("a table needs at least one point")
@@ -119,23 +150,23 @@ def fit_table(points: Sequence[Point]) -> Fit:
     weights = {cell: len(values) for cell, values in logs.items()}
     batches = sorted({cell[0] for cell in cells})
     all_cores = sorted({cell[1] for cell in cells}, reverse=True)
-    upwards = [[(b, c) for b in batches if (b, c) in cells] for c in all_cores]
-    onwards = [[(b, c) for c in all_cores if (b, c) in cells] for b in batches]
-    fitted = _project(cells, weights, upwards, onwards)
+    by_batch = [[(b, c) for b in batches if (b, c) in cells] for c in all_cores]
+    by_cores = [[(b, c) for c in all_cores if (b, c) in cells] for b in batches]
+    fitted = _project(cells, weights, by_batch, by_cores)
     table: dict[int, dict[float, float]] = {}
     for batch, cores in cells:
         below = [value for (b, c), value in fitted.items() if b <= batch and c >= cores]
         table.setdefault(batch, {})[cores] = exp(max(below))
-    return judge(Table(table), points)
+    return judge(LatencyTable(table), points)
 
 
 def judge(latency: Latency, points: Sequence[Point]) -> Fit:
-    """How well a form meets points: R² of absolute latencies, mean and largest relative error as fractions."""
+    """A form's errors at these points: R² of absolute latencies, mean and largest relative error as fractions."""
     measured = np.array([point.latency_ms for point in points])
-    believed = np.array([latency.latency_ms(point.batch, point.cores) for point in points])
+    fitted = np.array([latency.latency_ms(point.batch, point.cores) for point in points])
     spread = float(((measured - measured.mean()) ** 2).sum())
-    missed = float(((measured - believed) ** 2).sum())
-    errors = np.abs(believed - measured) / measured
+    missed = float(((measured - fitted) ** 2).sum())
+    errors = np.abs(fitted - measured) / measured
     r2 = 1.0 - missed / spread if spread > 0 else float(missed == 0)
     return Fit(latency, r2, float(errors.mean()), float(errors.max()))
 
@@ -156,7 +187,7 @@ def _solve(rows: Vector, points: Sequence[Point], *, relative: bool, robust: boo
 
 
 def _inliers(rows: Vector) -> NDArray[np.bool_]:
-    """Points that agree with the best minimal subset: least median of squares over relative residuals."""
+    """Points that agree with the best minimal subset (least median of squares of relative residuals)."""
     count, size = rows.shape
     if count <= size + 1:
         return np.ones(count, dtype=bool)
@@ -174,18 +205,21 @@ def _inliers(rows: Vector) -> NDArray[np.bool_]:
     return np.asarray(residuals[best] <= OUTLIER * max(scale, SCALE_MIN), dtype=bool)
 
 
-Cell = tuple[int, float]
+_CellKey = tuple[int, float]
 
 
 def _project(
-    cells: dict[Cell, float], weights: dict[Cell, int], upwards: list[list[Cell]], onwards: list[list[Cell]]
-) -> dict[Cell, float]:
-    """Dykstra's algorithm: project onto both sets of chains in turn, giving back what the last projection took."""
+    cells: dict[_CellKey, float],
+    weights: dict[_CellKey, int],
+    by_batch: list[list[_CellKey]],
+    by_cores: list[list[_CellKey]],
+) -> dict[_CellKey, float]:
+    """Dykstra's algorithm: project onto both sets of chains in turn, each time undoing its own previous correction."""
     current = dict(cells)
-    given = (dict.fromkeys(cells, 0.0), dict.fromkeys(cells, 0.0))
+    corrections = (dict.fromkeys(cells, 0.0), dict.fromkeys(cells, 0.0))
     for _ in range(SWEEPS):
         moved = 0.0
-        for chains, correction in zip((upwards, onwards), given, strict=True):
+        for chains, correction in zip((by_batch, by_cores), corrections, strict=True):
             for chain in chains:
                 before = [current[cell] + correction[cell] for cell in chain]
                 after = isotonic(before, [weights[cell] for cell in chain])
@@ -198,7 +232,7 @@ def _project(
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to `values` in weighted least squares, by pooling adjacent violators."""
+    """The non-decreasing sequence nearest to `values` in weighted least squares: pool adjacent violators."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         mean, total, length = value, float(weight), 1

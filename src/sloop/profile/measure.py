@@ -1,9 +1,12 @@
-"""Measures a model on this machine: batch × cores, load time, memory.
+"""Measuring a model on this machine: batch sizes × core counts in several passes, start-up time, memory.
 
-Promises a `Profile` of origin `measured` whose every cell says how many runs it stands on. A run is timed from giving a
-batch's bytes to a process until its outputs' bytes are back, as a server sees it. Each core count has its own process,
-so that loading and memory are clean and threads start inside the cores they are given. How a process is confined is the
-caller's to choose (`limit`); without it, whole cores by CPU affinity.
+A run is timed as a server sees it: from sending a batch's bytes to a process until its outputs' bytes are back. Each
+core count has a process of its own, so that loading and memory are clean and threads start inside their cores. A
+machine is not equally fast at all times, so every cell is measured in several passes spread over the whole measurement,
+and the profile keeps each of them. Meanwhile a stand-in for gateway and clients shares the machine (`service_load`),
+and runs pause now and then as they do below saturation, because a process that has just slept starts slower.
+
+The caller chooses how a process is confined to cores (`Limit`); the default is CPU affinity, for whole cores.
 """
 
 import contextlib
@@ -14,47 +17,62 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
-from sloop.profile.examine import Refused
-from sloop.profile.fit import Point, fit_amdahl, fit_quadratic, fit_table, points_p50, points_p99
-from sloop.profile.profile import Fit, Profile
-from sloop.profile.sample import Sample, sample_of
-from sloop.profile.stopwatch import ENOUGH, READY, RUN, Assignment, Cell, Done, Message, receive_into
-from sloop.profile.store import digest
-from sloop.shared import SHARED_BYTES_MIN, SharedMemory, lay_out
+from sloop.profile.examine import RefusedModel
+from sloop.profile.fit import Percentile, fit_all
+from sloop.profile.profile import Pass, Profile, Sample, Startup, digest, sample_of
+from sloop.profile.service_load import ServiceLoad, service_load
+from sloop.profile.timed_process import READY, RUN, STOP, BatchReady, LoadReport, Message, TimingOrder, receive_into
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, lay_out
 from sloop.units import NS_PER_MS, NS_PER_S
 
 BATCHES: Final = (1, 2, 4, 8)
-SECONDS: Final = 1.5
+PASSES: Final = 3
+SECONDS: Final = 0.75
+"""For each cell in each pass."""
 SILENCE_S: Final = 600.0
-"""A measured process that says nothing for longer is stopped."""
-WARM_MIN: Final = 3
+"""A measured process that sends nothing for longer is killed."""
+WARM_MIN, WARM_MAX = 3, 50
 WARM_SHARE: Final = 0.2
-"""Of a cell's time that may go into warming up."""
+"""Share of a cell's time that warm-up runs may take."""
 RUNS_MIN, RUNS_MAX = 20, 2000
+"""Of a cell in all passes together, and in one pass."""
+PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
+"""Pauses between runs, in turn, as multiples of a run's duration: the replica is busy for 73 % of the time."""
 LAST_BYTES: Final = 4096
-"""Of what a process said before it died, how much is looked at for a reason."""
+"""How much of a dead process's stderr is searched for the reason."""
 SOCKET_BYTES: Final = 4 << 20
-"""Asked for as send buffer, as for a replica's socket."""
+"""Send buffer that is requested, as for a replica's socket."""
+SWEEP_BATCH_MAX: Final = 64
+SWEEP_GAIN_MIN: Final = 1.1
+"""A batch size is worth measuring if it brings this many times the rows per second of half the size."""
+SWEEP_S, SWEEP_RUNS_MIN = 0.2, 5
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
-"""`limit(pid, cores)` confines a process to so many cores for as long as the context is open."""
+"""`limit(pid, cores)` confines a process to `cores` while the context is open."""
 Progress = Callable[[int, int, Sample], None]
-"""Called with cells done, cells in all, and the newest."""
+"""Called with the number of cells done in all passes, of cells in all, and the newest sample."""
+
+
+class CellRuns(NamedTuple):
+    """Durations of consecutive runs of one batch size on one core count."""
+
+    batch: int
+    cores: float
+    runs_ns: list[int]
 
 
 def default_cores() -> tuple[float, ...]:
@@ -65,7 +83,7 @@ def default_cores() -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def by_affinity(pid: int, cores: float) -> Iterator[None]:
-    """Confine a process to whole cores. InputError for fractions; MachineError where the system has no affinity."""
+    """Confine a process to whole cores. InputError for fractions; MachineError if the system cannot."""
     if cores != int(cores):
         raise InputError(
             f"{cores:g} cores need a CPU quota", help="measure whole cores, or run as a user who may set one"
@@ -80,36 +98,54 @@ def by_affinity(pid: int, cores: float) -> Iterator[None]:
     yield
 
 
-def measure(
+def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     model_path: Path,
     *,
     batches: Sequence[int] = BATCHES,
     cores: Sequence[float] | None = None,
     seconds: float = SECONDS,
+    passes: int = PASSES,
     shapes: dict[str, tuple[int, ...]] | None = None,
     limit: Limit = by_affinity,
     progress: Progress = lambda done, cells, sample: None,
-    percentile: str = "p99",
+    percentile: Percentile = "p99",
+    alone: bool = False,
 ) -> Profile:
-    """The profile of a model on this machine; takes about 1.2 × `seconds` for each batch on each core count.
+    """The profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
 
-    `shapes` gives one row's shape for inputs with open dimensions, unless the model brings an example; `percentile`
-    (`p99`, `p50`) is what `latency_ms` will promise. InputError for a model or choice that cannot be measured,
-    MachineError where the machine fails.
+    `shapes` gives one row's shape for inputs with open dimensions, unless the model has an example; `latency_ms` will
+    promise `percentile`; `alone` leaves out the stand-in for gateway and clients. InputError for a model or choice that
+    cannot be measured, MachineError if a process dies.
     """
     batches = _checked_batches(batches)
     cores = _checked_cores(default_cores() if cores is None else cores)
-    samples: list[Sample] = []
-    ends: list[Done] = []
-    for count in cores:
-        assignment = Assignment(str(model_path), ceil(count), count, batches, shapes or {})
-        for found in measure_on(assignment, seconds, limit):
-            if isinstance(found, Done):
-                ends.append(found)
-            else:
-                samples.append(found)
-                progress(len(samples), len(batches) * len(cores), found)
-    return _profile(model_path, samples, ends, percentile)
+    if passes < 1:
+        raise InputError(f"passes are {passes}; at least 1 is needed", help="for example --passes 3")
+    made: list[Pass] = []
+    reports: list[LoadReport] = []
+    runs: dict[tuple[float, int], list[int]] = {}
+    runs_min, done = ceil(RUNS_MIN / passes), 0
+    for _ in range(passes):
+        samples: list[Sample] = []
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        with contextlib.nullcontext() if alone else service_load() as load:
+            for count in cores:
+                order = TimingOrder(str(model_path), ceil(count), count, batches, shapes or {})
+                for found in measure_on(order, seconds, limit, runs_min=runs_min, load=load):
+                    if isinstance(found, LoadReport):
+                        reports.append(found)
+                        continue
+                    runs.setdefault((found.cores, found.batch), []).extend(found.runs_ns)
+                    samples.append(sample_of(*found))
+                    done += 1
+                    progress(done, passes * len(batches) * len(cores), samples[-1])
+            made.append(Pass(date=date, beside=_beside(load), samples=tuple(samples)))
+    pooled = [sample_of(batch, count, runs_ns) for (count, batch), runs_ns in runs.items()]
+    return _profile(model_path, pooled, made, reports, percentile)
+
+
+def _beside(load: ServiceLoad | None) -> str:
+    return f"a stand-in for gateway and clients, {load.answered} requests" if load else "nothing"
 
 
 def _checked_batches(batches: Sequence[int]) -> tuple[int, ...]:
@@ -123,123 +159,173 @@ def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
     if not cores or min(cores) <= 0:
         raise InputError(f"cores are {list(cores)}; each must be positive", help="for example --cores 1,2")
     if max(cores) > available:
-        what = f"{max(cores):g} cores are asked for; this process may use {available}"
+        what = f"{max(cores):g} cores are requested; this process may use {available}"
         raise InputError(what, help=f"measure up to {available}, or on a larger machine")
     return tuple(sorted({float(count) for count in cores}))
 
 
-def measure_on(
-    assignment: Assignment, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN
-) -> Generator[Sample | Done, None, None]:
-    """Everything about one core count, from a process of its own, which ends when the iterator is closed.
+def batch_sweep(
+    model_path: Path, *, cores: float, shapes: Mapping[str, tuple[int, ...]], limit: Limit
+) -> tuple[int, ...]:
+    """The batch sizes worth measuring: `BATCHES`, then doubling while that brings a tenth more rows per second.
 
-    MachineError where it dies or falls silent.
+    Larger batches only make every request in them wait. A small network gains up to large batches, because calling it
+    costs more than running it; a large one on a few cores gains nothing beyond a handful. A model that cannot be run at
+    all is left for `measure` to refuse.
+    """
+    sizes = [BATCHES[-1]]
+    while sizes[-1] < SWEEP_BATCH_MAX:
+        sizes.append(2 * sizes[-1])
+    order = TimingOrder(str(model_path), ceil(cores), cores, tuple(sizes), dict(shapes))
+    worth: list[int] = []
+    best_rps = 0.0
+    trials = measure_on(order, SWEEP_S, limit, runs_min=SWEEP_RUNS_MIN)
+    with contextlib.closing(trials), contextlib.suppress(InputError, MachineError):  # too large for model or machine
+        for found in trials:
+            if isinstance(found, LoadReport):
+                break
+            rate_rps = found.batch * NS_PER_S / median(found.runs_ns)
+            if rate_rps < best_rps * SWEEP_GAIN_MIN:
+                break
+            worth.append(found.batch)
+            best_rps = rate_rps
+    return (*BATCHES, *worth[1:])
+
+
+# One process on one core count.
+
+
+def measure_on(
+    order: TimingOrder, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN, load: ServiceLoad | None = None
+) -> Generator[CellRuns | LoadReport, None, None]:
+    """The runs of each batch size and the load report of one core count, from a new process.
+
+    The process ends when the iterator is closed. MachineError if it dies or falls silent.
     """
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     shared = SharedMemory.make()
-    command = [sys.executable, "-m", "sloop.profile.stopwatch", str(theirs.fileno()), str(shared.fd if shared else -1)]
-    # Threads of BLAS, which numpy would start, would take the measured cores' time.
+    fds = (theirs.fileno(), *([shared.fd] if shared else []))
+    command = [sys.executable, "-m", "sloop.profile.timed_process", str(fds[0]), str(shared.fd if shared else -1)]
+    # BLAS threads, which numpy would start, would use the measured cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    pipe, fds = subprocess.PIPE, (theirs.fileno(), *([shared.fd] if shared else []))
+    pipe = subprocess.PIPE
     begin_ns = perf_counter_ns()
     with (
         contextlib.closing(shared) if shared else contextlib.nullcontext(),
         ours,
-        tempfile.TemporaryFile() as said,  # a pipe that nobody reads would stop a model that prints
+        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
         subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=said, env=environment, pass_fds=fds
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment, pass_fds=fds
         ) as process,
     ):
         theirs.close()
         ours.settimeout(SILENCE_S)
         try:
             if _line(process) != READY:
-                raise _died(process, said, "before it began")
-            start_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            take = partial(run_cell, ours, shared, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
-            for found in _talk(process, assignment, take, limit):
-                yield found if isinstance(found, Sample) else structs.replace(found, load_ms=found.load_ms + start_ms)
+                raise _died(process, errors, "before it began")
+            process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
+            timing = Timing(ours, shared, load, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
+            for found in _results(process, order, timing, limit):
+                yield structs.replace(found, process_ms=process_ms) if isinstance(found, LoadReport) else found
         except OSError as error:  # sockets and pipes close when the process dies
-            raise _died(process, said, f"on {assignment.cores:g} cores") from error
+            raise _died(process, errors, f"on {order.cores:g} cores") from error
         finally:
             process.kill()
 
 
-def _talk(
-    process: "subprocess.Popen[bytes]", assignment: Assignment, take: Callable[[Cell], list[int]], limit: Limit
-) -> Iterator[Sample | Done]:
-    """What the process finds, until it is done. ConnectionError where it dies."""
+def _results(
+    process: "subprocess.Popen[bytes]", order: TimingOrder, timing: "Timing", limit: Limit
+) -> Iterator[CellRuns | LoadReport]:
+    """Confine the process, send the order and time what it has ready. ConnectionError if it dies."""
     assert process.stdin is not None
     decoder = msgspec.json.Decoder(Message)
-    with limit(process.pid, assignment.cores):
-        with contextlib.suppress(BrokenPipeError):  # it died: the line that does not come says so
-            process.stdin.write(msgspec.json.encode(assignment) + b"\n")
+    with limit(process.pid, order.cores):
+        with contextlib.suppress(BrokenPipeError):  # it died: the missing line below says so
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
         while line := _line(process):
             message: Message = decoder.decode(line)
-            if isinstance(message, Refused):
-                raise InputError(message.what, where=message.where or assignment.model, help=message.help)
-            if isinstance(message, Done):
+            if isinstance(message, RefusedModel):
+                raise InputError(message.what, where=message.where or order.model, help=message.help)
+            if isinstance(message, LoadReport):
                 yield message
                 return
-            yield sample_of(message.batch, assignment.cores, take(message))
+            yield CellRuns(message.batch, order.cores, timing.of(message))
     raise ConnectionError("it ended")
 
 
-def run_cell(
-    sock: socket.socket, shared: SharedMemory | None, cell: Cell, *, budget_ns: int, runs_min: int = RUNS_MIN
-) -> list[int]:
-    """`time_runs` with the inputs that the process says the cell is about."""
-    inputs = [memoryview(bytearray(size)) for size in cell.input_bytes]
-    for view in inputs:
-        receive_into(sock, view)
-    return time_runs(sock, shared, inputs, cell.output_bytes, budget_ns, runs_min)
+class Timing:
+    """Times runs over one process's socket, while `load`, if any, is served in the same loop."""
 
+    def __init__(
+        self,
+        sock: socket.socket,
+        shared: SharedMemory | None,
+        load: ServiceLoad | None,
+        *,
+        budget_ns: int,
+        runs_min: int,
+    ) -> None:
+        self._sock, self._shared, self._load = sock, shared, load
+        self._budget_ns, self._runs_min = budget_ns, runs_min
 
-def time_runs(
-    sock: socket.socket,
-    shared: SharedMemory | None,
-    inputs: Sequence[memoryview],
-    output_bytes: int,
-    budget_ns: int,
-    runs_min: int = RUNS_MIN,
-) -> list[int]:
-    """Durations in ns of runs that follow each other within the budget, after warm-up; at least `runs_min` of them.
+    def of(self, ready: BatchReady) -> list[int]:
+        """Durations in ns of the runs of one batch size, after receiving its inputs."""
+        inputs = [memoryview(bytearray(size)) for size in ready.input_bytes]
+        for view in inputs:
+            receive_into(self._sock, view)
+        return self.runs(inputs, ready.output_bytes, ready.batch)
 
-    Inputs go the way that a replica's do: large ones through shared memory.
-    """
-    order, outputs = b"".join((RUN, *inputs)), memoryview(bytearray(output_bytes))
-    if len(order) - len(RUN) < SHARED_BYTES_MIN:
-        shared = None
+    def runs(self, inputs: Sequence[memoryview], output_bytes: int, batch: int = 1) -> list[int]:
+        """Durations in ns of runs within the time budget after warm-up, at least `runs_min` of them."""
+        message, outputs = b"".join((RUN, *inputs)), memoryview(bytearray(output_bytes))
+        shared = self._shared if len(message) - len(RUN) >= SHARED_BYTES_MIN else None  # as a replica's inputs go
 
-    def run_ns() -> int:
-        begin_ns = perf_counter_ns()
-        if shared is not None:
-            lay_out(shared, [[array] for array in inputs])
-            sock.sendall(RUN)
-        else:
-            sock.sendall(order)
-        receive_into(sock, outputs)
-        return perf_counter_ns() - begin_ns
+        def run_ns() -> int:
+            begin_ns = perf_counter_ns()
+            if shared is not None:
+                lay_out(shared, [[array] for array in inputs])
+                self._sock.sendall(RUN)
+            else:
+                self._sock.sendall(message)
+            if self._load is not None:
+                self._load.wait_for(self._sock, SILENCE_S)
+            receive_into(self._sock, outputs)
+            return perf_counter_ns() - begin_ns
 
-    start_ns = perf_counter_ns()
-    warmed = 0
-    while warmed < WARM_MIN or (warmed < 50 and perf_counter_ns() - start_ns < WARM_SHARE * budget_ns):
-        run_ns()
-        warmed += 1
-        if perf_counter_ns() - start_ns > budget_ns:
-            break
-    runs_ns: list[int] = []
-    start_ns = perf_counter_ns()
-    while len(runs_ns) < runs_min or (len(runs_ns) < RUNS_MAX and perf_counter_ns() - start_ns < budget_ns):
-        runs_ns.append(run_ns())
-    sock.sendall(ENOUGH)
-    return runs_ns
+        warm_ns = self._warm_up(run_ns)
+        if self._load is not None:
+            cycle_s = (1 + sum(PAUSES) / len(PAUSES)) * median(warm_ns) / NS_PER_S
+            self._load.set_rate(batch / cycle_s, len(message) // batch)
+        runs_ns: list[int] = []
+        start_ns = perf_counter_ns()
+        while len(runs_ns) < self._runs_min or (
+            len(runs_ns) < RUNS_MAX and perf_counter_ns() - start_ns < self._budget_ns
+        ):
+            runs_ns.append(run_ns())
+            if self._load is not None:
+                pause = PAUSES[len(runs_ns) % len(PAUSES)]
+                self._load.serve_until(perf_counter_ns() + round(pause * runs_ns[-1]))
+        if self._load is not None:
+            self._load.set_rate(0, 0)
+        self._sock.sendall(STOP)
+        return runs_ns
+
+    def _warm_up(self, run_ns: Callable[[], int]) -> list[int]:
+        warm_ns: list[int] = []
+        start_ns = perf_counter_ns()
+        while len(warm_ns) < WARM_MIN or (
+            len(warm_ns) < WARM_MAX and perf_counter_ns() - start_ns < WARM_SHARE * self._budget_ns
+        ):
+            warm_ns.append(run_ns())
+            if perf_counter_ns() - start_ns > self._budget_ns:
+                break
+        return warm_ns
 
 
 def _line(process: "subprocess.Popen[bytes]") -> bytes:
-    """The next line, empty at the end; a process that keeps silent is killed, which ends it."""
+    """The next line of its stdout, empty at the end. A process that sends none for `SILENCE_S` is killed."""
     assert process.stdout is not None
     watch = threading.Timer(SILENCE_S, process.kill)
     watch.daemon = True
@@ -250,49 +336,47 @@ def _line(process: "subprocess.Popen[bytes]") -> bytes:
         watch.cancel()
 
 
-def _died(process: "subprocess.Popen[bytes]", said: IO[bytes], when: str) -> MachineError:
+def _died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> MachineError:
     process.kill()
     code = process.wait()
-    said.seek(max(0, said.seek(0, os.SEEK_END) - LAST_BYTES))
-    lines = said.read().decode(errors="replace").strip().splitlines()
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_BYTES))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
     reason = f": {lines[-1][:300]}" if lines else ""
     help_text = "it may have run out of memory; measure smaller batches"
-    return MachineError(f"the measuring process ended {when} (exit status {code}){reason}", help=help_text)
+    return MachineError(f"the measured process ended {when} (exit status {code}){reason}", help=help_text)
 
 
-def _profile(path: Path, samples: list[Sample], ends: list[Done], percentile: str) -> Profile:
-    points = points_p50(samples) if percentile == "p50" else points_p99(samples)
-    fits = fit_all(points)
+def _profile(
+    path: Path, samples: Sequence[Sample], passes: Sequence[Pass], reports: Sequence[LoadReport], percentile: Percentile
+) -> Profile:
+    fits = fit_all(samples, percentile)
+    startup = _startup(reports)
     return Profile(
         latency_ms=fits["table"].params,
         max_batch=max(sample.batch for sample in samples),
         max_cores=max(sample.cores for sample in samples),
-        load_s=_start_ms(ends) / 1e3,
-        memory_bytes=max(end.memory_bytes for end in ends),
+        load_s=startup.process_s + startup.weights_s + startup.first_batch_s,
+        startup=startup,
+        memory_bytes=max(report.memory_bytes for report in reports),
         hardware=hardware_name(),
         origin="measured",
         source=f"sloop profile {path.name}, {percentile}",
-        software=", ".join(filter(None, (ends[0].software, f"Python {platform.python_version()}", platform.system()))),
+        software=", ".join(
+            filter(None, (reports[0].software, f"Python {platform.python_version()}", platform.system()))
+        ),
         date=datetime.now(UTC).date().isoformat(),
         model_digest=digest(path),
         samples=tuple(samples),
+        passes=tuple(passes),
         fits=fits,
     )
 
 
-def _start_ms(ends: Sequence[Done]) -> float:
-    """The usual start; with less than a core it takes longer, but a replica has at least one while it starts."""
-    whole = [end.load_ms for end in ends if end.cores >= 1]
-    return median(whole or [end.load_ms for end in ends])
-
-
-def fit_all(points: Sequence[Point]) -> dict[str, Fit]:
-    """Every form these points suffice for: `table`, `amdahl`, and `quadratic` on 1 core (else the fewest measured)."""
-    fits = {"table": fit_table(points)}
-    with contextlib.suppress(ValueError):
-        fits["amdahl"] = fit_amdahl(points)
-    all_cores = sorted({point.cores for point in points})
-    chosen = 1.0 if 1.0 in all_cores else all_cores[0]
-    with contextlib.suppress(ValueError):
-        fits["quadratic"] = fit_quadratic([point for point in points if point.cores == chosen])
-    return fits
+def _startup(reports: Sequence[LoadReport]) -> Startup:
+    """Medians over the measured processes with at least one core, which a replica has while it starts."""
+    usual = [report for report in reports if report.cores >= 1] or reports
+    return Startup(
+        process_s=median(report.process_ms for report in usual) / 1e3,
+        weights_s=median(report.weights_ms for report in usual) / 1e3,
+        first_batch_s=median(report.first_batch_ms for report in usual) / 1e3,
+    )

@@ -1,20 +1,37 @@
-"""An ONNX model file: what it takes and gives, and sessions that run it.
+"""Model files: what they take and return, sessions that run them, and inputs to try them with.
 
-Promises that a file that cannot be served raises InputError with the reason in the user's terms. Datatypes carry the
-names of the Open Inference Protocol v2; an open dimension is -1. Knows nothing of cores, profiles or servers.
+A model is an ONNX graph or a Python file with a class `Model`. The profiler, the check for batching and the server's
+workers all open models here, so that what is measured is what is served. ONNX Runtime is imported when the first ONNX
+file is opened; a file that cannot be served raises InputError with the reason and a remedy.
+
+A Python model looks like this:
+
+    class Model:
+        inputs = {"image": ("UINT8", (1, -1, -1, 3))}    # datatypes of the Open Inference Protocol v2; -1 is open
+        outputs = {"scores": ("FP32", (1, 10))}
+        joins_rows = False                               # optional: see `Session.joins_rows`
+        software = "ONNX Runtime 1.20"                   # optional: what it computes with, recorded in its profile
+
+        def __init__(self, threads: int) -> None: ...
+        def run(self, image): ...                        # arrays in the order of `inputs`; returns those of `outputs`
+        def example(self, rows: int): ...                # optional: realistic inputs, where random ones are refused
+
+The file is imported once per process, with its folder first on the import path, and never in the server's process.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import onnxruntime as ort  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
 
 from sloop.errors import InputError
-from sloop.profile.session import Array
-from sloop.tensor import Port, Signature
+from sloop.tensor import NUMPY_TYPES, Port, Signature
+from sloop.user_code import module_in, raise_theirs
 
+PYTHON: Final = ".py"
 DATATYPES: Final[Mapping[str, str]] = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -30,21 +47,134 @@ DATATYPES: Final[Mapping[str, str]] = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
-"""ONNX Runtime's names of types → the protocol's."""
+"""ONNX Runtime's type names → those of the Open Inference Protocol v2."""
+CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Session(Protocol):
+    """A loaded model with a fixed number of threads. `run` may be called from another thread than the one that loaded
+    it, and raises whatever the framework raises."""
+
+    signature: Signature
+    joins_rows: bool | None
+    """The author's statement that each row of a batch gets the outputs it gets alone; None means it must be tried."""
+    software: str
+    """Name and version of what runs the model; empty for plain Python."""
+
+    def example(self, rows: int) -> Mapping[str, Array] | None:
+        """Realistic inputs with `rows` rows if the model provides them. InputError if they do not fit its inputs."""
+        ...
+
+    def run(self, feed: Mapping[str, Array]) -> Sequence[Array]:
+        """One forward pass: inputs by name in, outputs in the signature's order out."""
+        ...
+
+
+def is_python(path: Path) -> bool:
+    """Whether opening the file runs its author's code."""
+    return path.suffix == PYTHON
+
+
+def open_model(path: Path, threads: int, *, optimise: bool = True) -> Session:
+    """Load the model at `path` with `threads` threads; `optimise=False` loads faster. InputError if unusable."""
+    return PythonSession(path, threads) if is_python(path) else OnnxSession(path, threads, optimise=optimise)
+
+
+# Inputs for trial runs.
+
+
+def feed_for(session: Session, batch: int, shapes: Mapping[str, tuple[int, ...]], *, where: str) -> dict[str, Array]:
+    """Inputs for a batch: random ones of the given row shapes if any, else the model's own example, else random ones.
+
+    InputError if the model fixes another batch size, or the size of an open dimension is unknown.
+    """
+    example = None if shapes else session.example(batch)
+    if example is not None:
+        return dict(example)
+    return dict(synthesise(session.signature, input_shapes(session.signature, batch, shapes, where=where)))
+
+
+def zeros(signature: Signature) -> dict[str, Array] | None:
+    """One row of zeros, or None if a dimension other than the first is open: the model could refuse a guessed size."""
+    feed = {}
+    for port in signature.inputs:
+        shape = [1 if place == 0 and size < 0 else size for place, size in enumerate(port.shape)]
+        if port.datatype not in NUMPY_TYPES or -1 in shape:
+            return None
+        feed[port.name] = np.zeros(shape, NUMPY_TYPES[port.datatype])
+    return feed
+
+
+def input_shapes(
+    signature: Signature, batch: int, shapes: Mapping[str, tuple[int, ...]], *, where: str
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each input for a batch; `shapes` maps input names to one row's shape, without the batch dimension.
+
+    InputError if the model fixes another batch size, or an open dimension is missing from `shapes`.
+    """
+    unknown = [name for name in shapes if name not in {port.name for port in signature.inputs}]
+    if unknown:
+        names = ", ".join(port.name for port in signature.inputs)
+        raise InputError(f"the model has no input {unknown[0]!r}", where=where, help=f"its inputs: {names}")
+    return {port.name: _input_shape(port, batch, shapes.get(port.name), where) for port in signature.inputs}
+
+
+def _input_shape(port: Port, batch: int, row: tuple[int, ...] | None, where: str) -> tuple[int, ...]:
+    if not port.shape:
+        return ()
+    if port.shape[0] not in (-1, batch):
+        raise InputError(
+            f"the batch of input {port.name!r} is fixed to {port.shape[0]}; a batch of {batch} was requested",
+            where=where,
+            help=f"open it with --free-batch, export it with an open batch, or measure --batches {port.shape[0]}",
+        )
+    rest = port.shape[1:]
+    declared = ", ".join("?" if size < 0 else str(size) for size in rest)
+    if row is None and -1 in rest:
+        example = ",".join("224" if size < 0 else str(size) for size in rest)
+        help_text = f"give their sizes with --shape {port.name}={example}"
+        raise InputError(f"input {port.name!r} has open dimensions ({declared})", where=where, help=help_text)
+    if row is None:
+        return (batch, *rest)
+    if len(row) != len(rest) or any(want not in (-1, size) or size < 1 for want, size in zip(rest, row, strict=True)):
+        raise InputError(f"the shape {row} does not fit input {port.name!r} ({declared})", where=where)
+    return (batch, *row)
+
+
+def synthesise(
+    signature: Signature, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
+) -> dict[str, NDArray[np.generic]]:
+    """Random inputs of these shapes: floats uniform in [0, 1), everything else 0 or 1, valid indices of any table."""
+    generator = np.random.default_rng(seed)
+    made: dict[str, NDArray[np.generic]] = {}
+    for port in signature.inputs:
+        shape = shapes[port.name]
+        if port.datatype == "BYTES":
+            made[port.name] = np.full(shape, "a", dtype=object)
+        elif port.datatype.startswith("FP"):
+            made[port.name] = generator.random(shape).astype(NUMPY_TYPES[port.datatype])
+        else:
+            made[port.name] = generator.integers(0, 2, shape).astype(NUMPY_TYPES[port.datatype])
+    return made
+
+
+# ONNX models.
 
 
 class OnnxSession:
-    """An ONNX model on the CPU, as `sloop.profile.session` asks."""
+    """An ONNX model on the CPU; a `Session`."""
 
     joins_rows: bool | None = None
-    software: str = f"ONNX Runtime {ort.__version__}"
 
     def __init__(self, path: Path, threads: int, *, optimise: bool = True) -> None:
         self._session = open_session(path, threads, optimise=optimise)
         self.signature = signature_of(self._session, path)
+        self.software = f"ONNX Runtime {_runtime().__version__}"
 
     def example(self, rows: int) -> None:
-        """A file of weights brings no example."""
+        """None: an ONNX file contains no example."""
 
     def run(self, feed: Mapping[str, Array]) -> list[Array]:
         """One forward pass."""
@@ -52,10 +182,21 @@ class OnnxSession:
         return outputs
 
 
-def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # noqa: ANN401  # ONNX Runtime has no types
-    """A CPU session as a replica runs it: `threads` threads that sleep when idle. InputError for an unusable file."""
+def _runtime() -> Any:  # noqa: ANN401  # a module without types
+    """ONNX Runtime, imported on first use: it takes a third of a second, which models in Python need not pay."""
+    import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    return onnxruntime
+
+
+def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # noqa: ANN401  # a class without types
+    """An ONNX Runtime CPU session as a replica uses it. InputError for an unusable file.
+
+    Its threads sleep while idle: spinning, the default, would take CPU time from the gateway and from other replicas.
+    """
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give the path of an ONNX model")
+    ort = _runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -65,16 +206,16 @@ def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # 
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's own exceptions share no base; each of them means an unusable model
+    except Exception as error:  # ONNX Runtime's exceptions share no base class; each of them means an unusable model
         raise _unusable(path, str(error)) from error
 
 
 def _unusable(path: Path, message: str) -> InputError:
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", message.strip()).splitlines()[0][:300]
     if "INVALID_PROTOBUF" in message:
-        what, help_text = "not an ONNX model, or cut short", "export it again"
+        what, help_text = "not an ONNX model, or truncated", "export it again"
     elif "NOT_IMPLEMENTED" in message or "No Op registered" in message or "is not a registered function" in message:
-        what = f"an operator that ONNX Runtime {ort.__version__} does not have: {reason}"
+        what = f"an operator that ONNX Runtime {_runtime().__version__} does not have: {reason}"
         help_text = "export it with another opset, or replace the operator"
     else:
         what, help_text = f"ONNX Runtime cannot load it: {reason}", "check it with `python -m onnx.checker FILE`"
@@ -82,20 +223,140 @@ def _unusable(path: Path, message: str) -> InputError:
 
 
 def read_signature(path: Path) -> Signature:
-    """The inputs and outputs of a model file. InputError where it is missing, broken or of a type not supported."""
+    """The inputs and outputs of an ONNX file. InputError if it is missing, broken or of an unsupported datatype."""
     return signature_of(open_session(path, 1, optimise=False), path)
 
 
 def signature_of(session: Any, path: Path) -> Signature:  # noqa: ANN401
-    """The inputs and outputs of a session made from `path`."""
+    """The inputs and outputs of an ONNX Runtime session loaded from `path`."""
     return Signature(
-        tuple(_port(given, path) for given in session.get_inputs()),
-        tuple(_port(given, path) for given in session.get_outputs()),
+        tuple(_onnx_port(given, path) for given in session.get_inputs()),
+        tuple(_onnx_port(given, path) for given in session.get_outputs()),
     )
 
 
-def _port(given: Any, path: Path) -> Port:  # noqa: ANN401
+def _onnx_port(given: Any, path: Path) -> Port:  # noqa: ANN401
     if given.type not in DATATYPES:
         known = ", ".join(DATATYPES)
         raise InputError(f"{given.name!r} is of type {given.type}", where=str(path), help=f"use one of {known}")
     return Port(given.name, DATATYPES[given.type], tuple(d if isinstance(d, int) else -1 for d in given.shape))
+
+
+# Models in Python.
+
+
+class PythonSession:
+    """An object of the file's class `Model`; a `Session`.
+
+    InputError if the class does not follow the protocol in the module's text.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._path = path
+        declared = model_class(path)
+        self.signature = Signature(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
+        self.joins_rows = _joins_rows(declared, self.signature, path)
+        if not callable(getattr(declared, "run", None)):
+            raise InputError("class 'Model' has no method 'run'", where=str(path), help=f"give it {CLASS_EXAMPLE}")
+        try:
+            self._model = declared(threads)
+            self.software = str(getattr(self._model, "software", ""))
+        except (Exception, SystemExit) as error:  # the author's code
+            raise_theirs(error, path, "its class 'Model' cannot be made")
+
+    def example(self, rows: int) -> dict[str, Array] | None:
+        """What the class's own `example` returns, checked against `inputs`; None if it has no such method."""
+        if not hasattr(self._model, "example"):
+            return None
+        try:
+            made = _declared_arrays(self._model.example(rows), self.signature.inputs, "example")
+        except (Exception, SystemExit) as error:
+            raise_theirs(error, self._path, "its 'example' fails")
+        feed = {port.name: array for port, array in zip(self.signature.inputs, made, strict=True)}
+        for port, array in zip(self.signature.inputs, made, strict=True):
+            if port.shape and len(array) != rows:
+                raise InputError(
+                    f"its 'example' of {rows} rows returns {len(array)} rows of input {port.name!r}",
+                    where=str(self._path),
+                    help="measure --batches 1" if port.shape[0] == 1 else "return as many rows as are asked for",
+                )
+        return feed
+
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        """One forward pass. ValueError or TypeError if the outputs are not the declared ones."""
+        given = self._model.run(*(feed[port.name] for port in self.signature.inputs))
+        return _declared_arrays(given, self.signature.outputs, "run")
+
+
+def model_class(path: Path) -> Any:  # noqa: ANN401  # the author's
+    """The class `Model` of a file, which is imported on first use. InputError if that fails or there is none."""
+    declared = getattr(module_in(path), "Model", None)
+    if not isinstance(declared, type):
+        raise InputError("it has no class 'Model'", where=str(path), help=f"write one with {CLASS_EXAMPLE}")
+    return declared
+
+
+def _python_ports(declared: Any, kind: str, path: Path) -> tuple[Port, ...]:  # noqa: ANN401
+    given = getattr(declared, kind, None)
+    if not isinstance(given, Mapping) or not given:
+        what = f"class 'Model' declares no {kind!r}" if not given else f"{kind!r} of class 'Model' is not a mapping"
+        raise InputError(what, where=str(path), help=f"give it {CLASS_EXAMPLE}")
+    return tuple(_python_port(name, port, kind, path) for name, port in given.items())
+
+
+def _python_port(name: object, given: object, kind: str, path: Path) -> Port:
+    match name, given:
+        case str(), (str(datatype), [*sizes]) if all(type(size) is int and (size == -1 or size > 0) for size in sizes):
+            if datatype not in NUMPY_TYPES:
+                text = "; send text as UINT8, its UTF-8 bytes" if datatype == "BYTES" else ""
+                raise InputError(
+                    f"{name!r} is of type {datatype}, which cannot be served",
+                    where=str(path),
+                    help=f"use one of {', '.join(NUMPY_TYPES)}{text}",
+                )
+            return Port(name, datatype, tuple(size for size in sizes if isinstance(size, int)))
+    raise InputError(
+        f"{name!r} of {kind!r} is {given!r}, not a datatype and a shape",
+        where=str(path),
+        help='write for example ("FP32", (-1, 3, 224, 224)), with -1 for an open dimension',
+    )
+
+
+def _joins_rows(declared: Any, signature: Signature, path: Path) -> bool | None:  # noqa: ANN401
+    joins = getattr(declared, "joins_rows", None)
+    if joins not in (None, True, False):
+        raise InputError(f"'joins_rows' is {joins!r}", where=str(path), help="write True or False, or leave it out")
+    for port in (*signature.inputs, *signature.outputs):
+        if joins and port.shape[:1] != (-1,):
+            what = f"'joins_rows' is True, but the first dimension of {port.name!r} is not open"
+            raise InputError(what, where=str(path), help="make it -1, or leave 'joins_rows' out")
+    return None if joins is None else bool(joins)
+
+
+def _declared_arrays(given: Any, ports: Sequence[Port], method: str) -> list[Array]:  # noqa: ANN401
+    """The arrays that `run` or `example` returned, in the order of `ports`: from a mapping, a sequence or one array.
+
+    TypeError or ValueError for anything but the declared arrays.
+    """
+    names = [port.name for port in ports]
+    if isinstance(given, Mapping):
+        if given.keys() != set(names):
+            raise ValueError(f"'{method}' returns {sorted(map(str, given))}; {names} are declared")
+        arrays = [given[name] for name in names]
+    elif isinstance(given, tuple | list):
+        arrays = list(given)
+    else:
+        arrays = [given]
+    if len(arrays) != len(ports):
+        raise ValueError(f"'{method}' returns {len(arrays)} arrays; {len(ports)} are declared: {names}")
+    for port, array in zip(ports, arrays, strict=True):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"'{method}' returns {port.name!r} as {type(array).__name__}, not as a NumPy array")
+        fits = len(array.shape) == len(port.shape) and all(
+            size in (-1, there) for size, there in zip(port.shape, array.shape, strict=True)
+        )
+        if array.dtype != NUMPY_TYPES[port.datatype] or not fits:
+            found = f"{array.dtype}{list(array.shape)}"
+            what = f"'{method}' returns {port.name!r} as {found}, declared as {port.datatype}{list(port.shape)}"
+            raise ValueError(what)
+    return arrays

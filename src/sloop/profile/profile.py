@@ -1,26 +1,211 @@
-"""A profile: how fast a model is on some hardware, how large and slow to load it is, and where each figure comes from.
+"""Profiles: how long batches of a model take on some hardware, how it starts, and where each figure comes from.
 
-A plain value. Promises that provenance travels with the figures (law 7); knows nothing of how they were measured,
-where they are stored, or of any policy that reads them.
+A profile is a value. It holds the latency function that plans are made with, the samples it was fitted to, the separate
+passes in which they were measured, and their provenance: measured, published, fitted or assumed, with hardware,
+software and date. It is stored as JSON beside its model.
+
+Sources of the forms: quadratic in the batch size at fixed cores, FA2; batch and cores by Amdahl's law, Sponge (Razavi
+et al., EuroMLSys 2024, equation for l(b, c)); tables as published grids are.
 """
 
+import hashlib
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import isfinite
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct, structs
 
-from sloop.profile.forms import Latency, Quadratic, Table
-from sloop.profile.sample import Sample
+from sloop.errors import InputError, MachineError
+from sloop.units import NS_PER_MS
+
+# Latency as a function of batch size and cores, for every batch ≥ 1 and cores > 0, measured or not.
+
+Cells = dict[int, dict[float, float]]
+"""batch → cores → milliseconds."""
+
+
+class Quadratic(Struct, frozen=True, tag_field="form", tag="quadratic", forbid_unknown_fields=True):
+    """l(b) = αb² + βb + γ milliseconds on the cores it was measured with; `cores` has no effect."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+    def latency_ms(self, batch: int, cores: float) -> float:
+        """Milliseconds for a batch of `batch`, whatever the cores."""
+        return (self.alpha * batch + self.beta) * batch + self.gamma
+
+
+class Amdahl(Struct, frozen=True, tag_field="form", tag="amdahl", forbid_unknown_fields=True):
+    """l(b, c) = γb/c + ε/c + δb + η milliseconds: one part is divided by the cores, the other is not."""
+
+    gamma: float
+    epsilon: float
+    delta: float
+    eta: float
+
+    def latency_ms(self, batch: int, cores: float) -> float:
+        """Milliseconds for a batch of `batch` on `cores`."""
+        return (self.gamma * batch + self.epsilon) / cores + self.delta * batch + self.eta
+
+
+class _TableRow(Struct, frozen=True, gc=False):
+    """One batch size of a table. `inverse` is 1/cores, ascending: Amdahl's law is a straight line in it."""
+
+    inverse: tuple[float, ...]
+    latency_ms: tuple[float, ...]
+
+    def at(self, inverse: float) -> float:
+        if inverse <= self.inverse[0]:
+            return self.latency_ms[0]
+        if inverse >= self.inverse[-1]:
+            return self.latency_ms[-1] * inverse / self.inverse[-1]
+        high = bisect_left(self.inverse, inverse)
+        left, right = self.inverse[high - 1], self.inverse[high]
+        share = (inverse - left) / (right - left)
+        return self.latency_ms[high - 1] + share * (self.latency_ms[high] - self.latency_ms[high - 1])
+
+
+class LatencyTable(Struct, frozen=True, dict=True, tag_field="form", tag="table", forbid_unknown_fields=True):
+    """Cells joined by straight lines: in 1/cores within a batch size, in the batch size between them.
+
+    Straight lines preserve order, so a monotone table gives a monotone latency. Outside the cells the latency is
+    pessimistic: more cores than measured bring nothing, fewer cost in proportion (l·c constant); a batch below the
+    smallest takes as long as the smallest; above the largest the last slope continues (with a single batch size, in
+    proportion to the batch).
+    """
+
+    table: Cells
+
+    def __post_init__(self) -> None:
+        """ValueError for a table without cells, or a batch, core count or latency that is not positive."""
+        if not self.table or not all(self.table.values()):
+            raise ValueError("table needs at least one cell in every row")
+        for batch, row in self.table.items():
+            for cores, latency_ms in row.items():
+                if batch < 1 or not 0 < cores < float("inf") or not 0 < latency_ms < float("inf"):
+                    raise ValueError(f"table cell [{batch}][{cores}] = {latency_ms}: all three must be positive")
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[int, ...], tuple[_TableRow, ...]]:
+        batches = tuple(sorted(self.table))
+        rows = []
+        for batch in batches:
+            cells = sorted((1.0 / cores, latency_ms) for cores, latency_ms in self.table[batch].items())
+            rows.append(_TableRow(tuple(cell[0] for cell in cells), tuple(cell[1] for cell in cells)))
+        return batches, tuple(rows)
+
+    def latency_ms(self, batch: int, cores: float) -> float:
+        """Milliseconds for a batch of `batch` on `cores`: a cell, or interpolated, or extrapolated (see the class)."""
+        batches, rows = self._rows
+        inverse = 1.0 / cores
+        if batch <= batches[0]:
+            return rows[0].at(inverse)
+        if batch >= batches[-1]:
+            return self._beyond(batch, inverse)
+        high = bisect_left(batches, batch)
+        low_ms, high_ms = rows[high - 1].at(inverse), rows[high].at(inverse)
+        return low_ms + (high_ms - low_ms) * (batch - batches[high - 1]) / (batches[high] - batches[high - 1])
+
+    def _beyond(self, batch: int, inverse: float) -> float:
+        batches, rows = self._rows
+        last_ms = rows[-1].at(inverse)
+        if len(rows) == 1:
+            return last_ms * batch / batches[-1]
+        slope_ms = max(0.0, last_ms - rows[-2].at(inverse)) / (batches[-1] - batches[-2])
+        return last_ms + slope_ms * (batch - batches[-1])
+
+
+Latency = Quadratic | Amdahl | LatencyTable
+"""Any form; the key `form` tells them apart in files."""
+
+
+# What is kept of the runs of one batch size on one core count.
+
+LIKELY: Final = 64
+"""How many durations represent the runs of a cell: enough for their P99, and a power of two, which is drawn quickly."""
+
+
+class Sample(Struct, frozen=True, forbid_unknown_fields=True):
+    """One cell: `n` runs of a batch of `batch` on `cores`. `n` is 0 if nobody says how many there were."""
+
+    batch: int
+    cores: float
+    p50_ms: float
+    p99_ms: float
+    n: int
+    likely_ms: tuple[float, ...] = ()
+    """Equally likely durations, ascending: each is the mean of an equal share of the runs, so their mean is the runs'
+    mean. Empty if only percentiles are known."""
+    scaled: float = 1.0
+    """What the measured durations were multiplied by, if this cell was adjusted to others that service has shown."""
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean duration; the median if only percentiles are known."""
+        return sum(self.likely_ms) / len(self.likely_ms) if self.likely_ms else self.p50_ms
+
+
+def sample_of(batch: int, cores: float, runs_ns: Sequence[int]) -> Sample:
+    """The sample of these runs; `likely_ms` is rounded to microseconds."""
+    ordered_ms = [run_ns / NS_PER_MS for run_ns in sorted(runs_ns)]
+    return Sample(
+        batch=batch,
+        cores=cores,
+        p50_ms=percentile(ordered_ms, 50),
+        p99_ms=percentile(ordered_ms, 99),
+        n=len(ordered_ms),
+        likely_ms=tuple(round(value, 3) or 0.001 for value in likely(ordered_ms, LIKELY)),
+    )
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Nearest-rank percentile of ascending values."""
+    return ordered[(percent * len(ordered) + 99) // 100 - 1]
+
+
+def likely(ordered: Sequence[float], count: int) -> list[float]:
+    """The means of `count` equal parts of ascending values; a value on a border is divided between both sides."""
+    sums = (0.0, *accumulate(ordered))
+
+    def below(place: float) -> float:
+        whole = int(place)
+        return sums[whole] + (place - whole) * ordered[whole] if whole < len(ordered) else sums[-1]
+
+    borders = [below(part * len(ordered) / count) for part in range(count + 1)]
+    return [(after - before) * count / len(ordered) for before, after in pairwise(borders)]
+
+
+class Pass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one visit to the machine showed: a sweep of `sloop profile` over all cells, or a log of real service."""
+
+    date: str
+    """ISO date and time of its beginning."""
+    in_service: bool = False
+    """Whether the durations come from a server's log, from a batch's order to its answer."""
+    beside: str = ""
+    """What else used the machine meanwhile."""
+    samples: tuple[Sample, ...]
+
+
+# The profile.
 
 Origin = Literal["measured", "published", "fitted", "assumed"]
-"""`measured` by sloop; `published` as printed; `fitted` to published figures; `assumed` by whoever wrote it down."""
+"""`measured` by sloop; `published` as printed; `fitted` to published figures; `assumed` by its author."""
 
 FLOOR_MS = 1e-3
-"""No batch takes less: keeps a fit with a negative intercept from promising nothing at all, or less."""
+"""No batch takes less: a fit with a negative intercept must not promise zero or negative time."""
 
 
 class Region(Struct, frozen=True, forbid_unknown_fields=True):
-    """The batches and cores that were measured; beyond them a profile extrapolates."""
+    """The batch sizes and core counts that were measured; outside of it a profile extrapolates."""
 
     batch_min: int
     batch_max: int
@@ -33,7 +218,7 @@ class Region(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
-    """A form with its parameters, and how well it meets the points it was fitted to.
+    """A form with its parameters, and its errors at the points it was fitted to.
 
     `mape` and `max_error` are relative errors as fractions (0.05 is 5 %); `r2` is about absolute latencies.
     """
@@ -44,30 +229,46 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     max_error: float
 
 
+class Startup(Struct, frozen=True, forbid_unknown_fields=True):
+    """The parts of `Profile.load_s`, in the order in which a new replica goes through them, in seconds."""
+
+    process_s: float
+    """From launching the process until it accepts orders: interpreter and libraries."""
+    weights_s: float
+    """Loading the model file."""
+    first_batch_s: float
+    """The first forward pass, which is slower than later ones."""
+
+
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of one model's speed. `latency_ms` is the form in use; `fits` are others that were tried."""
+    """What is known about one model's speed. `latency_ms` is the form in use; `fits` holds all that were tried."""
 
     latency_ms: Latency
     max_batch: int
     max_cores: float
     load_s: float = 0.0
     """From the order to start a replica to its first answer: process, libraries, weights, a first pass."""
+    startup: Startup | None = None
+    """How `load_s` is composed, if it was measured."""
     memory_bytes: int = 0
     hardware: str = ""
     origin: Origin = "assumed"
     source: str = ""
-    """Where from: a document with its table or section, or the command that measured it."""
+    """A document with its table or section, or the command that measured it."""
     software: str = ""
     date: str = ""
     """ISO date of the measurement or publication."""
     model_digest: str = ""
-    """SHA-256 of the model file that was measured, so that a changed model is noticed."""
+    """SHA-256 of the model file that was measured, to notice that it has changed."""
     measured: Region | None = None
     samples: tuple[Sample, ...] = ()
+    """Of all passes together."""
+    passes: tuple[Pass, ...] = ()
+    """Each measurement by itself: how far they are apart says how far a prediction may be off."""
     fits: dict[str, Fit] = {}  # msgspec copies the empty dict for each profile
 
     def __post_init__(self) -> None:
-        """ValueError with the field's name where a figure is out of its range."""
+        """ValueError with the field's name for a figure out of its range."""
         if self.max_batch < 1:
             raise ValueError(f"max_batch is {self.max_batch}; it must be at least 1")
         if not (self.max_cores > 0 and isfinite(self.max_cores)):
@@ -83,17 +284,17 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def region(self) -> Region | None:
-        """What was measured: as declared, else the span of the samples or table cells; None where nothing says."""
+        """As declared, else the span of the samples or table cells; None if the region is unknown."""
         if self.measured is not None:
             return self.measured
         if self.samples:
             return _span([(sample.batch, sample.cores) for sample in self.samples])
-        if isinstance(self.latency_ms, Table):
+        if isinstance(self.latency_ms, LatencyTable):
             return _span([(batch, cores) for batch, row in self.latency_ms.table.items() for cores in row])
         return None
 
     def is_extrapolated(self, batch: int, cores: float) -> bool:
-        """Whether the latency there goes beyond what was measured; False where nothing says what was."""
+        """Whether the point lies outside the measured region; False if the region is unknown."""
         region = self.region
         if region is None:
             return False
@@ -102,7 +303,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return not region.has(batch, cores)
 
     def with_fit(self, name: str) -> "Profile":
-        """The same profile, speaking through the fit called `name`. KeyError where there is none."""
+        """The same profile with the fit called `name` in use. KeyError if there is none."""
         return structs.replace(self, latency_ms=self.fits[name].params)
 
 
@@ -110,3 +311,67 @@ def _span(points: list[tuple[int, float]]) -> Region:
     batches = [point[0] for point in points]
     cores = [point[1] for point in points]
     return Region(min(batches), max(batches), min(cores), max(cores))
+
+
+# Files: JSON with a version, written completely or not at all.
+
+VERSION: Final = 2
+"""2 added passes and start-up times; 1 is still read."""
+SUFFIX: Final = ".profile.json"
+NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
+"""A list of numbers over several lines, which cannot occur inside a string."""
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    profile: Profile
+
+
+class _Version(Struct, frozen=True):
+    version: int
+
+
+def path_beside(model_path: Path) -> Path:
+    """The default path of a model's profile: beside the model."""
+    return model_path.with_name(model_path.name + SUFFIX)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_of(profile: Profile, model_path: Path) -> bool:
+    """Whether the profile may belong to this model file: False if it was measured on other contents."""
+    return not profile.model_digest or profile.model_digest == digest(model_path)
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write the profile. MachineError if the file cannot be written."""
+    pretty = msgspec.json.format(msgspec.json.encode(_File(VERSION, profile)), indent=1)
+    raw = NUMBERS.sub(lambda found: b" ".join(found[0].split()), pretty)  # one line for each list of numbers
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(raw + b"\n")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        help_text = "give a path in a folder you can write to"
+        raise MachineError(f"cannot write the profile {str(path)!r}: {error.strerror}", help=help_text) from error
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile. InputError naming the wrong field if the file is missing or not a profile."""
+    try:
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise InputError("cannot read the profile", where=str(path), help="check the path") from error
+    again = "measure it again with `sloop profile MODEL`"
+    try:
+        version = msgspec.json.decode(raw, type=_Version).version
+        if version in (1, VERSION):
+            return msgspec.json.decode(raw, type=_File).profile
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise InputError(f"not a profile: {error}", where=str(path), help=again) from error
+    raise InputError(f"a profile of version {version}; this sloop reads up to {VERSION}", where=str(path), help=again)

@@ -1,13 +1,11 @@
-"""Profiles printed in publications, by name, so that an experiment can be repeated on the figures it was made with.
+"""Profiles printed in publications, by name, to repeat experiments with the figures they were made with.
 
-Promises that each says where it was printed and what was derived from it. Nothing here was measured by sloop.
+Each says where it was printed and what was derived from it; none was measured by sloop.
 
 Source: Razavi et al., Sponge (EuroMLSys 2024), and the figures of its public artefact.
 """
 
-from sloop.profile.forms import Amdahl, Table
-from sloop.profile.profile import Fit, Profile, Region
-from sloop.profile.sample import Sample
+from sloop.profile.profile import Amdahl, Fit, LatencyTable, Profile, Region, Sample
 
 _GRID_CORES = (1, 2, 4, 8, 16, 32)
 _GRID_MS = {
@@ -19,7 +17,7 @@ _GRID_MS = {
 }
 
 RESNET_T_CELLS = ((1, 1, 55.0), (2, 1, 97.0), (4, 2, 94.0), (8, 4, 92.0), (4, 8, 37.0), (8, 8, 62.0))
-"""Sponge, Table 1: (batch, cores, P99 in ms) of a ResNet human detector."""
+"""Sponge, LatencyTable 1: (batch, cores, P99 in ms) of a ResNet human detector."""
 
 RESNET_T = Profile(
     latency_ms=Amdahl(gamma=35.917, epsilon=5.540, delta=0.903, eta=15.120),
@@ -27,7 +25,7 @@ RESNET_T = Profile(
     max_cores=16,
     hardware="Intel Xeon Gold 6240R",
     origin="fitted",
-    source="Sponge (EuroMLSys 2024), Table 1; least-squares fit to its six P99 latencies",
+    source="Sponge (EuroMLSys 2024), LatencyTable 1; least-squares fit to its six P99 latencies",
     software="PyTorch on Kubernetes",
     date="2024-04-22",
     measured=Region(batch_min=1, batch_max=8, cores_min=1, cores_max=8),
@@ -35,7 +33,7 @@ RESNET_T = Profile(
 )
 
 RESNET18_HUMAN = Profile(
-    latency_ms=Table({batch: dict(zip(_GRID_CORES, row, strict=True)) for batch, row in _GRID_MS.items()}),
+    latency_ms=LatencyTable({batch: dict(zip(_GRID_CORES, row, strict=True)) for batch, row in _GRID_MS.items()}),
     max_batch=16,
     max_cores=32,
     hardware="Intel Xeon Gold 6240R",
@@ -63,4 +61,4 @@ YOLOV5S_S = Profile(
 )
 
 PUBLISHED: dict[str, Profile] = {"ResNet-T": RESNET_T, "ResNet18-human": RESNET18_HUMAN, "YOLOv5s-S": YOLOV5S_S}
-"""By the name an application file calls them."""
+"""By the names that application files use."""

@@ -1,0 +1,167 @@
+"""The process whose forward passes are timed: `python -m sloop.profile.timed_process FD SHARED`.
+
+It writes `READY` and waits for a `TimingOrder`, so that its parent can confine it to cores first. Then it does what a
+replica does with a batch: take the inputs' bytes from the socket FD, or large ones from the shared memory SHARED (-1
+for none), run the model, and send the outputs' bytes back; moving them is part of a replica's work. Its stdout carries
+JSON lines: a `BatchReady` per batch size, then `LoadReport`, or `RefusedModel`. After each `BatchReady` the socket
+first carries the inputs to the parent, for only this process can make them if the model brings an example; then, for
+each run, `RUN` and the inputs (unless they are in shared memory) in and the outputs out, and finally `STOP` in. What
+the model prints goes to stderr.
+"""
+
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from sloop.errors import InputError
+from sloop.profile.examine import RefusedModel
+from sloop.profile.model import Array, Session, feed_for, input_shapes, open_model
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, places
+from sloop.tensor import arrays_at, bytes_of
+from sloop.units import NS_PER_MS
+
+READY: Final = b"ready\n"
+RUN: Final = b"\x01"
+STOP: Final = b"\x00"
+
+
+class TimingOrder(Struct, frozen=True):
+    """What to run in this process. `shapes` gives one row's shape for inputs with open dimensions."""
+
+    model: str
+    threads: int
+    cores: float
+    batches: tuple[int, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class BatchReady(Struct, frozen=True, tag="batch_ready"):
+    """A batch size can be run now: the size of each of its inputs and of all outputs together."""
+
+    batch: int
+    input_bytes: tuple[int, ...]
+    output_bytes: int
+
+
+class LoadReport(Struct, frozen=True, tag="load_report"):
+    """The last message: what starting the model took on these cores."""
+
+    cores: float
+    weights_ms: float
+    first_batch_ms: float
+    memory_bytes: int
+    software: str = ""
+    """Name and version of what ran it."""
+    process_ms: float = 0.0
+    """From launching this process to `READY`; the parent fills it in."""
+
+
+Message = BatchReady | LoadReport | RefusedModel
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Wait for the order, run what the parent asks for, report."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    out.write(READY)
+    out.flush()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    order = msgspec.json.decode(line, type=TimingOrder)
+    try:
+        fd, memory = map(int, arguments)
+        shared = SharedMemory(memory) if memory >= 0 else None
+        for message in run_all(order, socket.socket(fileno=fd), shared):
+            out.write(msgspec.json.encode(message) + b"\n")
+            out.flush()
+    except InputError as error:
+        out.write(msgspec.json.encode(RefusedModel(error.what, error.where, error.help)) + b"\n")
+        out.flush()
+
+
+def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
+    """Run each batch size for as long as the parent asks for runs, then report what loading took."""
+    path = Path(order.model)
+    before_bytes = resident_bytes()
+    start_ns = perf_counter_ns()
+    session = open_model(path, order.threads)
+    weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
+    if order.shapes or session.example(1) is None:  # refuse an impossible batch before any is measured
+        for batch in order.batches:
+            input_shapes(session.signature, batch, order.shapes, where=str(path))
+    first_batch_ms = 0.0
+    for batch in order.batches:
+        inputs = feed_for(session, batch, order.shapes, where=str(path))
+        start_ns = perf_counter_ns()
+        try:
+            outputs = session.run(inputs)
+        except Exception as error:  # exceptions of frameworks share no base class; the model refuses this batch
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            raise InputError(f"a batch of {batch} fails: {reason}", help="measure smaller batches") from error
+        first_batch_ms = first_batch_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
+        memory = [bytes_of(array) for array in inputs.values()]
+        yield BatchReady(batch, tuple(map(len, memory)), sum(map(len, map(bytes_of, outputs))))
+        for view in memory:
+            sock.sendall(view)
+        run_on_demand(session, inputs, sock, shared)
+    memory_bytes = max(0, resident_bytes() - before_bytes)
+    yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software)
+
+
+def run_on_demand(
+    session: Session,
+    inputs: Mapping[str, Array],
+    sock: socket.socket,
+    shared: SharedMemory | None,
+) -> None:
+    """For each `RUN`: receive inputs, run, send outputs. Returns at `STOP`."""
+    memory = [bytes_of(array) for array in inputs.values()]
+    if sum(map(len, memory)) < SHARED_BYTES_MIN:
+        shared = None
+    while sock.recv(1) == RUN:
+        if shared is not None:
+            inputs = arrays_in(shared, inputs)
+        else:
+            for view in memory:
+                receive_into(sock, view)
+        for output in session.run(inputs):
+            sock.sendall(bytes_of(output))
+
+
+def arrays_in(shared: SharedMemory, like: Mapping[str, Array]) -> dict[str, Array]:
+    """Views of arrays that the parent has written to shared memory, of the types and shapes of `like`."""
+    starts, size = places(array.nbytes for array in like.values())
+    kinds = [(array.dtype, array.shape) for array in like.values()]
+    return dict(zip(like, arrays_at(shared.seen(size), kinds, starts), strict=True))
+
+
+def receive_into(sock: socket.socket, view: memoryview) -> None:
+    """Fill `view` from the socket. ConnectionError if the other end closed."""
+    while view:
+        count = sock.recv_into(view)
+        if not count:
+            raise ConnectionError("the other end closed")
+        view = view[count:]
+
+
+def resident_bytes() -> int:
+    """Memory this process holds now; without /proc, the most it ever held."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):  # no /proc
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
