@@ -27,7 +27,7 @@ from sloop.report.compare import agreement
 from sloop.report.rows import RunRow
 from sloop.report.tables import Cell
 from sloop.serve.cpu_quota import Cgroups, detect
-from sloop.sim.world import NOT_RECORDED, recorded_in
+from sloop.sim import NOT_RECORDED, recorded_in
 
 PROFILED, RECORDED = "from the profile", "as recorded"
 

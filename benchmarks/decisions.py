@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from benchmarks.notebook import arguments, publish, say, table
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
+from sloop.policies import build
 from sloop.policies.batch import Deadline
-from sloop.policies.build import build
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import YOLOV5S_S

@@ -32,7 +32,7 @@ from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
 from sloop.report.figures import timeline
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
-from sloop.sim.world import World, recorded_in
+from sloop.sim import World, recorded_in
 
 UNIT: Final = 0.25
 COMMON: Final[Mapping[str, Any]] = {

@@ -27,7 +27,7 @@ from sloop.reproduce.forecasts import (
     learned,
     two_thirds,
 )
-from sloop.solvers.lstm import Epoch, Network, Training
+from sloop.solvers.forecasting import LstmNetwork, LstmTraining, TrainingEpoch
 
 EXAMPLE = """
 python -m benchmarks.forecasts
@@ -61,7 +61,9 @@ FORECASTS: Final = 5_000
 @click.option(
     "--shape", type=click.Choice(list(SHAPES)), default="ipa", show_default=True, help="Whose network to train."
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=Training().epochs, show_default=True, help="Of training.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), default=LstmTraining().epochs, show_default=True, help="Of training."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of what is drawn at random.")
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw forecasts and what came into this file (.png, .svg)."
@@ -86,9 +88,9 @@ def forecast(
     counts, ahead_s = lesson.after, horizon_s or SHAPES[shape][2]
     every_s = every_s or max(10, len(counts) // FORECASTS)
     chosen = _chosen(names, counts, ahead_s)
-    told: list[Epoch] = []
+    told: list[TrainingEpoch] = []
     if into is not None:
-        network = _trained(lesson, SHAPES[shape], Training(epochs=epochs), seed, told)
+        network = _trained(lesson, SHAPES[shape], LstmTraining(epochs=epochs), seed, told)
         _write(network, into)
         chosen[f"lstm {into.name}"] = Lstm(weights=network.encoded())
     with progress("forecasting", total=1.0) as advance:
@@ -120,17 +122,19 @@ def _chosen(names: Sequence[str], counts: Sequence[int], horizon_s: int) -> dict
     return chosen
 
 
-def _trained(lesson: Lesson, shape: tuple[int, int, int], how: Training, seed: int, told: list[Epoch]) -> Network:
+def _trained(
+    lesson: Lesson, shape: tuple[int, int, int], how: LstmTraining, seed: int, told: list[TrainingEpoch]
+) -> LstmNetwork:
     with progress("training", total=how.epochs) as advance:
 
-        def say(epoch: Epoch) -> None:
+        def say(epoch: TrainingEpoch) -> None:
             told.append(epoch)
             advance(epoch.number, f"error {100 * epoch.held_back:.2f} %")
 
         return learned(lesson.before, shape, seed=seed, how=how, say=say)
 
 
-def _write(network: Network, into: Path) -> None:
+def _write(network: LstmNetwork, into: Path) -> None:
     """The weights in lines, bare or as a policy below `system:` in an application file."""
     text = network.encoded()
     lines = [text[at : at + LINE] for at in range(0, len(text), LINE)]
@@ -143,9 +147,9 @@ def _write(network: Network, into: Path) -> None:
         raise MachineError(f"{into} cannot be written: {error.strerror}", help=help_text) from error
 
 
-def _epochs(told: Sequence[Epoch]) -> Table:
+def _epochs(told: Sequence[TrainingEpoch]) -> Table:
     rows = tuple((epoch.number, 100 * epoch.trained, 100 * epoch.held_back, epoch.best) for epoch in told)
-    return Table("Training", ("epoch", "error %", "error on what was held back %", "best so far"), rows)
+    return Table("LstmTraining", ("epoch", "error %", "error on what was held back %", "best so far"), rows)
 
 
 if __name__ == "__main__":

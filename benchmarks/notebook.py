@@ -1,12 +1,11 @@
-"""Where measurements are written down: `docs/measurements.md`, each between its own markers, with date and machine.
+"""Writes measurements down: each benchmark has one page in `benchmarks/results/`, with its command, date and machine.
 
-Promises that writing one measurement leaves the others as they are, and that every one says how it was made.
+Running a benchmark again replaces its page; what follows the line `<!-- notes -->` is kept, for remarks by people.
 """
 
 import argparse
 import contextlib
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -21,14 +20,8 @@ from sloop.report.figures import Figure
 from sloop.report.plots import png
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "measurements.md"
-IMAGES: Final = ROOT / "docs" / "img"
-HEAD: Final = """# Measurements
-
-Everything here was measured by the scripts under [benchmarks/](../benchmarks); each part says by which command, when
-and on what. Load generator, server and workers share the machine, and all traffic is on loopback. A machine's absolute
-times are noise: compare within a table.
-"""
+RESULTS: Final = ROOT / "benchmarks" / "results"
+NOTES: Final = "<!-- notes -->"
 
 
 def arguments(about: str | None, *, seconds: float | None = None, quick: float = 0.0) -> argparse.ArgumentParser:
@@ -38,7 +31,7 @@ def arguments(about: str | None, *, seconds: float | None = None, quick: float =
         parser.add_argument("--seconds", type=float, default=seconds, help=f"of load, each run (default {seconds:g})")
         parser.add_argument("--quick", action="store_const", dest="seconds", const=quick, help=f"--seconds {quick:g}")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-write", action="store_true", help="leave docs/measurements.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="do not write to benchmarks/results")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep models, logs and records there")
     return parser
 
@@ -95,24 +88,21 @@ def command_line() -> str:
 
 
 def publish(name: str, title: str, text: str, figures: Sequence[Figure] = (), *, write: bool = True) -> None:
-    """Say a measurement on standard output, and write it between its markers, its figures beside the page."""
+    """Print a measurement, and write it with its figures to `benchmarks/results/NAME.md`."""
     now = datetime.now(UTC)
     load = os.getloadavg()[0]
-    where = f"`{command_line()}`, {now:%Y-%m-%d %H:%M} UTC, {hardware_name()}; load average at the end {load:.1f}."
-    shown = [f"![{figure.alt}](img/{name}-{figure.name}.png)" for figure in figures]
-    section = "\n\n".join([f"## {title}", where, text.strip(), *shown])
-    sys.stdout.write(section + "\n")
+    made = f"`{command_line()}`, {now:%Y-%m-%d %H:%M} UTC, {hardware_name()}; load average at the end {load:.1f}."
+    images = [f"![{figure.alt}]({name}-{figure.name}.png)" for figure in figures]
+    page = "\n\n".join([f"# {title}", made, text.strip(), *images]) + "\n"
+    sys.stdout.write(page)
     if not write:
         return
-    IMAGES.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     for figure in figures:
-        (IMAGES / f"{name}-{figure.name}.png").write_bytes(png(figure))
-    begin, end = f"<!-- {name} begin -->", f"<!-- {name} end -->"
-    page = PAGE.read_text() if PAGE.exists() else HEAD
-    block = f"{begin}\n{section}\n{end}"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    page = pattern.sub(lambda _: block, page) if pattern.search(page) else f"{page.rstrip()}\n\n{block}\n"
-    PAGE.write_text(page)
+        (RESULTS / f"{name}-{figure.name}.png").write_bytes(png(figure))
+    path = RESULTS / f"{name}.md"
+    _, found, notes = path.read_text().partition(NOTES) if path.exists() else ("", "", "")
+    path.write_text(page + (f"\n{NOTES}{notes}" if found else ""))
 
 
 def children(pid: int) -> Iterator[tuple[int, str]]:

@@ -26,7 +26,7 @@ from sloop.load import LoadPlan, run_load
 from sloop.load.plan import Delivery
 from sloop.load.run import schedule_of
 from sloop.report.tables import Cell
-from sloop.sim.world import World, recorded_in
+from sloop.sim import World, recorded_in
 from sloop.user_code import module_in
 
 EXAMPLE: Final = ROOT / "examples" / "ocr"
@@ -172,7 +172,7 @@ def main() -> None:
                 table(("", ""), verdicts(runs)),
             ]
         )
-        publish("ocr_live", "The ocr example under bursts, live", text, write=not given.no_write)
+        publish("ocr-live", "The ocr example under bursts, live", text, write=not given.no_write)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from sloop.core.views import ClusterView
 from sloop.demo.model import squeezenet
 from sloop.events import Finished, ReplicaLost, Resized
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
+from sloop.policies import targets
 from sloop.profile.fit import fit_table, points_p50
 from sloop.profile.measure import measure
 from sloop.profile.profile import Latency, path_beside, save_profile
@@ -37,7 +38,6 @@ from sloop.report.tables import Cell
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
 from sloop.serve.server import SWITCH_S, Settings, servables_of, serving
-from sloop.solvers import targets
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, to_ms
 from sloop.vocabulary import BatchId, Plan

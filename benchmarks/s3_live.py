@@ -33,7 +33,7 @@ from sloop.report.tables import Cell
 from sloop.reproduce import data_folder
 from sloop.reproduce.sponge.offline import LINK
 from sloop.serve.cpu_quota import Cgroups, confined, detect
-from sloop.sim.world import BYTES_PER_KB
+from sloop.sim import BYTES_PER_KB
 from sloop.workload import Link, link_from, read_link
 
 PAYLOAD_KB: Final = 284.0

@@ -38,7 +38,7 @@ from sloop.reproduce import data_folder
 from sloop.reproduce.twitter import biscale
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
-from sloop.sim.world import recorded_in
+from sloop.sim import recorded_in
 from sloop.vocabulary import Outcome as Ending
 from sloop.vocabulary import Request
 
@@ -287,7 +287,7 @@ def main() -> None:
         figure = timeline(
             {label: run.live.outcome.metrics for label, run in runs.items()}, name="live", title="A surge, live"
         )
-        publish("surge_live", "A surge on two models, live", text, [figure], write=not given.no_write)
+        publish("surge-live", "A surge on two models, live", text, [figure], write=not given.no_write)
 
 
 if __name__ == "__main__":
