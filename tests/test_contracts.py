@@ -71,3 +71,70 @@ def test_pure_rooms_use_no_hidden_chance_io_or_async() -> None:
         for line, what in impurities(ast.parse(path.read_text()))
     ]
     assert not found, "\n".join(found)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, inside functions too, but not those for the type checker alone."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+        for body in branch.body
+        for node in ast.walk(body)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """Module → modules of the same package that it imports. A name that is not a module stands for its module."""
+    modules = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in root.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = ((name, name.rpartition(".")[0]) for name in imports_of(path))
+        graph[module] = {next((name for name in pair if name in modules), "") for pair in names} - {"", module}
+    return graph
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, the first one at both ends; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return [*way[way.index(module) :], module]
+        if module in done:
+            return []
+        for imported in sorted(graph[module]):
+            if found := visit(imported, [*way, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := visit(module, []))), [])
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = cycle_in(import_graph(ROOT / "src"))
+    assert not found, f"import cycle: {' → '.join(found)}; move what both need below them"
+
+
+def test_a_cycle_is_noticed_also_inside_functions(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text("from room.one import a\n")
+    (tmp_path / "room" / "one.py").write_text("def a():\n    from room.two import b\n")
+    (tmp_path / "room" / "two.py").write_text("from typing import TYPE_CHECKING\n")
+    assert cycle_in(import_graph(tmp_path)) == []
+    (tmp_path / "room" / "two.py").write_text("if TYPE_CHECKING:\n    from room.one import a\n")
+    assert cycle_in(import_graph(tmp_path)) == []
+    (tmp_path / "room" / "two.py").write_text("from room.one import a\n")
+    assert cycle_in(import_graph(tmp_path)) == ["room.one", "room.two", "room.one"]

@@ -23,7 +23,6 @@ from sloop.profile.profile import (
     likely,
     load_profile,
     path_beside,
-    percentile,
     sample_of,
     save_profile,
 )
@@ -159,11 +158,6 @@ def test_equally_likely_durations_keep_order_range_and_mean(values: list[float],
     assert all(low <= high * (1 + 1e-9) for low, high in itertools.pairwise(found))
     assert values[0] * (1 - 1e-6) <= found[0]
     assert found[-1] <= values[-1] * (1 + 1e-6)
-
-
-def test_percentile_is_the_nearest_rank() -> None:
-    values = list(range(1, 201))
-    assert (percentile(values, 50), percentile(values, 99), percentile([5], 99)) == (100, 198, 5)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,4 +1,4 @@
-"""`sloop profile`: measure a model here."""
+"""`sloop profile`: the latency of a model on this machine, measured or refined from a server's log."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,70 +6,129 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from sloop.cli.command import Answer, command
-from sloop.cli.lists import counts, numbers, shape
-from sloop.cli.number import Number
-from sloop.cli.screen import progress, table
+from sloop.cli.command import CommandOutput, Number, command, counts, numbers, progress, shape, table
 from sloop.errors import InputError
-from sloop.profile import batchable
 from sloop.profile.examine import check_rows
-from sloop.profile.measure import SECONDS, default_cores, measure
-from sloop.profile.paying import paying_batches
-from sloop.profile.profile import Profile
-from sloop.profile.sample import Sample
-from sloop.profile.session import is_python
-from sloop.profile.store import path_beside, save_profile
+from sloop.profile.examine import free_batch as open_batch
+from sloop.profile.fit import Percentile
+from sloop.profile.measure import PASSES, SECONDS, batch_sweep, default_cores, measure
+from sloop.profile.model import is_python
+from sloop.profile.passes import speed_range
+from sloop.profile.profile import Profile, Sample, path_beside, save_profile
 from sloop.report.tables import Table
-from sloop.serve.actuator.confined import confined
+from sloop.runlog import read_log
+from sloop.serve.cpu_quota import confined
+from sloop.systems.replay import refined_profiles
 
 FORMS = ["table", "amdahl", "quadratic"]
 EXAMPLE = """
 sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
+sloop profile --from-log .sloop/events.jsonl
 """
 
 
 @command("profile", example=EXAMPLE)
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--batches", type=counts, metavar="COUNTS", help="[default: 1,2,4,8,… while larger ones bring more].")
-@click.option("--cores", type=numbers, metavar="NUMBERS", help="Fractions where the machine can [default: 1,2,… all].")
-@click.option("--seconds", type=Number(min=0, min_open=True), default=SECONDS, help="Time for each cell.")
-@click.option("--shape", "shapes", type=shape, multiple=True, metavar="NAME=SIZES", help="Of one row of an open input.")
-@click.option("--percentile", type=click.Choice(["p99", "p50"]), default="p99", help="What the profile promises.")
-@click.option("--form", type=click.Choice(FORMS), default="table", help="How it speaks between cells.")
-@click.option("--free-batch", is_flag=True, help="First open a batch dimension that was fixed, beside MODEL.")
+@click.argument("model", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--from-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Measure nothing: add the durations of batches in this server's event log to the profiles of its models.",
+)
+@click.option(
+    "--batches",
+    type=counts,
+    metavar="COUNTS",
+    help="Batch sizes to measure [default: 1,2,4,8,… while throughput rises].",
+)
+@click.option(
+    "--cores",
+    type=numbers,
+    metavar="NUMBERS",
+    help="Core counts to measure, fractions where the machine supports them [default: 1,2,… all].",
+)
+@click.option(
+    "--passes",
+    type=click.IntRange(min=1),
+    default=PASSES,
+    show_default=True,
+    help="How often to measure everything; differences between passes become the range of predictions.",
+)
+@click.option(
+    "--seconds",
+    type=Number(min=0, min_open=True),
+    default=SECONDS,
+    show_default=True,
+    help="Time to measure each pair of batch size and cores in each pass.",
+)
+@click.option(
+    "--alone",
+    is_flag=True,
+    help="Measure without the stand-in for gateway and clients that shares the machine by default.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    type=shape,
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Shape of one row of an input with open dimensions.",
+)
+@click.option(
+    "--percentile",
+    type=click.Choice(["p99", "p50"]),
+    default="p99",
+    show_default=True,
+    help="Percentile that the profile predicts.",
+)
+@click.option(
+    "--form",
+    type=click.Choice(FORMS),
+    default="table",
+    show_default=True,
+    help="How to interpolate between the measurements.",
+)
+@click.option(
+    "--free-batch",
+    is_flag=True,
+    help="First write a copy of MODEL whose fixed batch dimension is open, and measure that.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")
-def profile(
-    model: Path,
+def profile(  # one parameter for each option
+    model: Path | None,
+    from_log: Path | None,
     batches: tuple[int, ...] | None,
     cores: tuple[float, ...] | None,
+    passes: int,
     seconds: float,
+    alone: bool,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    percentile: str,
+    percentile: Percentile,
     form: str,
     free_batch: bool,
     out: Path | None,
-) -> Answer:
-    """Measure MODEL on this machine, for each batch on each core count, and fit its latency.
+) -> CommandOutput:
+    """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit it.
 
-    MODEL is an ONNX file, or Python with a class Model (see docs/applications.md).
+    MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). With --from-log, MODEL may be
+    left out: the profiles of all models in the log are refined.
     """
+    if from_log is not None:
+        return _refine(from_log, model, percentile, form, out)
+    if model is None:
+        raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
     rows = dict(shapes)
-    if free_batch and is_python(model):
-        what = "the batch of a model written in Python is its author's"
-        raise InputError(what, where=str(model), help="write -1 as the first size of its inputs and outputs")
     if free_batch:
-        fixed, model = model, model.with_suffix(".free.onnx")
-        batchable.free_batch(fixed, model, shapes=rows)
+        model = _opened(model, rows)
     if batches is None or max(batches) > 1:
         check_rows(model, rows)
     chosen = cores or default_cores()
     if batches is None:
-        batches = paying_batches(model, cores=max(chosen), shapes=rows, limit=confined)
-    with progress(f"measuring {model.name}", total=len(batches) * len(chosen)) as advance:
+        batches = batch_sweep(model, cores=max(chosen), shapes=rows, limit=confined)
+    with progress(f"measuring {model.name}", total=passes * len(batches) * len(chosen)) as advance:
 
-        def show(done: int, cells: int, sample: Sample) -> None:
+        def update(done: int, cells: int, sample: Sample) -> None:
             advance(done, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
 
         made = measure(
@@ -77,28 +136,69 @@ def profile(
             batches=batches,
             cores=chosen,
             seconds=seconds,
+            passes=passes,
             shapes=rows,
             limit=confined,
-            progress=show,
+            progress=update,
             percentile=percentile,
+            alone=alone,
         )
-    if form not in made.fits:
-        raise InputError(f"too few cells to fit {form!r}", help="measure more batches and core counts")
-    made = made.with_fit(form)
     path = out or path_beside(model)
+    made = _saved(made, form, path)
+    return CommandOutput(value_of(model, made), display(made, path, form))
+
+
+def _opened(model: Path, rows: dict[str, tuple[int, ...]]) -> Path:
+    if is_python(model):
+        raise InputError(
+            "--free-batch changes ONNX files only",
+            where=str(model),
+            help="in a model written in Python, write -1 as the first size of its inputs and outputs",
+        )
+    opened = model.with_suffix(".free.onnx")
+    open_batch(model, opened, shapes=rows)
+    return opened
+
+
+def _saved(made: Profile, form: str, path: Path) -> Profile:
+    if form not in made.fits:
+        raise InputError(f"too few measurements to fit {form!r}", help="measure more batches and core counts")
+    made = made.with_fit(form)
     save_profile(made, path)
-    return Answer(value_of(model, made), shown(made, path))
+    return made
+
+
+def _refine(log: Path, model: Path | None, percentile: Percentile, form: str, out: Path | None) -> CommandOutput:
+    found = refined_profiles(read_log(log), model, percentile)
+    if out is not None and len(found) > 1 and not out.is_dir():
+        help_text = "give a folder, or the MODEL whose profile is wanted"
+        raise InputError(f"the log has batches of {len(found)} models, and --out is one file", help=help_text)
+    values: list[dict[str, object]] = []
+    shown: list[RenderableType] = []
+    for source, refined in found.items():
+        name = path_beside(source)
+        path = name if out is None else out / name.name if out.is_dir() else out
+        made = _saved(refined, form, path)
+        values.append(value_of(source, made))
+        shown += display(made, path, form)
+    return CommandOutput({"profiles": values}, shown)
 
 
 def value_of(model: Path, made: Profile) -> dict[str, object]:
-    """The promised keys, and where the figures come from."""
+    """The object for `--json`."""
     return {
         "model": str(model),
         "hardware": made.hardware,
         "software": made.software,
         "date": made.date,
         "samples": made.samples,
+        "passes": [
+            {"date": one.date, "in_service": one.in_service, "beside": one.beside, "cells": len(one.samples)}
+            for one in made.passes
+        ],
+        "speed_range": speed_range(made),
         "load_ms": made.load_s * 1e3,
+        "startup": made.startup,
         "memory_bytes": made.memory_bytes,
         "fits": {
             name: {"params": fit.params, "r2": fit.r2, "mape": fit.mape, "max_error": fit.max_error}
@@ -107,13 +207,34 @@ def value_of(model: Path, made: Profile) -> dict[str, object]:
     }
 
 
-def shown(made: Profile, path: Path) -> Sequence[RenderableType]:
-    """Samples and fits as tables."""
+def display(made: Profile, path: Path, form: str) -> Sequence[RenderableType]:
+    """Measurements and fits as tables."""
     cells = tuple((s.batch, s.cores, s.p50_ms, s.p99_ms, s.n, 1e3 * s.batch / s.p50_ms) for s in made.samples)
     fits = tuple((name, fit.r2, fit.mape, fit.max_error) for name, fit in made.fits.items())
-    loading = f"loads in {made.load_s * 1e3:.0f} ms, takes {made.memory_bytes / 2**20:.0f} MiB"
+    passes = tuple((one.date, "service" if one.in_service else "profile", one.beside) for one in made.passes)
     return [
         table(Table(made.hardware, ("batch", "cores", "p50 ms", "p99 ms", "runs", "rows/s"), cells)),
+        table(Table("", ("pass", "from", "beside it ran"), passes)),
         table(Table("", ("fit", "r2", "mean error", "largest error"), fits)),
-        f"{loading}; speaks through {type(made.latency_ms).__name__.lower()}; written to {path}",
+        *_remarks(made),
+        f"the profile predicts with the fit {form!r} and is in {path}",
     ]
+
+
+def _remarks(made: Profile) -> Sequence[str]:
+    """What the tables do not show: start-up, the range of speeds, cells that were scaled."""
+    lines = [f"a replica starts in {made.load_s * 1e3:.0f} ms and takes {made.memory_bytes / 2**20:.0f} MiB"]
+    found = speed_range(made)
+    if found is None:
+        lines.append("one pass only: predictions from this profile have no range")
+    else:
+        faster, slower = 100 * (1 - found.fast), 100 * (found.slow - 1)
+        lines.append(f"by {found.passes} passes, a run may be {faster:.1f} % faster to {slower:.1f} % slower than this")
+    scaled = [sample for sample in made.samples if sample.scaled != 1.0]
+    if scaled:
+        low, high = min(s.scaled for s in scaled), max(s.scaled for s in scaled)
+        lines.append(
+            f"{len(scaled)} cells did not occur in service: durations were multiplied by {low:.3g} to {high:.3g}, "
+            "the ratio of service to profile in the cells that did"
+        )
+    return lines

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
+from sloop.quantities import quantile
 from sloop.units import NS_PER_MS
 
 # Latency as a function of batch size and cores, for every batch ≥ 1 and cores > 0, measured or not.
@@ -159,16 +160,11 @@ def sample_of(batch: int, cores: float, runs_ns: Sequence[int]) -> Sample:
     return Sample(
         batch=batch,
         cores=cores,
-        p50_ms=percentile(ordered_ms, 50),
-        p99_ms=percentile(ordered_ms, 99),
+        p50_ms=quantile(ordered_ms, 0.5),
+        p99_ms=quantile(ordered_ms, 0.99),
         n=len(ordered_ms),
         likely_ms=tuple(round(value, 3) or 0.001 for value in likely(ordered_ms, LIKELY)),
     )
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Nearest-rank percentile of ascending values."""
-    return ordered[(percent * len(ordered) + 99) // 100 - 1]
 
 
 def likely(ordered: Sequence[float], count: int) -> list[float]:

@@ -1,0 +1,188 @@
+"""What separate passes over a model say together: pooled samples, how far the machine's speed varies, and refinement.
+
+Two passes over the same cells differ, because a machine is not equally fast at all times. `speed_range` estimates from
+their differences how much faster or slower than the profile a further run may be. `refined` adds the durations that a
+server's log shows as one more pass: in service a batch can take longer than when it was measured, so cells that service
+has shown replace the measured ones, and the others are scaled by the same ratio.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
+from statistics import fmean, stdev
+from typing import Final
+
+from msgspec import Struct, structs
+
+from sloop.profile.fit import Percentile, fit_all
+from sloop.profile.profile import FLOOR_MS, LIKELY, LatencyTable, Pass, Profile, Sample, likely, sample_of
+from sloop.quantities import quantile
+
+CellKey = tuple[int, float]
+"""Batch size and cores."""
+
+STUDENT_T: Final = (3.08, 1.89, 1.64, 1.53, 1.48, 1.44, 1.41, 1.40, 1.38, 1.37)
+"""90 % quantile of Student's t for 1, 2, … degrees of freedom: 80 % of further runs lie within ± this many standard
+deviations. The simulator adds a term for sampling on both sides, which makes the prediction one of about 90 %."""
+SPEED_SD_MIN: Final = 0.01
+"""Passes that agree better than 1 % do so by chance: no shared machine repeats itself better."""
+
+
+class SpeedRange(Struct, frozen=True):
+    """How a further run's durations may differ from the profile's: by factors from `fast` ≤ 1 to `slow` ≥ 1."""
+
+    fast: float
+    slow: float
+    passes: int
+    """How many passes this was estimated from."""
+
+
+def speed_range(profile: Profile) -> SpeedRange | None:
+    """The range in which the speed of one further run is expected; None with fewer than two comparable passes.
+
+    Each pass has a speed: the mean, over the cells that all passes have, of the logarithm of its mean duration. Their
+    standard deviation s gives the prediction interval of one more pass, ± t · s · √(1 + 1/n). Passes in service count
+    if there are two of them, because that is where the prediction is for; otherwise those of `sloop profile`.
+    """
+    for in_service in (True, False):
+        chosen = [known for known in profile.passes if known.in_service is in_service]
+        speeds = _speeds(chosen)
+        if len(speeds) > 1:
+            student = STUDENT_T[min(len(speeds) - 1, len(STUDENT_T)) - 1]
+            width = student * max(SPEED_SD_MIN, stdev(speeds)) * sqrt(1 + 1 / len(speeds))
+            return SpeedRange(exp(-width), exp(width), len(speeds))
+    return None
+
+
+def _speeds(passes: Sequence[Pass]) -> list[float]:
+    means_ms = [{(sample.batch, sample.cores): sample.mean_ms for sample in one.samples} for one in passes]
+    common = sorted(set.intersection(*map(set, means_ms))) if means_ms else []
+    return [fmean(log(one[cell]) for cell in common) for one in means_ms] if common else []
+
+
+def pooled(samples: Sequence[Sample]) -> Sample:
+    """One sample of a cell for several of it, each counting by its runs. The P99 is the mean of theirs."""
+    if len(samples) == 1:
+        return samples[0]
+    runs = [max(1, sample.n) for sample in samples]
+    parts = sorted(
+        (duration_ms, count / len(sample.likely_ms or (0,)))
+        for sample, count in zip(samples, runs, strict=True)
+        for duration_ms in sample.likely_ms or (sample.p50_ms,)
+    )
+    spread_ms = _equal_parts(parts)
+    return Sample(
+        batch=samples[0].batch,
+        cores=samples[0].cores,
+        p50_ms=quantile(spread_ms, 0.5),
+        p99_ms=sum(sample.p99_ms * count for sample, count in zip(samples, runs, strict=True)) / sum(runs),
+        n=sum(sample.n for sample in samples),
+        likely_ms=tuple(round(value, 3) or 0.001 for value in spread_ms),
+    )
+
+
+def _equal_parts(weighted: Sequence[tuple[float, float]]) -> list[float]:
+    """`LIKELY` equally likely values for ascending weighted ones; each weight is resolved to 1/16 of such a part."""
+    total = sum(weight for _, weight in weighted)
+    steps, reached, place = LIKELY * 16, 0.0, -1
+    values: list[float] = []
+    for step in range(steps):
+        while reached <= (step + 0.5) / steps * total and place + 1 < len(weighted):
+            place += 1
+            reached += weighted[place][1]
+        values.append(weighted[place][0])
+    return likely(values, LIKELY)
+
+
+def refined(
+    profile: Profile,
+    runs: Mapping[CellKey, Sequence[int]],
+    *,
+    date: str,
+    beside: str,
+    percentile: Percentile = "p99",
+) -> Profile:
+    """The profile with the durations in ns of batches in service as one more pass; its latencies are fitted again.
+
+    `date` is when that service began: a pass in service of the same date is replaced, so that refining twice from one
+    log is the same as refining once. ValueError if `runs` is empty.
+    """
+    if not runs:
+        raise ValueError("no batches to refine the profile from")
+    measured = (Pass(date=profile.date, beside="not recorded", samples=profile.samples),) if profile.samples else ()
+    before = [one for one in profile.passes or measured if not (one.in_service and one.date == date)]
+    shown = tuple(sample_of(*cell, runs[cell]) for cell in sorted(runs))
+    passes = (*before, Pass(date=date, in_service=True, beside=beside, samples=shown))
+    samples = _in_service(profile, passes)
+    fits = fit_all(samples, percentile)
+    return structs.replace(
+        profile,
+        latency_ms=fits["table"].params,
+        max_batch=max(profile.max_batch, *(batch for batch, _ in runs)),
+        origin="measured",
+        measured=None,
+        source=f"{profile.source.partition('; refined')[0]}; refined from service, {percentile}",
+        date=date[:10] or profile.date,
+        samples=samples,
+        passes=passes,
+        fits=fits,
+    )
+
+
+def _in_service(profile: Profile, passes: Sequence[Pass]) -> tuple[Sample, ...]:
+    """Samples of the full grid of batch sizes and cores: as seen in service, otherwise as measured × a ratio.
+
+    The ratio is that of cells in service over the same cells as measured, on the same core count if there are any.
+    """
+    alone = _pooled_cells([one for one in passes if not one.in_service])
+    seen = _pooled_cells([one for one in passes if one.in_service])
+    base = _Base(profile, list(alone.values()))
+    batches = sorted({cell[0] for cell in (*alone, *seen)})
+    all_cores = sorted({cell[1] for cell in (*alone, *seen)})
+    samples: list[Sample] = []
+    for cores in all_cores:
+        alike = [sample for sample in seen.values() if sample.cores == cores] or list(seen.values())
+        ratio = sum(s.n * s.mean_ms for s in alike) / sum(s.n * base.at(s.batch, s.cores).mean_ms for s in alike)
+        samples += [seen.get((batch, cores)) or base.at(batch, cores, ratio) for batch in batches]
+    return tuple(samples)
+
+
+def _pooled_cells(passes: Sequence[Pass]) -> dict[CellKey, Sample]:
+    cells: dict[CellKey, list[Sample]] = {}
+    for one in passes:
+        for sample in one.samples:
+            cells.setdefault((sample.batch, sample.cores), []).append(sample)
+    return {cell: pooled(samples) for cell, samples in cells.items()}
+
+
+class _Base:
+    """Samples as they were measured, interpolated between cells; of a profile without any, its latency function."""
+
+    def __init__(self, profile: Profile, samples: Sequence[Sample]) -> None:
+        self._cells = {(sample.batch, sample.cores): sample for sample in samples}
+        self._tables = tables_of(samples) if samples and all(sample.likely_ms for sample in samples) else []
+        self._latency = profile.latency_ms
+
+    def at(self, batch: int, cores: float, ratio: float = 1.0) -> Sample:
+        """The sample of a cell, its durations times `ratio`."""
+        own = self._cells.get((batch, cores))
+        durations_ms = [table.latency_ms(batch, cores) for table in self._tables]
+        if not durations_ms:
+            durations_ms = [max(FLOOR_MS, self._latency.latency_ms(batch, cores))]
+        p50_ms = own.p50_ms if own else quantile(durations_ms, 0.5)
+        p99_ms = own.p99_ms if own else durations_ms[-1]
+        scaled_ms = tuple(round(duration_ms * ratio, 3) or 0.001 for duration_ms in durations_ms)
+        return Sample(batch, cores, p50_ms * ratio, p99_ms * ratio, own.n if own else 0, scaled_ms, round(ratio, 4))
+
+
+def tables_of(samples: Sequence[Sample]) -> list[LatencyTable]:
+    """One table over batch and cores for each of the equally likely durations, the shortest first.
+
+    A cell with fewer durations than another repeats each of its own, so that all tables have all cells.
+    """
+    count = max(len(sample.likely_ms) for sample in samples)
+    tables: list[dict[int, dict[float, float]]] = [{} for _ in range(count)]
+    for sample in samples:
+        durations_ms = sample.likely_ms
+        for number, table in enumerate(tables):
+            table.setdefault(sample.batch, {})[sample.cores] = durations_ms[number * len(durations_ms) // count]
+    return [LatencyTable(table) for table in tables]

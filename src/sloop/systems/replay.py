@@ -1,0 +1,184 @@
+"""What a log's header says of a run, the way back from it to the same core, and the comparison of the two.
+
+Promises that `rebuild(header_of(setup, …))` decides as the recorded core did: the header holds the application with its
+profiles and its system with its parameters. Knows no driver, no clock, no file.
+"""
+
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from sloop import __version__
+from sloop.actions import Action
+from sloop.app.application import Application, SystemChoice
+from sloop.core import Core
+from sloop.errors import InputError
+from sloop.events import Event
+from sloop.profile.fit import Percentile
+from sloop.profile.passes import refined
+from sloop.profile.profile import Profile, load_profile, path_beside
+from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
+from sloop.runlog.durations import BATCHES_MIN, batch_durations
+from sloop.systems.setup import Setup, set_up
+
+
+def header_of(setup: Setup, *, origin: str, seed: int | None = None, date: str = "") -> Header:
+    """What a log of this run begins with; `origin` is `live` or `sim`, `date` an ISO 8601 instant."""
+    application = replace(setup.application, lines={})  # a copy has no cached values, and lines belong to the file
+    return Header(
+        origin=origin,
+        application=msgspec.to_builtins(application, str_keys=True),
+        system=application.system.name,
+        parameters=dict(application.system.parameters),
+        profiles={
+            f"{stage}/{variant}": msgspec.to_builtins(belief.profile, str_keys=True)
+            for (stage, variant), belief in setup.beliefs.items()
+        },
+        seed=seed,
+        software={"sloop": __version__, "python": platform.python_version()},
+        date=date,
+    )
+
+
+def rebuild(header: Header) -> Setup:
+    """The setup a log was recorded with, as fresh as it was then. InputError where the header does not say it all."""
+    try:
+        application = msgspec.convert(header.application, Application, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"the log's header describes no application: {error}", help="record the run again with this sloop"
+        ) from error
+    return set_up(application, SystemChoice(header.system, header.parameters))
+
+
+def refined_profiles(
+    log: RecordedLog, model: Path | None = None, percentile: Percentile = "p99"
+) -> dict[Path, Profile]:
+    """By model file, its profile with the durations of the log's batches as one more pass (`sloop.profile.passes`).
+
+    What is refined is the profile beside the model if it is of the same model file as the log's, otherwise the log's.
+    `model` chooses one file. InputError for a simulated run, or if the log has too few batches, or none of `model`.
+    """
+    header, where = log.header, str(log.path)
+    if header.origin != "live":
+        raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
+    durations_ns = batch_durations(log)
+    profiles: dict[Path, Profile] = {}
+    runs_ns: dict[Path, dict[tuple[int, float], list[int]]] = {}
+    for stage in rebuild(header).application.stages:
+        for variant in stage.variants:
+            cells = durations_ns.get((stage.name, variant.name))
+            if not cells or variant.model is None or variant.profile is None:
+                continue
+            path = Path(variant.model)
+            if model is None or path.resolve() == model.resolve():
+                profiles[path] = _newest(path, variant.profile)
+                for cell, found_ns in cells.items():
+                    runs_ns.setdefault(path, {}).setdefault(cell, []).extend(found_ns)
+    if not profiles:
+        of = f"{model.name!r}" if model else "any model"
+        what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"
+        raise InputError(what, where=where, help="record a longer run, or one of this model")
+    beside = f"a server under {header.system}, {log.path.name}"
+    return {
+        path: refined(profile, runs_ns[path], date=header.date, beside=beside, percentile=percentile)
+        for path, profile in profiles.items()
+    }
+
+
+def _newest(model: Path, logged: Profile) -> Profile:
+    """The profile beside the model, which other logs may have refined since; the logged one if the model changed."""
+    path = path_beside(model)
+    kept = load_profile(path) if path.is_file() else logged
+    return kept if kept.model_digest == logged.model_digest else logged
+
+
+class Difference(Struct, frozen=True):
+    """Where a replay left its recording."""
+
+    at_ns: int
+    record: int
+    """Which record of the log, from 1; the header is not counted."""
+    recorded: dict[str, Any]
+    """What the log has there."""
+    replayed: dict[str, Any] | None
+    """What the core answered instead; None where it answered nothing more."""
+
+
+class Replayed(Struct, frozen=True):
+    """How a replay went; `difference` is None where every action was the recorded one."""
+
+    events: int
+    actions: int
+    difference: Difference | None
+
+
+def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: bool = False) -> Replayed:
+    """Feed the recorded events to a fresh core and compare its answers with the recorded actions, up to the first
+    difference. What follows an event in a log is the answer to it; a log that was cut may lack the end of the last one.
+
+    `together` for a log whose events of equal instants were handed over together: every live one (`together_in`).
+    """
+    events = actions = 0
+    for step in _steps(records):
+        events += 1
+        answers = core.handle(step.now_ns, step.event, batch_continues=together and step.next_ns == step.now_ns)
+        for place, recorded in enumerate(step.actions):
+            actions += 1
+            if place >= len(answers) or answers[place] != recorded:
+                return Replayed(events, actions, _difference(step, place, answers))
+        if step.next_ns is not None and len(answers) > len(step.actions):
+            return Replayed(events, actions, _difference(step, len(step.actions), answers))
+    return Replayed(events, actions, None)
+
+
+def together_in(header: Header) -> bool:
+    """Whether the core was told of all events of an instant before it made batches: so does the live driver."""
+    return header.origin == "live"
+
+
+@dataclass(slots=True)
+class _Step:
+    """An event of a log, the actions that follow it, and what comes then: None at the log's end."""
+
+    now_ns: int
+    event: Event
+    record: int
+    """Which record of the log the event is, from 1."""
+    actions: list[Action] = field(default_factory=list)
+    next_ns: int | None = None
+    next_record: Record | None = None
+
+
+def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
+    step: _Step | None = None
+    for number, (now_ns, record) in enumerate(records, start=1):
+        if isinstance(record, ACTIONS):
+            if step is None:
+                what = f"the log begins with an answer: {type(record).__name__}"
+                raise InputError(what, help="the file was changed; record the run again")
+            step.actions.append(record)
+            continue
+        assert isinstance(record, EVENTS), record
+        if step is not None:
+            step.next_ns, step.next_record = now_ns, record
+            yield step
+        step = _Step(now_ns, record, number)
+    if step is not None:
+        yield step
+
+
+def _difference(step: _Step, place: int, answers: Sequence[Action]) -> Difference:
+    """At the action in `place` after the step's event, or at the event that follows too early."""
+    recorded = step.actions[place] if place < len(step.actions) else step.next_record
+    return Difference(
+        at_ns=step.now_ns if place < len(step.actions) or step.next_ns is None else step.next_ns,
+        record=step.record + 1 + place,
+        recorded=msgspec.to_builtins(recorded),
+        replayed=msgspec.to_builtins(answers[place]) if place < len(answers) else None,
+    )
