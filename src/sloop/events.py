@@ -3,21 +3,37 @@
 A driver may repeat, delay or reorder events about batches and replicas; the core ignores what it no longer waits for.
 """
 
+from collections.abc import Iterable
+from itertools import repeat
+from typing import TypeVar
+
 from msgspec import Struct
 
 from sloop.vocabulary import BatchId, ReplicaId, Request, RequestId
 
+V = TypeVar("V")
 
-class Finished(Struct, frozen=True, gc=False, tag="finished"):
+
+class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True):
     """A batch is done. `service_ns` is what the replica measured for the forward pass, without transport."""
 
     batch: BatchId
     replica: ReplicaId
     service_ns: int
     edge_counts: tuple[tuple[int, ...], ...] = ()
-    """Where its requests go next: for each of the batch, and each edge that leads away from the stage, how many parts
-    take that edge: 0 or 1, any number where the edge takes apart. Empty where all take every edge, once. Below 0 where
-    the request's own tensors fit nothing, so that it fails and its batch does not."""
+    """Per request, how many items were sent along each outgoing edge of the stage: 0 or 1, any number where the edge
+    fans out. An empty tuple for a request means one along each edge; no tuples mean that for all of them."""
+    faults: tuple[int, ...] = ()
+    """Positions in the batch of requests that fail although the batch does not, because their own tensors fit no input
+    of the model or decide about no edge. Their `edge_counts` mean nothing."""
+
+    def continuing(self, visits: Iterable[V]) -> Iterable[tuple[V, tuple[int, ...]]]:
+        """The batch's visits without the faults, each with its edge counts. `visits` are all of the batch, in order."""
+        counts: Iterable[tuple[int, ...]] = self.edge_counts or repeat(())
+        pairs = zip(visits, counts, strict=bool(self.edge_counts))
+        if not self.faults:
+            return pairs
+        return [pair for index, pair in enumerate(pairs) if index not in self.faults]
 
 
 class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed"):
@@ -49,13 +65,13 @@ class ReplicaLost(Struct, frozen=True, gc=False, tag="replica_lost"):
 
 
 class ReplicaStopped(Struct, frozen=True, gc=False, tag="replica_stopped"):
-    """A replica that was told to stop has given its resources back."""
+    """A replica that was asked to stop has freed its resources."""
 
     replica: ReplicaId
 
 
 class Resized(Struct, frozen=True, gc=False, tag="resized"):
-    """A replica now runs on `cores`, be it what was asked or what the machine would give."""
+    """A replica now runs on `cores`: what was asked for, or what the machine granted."""
 
     replica: ReplicaId
     cores: float
@@ -68,7 +84,7 @@ class Cancelled(Struct, frozen=True, gc=False, tag="cancelled"):
 
 
 class Draining(Struct, frozen=True, gc=False, tag="draining"):
-    """The server is asked to stop: finish what is here, refuse what comes."""
+    """The server is asked to stop: it finishes open requests and rejects new ones."""
 
 
 class Woke(Struct, frozen=True, gc=False, tag="woke"):

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import PATHS_MAX, Each, Graph, Step, When, scopes_of
-from sloop.app.journey import UNFIT, Journey
+from sloop.app.progress import RequestProgress
 from sloop.errors import InputError
 from sloop.units import ms
-from sloop.vocabulary import Path
+from sloop.vocabulary import Path, Request, RequestId
 
 OCR = (
     Step("find"),
@@ -28,7 +28,7 @@ def kinds(graph: Graph) -> dict[tuple[str, str], str]:
 def test_parts_run_from_where_they_are_taken_apart_to_where_they_meet() -> None:
     graph = Graph(OCR)
     assert graph.scopes == {"find": "", "turn": "turn", "read": "turn", "merge": ""}
-    assert graph.inside("turn") == ("turn", "read")
+    assert graph.stages_in("turn") == ("turn", "read")
     assert kinds(graph) == {
         ("find", "turn"): "each",
         ("find", "merge"): "one",
@@ -36,7 +36,7 @@ def test_parts_run_from_where_they_are_taken_apart_to_where_they_meet() -> None:
         ("read", "merge"): "join",
     }
     assert graph.parts_max["find"] == (50, 1)
-    assert graph.told_by == {"find": 1, "turn": 1, "read": 1, "merge": 2}
+    assert graph.predecessors == {"find": 1, "turn": 1, "read": 1, "merge": 2}
     assert not graph.is_plain
 
 
@@ -50,7 +50,7 @@ def test_edges_come_in_the_order_of_their_targets() -> None:
 def test_requests_begin_at_entries() -> None:
     graph = Graph((Step("a"), Step("b", ("a",), entry=True), Step("c", ("b",))))
     assert graph.entries == ("a", "b")
-    assert graph.told_by == {"a": 1, "b": 2, "c": 1}
+    assert graph.predecessors == {"a": 1, "b": 2, "c": 1}
     assert not graph.is_plain
     assert Graph((Step("a", entry=True),)).is_plain, "where nothing comes before, that goes without saying"
 
@@ -120,7 +120,7 @@ def test_parts_of_two_kinds_may_meet() -> None:
 
 def likelihoods(*steps: Step) -> list[float]:
     graph = Graph((Step("a"), *steps))
-    return [round(graph.likelihood(edge), 9) for edge in graph.edges["a"]]
+    return [round(graph.probability(edge), 9) for edge in graph.edges["a"]]
 
 
 def branch(name: str, output: str = "kind", values: tuple[int, ...] = (), share: float | None = None) -> Step:
@@ -233,7 +233,7 @@ def test_declared_paths_say_who_goes_where() -> None:
         {("", "a"): 0.25, ("", "b"): 0.75, ("a", "c"): 1.0, ("b", "c"): 1.0, ("c", "d"): 0.75}
     )
     assert graph.visits() == pytest.approx({"a": 0.25, "b": 0.75, "c": 1.0, "d": 0.75})
-    assert graph.on == {"a": 0b001, "b": 0b110, "c": 0b111, "d": 0b101}
+    assert graph.paths_through == {"a": 0b001, "b": 0b110, "c": 0b111, "d": 0b101}
 
 
 def test_a_declared_path_goes_through_every_part() -> None:
@@ -278,7 +278,7 @@ def test_what_must_hold_for_a_stage_to_be_entered() -> None:
     names = list(graph.steps)
     found = {(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if graph.are_alternatives(a, b)}
     assert found == pairs
-    assert graph.below["dogs"] == {"pets", "loud", "silent"}
+    assert graph.descendants["dogs"] == {"pets", "loud", "silent"}
     assert [name for name in names if graph.may_end_at(name)] == ["look", "pets", "loud", "silent", "scene"]
 
 
@@ -307,7 +307,7 @@ def test_many_ways_are_not_walked_one_by_one() -> None:
         steps += [Step(f"a{level}", (f"s{level}",)), Step(f"b{level}", (f"s{level}",))]
         steps.append(Step(f"s{level + 1}", (f"a{level}", f"b{level}")))
     graph = Graph(steps)
-    assert len(graph.below["s0"]) == 120
+    assert len(graph.descendants["s0"]) == 120
     assert graph.conditions["s40"] == frozenset()
     assert graph.visits()["s40"] == 1.0
 
@@ -315,10 +315,8 @@ def test_many_ways_are_not_walked_one_by_one() -> None:
 def test_ways_that_fit_no_edge_are_told() -> None:
     graph = Graph((Step("find"), Step("read", ("find",), each=Each("find", most=6)), Step("tell", ("find",))))
     assert graph.fault("find", (6, 1)) == graph.fault("find", (0, 0)) == graph.fault("tell", ()) == ""
-    assert graph.fault("find", (7, 1)) == "find gave 7 parts to read, which takes 6 of a request at most"
-    assert graph.fault("find", (2, 2)) == "find gave 2 parts to tell, which takes 1 of a request at most"
-    for stage in ("find", "tell"):
-        assert graph.fault(stage, UNFIT) == f"{stage} was given, or gave, tensors that it cannot go on with"
+    assert graph.fault("find", (7, 1)) == "find sends 7 parts to read, which takes at most 6 of a request"
+    assert graph.fault("find", (2, 2)) == "find sends 2 parts to tell, which takes at most 1 of a request"
 
 
 @given(st.integers(0, 2**32))
@@ -334,30 +332,30 @@ def test_what_was_passed_on_the_way_to_a_stage_is_what_outputs_can_lead_to(seed:
     graph = Graph(steps)
     seen: dict[str, set[frozenset[str]]] = {name: set() for name in names}
     for kinds in product(range(4), repeat=len(names)):
-        kind, journey = dict(zip(names, kinds, strict=True)), Journey(graph)
-        entered = journey.begin()
+        kind, progress = dict(zip(names, kinds, strict=True)), RequestProgress(graph, Request(RequestId(1), 0, 0, 1))
+        entered = progress.begin()
         while entered:
             name, _ = entered.pop()
             asked = [edge.when for edge in graph.edges[name]]
             ways = [w is None or (kind[name] in w.values if w.values else kind[name] != 0) for w in asked]
-            entered += journey.finish(name, 0, [int(way) for way in ways])
-        for name in journey.visited:
-            seen[name].add(frozenset(journey.visited).intersection(graph.steps[name].after))
-    assert {name: graph.passed(name, graph.steps[name].after) for name in names} == seen
+            entered += progress.finish(name, 0, [int(way) for way in ways])
+        for name in progress.visited:
+            seen[name].add(frozenset(progress.visited).intersection(graph.steps[name].after))
+    assert {name: graph.combinations_before(name, graph.steps[name].after) for name in names} == seen
 
 
 def test_fan_outs_may_be_empty_and_told_shares_leave_nothing_out() -> None:
     parts = Graph((Step("a"), Step("b", ("a",), each=Each("a")), Step("c", ("a", "b"), join=True)))
-    assert parts.passed("c", ("a", "b")) == {frozenset("a"), frozenset("ab")}
-    assert parts.passed("b", ("a",)) == {frozenset("a")}
+    assert parts.combinations_before("c", ("a", "b")) == {frozenset("a"), frozenset("ab")}
+    assert parts.combinations_before("b", ("a",)) == {frozenset("a")}
     one, two, end = branch("b", values=(1,), share=0.4), branch("c", values=(2,), share=0.6), Step("d", ("a", "b", "c"))
-    assert Graph((Step("a"), one, two, end)).passed("d", ("b", "c")) == {frozenset("b"), frozenset("c")}
+    assert Graph((Step("a"), one, two, end)).combinations_before("d", ("b", "c")) == {frozenset("b"), frozenset("c")}
     told_less = branch("c", values=(2,), share=0.5)
-    assert frozenset() in (Graph((Step("a"), one, told_less, end)).passed("d", ("b", "c")) or ())
+    assert frozenset() in (Graph((Step("a"), one, told_less, end)).combinations_before("d", ("b", "c")) or ())
 
 
 def test_too_many_combinations_are_not_told_apart() -> None:
     many = [Step(f"b{n}", ("a",), (When("a", f"kind{n}"),)) for n in range(40)]
     graph = Graph((Step("a"), *many, Step("end", tuple(step.name for step in many))))
-    assert graph.passed("end", ("b0",)) is None
-    assert graph.passed("b0", ("a",)) == {frozenset("a")}
+    assert graph.combinations_before("end", ("b0",)) is None
+    assert graph.combinations_before("b0", ("a",)) == {frozenset("a")}

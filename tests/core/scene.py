@@ -27,7 +27,7 @@ class Belief:
 
     batch_max: int = 8
     cores_max: float = 16.0
-    load_ns: int = s(5)
+    startup_ns: int = s(5)
     memory_bytes: int = 100
     accuracy: float | None = None
     times: float = 1.0

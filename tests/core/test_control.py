@@ -215,4 +215,4 @@ def test_the_plan_says_how_long_a_full_batch_is_worth_waiting_for() -> None:
     told = plan_of()
     scene = Scene(structs.replace(told, stages=(structs.replace(told.stages[0], wait_ns=ms(7)),)))
     scene.warm_up()
-    assert scene.core.state.stages["only"].wait_ns == ms(7)
+    assert scene.core.state.stages["only"].limits.wait_ns == ms(7)

@@ -102,4 +102,4 @@ def test_memory_does_not_grow_with_requests() -> None:
             scene.beliefs["only", "a"].observed.clear()
             blocks.append(sys.getallocatedblocks())
     assert blocks[1] - blocks[0] < 200
-    assert core.state.stages["only"].replicas[ReplicaId(0)].batches == 1_800
+    assert core.state.stages["only"].pool.replicas[ReplicaId(0)].batches == 1_800

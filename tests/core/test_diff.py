@@ -3,8 +3,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.core.diff import Difference
-from sloop.core.diff import diff as told_rates
+from sloop.core.control import Difference
+from sloop.core.control import diff as told_rates
 from sloop.core.views import ReplicaView
 from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, StagePlan
 

@@ -190,8 +190,8 @@ def started(actions: Sequence[Action], stage: str) -> StartBatch:
     return batch
 
 
-def done(batch: StartBatch, *ways: tuple[int, ...]) -> Finished:
-    return Finished(batch.batch, batch.replica, ms(5), ways)
+def done(batch: StartBatch, *edge_counts: tuple[int, ...], faults: tuple[int, ...] = ()) -> Finished:
+    return Finished(batch.batch, batch.replica, ms(5), edge_counts, faults)
 
 
 def test_a_graph_is_walked_stage_by_stage_and_joined() -> None:
@@ -226,7 +226,7 @@ def test_what_the_stages_ahead_take_at_least_decides_who_is_hopeless() -> None:
     assert started(scene.actions, "a").requests == (1,), "three stages of 11 ms"
     (dropped,) = [a for a in scene.act(11, done(started(scene.actions, "a"))) if isinstance(a, End)]
     assert (dropped.request, dropped.outcome) == (2, Outcome.DROPPED)
-    assert dropped.why == "slack 21.9 ms at a, where the least to the answer is 33.0 ms"
+    assert dropped.why == "slack 21.9 ms at a, where the least time to the answer is 33.0 ms"
     scene.act(22, done(started(scene.actions, "b")))
     scene.act(33, done(started(scene.actions, "c")))
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.DROPPED}
@@ -242,7 +242,7 @@ def test_in_full_batches_of_the_plan_there_is_more_ahead() -> None:
 
 def test_who_waits_for_company_leaves_time_for_the_stages_ahead() -> None:
     scene = on(CHAIN, batch=Full(forever=False, patience=1e9))
-    scene.core.state.stages["a"].wait_ns = 1
+    scene.core.state.stages["a"].limits.wait_ns = 1
     assert scene.act(0, request(1, slo_ms=100)) == []
     assert scene.core.wake_ns == ms(100 - 14 - 22), "a batch of four here, and two of one"
 
@@ -260,7 +260,7 @@ def test_behind_a_branch_the_quickest_way_on_decides() -> None:
     assert started(scene.act(11, done(batch, (1, 0))), "b").requests == (1,)
     scene.act(12, request(2, at_ms=12, slo_ms=22))
     dropped = scene.act(23, done(scene.actions[-1], (0, 1)))  # type: ignore[arg-type]
-    assert "slack 11.0 ms at c, where the least to the answer is 22.0 ms" in str(dropped)
+    assert "slack 11.0 ms at c, where the least time to the answer is 22.0 ms" in str(dropped)
 
 
 def test_ends_that_are_no_answers_name_their_stage() -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from sloop.actions import Action, End, StartBatch, StartReplica
 from sloop.app.graph import Each
-from sloop.app.journey import UNFIT
-from sloop.core.ahead import RUN
-from sloop.core.queue import Queue
+from sloop.core.graph_estimates import RUN
+from sloop.core.state import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, ReplicaLost, ReplicaReady
 from sloop.units import ms
 from sloop.vocabulary import Outcome, Path, RequestId
@@ -54,7 +53,9 @@ def test_nobody_is_given_up_for_parts_that_there_may_not_be() -> None:
     for id in range(1, RUN + 1):
         assert answered(id, 1) == [End(RequestId(id), Outcome.SERVED)]
     (hopeless,) = answered(RUN + 100, 0)
-    assert "slack 15.0 ms at find, where the least to the answer is 22.0 ms" in str(hopeless), "all of late had some"
+    assert "slack 15.0 ms at find, where the least time to the answer is 22.0 ms" in str(hopeless), (
+        "all of late had some"
+    )
 
 
 def test_parts_of_several_requests_share_batches() -> None:
@@ -84,7 +85,7 @@ def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (7, 1)))
-    why = "find gave 7 parts to read, which takes 6 of a request at most"
+    why = "find sends 7 parts to read, which takes at most 6 of a request"
     assert failed == End(RequestId(1), Outcome.FAILED, why, stage="find")
     assert scene.core.is_idle
     assert scene.core.state.stages["read"].monitor.waiting == 0
@@ -95,12 +96,12 @@ def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> N
     scene.act(0, request(1), request(2), request(3), request(4))
     scene.act(11, done(started(scene.actions, "find"), (0, 1)))
     three = [action for action in scene.actions if isinstance(action, StartBatch) and action.stage == "find"][1]
-    failed, *_ = scene.act(25, done(three, (0, 1), UNFIT, (0, 1)))
-    why = "find was given, or gave, tensors that it cannot go on with"
+    failed, *_ = scene.act(25, done(three, (0, 1), (), (0, 1), faults=(1,)))
+    why = "its tensors fit no input of find, or what find returned for it fits no later stage"
     assert failed == End(RequestId(3), Outcome.FAILED, why, stage="find")
     tell = started(scene.act(26, done(started(scene.actions, "tell"))), "tell")
     assert tell.requests == (2, 4)
-    scene.act(40, done(tell, (), UNFIT))
+    scene.act(40, done(tell, faults=(1,)))
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.FAILED, 4: Outcome.FAILED}
     assert scene.core.is_idle
 
@@ -109,7 +110,7 @@ def test_what_takes_one_takes_no_two() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (1, 2)))
-    assert "find gave 2 parts to tell, which takes 1 of a request at most" in str(failed)
+    assert "find sends 2 parts to tell, which takes at most 1 of a request" in str(failed)
 
 
 def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten() -> None:

@@ -1,99 +1,104 @@
+"""TODOC."""
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
-from sloop.core.state import Replica, Stage, State
-from sloop.policies.order import Fifo
-from sloop.units import ms, s
-from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec
+from sloop.core.state import Queue, Replica, StageState, State
+from sloop.policies.order import Edf, Fifo
+from sloop.units import FOREVER_NS, ms, s
+from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan, Visit
 from tests.core.scene import Belief, graph
 
 
-def stage(replicas: int) -> Stage:
-    made = Stage("only", (), {"a": Belief()}, Fifo(), s(1))
+def stage(replicas: int) -> StageState:
+    made = StageState("only", (), {"a": Belief()}, Fifo(), s(1))
     for id in range(replicas):
-        made.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", 1.0), made, 0))
+        made.pool.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", 1.0), made, 0))
     return made
 
 
 def test_idle_replicas_stay_sorted_however_they_come_and_go() -> None:
     made = stage(5)
     for id in (3, 0, 4, 1):
-        made.add_idle(made.replicas[ReplicaId(id)])
-    assert [r.id for r in made.idle] == [0, 1, 3, 4]
-    made.remove_idle(made.replicas[ReplicaId(1)])
-    assert [r.id for r in made.idle] == [0, 3, 4]
+        made.pool.add_idle(made.pool.replicas[ReplicaId(id)])
+    assert [r.id for r in made.pool.idle] == [0, 1, 3, 4]
+    made.pool.remove_idle(made.pool.replicas[ReplicaId(1)])
+    assert [r.id for r in made.pool.idle] == [0, 3, 4]
 
 
 def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() -> None:
     made = stage(2)
-    made.limit = 4
+    made.limits.follow(StagePlan("only", (), 4))
     made.refresh()
-    assert made.startup_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
-    assert made.visit_ns == round(ms(14) / 4 / 2)
-    for replica in made.replicas.values():
-        made.turn(replica, Life.READY)
+    assert made.times.startup_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
+    assert made.times.visit_ns == round(ms(14) / 4 / 2)
+    for replica in made.pool.replicas.values():
+        made.pool.set_life(replica, Life.READY)
     made.refresh()
-    assert made.startup_ns == 0
-    assert made.visit_ns == round(ms(14) / 4 / 2)
+    assert made.times.startup_ns == 0
+    assert made.times.visit_ns == round(ms(14) / 4 / 2)
 
 
 def test_the_least_that_a_stage_takes_is_that_of_its_fastest_ready_replica() -> None:
     made = stage(0)
-    made.limit = 4
-    assert made.least_ns() == (0, 0), "with nobody there, nobody can say"
+    made.limits.follow(StagePlan("only", (), 4))
+    assert made.pool.least_ns() == (0, 0), "with nobody there, nobody can say"
     for id, cores in enumerate((1.0, 2.0, 4.0)):
-        made.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", cores), made, 0))
+        made.pool.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", cores), made, 0))
     made.refresh()
-    assert made.least_ns() == (ms(11 / 4), ms(14 / 4)), "the fastest that starts"
-    made.turn(made.replicas[ReplicaId(1)], Life.READY)
-    assert made.least_ns() == (ms(11 / 2), ms(14 / 2)), "of those that are ready"
+    assert made.pool.least_ns() == (ms(11 / 4), ms(14 / 4)), "the fastest that starts"
+    made.pool.set_life(made.pool.replicas[ReplicaId(1)], Life.READY)
+    assert made.pool.least_ns() == (ms(11 / 2), ms(14 / 2)), "of those that are ready"
 
 
 def test_rates_are_those_of_the_largest_batches_that_the_plan_allows() -> None:
     made = stage(1)
-    made.limit = 4
-    assert made.rate_rps("a", 2.0) == pytest.approx(2 * 4 / 0.014)
-    made.limit = 100
-    assert made.rate_rps("a", 1.0) == pytest.approx(8 / 0.018), "the variant takes no more than eight"
+    made.limits.follow(StagePlan("only", (), 4))
+    assert made.pool.rate_rps("a", 2.0) == pytest.approx(2 * 4 / 0.014)
+    made.limits.follow(StagePlan("only", (), 100))
+    assert made.pool.rate_rps("a", 1.0) == pytest.approx(8 / 0.018), "the variant takes no more than eight"
 
 
 def test_a_replica_counts_with_the_cores_it_has_or_is_about_to_be_left_with() -> None:
     made = stage(1)
-    replica = made.replicas[ReplicaId(0)]
-    made.limit, one_rps = 4, 4 / 0.014
+    replica = made.pool.replicas[ReplicaId(0)]
+    made.limits.follow(StagePlan("only", (), 4))
+    one_rps = 4 / 0.014
     replica.target_cores = 4.0
-    assert made.now_rps(replica.id) == pytest.approx(one_rps)
-    expects = [made.expects]
-    made.turn(replica, Life.READY)
-    expects.append(made.expects)
+    assert made.pool.present_rps(replica.id) == pytest.approx(one_rps)
+    expects = [made.pool.is_changing]
+    made.pool.set_life(replica, Life.READY)
+    expects.append(made.pool.is_changing)
     replica.cores, replica.target_cores, replica.resizing = 4.0, 2.0, 1
-    assert made.now_rps(replica.id) == pytest.approx(2 * one_rps)
-    expects.append(made.expects)
+    assert made.pool.present_rps(replica.id) == pytest.approx(2 * one_rps)
+    expects.append(made.pool.is_changing)
     replica.target_cores = 4.0
-    made.turn(replica, Life.DRAINING)
-    assert [*expects, made.expects] == [True, False, True, True], "it starts; it grows; it shrinks; it leaves"
+    made.pool.set_life(replica, Life.DRAINING)
+    assert [*expects, made.pool.is_changing] == [True, False, True, True], "it starts; it grows; it shrinks; it leaves"
 
 
 def state(application: Application) -> State:
-    stages = [Stage(stage.name, stage.after, {"a": Belief()}, Fifo(), s(1)) for stage in application.order]
+    stages = [StageState(stage.name, stage.after, {"a": Belief()}, Fifo(), s(1)) for stage in application.order]
     return State(stages, application.graph, [Node("n", "local", 4, 1000)])
 
 
 def test_one_stage_needs_no_books_of_a_graph() -> None:
     alone = state(graph(only={}))
-    assert alone.flights is None
-    assert alone.flows is None
+    assert alone.open_requests is None
+    assert alone.visit_rates is None
     assert alone.ingress is alone.stages["only"].monitor
     assert alone.visits() == {"only": 1.0}
 
 
 def test_visits_are_only_counted_where_they_differ() -> None:
     chain = state(graph(a={}, b={"after": ("a",)}))
-    assert chain.flows is None
-    assert chain.flights == {}
+    assert chain.visit_rates is None
+    assert chain.open_requests == {}
     assert chain.ingress not in [stage.monitor for stage in chain.stages.values()]
-    assert state(graph(a={}, b={"after": ("a",), "when": (When("a", "x"),)})).flows is not None
+    assert state(graph(a={}, b={"after": ("a",), "when": (When("a", "x"),)})).visit_rates is not None
 
 
 def test_stages_know_what_leads_away_from_them() -> None:
@@ -103,22 +108,71 @@ def test_stages_know_what_leads_away_from_them() -> None:
         )
     )
     assert [stage.runs_for_parts for stage in parts.stages.values()] == [False, True, False]
-    assert [stage.name for stage in parts.sources] == ["a", "c"]
+    assert [stage.name for stage in parts.entries] == ["a", "c"]
 
 
 def test_what_is_ahead_follows_replicas_and_what_is_learnt() -> None:
     made = state(graph(a={}, b={"after": ("a",)}, c={"after": ("b",)}))
     for id, name in enumerate("abc"):
         there = made.stages[name]
-        there.limit = 4
+        there.limits.follow(StagePlan(name, (), 4))
         replica = Replica(ReplicaId(id), ReplicaSpec(name, "a", 1.0, "n"), there, 0)
         made.replicas[replica.id] = replica
-        there.add(replica)
+        there.pool.add(replica)
         made.set_life(0, replica, Life.READY)
-        there.add_idle(replica)
-    assert [stage.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
-    assert [stage.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
+        there.pool.add_idle(replica)
+    assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
+    assert [stage.times.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
     made.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
-    assert [stage.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
+    assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
     made.forget(0, made.replicas[ReplicaId(1)])
-    assert [stage.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
+    assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
+
+
+def visit(id: int, *, arrived: int = 0, deadline: int = 0) -> Visit:
+    return Visit(Request(RequestId(id), arrived, arrived, deadline), "s", arrived, deadline)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 30))
+def test_edf_takes_the_earliest_deadlines_and_ties_in_order_of_arrival(deadlines: list[int], count: int) -> None:
+    queue = Queue(Edf())
+    for id, deadline in enumerate(deadlines):
+        queue.push(0, visit(id, arrived=id, deadline=deadline))
+    assert queue.sweep_ns == min(deadlines) + 1
+    taken = [v.request.id for v in queue.take(count)]
+    expected = sorted(range(len(deadlines)), key=lambda id: (deadlines[id], id))
+    assert taken == expected[:count]
+    assert [v.request.id for v in queue.visits] == expected[count:]
+    assert (queue.sweep_ns == FOREVER_NS) is (not queue.visits), "an empty queue is never searched"
+
+
+def test_fifo_keeps_the_order_of_arrival_whatever_the_deadlines() -> None:
+    queue = Queue(Fifo())
+    for id, deadline in enumerate((9, 3, 5)):
+        queue.push(0, visit(id, arrived=id, deadline=deadline))
+    assert [v.request.id for v in queue.visits] == [0, 1, 2]
+
+
+def test_a_removed_request_leaves_the_rest_in_order() -> None:
+    queue = Queue(Edf())
+    for id, deadline in enumerate((5, 1, 3)):
+        queue.push(0, visit(id, deadline=deadline))
+    assert queue.remove_request(RequestId(2)) == 1
+    assert queue.remove_request(RequestId(2)) == 0
+    queue.push(0, visit(7, deadline=4))
+    assert [v.request.id for v in queue.visits] == [1, 7, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20))
+def test_what_is_removed_together_leaves_the_rest_in_order(waiting: list[tuple[int, bool]]) -> None:
+    queue = Queue(Edf())
+    for id, (deadline, _) in enumerate(waiting):
+        queue.push(0, visit(id, deadline=deadline))
+    goes = {id for id, (_, gone) in enumerate(waiting) if gone}
+    before, seen = [v.request.id for v in queue.visits], queue.visits
+    queue.remove([index for index, id in enumerate(before) if id in goes])
+    assert [v.request.id for v in queue.visits] == [id for id in before if id not in goes]
+    assert queue.visits is seen, "policies and the core hold on to it"
+    queue.push(0, visit(99, deadline=3))
+    deadlines = [v.deadline_ns for v in queue.visits]
+    assert deadlines == sorted(deadlines), "keys went with their visits"

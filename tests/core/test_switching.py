@@ -144,9 +144,9 @@ def test_what_has_no_room_and_gets_none_is_short() -> None:
 def ready_rps(scene: Scene) -> float:
     """What the replicas that can be given a batch are believed to do together."""
     return sum(
-        stage.now_rps(replica.id)
+        stage.pool.present_rps(replica.id)
         for stage in scene.core.state.stages.values()
-        for replica in stage.replicas.values()
+        for replica in stage.pool.replicas.values()
         if replica.life is Life.READY
     )
 
@@ -178,7 +178,7 @@ def test_from_any_plan_to_any_other_what_is_ready_does_not_fall_below_either(
     scene.warm_up()
     scene.script.target = plan(*second)
     before_rps = ready_rps(scene)
-    wanted_rps = second[1] * scene.core.state.stages["only"].rate_rps(second[0], second[2])
+    wanted_rps = second[1] * scene.core.state.stages["only"].pool.rate_rps(second[0], second[2])
     waiting, at_ms = list(orders(scene.act(1000, WOKE))), 1000.0
     while waiting:
         assert ready_rps(scene) >= min(before_rps, wanted_rps) * (1 - 1e-6)

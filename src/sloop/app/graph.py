@@ -108,11 +108,11 @@ class Graph:
             for step in steps
         }
         """Per stage, those that lead away from it, in the order of their targets; empty for a last one."""
-        self.told_by = {step.name: len(step.after) + (step.name in self.entries) for step in steps}
+        self.predecessors = {step.name: len(step.after) + (step.name in self.entries) for step in steps}
         """By how many a stage must be told before it is known whether it is entered."""
         self.has_deadlines = any(path.slo_ns != slo_ns for path in self.declared_paths)
         """Whether the deadline depends on which path a request turns out to be on."""
-        self.on = {
+        self.paths_through = {
             name: sum(1 << bit for bit, path in enumerate(self.declared_paths) if name in path.stages)
             for name in self.steps
         }
@@ -137,12 +137,11 @@ class Graph:
         }
 
     def fault(self, stage: str, edge_counts: Sequence[int]) -> str:
-        """Why a request cannot go these ways from a stage, so many parts along each edge; empty where it can."""
+        """Why a visit to a stage may not send these numbers of items along its edges; empty if it may."""
         for edge, most, count in zip(self.edges[stage], self.parts_max[stage], edge_counts, strict=False):
             if count > most:
-                return f"{stage} gave {count} parts to {edge.target}, which takes {most} of a request at most"
-        unfit = bool(edge_counts) and edge_counts[0] < 0
-        return f"{stage} was given, or gave, tensors that it cannot go on with" if unfit else ""
+                return f"{stage} sends {count} parts to {edge.target}, which takes at most {most} of a request"
+        return ""
 
     def is_exhaustive(self, stage: str) -> bool:
         """Whether of the edges away from a stage that have a condition one is taken by every request: because of the
@@ -151,13 +150,13 @@ class Graph:
         one = len({edge.when.output for edge in edges if edge.when}) == 1 and all(edge.kind != "each" for edge in edges)
         return one and frozenset() not in _together(edges)
 
-    def passed(self, stage: str, among: Collection[str]) -> set[frozenset[str]] | None:
+    def combinations_before(self, stage: str, among: Collection[str]) -> set[frozenset[str]] | None:
         """Which of the stages `among` a request, or part, may have passed when it enters a stage: each combination that
         outputs can lead to if it began at every entry. None for more than `COMBINATIONS_MAX`."""
-        before = {name for name in self.steps if stage in self.below[name]} | {stage}
+        before = {name for name in self.steps if stage in self.descendants[name]} | {stage}
         found = {frozenset(before.intersection(self.entries))}
         for name in (name for name in self.steps if name in before and name != stage):
-            ways = self._ways_from(name, before)
+            ways = self._targets_together(name, before)
             kept = {*among, stage}
             if len(found) * len(ways) > COMBINATIONS_MAX:
                 return None
@@ -168,7 +167,7 @@ class Graph:
             }
         return {entered.intersection(among) for entered in found if stage in entered}
 
-    def _ways_from(self, stage: str, among: Collection[str]) -> set[frozenset[str]]:
+    def _targets_together(self, stage: str, among: Collection[str]) -> set[frozenset[str]]:
         """Which of the stages `among` may be sent something by one stage, together."""
         edges = [edge for edge in self.edges[stage] if edge.target in among]
         always = frozenset(edge.target for edge in edges if edge.when is None and edge.kind != "each")
@@ -204,7 +203,7 @@ class Graph:
         return found
 
     @cached_property
-    def below(self) -> Mapping[str, frozenset[str]]:
+    def descendants(self) -> Mapping[str, frozenset[str]]:
         """Per stage, all that some way leads to from it."""
         found: dict[str, frozenset[str]] = {}
         for name in reversed(self.steps):
@@ -215,7 +214,7 @@ class Graph:
     def are_alternatives(self, one: str, other: str) -> bool:
         """Whether no request enters both stages, because an output would have to be two things at once."""
         return any(
-            (mine.of, mine.output) == (theirs.of, theirs.output) and mine.output and exclude(mine, theirs)
+            (mine.of, mine.output) == (theirs.of, theirs.output) and mine.output and are_exclusive(mine, theirs)
             for mine in self.conditions[one]
             for theirs in self.conditions[other]
         )
@@ -224,11 +223,11 @@ class Graph:
         """Whether a request may have nothing left to do after a stage: none follows, or none for sure."""
         return all(edge.when is not None for edge in self.edges[stage])
 
-    def inside(self, scope: str) -> tuple[str, ...]:
+    def stages_in(self, scope: str) -> tuple[str, ...]:
         """The stages that run for the parts made at stage `scope`, itself first."""
         return tuple(name for name, own in self.scopes.items() if own == scope)
 
-    def likelihood(self, edge: Edge) -> float:
+    def probability(self, edge: Edge) -> float:
         """How many of those that finish the source are believed to take the edge; alternatives share evenly unless
         told."""
         if edge.when is None:
@@ -248,7 +247,9 @@ class Graph:
         """How many visits to an edge's target follow from one to its source, as believed: from the declared paths where
         there are any, else from the edges. "" is the source of an entry: how many requests begin there."""
         shares = {("", name): 1.0 for name in self.entries}
-        shares |= {(edge.source, edge.target): self.likelihood(edge) for edges in self.edges.values() for edge in edges}
+        shares |= {
+            (edge.source, edge.target): self.probability(edge) for edges in self.edges.values() for edge in edges
+        }
         if self.declared_paths:
             among = [(("", *path.stages), path.share) for path in self.declared_paths]
             for source, target in shares:
@@ -289,7 +290,7 @@ class Graph:
                 edges = self.edges[chain[-1]]
                 if not edges:
                     found.append(Path(chain, self.slo_ns, share))
-                open += [((*chain, edge.target), share * self.likelihood(edge)) for edge in reversed(edges)]
+                open += [((*chain, edge.target), share * self.probability(edge)) for edge in reversed(edges)]
                 if len(found) + len(open) > PATHS_MAX:
                     raise InputError(f"more than {PATHS_MAX} paths lead through the stages", help="join some of them")
         return tuple(found)
@@ -312,7 +313,7 @@ def _together(rivals: Sequence[Edge]) -> set[frozenset[str]]:
     return found - {frozenset()} if sum(told.values()) >= SURE else found
 
 
-def exclude(one: When, other: When) -> bool:
+def are_exclusive(one: When, other: When) -> bool:
     """Whether an output cannot be as both conditions on it want it."""
     if one.values and other.values:
         return not set(one.values) & set(other.values)

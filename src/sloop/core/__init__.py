@@ -12,7 +12,7 @@ from sloop.app.application import Application
 from sloop.core.control import BUCKET_NS_MAX, ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.protocols import Policies
-from sloop.core.state import Stage, State
+from sloop.core.state import StageState, State
 from sloop.core.views import Belief, ClusterView
 from sloop.events import (
     BatchFailed,
@@ -27,7 +27,6 @@ from sloop.events import (
     Resized,
     Woke,
 )
-from sloop.units import FOREVER_NS
 from sloop.vocabulary import Node, Plan, Request
 
 Beliefs = Mapping[tuple[str, str], Belief]
@@ -42,7 +41,7 @@ class Core:
     def __init__(self, application: Application, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
         bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
         stages = [
-            Stage(
+            StageState(
                 name=stage.name,
                 after=stage.after,
                 beliefs={variant.name: beliefs[stage.name, variant.name] for variant in stage.variants},
@@ -64,6 +63,9 @@ class Core:
             ReplicaLost: self._control.lost,
             ReplicaStopped: self._control.stopped,
             Resized: self._control.resized,
+            Draining: self._data.drain,
+            ReplicaProgressed: _ignore,
+            Woke: _ignore,
         }
         self.wake_ns = 0
 
@@ -82,48 +84,44 @@ class Core:
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
     def handle(self, now_ns: int, event: Event, batch_continues: bool = False) -> list[Action]:
-        """Take in what happened at `now_ns`; returns the orders that follow, to be carried out in this order.
+        """Take in what happened at `now_ns`; returns the actions that follow, to be carried out in this order.
 
-        `batch_continues` says that another event of the same instant is about to be handed over. Batches are then not made before
-        the last one: requests that are there together go together.
+        `batch_continues` says that another event of the same instant is about to be handed over. No batch is then made
+        before the last one: requests that are there together go together.
         """
         out: list[Action] = []
         if now_ns >= self.wake_ns:
             self._wake(now_ns, out)
         kind = type(event)
-        step = self._steps.get(kind)
-        if step is not None:
-            step(now_ns, event, out)
-        elif kind is Draining:
-            self.state.draining = True
-        else:
-            assert kind in (Woke, ReplicaProgressed), f"unknown event {event!r}"
+        self._steps[kind](now_ns, event, out)
         if batch_continues:
             return out
         # The instant is over: give waiting requests to idle replicas, and say when to be woken. No function of its own:
         # this runs for every event, and so do the comparisons, which cost less than calls of min.
         wake_ns = self._control.wake_ns
         for stage in self._stages:
-            visits, wait_until_ns = stage.queue.visits, FOREVER_NS
-            if visits:
-                if stage.idle:
-                    wait_until_ns = self._data.dispatch(now_ns, stage, out)
-                elif kind is Request and not stage.replicas:
-                    self._control.wake(now_ns, out)
-            if not visits:
-                stage.expire_ns = FOREVER_NS
+            queue = stage.queue
+            if not queue.visits:
                 continue
-            if wait_until_ns < wake_ns:  # noqa: PLR1730
-                wake_ns = wait_until_ns
-            if stage.expire_ns < wake_ns:  # noqa: PLR1730
-                wake_ns = stage.expire_ns
+            if stage.pool.idle:
+                wait_until_ns = self._data.dispatch(now_ns, stage, out)
+                if wait_until_ns < wake_ns:  # noqa: PLR1730
+                    wake_ns = wait_until_ns
+            elif kind is Request and not stage.pool.replicas:
+                self._control.wake(now_ns, out)
+            if queue.sweep_ns < wake_ns:  # noqa: PLR1730
+                wake_ns = queue.sweep_ns
         self.wake_ns = wake_ns
         return out
 
     def _wake(self, now_ns: int, out: list[Action]) -> None:
-        """Do all that was to be done by now."""
+        """Do all that was due by now."""
         if now_ns >= self._control.wake_ns:
             self._control.tick(now_ns, out)
         for stage in self._stages:
-            if now_ns >= stage.expire_ns:
+            if now_ns >= stage.queue.sweep_ns:
                 self._data.sweep(now_ns, stage, out)
+
+
+def _ignore(now_ns: int, event: Event, out: list[Action]) -> None:
+    """Nothing follows from the event itself; that time has passed may be news enough."""

@@ -1,107 +1,113 @@
-"""The data path: a request's way from arrival through queues and batches to its end. It must stay lean.
+"""The data path: how requests move from arrival through queues and batches to their end. It must stay lean.
 
-All decisions are the policies'; this file keeps the promises no policy may break: a replica runs one batch, a batch
-goes to a ready replica, a request ends exactly once, the requests of a lost batch are tried again or answered.
+All decisions are the policies'; this file keeps the promises that no policy may break: a replica runs one batch, a
+batch goes to a ready replica, a request ends exactly once, the requests of a lost batch are tried again or answered.
+Lines that repeat a function, or do one by one what a tuple could do at once, save a call or an instruction for every
+request; tests/core/test_cost.py counts both.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Final, cast
 
 from sloop.actions import Action, End, StartBatch, StopReplica
-from sloop.app.journey import Entered
+from sloop.app.progress import Entered, RequestProgress
 from sloop.core.protocols import Policies
-from sloop.core.state import Flight, Replica, Running, Stage, State
-from sloop.events import BatchFailed, Cancelled, Finished
-from sloop.units import FOREVER_NS, ms, s, to_ms
-from sloop.vocabulary import Life, Outcome, Request, RequestId, Visit
+from sloop.core.state import Replica, RunningBatch, StageState, State
+from sloop.events import BatchFailed, Cancelled, Draining, Finished
+from sloop.text import in_ms
+from sloop.units import FOREVER_NS, ms, s
+from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
 
 ATTEMPTS_MAX = 2
-"""A request whose batch was lost twice fails: it may be what kills the replicas."""
+"""A request whose batch was lost twice fails. It may be what kills the replicas: more attempts would let one request
+stop a whole stage."""
 
 SWEEP_NS_MIN = ms(10)
 SWEEP_NS_PER_VISIT = 10_000
-"""Queues are searched for passed deadlines at most this often, and long ones less, to bound what it costs."""
+"""A queue is searched for passed deadlines at most this often, and a long one less often: looking at a visit takes a
+few hundred nanoseconds, so that searching takes a few per cent of the time at most."""
 
 OVERDUE_PARTS = 8
-"""What a drop rule lets wait beyond its deadline is looked at again whenever it has become so many parts of its age
-older: soon enough for the rule to hold, and ever more seldom where it never gives up."""
+"""A visit that the drop policy keeps beyond its deadline is looked at again when it is older by this fraction: soon
+enough for a rule that drops at a multiple of the SLO, and ever more seldom under a rule that never drops."""
 
 SERVED: Final = Outcome.SERVED
 DRAINING: Final = Life.DRAINING
 """Bound here once: looking a member up in its enumeration costs as much as making an action."""
 
-CROWDED = "the batch it would force is too small for those behind it"
+SHUTDOWN_RETRY_NS = s(1)
+"""What a server that shuts down gives as `Retry-After`: the smallest that the header can say."""
 
 
 class DataPath:
     """Moves requests. `out` is always the list of actions being collected."""
 
-    __slots__ = ("_admit", "_batch", "_drop", "_route", "_state")
+    __slots__ = ("_admit", "_batch", "_batch_ids", "_is_hopeless", "_route", "_state")
 
     def __init__(self, state: State, policies: Policies) -> None:
         self._state = state
         self._admit = policies.admit
         self._batch = policies.batch
         self._route = policies.route
-        self._drop = policies.drop
+        self._is_hopeless = policies.drop.is_hopeless
+        self._batch_ids = cast(Iterator[BatchId], count())
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
-        """A request knocks: refuse it, or queue it at the first stages."""
+        """A request arrives: refuse it, or queue it at the first stages."""
         state = self._state
         if state.draining:
-            out.append(End(request.id, Outcome.REJECTED, "the server is shutting down", s(1)))
+            out.append(End(request.id, Outcome.REJECTED, "the server is shutting down", SHUTDOWN_RETRY_NS))
             return
-        retry_after_ns, sources = self._admit.retry_after_ns, state.sources
+        entries = state.entries
         if request.enters:
-            sources = tuple([stage for stage in sources if stage.name in request.enters])
-            assert sources, f"request {request.id} begins at {request.enters}, where none can"
-        for stage in sources:
+            entries = tuple([stage for stage in entries if stage.name in request.enters])
+            assert entries, f"request {request.id} begins at {request.enters}, where none can"
+        for stage in entries:
             queued = len(stage.queue.visits)
-            drain_ns = stage.startup_ns + queued * stage.visit_ns
-            retry_ns = retry_after_ns(now_ns, request, queued, drain_ns)
+            times = stage.times
+            drain_ns = times.startup_ns + queued * times.visit_ns
+            retry_ns = self._admit.retry_after_ns(now_ns, request, queued, drain_ns)
             if retry_ns:
-                why = f"{queued} requests wait at {stage.name}, about {to_ms(drain_ns):.0f} ms of work"
+                why = f"{queued} requests wait at {stage.name}, about {in_ms(drain_ns, 0)} of work"
                 out.append(End(request.id, Outcome.REJECTED, why, retry_ns, stage.name))
                 return
-        if state.flights is not None:
-            assert request.id not in state.flights, f"request {request.id} arrived twice"
+        if state.open_requests is not None:
+            assert request.id not in state.open_requests, f"request {request.id} arrived twice"
             state.ingress.arrive(now_ns, request.deadline_ns - now_ns)
-            if state.flows is not None:
-                state.flows.begin(request.enters)
-            state.flights[request.id] = flight = Flight(request, state.graph)
-            self._enter(now_ns, flight, flight.journey.begin(request.enters))
+            if state.visit_rates is not None:
+                state.visit_rates.begin(request.enters)
+            state.open_requests[request.id] = progress = RequestProgress(state.graph, request)
+            self._enter(now_ns, progress, progress.begin())
             return
+        (stage,) = entries
         deadline_ns = request.deadline_ns
-        for stage in sources:
-            # As `_enter`, which would be a call for each request.
-            stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-            stage.queue.push(Visit(request, stage.name, now_ns, deadline_ns))
-            if deadline_ns < stage.expire_ns:
-                stage.expire_ns = (deadline_ns if deadline_ns > now_ns else now_ns) + 1
+        stage.monitor.arrive(now_ns, deadline_ns - now_ns)  # as `_enter` does
+        stage.queue.push(now_ns, Visit(request, stage.name, now_ns, deadline_ns))
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer or pass on its requests, and give the replica more."""
         replica = self._state.replicas.get(event.replica)
         if replica is None or (batch := replica.batch) is None or batch.id != event.batch:
             return
-        stage, visits = replica.stage, batch.visits
-        replica.batch = None
+        stage = replica.stage
+        visits = batch.visits
+        replica.batch = None  # as `_release` does, and below, as `_reuse` does
         stage.monitor.finish(now_ns, len(visits), batch.millicores)
         replica.service_rate.belief.observe(len(visits), batch.cores, now_ns - batch.started_ns)
-        if stage.losses:
-            stage.losses = 0
-        if self._state.flights is None:
-            for visit in visits:  # not a comprehension, which costs a call where most batches are small
-                id, deadline_ns = visit.request.id, visit.deadline_ns
-                out.append(End(id, SERVED) if now_ns <= deadline_ns else _late(id, now_ns, deadline_ns))
+        if stage.backoff.losses:
+            stage.backoff.losses = 0
+        if self._state.open_requests is not None or event.faults:
+            self._finish_each(now_ns, stage, event, visits, out)
         else:
-            edge_counts = event.edge_counts or ((),) * len(visits)
-            for visit, way in zip(visits, edge_counts, strict=True):
-                self._pass_on(now_ns, stage, visit, way, out)
-        if replica.life is DRAINING:  # as `_reuse`, which would be a call for each batch
+            for visit in visits:
+                id = visit.request.id
+                deadline_ns = visit.deadline_ns
+                out.append(End(id, SERVED) if now_ns <= deadline_ns else _answer(now_ns, id, deadline_ns))
+        if replica.life is DRAINING:
             out.append(StopReplica(replica.id, "drained"))
         else:
-            stage.add_idle(replica)
+            stage.pool.add_idle(replica)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
         """The model raised: its requests fail, the replica goes on."""
@@ -112,7 +118,7 @@ class DataPath:
             self._end(now_ns, visit.request.id, Outcome.FAILED, event.error, out, visit.stage)
         self._reuse(replica, out)
 
-    def give_up(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
+    def lose(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
         """A replica is gone with its batch: queue the requests again, or fail those that have tried enough."""
         if replica.batch is None:
             return
@@ -123,46 +129,57 @@ class DataPath:
                 why = f"the replica it ran on was lost {visit.attempts} times, last by: {error}"
                 self._end(now_ns, visit.request.id, Outcome.FAILED, why, out, stage.name)
             elif self._is_open(visit.request.id):
-                stage.queue.push(visit)
+                stage.queue.push(now_ns, visit)
                 stage.monitor.queue(now_ns, 1)
-                stage.expire_ns = min(stage.expire_ns, visit.deadline_ns + 1)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
         """The client went away: forget the request if it waits; a batch that runs is not disturbed."""
-        request = event.request
+        request, is_graph = event.request, self._state.open_requests is not None
+        removed = 0
         for stage in self._state.stages.values():
-            removed = stage.queue.remove_request(request)
-            stage.monitor.queue(now_ns, -removed)
-            if removed and self._state.flights is None:
-                self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
-        if self._state.flights is not None:
+            waiting = stage.queue.remove_request(request)
+            stage.monitor.queue(now_ns, -waiting)
+            removed += waiting
+        if removed or is_graph:
             self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
 
-    def dispatch(self, now_ns: int, stage: Stage, out: list[Action]) -> int:
+    def drain(self, now_ns: int, event: Draining, out: list[Action]) -> None:
+        """The server is asked to stop: reject what comes from now on."""
+        self._state.draining = True
+
+    def dispatch(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
         """Give waiting visits to idle replicas for as long as there are both and the batch policy says so.
 
         Returns until when that policy would rather wait; `FOREVER_NS` where it does not.
         """
-        visits, idle = stage.queue.visits, stage.idle
-        is_hopeless, flights = self._drop.is_hopeless, self._state.flights
+        queue = stage.queue
+        pool = stage.pool
+        times = stage.times
+        visits = queue.visits
+        idle = pool.idle
+        is_hopeless = self._is_hopeless
+        open_requests = self._state.open_requests
         while visits and idle:
-            index = self._route.choose(now_ns, idle, stage.last) if len(idle) > 1 else 0
+            index = self._route.choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
             replica = idle[index]
-            costs_ns, limit = replica.service_rate.costs_ns, replica.service_rate.limit
-            alone_ns, full_ns = costs_ns[1] + stage.remaining_ns, costs_ns[limit] + stage.remaining_full_ns
+            costs_ns = replica.service_rate.costs_ns
+            limit = replica.service_rate.batch_max
+            alone_ns = costs_ns[1] + times.remaining_ns
+            full_ns = costs_ns[limit] + times.remaining_full_ns
             for visit in visits[:limit]:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
-                    flights is not None and visit.request.id not in flights
+                    open_requests is not None and visit.request.id not in open_requests
                 ):
-                    self._prune(now_ns, stage, limit, alone_ns, full_ns, out)
+                    self._prune(now_ns, stage, limit, alone_ns, full_ns, "", out)
                     break
             if not visits:
                 break
-            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.wait_ns, stage.remaining_ns)
+            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.limits.wait_ns, times.remaining_ns)
             if take.skip:
-                for visit in stage.queue.take(take.skip):
+                for visit in queue.take(take.skip):
                     stage.monitor.queue(now_ns, -1)
-                    self._drop_visit(now_ns, visit, alone_ns, CROWDED, out)
+                    why = "it would force a batch that is too small for the requests behind it"
+                    self._drop_visit(now_ns, visit, alone_ns, why, out)
                 continue  # those behind have not been pruned yet
             count = take.count
             if not count:
@@ -170,11 +187,13 @@ class DataPath:
                 return take.wait_until_ns
             assert count <= limit, f"batch of {count} where {limit} is the limit at {stage.name}"
             del idle[index]
-            taken, batch, id = stage.queue.take(count), next(self._state.batch_ids), replica.id
+            taken = queue.take(count)
+            batch = next(self._batch_ids)
+            id = replica.id
             millicores = replica.millicores
-            replica.batch = Running(batch, taken, now_ns, replica.cores, millicores, costs_ns)
+            replica.batch = RunningBatch(batch, taken, now_ns, replica.cores, millicores, costs_ns)
             replica.batches += 1
-            stage.last = id
+            pool.last = id
             stage.monitor.start(now_ns, count, millicores)
             # A comprehension is a call of its own, which a batch of one does without.
             ids = (taken[0].request.id,) if count == 1 else tuple([visit.request.id for visit in taken])
@@ -184,52 +203,42 @@ class DataPath:
                 out.append(StartBatch(batch, id, stage.name, ids))
         return FOREVER_NS
 
-    def sweep(self, now_ns: int, stage: Stage, out: list[Action]) -> None:
+    def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
         """Drop what no replica could serve in time, without waiting for one to become free."""
-        visits, flights, is_hopeless = stage.queue.visits, self._state.flights, self._drop.is_hopeless
-        remaining_ns, full_ns = stage.remaining_ns, stage.remaining_full_ns
-        earliest_ns, gone = FOREVER_NS, list[int]()
-        for index, visit in enumerate(visits):
-            if flights is not None and visit.request.id not in flights:
-                gone.append(index)
-            elif is_hopeless(now_ns, visit, remaining_ns, full_ns):
-                gone.append(index)
-                self._drop_visit(now_ns, visit, remaining_ns, "no replica was free", out)
-            else:
-                look_ns = visit.deadline_ns + 1
-                if look_ns <= now_ns:
-                    look_ns = now_ns + (now_ns - visit.request.sent_ns) // OVERDUE_PARTS
-                earliest_ns = min(earliest_ns, look_ns)
-        self._remove(now_ns, stage, gone)
+        queue, times = stage.queue, stage.times
+        least_ns, full_ns, why = times.remaining_ns, times.remaining_full_ns, "no replica was free"
+        self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
+        earliest_ns = FOREVER_NS
+        for visit in queue.visits:
+            look_ns = visit.deadline_ns + 1
+            if look_ns <= now_ns:
+                look_ns = now_ns + (now_ns - visit.request.sent_ns) // OVERDUE_PARTS
+            earliest_ns = min(earliest_ns, look_ns)
         if earliest_ns < FOREVER_NS:
-            earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(visits))
-        stage.expire_ns = earliest_ns
+            earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(queue.visits))
+        queue.sweep_ns = earliest_ns
 
-    def _prune(  # what the caller has worked out is handed over
-        self, now_ns: int, stage: Stage, limit: int, cost_ns: int, full_ns: int, out: list[Action]
+    def _prune(
+        self, now_ns: int, stage: StageState, keep: int, least_ns: int, full_ns: int, why: str, out: list[Action]
     ) -> None:
-        """Drop the hopeless among those that the next batch would be made of, and forget what ended elsewhere."""
-        flights, is_hopeless = self._state.flights, self._drop.is_hopeless
-        left, gone = limit, list[int]()
+        """Drop hopeless visits from the head of the queue until `keep` are left before the next one, and remove visits
+        whose request has ended elsewhere. `least_ns` and `full_ns` are what the drop policy is shown."""
+        open_requests, is_hopeless = self._state.open_requests, self._is_hopeless
+        removed = list[int]()
         for index, visit in enumerate(stage.queue.visits):
-            if flights is not None and visit.request.id not in flights:
-                gone.append(index)
-            elif is_hopeless(now_ns, visit, cost_ns, full_ns):
-                gone.append(index)
-                self._drop_visit(now_ns, visit, cost_ns, "", out)
+            if open_requests is not None and visit.request.id not in open_requests:
+                removed.append(index)
+            elif is_hopeless(now_ns, visit, least_ns, full_ns):
+                removed.append(index)
+                self._drop_visit(now_ns, visit, least_ns, why, out)
             else:
-                left -= 1
-                if not left:
+                keep -= 1
+                if not keep:
                     break
-        self._remove(now_ns, stage, gone)
+        stage.queue.remove(removed)
+        stage.monitor.queue(now_ns, -len(removed))
 
-    def _remove(self, now_ns: int, stage: Stage, indices: Sequence[int]) -> None:
-        """Take visits out of a queue that have been dropped, or whose requests have ended: all at once, for they may be
-        the thousands of parts of one request."""
-        stage.queue.remove(indices)
-        stage.monitor.queue(now_ns, -len(indices))
-
-    def _release(self, now_ns: int, replica: Replica) -> Running:
+    def _release(self, now_ns: int, replica: Replica) -> RunningBatch:
         """Take the batch off a replica."""
         batch = replica.batch
         assert batch is not None, f"replica {replica.id} runs no batch"
@@ -238,70 +247,82 @@ class DataPath:
         return batch
 
     def _reuse(self, replica: Replica, out: list[Action]) -> None:
-        """A replica has finished a batch: stop it if it drains, else let it have the next."""
+        """A replica has finished a batch: stop it if it drains, otherwise it may have the next."""
         if replica.life is DRAINING:
             out.append(StopReplica(replica.id, "drained"))
         else:
-            replica.stage.add_idle(replica)
+            replica.stage.pool.add_idle(replica)
 
-    def _pass_on(self, now_ns: int, stage: Stage, visit: Visit, edge_counts: Sequence[int], out: list[Action]) -> None:
+    def _finish_each(  # what the caller has looked up is handed over
+        self, now_ns: int, stage: StageState, event: Finished, visits: Sequence[Visit], out: list[Action]
+    ) -> None:
+        """End or pass on the requests of a batch one by one: in a graph, or where some of them fail alone."""
+        why = f"its tensors fit no input of {stage.name}, or what {stage.name} returned for it fits no later stage"
+        for index in event.faults:
+            self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
+        for visit, edge_counts in event.continuing(visits):
+            if self._state.open_requests is not None:
+                self._pass_on(now_ns, stage, visit, edge_counts, out)
+            else:
+                out.append(_answer(now_ns, visit.request.id, visit.deadline_ns))
+
+    def _pass_on(
+        self, now_ns: int, stage: StageState, visit: Visit, edge_counts: Sequence[int], out: list[Action]
+    ) -> None:
         """A visit of a graph is over: enter the stages that follow from it, or answer."""
-        flights = self._state.flights
-        assert flights is not None
-        request = visit.request
-        flight = flights.get(request.id)
-        if flight is None:
+        state = self._state
+        open_requests, request = state.open_requests, visit.request
+        assert open_requests is not None
+        progress = open_requests.get(request.id)
+        if progress is None:
             return
-        journey = flight.journey
-        entered = journey.finish(stage.name, visit.part, edge_counts)
-        if journey.fault:
-            self._end(now_ns, request.id, Outcome.FAILED, journey.fault, out, stage.name)
+        entered = progress.finish(stage.name, visit.part, edge_counts)
+        if progress.fault:
+            self._end(now_ns, request.id, Outcome.FAILED, progress.fault, out, stage.name)
             return
-        if self._state.flows is not None:
-            self._state.flows.passed(stage.name, edge_counts)
-            if self._state.runs is not None:
-                self._state.runs.passed(stage.name, edge_counts)
-        if journey.open:
-            self._enter(now_ns, flight, entered)
+        if state.visit_rates is not None:
+            state.visit_rates.finish(stage.name, edge_counts)
+            if state.edge_history is not None:
+                state.edge_history.finish(stage.name, edge_counts)
+        if progress.open_visits:
+            self._enter(now_ns, progress, entered)
             return
-        del flights[request.id]
-        self._state.ingress.queue(now_ns, -1)
-        deadline_ns = journey.deadline_ns(request, ended=True)
-        out.append(End(request.id, SERVED) if now_ns <= deadline_ns else _late(request.id, now_ns, deadline_ns))
+        del open_requests[request.id]
+        state.ingress.queue(now_ns, -1)
+        out.append(_answer(now_ns, request.id, progress.deadline_ns(ended=True)))
 
-    def _enter(self, now_ns: int, flight: Flight, entered: Entered) -> None:
+    def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered) -> None:
         """Queue a request of a graph, or parts of it, at the stages it has come to."""
-        request, stages = flight.request, self._state.stages
-        deadline_ns = flight.journey.deadline_ns(request)
+        request, stages = progress.request, self._state.stages
+        deadline_ns = progress.deadline_ns()
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-            stage.queue.push(Visit(request, name, now_ns, deadline_ns, 0, part))
-            if deadline_ns < stage.expire_ns:
-                stage.expire_ns = max(deadline_ns, now_ns) + 1
+            stage.queue.push(now_ns, Visit(request, name, now_ns, deadline_ns, 0, part))
 
-    def _drop_visit(self, now_ns: int, visit: Visit, cost_ns: int, why: str, out: list[Action]) -> None:
-        slack_ms = to_ms(visit.deadline_ns - now_ns)
-        needed = "where a batch of one takes" if self._state.flights is None else "where the least to the answer is"
-        detail = f"slack {slack_ms:.1f} ms at {visit.stage}, {needed} {to_ms(cost_ns):.1f} ms"
+    def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
+        needed = "a batch of one takes" if self._state.open_requests is None else "the least time to the answer is"
+        detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
     def _is_open(self, request: RequestId) -> bool:
         """Whether the request has not ended. In an application of one stage whatever waits is open."""
-        return self._state.flights is None or request in self._state.flights
+        return self._state.open_requests is None or request in self._state.open_requests
 
-    def _end(  # what an end says, in its order
+    def _end(  # the arguments are those of `End`, in its order
         self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action], stage: str = ""
     ) -> None:
         """End a request other than by serving it; a request of a graph may have ended on another branch."""
-        flights = self._state.flights
-        if flights is not None:
-            if flights.pop(request, None) is None:
+        open_requests = self._state.open_requests
+        if open_requests is not None:
+            if open_requests.pop(request, None) is None:
                 return
             self._state.ingress.queue(now_ns, -1)
         out.append(End(request, outcome, why, 0, stage))
 
 
-def _late(request: RequestId, now_ns: int, deadline_ns: int) -> End:
-    late_ms = to_ms(now_ns - deadline_ns)
-    return End(request, Outcome.LATE, f"finished {late_ms:.1f} ms after its deadline")
+def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:
+    """The end of a request that has passed all its stages."""
+    if now_ns <= deadline_ns:
+        return End(request, SERVED)
+    return End(request, Outcome.LATE, f"finished {in_ms(now_ns - deadline_ns)} after its deadline")

@@ -43,7 +43,7 @@ def fits(spec: ReplicaSpec, memory_bytes: int, node: NodeView) -> bool:
     look at `spec.node`: whether the replica may go to this node at all is the caller's question.
     """
     return (
-        millicores(spec.cores) <= millicores(node.free_cores)
+        round(spec.cores * MILLI) <= round(node.free_cores * MILLI)
         and memory_bytes <= node.free_memory_bytes
         and (not spec.device or round(spec.share * MICRO) <= round(node.free_share.get(spec.device, 0.0) * MICRO))
     )

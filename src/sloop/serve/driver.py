@@ -21,7 +21,6 @@ from typing import Final, Protocol
 from msgspec import Struct, structs
 
 from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
-from sloop.app.progress import UNFIT
 from sloop.errors import SloopError
 from sloop.events import (
     WOKE,
@@ -189,14 +188,16 @@ class Driver:
     def _decide(
         self, event: Finished, running: StartBatch, outputs: Sequence[Sequence[Tensor]], skipped: frozenset[int]
     ) -> None:
-        """A batch is done after which requests part, or which left some out: tell where each of them goes. One whose
-        outputs fit no edge fails alone."""
+        """A batch is done at whose stage requests branch, or which left some out: tell the core where each of them goes.
+        One whose tensors fit no edge fails alone."""
         stage, given = running.stage, iter(outputs)
         decisions = self._wiring.decisions.get(stage, ())
         edge_counts: list[tuple[int, ...]] = []
+        faults: list[int] = []
         for place, (request, part) in enumerate(zip(running.requests, running.parts or repeat(None), strict=False)):
             if place in skipped:
-                edge_counts.append(UNFIT)
+                edge_counts.append(())
+                faults.append(place)
                 continue
             found, tensors = self._open.get(request), next(given)
             if found is None:
@@ -207,15 +208,12 @@ class Driver:
                 edge_counts.append(found.tensors.edge_counts(stage, decisions, tensors))
             except ValueError as error:
                 found.fault = str(error)
-                edge_counts.append(UNFIT)
-        if (
-            len(edge_counts) == 1
-            and edge_counts[0] is UNFIT
-            and (found := self._open.get(running.requests[0])) is not None
-        ):
+                edge_counts.append(())
+                faults.append(place)
+        if faults and len(edge_counts) == 1 and (found := self._open.get(running.requests[0])) is not None:
             self.on_event(BatchFailed(event.batch, event.replica, found.fault))
         else:
-            self.on_event(structs.replace(event, edge_counts=tuple(edge_counts)))
+            self.on_event(structs.replace(event, edge_counts=tuple(edge_counts), faults=tuple(faults)))
 
     def on_event(self, event: Event) -> None:
         """Queue an event for the core until this turn of the event loop ends or `TOGETHER_MAX` events are queued."""

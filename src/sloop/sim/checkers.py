@@ -1,47 +1,237 @@
-"""Checkers: what must hold in every run whatever the policies, told from the event log alone.
+"""Checkers: invariants that must hold in every run, whatever the policies, decided from the event log alone.
 
-A fold over the log that keeps its own books of requests, queues and replicas and compares every order of the core with
-them. Safety at every record (a request ends once; a replica runs one batch; no room is given out twice …), liveness at
-the end (`finish`: whatever came has ended). Works on live logs too, for it knows no simulator.
-Must not know the core, beliefs or truth: an invariant that needs them is none of the outside.
+The checkers keep a state of their own (requests, queues, replicas, nodes) and compare every order of the core with it.
+Safety is checked at every record: a request ends once, a replica runs one batch, no core is given out twice, a queue is
+served in its policy's order. Liveness is checked at the end (`finish`): every request that arrived has ended. They work
+on live logs as well as on simulated ones.
+
+Must not know the core, beliefs or truth. The state is deliberately not the core's own, and what fits on a node is
+computed here a second time: a checker that shared the core's code would share its mistakes.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from typing import Any, Final, NoReturn, Protocol
 
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
+from sloop.app.progress import RequestProgress
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.quantities import at_least
 from sloop.runlog import EVENTS, Record
-from sloop.sim.books import Books, OpenRequest, Rooms, TrackedReplica
 from sloop.units import to_ms
-from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, Request, Visit
+from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
 SERVED: Final = Outcome.SERVED
 LATE: Final = Outcome.LATE
 REJECTED: Final = Outcome.REJECTED
 ANSWERED: Final = (SERVED, LATE)
 EVENT_TYPES: Final = frozenset(EVENTS)
+
 OVERDUE: Final = 0.75
-"""A drop rule is kept if what it gave up at so much of its age, 0 to 1, has ended: queues are not searched at once."""
+"""A request may wait at the end of a run unless the drop policy found it hopeless at this fraction of its present age.
+Younger ones are excused because the core does not search its queues at every instant."""
+
+Place = tuple[str, int]
+"""A stage, and the part of the request that visits it."""
 
 IsHopeless = Callable[[int, Visit, int, int], bool]
-"""A drop policy's verb, which see in `sloop.core.protocols`."""
+"""The verb of a drop policy; see `sloop.core.protocols.Drop`."""
+
+
+class Order(Protocol):
+    """An order policy: the waiting visit with the smallest key is served first; see `sloop.core.protocols.Order`."""
+
+    def key(self, visit: Visit) -> int: ...
+
+
+class Violation(AssertionError):
+    """An invariant is broken. The message ends with the command that shows it again, where there is one."""
+
+
+class OpenRequest:
+    """A request that has not ended, and where in the application's graph it is."""
+
+    __slots__ = ("is_done", "progress", "request", "waiting")
+
+    def __init__(self, request: Request, progress: RequestProgress | None) -> None:
+        self.request = request
+        self.progress = progress
+        """None in an application of one stage."""
+        self.is_done = False
+        """Whether it has finished every stage that it was to visit."""
+        self.waiting: dict[Place, tuple[int, Visit, int]] = {}
+        """Where it is queued: the step in which it was queued there, the visit, and the visit's key."""
+
+    def deadline_ns(self) -> int:
+        """The deadline of the path it is on, as far as that is known; else its own."""
+        if self.progress is None:
+            return self.request.deadline_ns
+        return self.progress.deadline_ns(ended=self.is_done)
+
+
+class TrackedReplica:
+    """A replica from the order to start it until it has stopped or is lost."""
+
+    __slots__ = ("batch", "cores", "draining", "ready", "resizing", "spec", "stopping", "visits", "wanted_cores")
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self.spec = spec
+        self.cores = spec.cores
+        """In effect."""
+        self.wanted_cores = spec.cores
+        """The most cores that any resize under way asks for."""
+        self.resizing = 0
+        """Resizes ordered and not yet in force."""
+        self.ready = False
+        self.draining = False
+        self.stopping = False
+        self.batch: BatchId | None = None
+        self.visits: list[tuple[OpenRequest, Visit]] = []
+        """The visits in its batch."""
+
+    def runs(self, entry: OpenRequest) -> bool:
+        """Whether its batch contains a visit of this request."""
+        return any(running is entry for running, _ in self.visits)
+
+
+class WaitingKeys:
+    """The keys of the visits waiting at one stage; visits that have left are skipped when they come up."""
+
+    __slots__ = ("heap",)
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, RequestId, Place, int]] = []
+        """Key, request, place, and the step in which the visit was queued."""
+
+    def smallest(self, requests: Mapping[RequestId, OpenRequest], before_step: int) -> int | None:
+        """The smallest key of the visits that have been waiting since before a step; None where there are none."""
+        heap, newer, found = self.heap, [], None
+        while heap:
+            key, id, place, step = heap[0]
+            entry = requests.get(id)
+            if entry is None or (waiting := entry.waiting.get(place)) is None or waiting[0] != step:
+                heappop(heap)
+            elif step >= before_step:
+                newer.append(heappop(heap))
+            else:
+                found = key
+                break
+        for item in newer:
+            heappush(heap, item)
+        return found
+
+
+class NodeCapacities:
+    """What the replicas on each node take: cores, memory, shares of devices."""
+
+    def __init__(self, nodes: Iterable[Node], memory_bytes: Mapping[tuple[str, str], int]) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._memory_bytes = memory_bytes
+
+    def excess(self, name: str | None, replicas: Iterable[TrackedReplica]) -> str:
+        """Why these replicas do not fit on a node together; empty where they do."""
+        node = self._nodes.get(name or "")
+        if node is None:
+            return f"there is no node {name!r}"
+        specs = [replica.spec for replica in replicas]
+        cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
+        if not at_least(node.cores, cores):
+            return f"{name} has {node.cores:g} cores and gives out {cores:g}"
+        memory_bytes = sum(self._memory_bytes.get((spec.stage, spec.variant), 0) for spec in specs)
+        if memory_bytes > node.memory_bytes:
+            return f"{name} has {node.memory_bytes} bytes and gives out {memory_bytes}"
+        for device in {spec.device for spec in specs if spec.device}:
+            share = sum(spec.share for spec in specs if spec.device == device)
+            if device not in node.devices or not at_least(1.0, share):
+                return f"{name} gives out {share:g} of device {device}"
+        return ""
+
+
+class CheckerState:
+    """Requests, queues and replicas, and how events move them. With `order`, the keys of waiting visits are kept."""
+
+    def __init__(self, application: Application, order: Order | None = None) -> None:
+        self.requests: dict[RequestId, OpenRequest] = {}
+        self.replicas: dict[ReplicaId, TrackedReplica] = {}
+        self.by_node: dict[str | None, dict[ReplicaId, TrackedReplica]] = {}
+        self.waiting = {stage.name: WaitingKeys() for stage in application.stages}
+        self.step = 0
+        """The number of events so far: an event and the actions that answer it are one step."""
+        self._key = order.key if order is not None else None
+        self._graph = application.graph
+        self._only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
+
+    def arrive(self, now_ns: int, request: Request) -> None:
+        """A request is queued at the first stages."""
+        if self._only is not None:
+            self.requests[request.id] = entry = OpenRequest(request, None)
+            self._queue(entry, self._only, Visit(request, self._only[0], now_ns, request.deadline_ns))
+            return
+        progress = RequestProgress(self._graph, request)
+        self.requests[request.id] = entry = OpenRequest(request, progress)
+        self._enter(now_ns, entry, progress.begin())
+
+    def pass_on(self, now_ns: int, replica: TrackedReplica, event: Finished) -> list[OpenRequest]:
+        """A batch is done: queue its requests where their edge counts lead. Returns those that are done with all."""
+        requests, done = self.requests, []
+        visits = replica.visits
+        replica.batch, replica.visits = None, []
+        for (entry, visit), counts in event.continuing(visits):
+            if entry.request.id not in requests:
+                continue
+            progress = entry.progress
+            if progress is not None:
+                self._enter(now_ns, entry, progress.finish(visit.stage, visit.part, counts))
+            if progress is None or not progress.open_visits:
+                entry.is_done = True
+                done.append(entry)
+        return done
+
+    def put_back(self, replica: TrackedReplica) -> None:
+        """A batch failed or its replica is gone: its requests wait again where they were, until they end."""
+        visits = replica.visits
+        replica.batch, replica.visits = None, []
+        for entry, visit in visits:
+            visit.attempts += 1
+            if entry.request.id in self.requests:
+                self._queue(entry, (visit.stage, visit.part), visit)
+
+    def start(self, id: ReplicaId, spec: ReplicaSpec) -> None:
+        """A replica is ordered; from now on it takes its cores and memory."""
+        self.replicas[id] = replica = TrackedReplica(spec)
+        self.by_node.setdefault(spec.node, {})[id] = replica
+
+    def forget(self, id: ReplicaId) -> None:
+        """A replica is gone, and takes nothing any more."""
+        replica = self.replicas.pop(id, None)
+        if replica is not None:
+            self.put_back(replica)
+            del self.by_node[replica.spec.node][id]
+
+    def _enter(self, now_ns: int, entry: OpenRequest, entered: Iterable[Place]) -> None:
+        deadline_ns = entry.deadline_ns()
+        for stage, part in entered:
+            self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
+
+    def _queue(self, entry: OpenRequest, place: Place, visit: Visit) -> None:
+        if self._key is None:
+            entry.waiting[place] = self.step, visit, 0
+            return
+        key = self._key(visit)
+        entry.waiting[place] = self.step, visit, key
+        heappush(self.waiting[place[0]].heap, (key, entry.request.id, place, self.step))
 
 
 def _never(now_ns: int, visit: Visit, cost_ns: int, full_ns: int) -> bool:
     return False
 
 
-class Violation(AssertionError):
-    """An invariant is broken. The message ends with how to see it again."""
-
-
 class Checkers:
     """Takes the log record by record; raises Violation at the first that breaks an invariant.
 
-    `edf` asks for deadline order as well, for systems whose queues are ordered by deadlines. `is_hopeless` is the drop
-    rule, if what it gives up must have ended. `origin` is the command that plays the run again.
+    `order` is the order policy: batches must take the visits with the smallest keys. `is_hopeless` is the drop policy's
+    verb: requests that it gave up must have ended. `origin` is the command that plays the run again.
     """
 
     def __init__(
@@ -49,31 +239,31 @@ class Checkers:
         application: Application,
         nodes: Iterable[Node],
         *,
-        edf: bool = False,
+        order: Order | None = None,
         is_hopeless: IsHopeless = _never,
         origin: str = "",
     ) -> None:
         variants = {(stage.name, variant.name): variant for stage in application.stages for variant in stage.variants}
         profiles = {key: variant.profile for key, variant in variants.items() if variant.profile is not None}
         self._batch_max = {key: profile.max_batch for key, profile in profiles.items()}
-        self._rooms = Rooms(nodes, {key: profile.memory_bytes for key, profile in profiles.items()})
-        self._books = Books(application, ordered=edf)
-        self._edf = edf
+        self._capacities = NodeCapacities(nodes, {key: profile.memory_bytes for key, profile in profiles.items()})
+        self._state = CheckerState(application, order)
+        self._is_ordered = order is not None
         self._is_hopeless = is_hopeless
         self._origin = origin
         self._now_ns = -(2**63)
         self._record: Record | None = None
         self._event: Record | None = None
         self._limits: dict[tuple[str, str], int] = {}
-        """Per stage and variant the largest batch allowed by the last plan that wanted it."""
+        """Per stage and variant: the largest batch that the last plan with this variant allows."""
         self._short: set[str] = set()
-        """Stages of which the core has said that there is no room for what the plan wants."""
+        """Stages for which the core has said that no node has room for the replicas of the plan."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
-        self._through: list[OpenRequest] = []
-        """Requests that passed their last stage in this step, and must be answered in it."""
-        self._latest: list[tuple[str, int]] = []
-        """Stage and latest deadline of the batches started in this step."""
+        self._done: list[OpenRequest] = []
+        """Requests that finished their last stage in this step, and must be answered in it."""
+        self._started: list[tuple[str, int]] = []
+        """Stage and largest key of the batches started in this step."""
         self._checks: dict[type, Callable[[Any], None]] = {
             Request: self._arrived,
             Finished: self._finished,
@@ -107,87 +297,89 @@ class Checkers:
             check(record)
 
     def finish(self) -> None:
-        """The run is over: every request that came must have ended. Faults had stopped, so nothing was in the way.
+        """The run is over, and every request that arrived must have ended. No fault was in the way: they had stopped.
 
-        Excused is who waits at a stage without a replica, of which the core has said that no node has room for one,
-        unless the drop rule would long since have given it up.
+        Requests are excused that wait at a stage without replicas after the core has said that no node has room for
+        one, unless the drop policy had given them up.
         """
         self._end_step()
-        staffed = {replica.spec.stage for replica in self._books.replicas.values()}
-        empty = self._short - staffed
-        for id, entry in self._books.requests.items():
+        requests, replicas = self._state.requests, self._state.replicas.values()
+        empty = self._short - {replica.spec.stage for replica in replicas}
+        for id, entry in requests.items():
             if self._is_given_up(entry):
-                self._fail(f"request {id} waits at {list(entry.waiting)}, and the drop rule has given it up")
+                self._fail(f"request {id} waits at {list(entry.waiting)}, and the drop policy has given it up")
             if empty.isdisjoint(stage for stage, _ in entry.waiting):
-                running = [replica.batch for replica in self._books.replicas.values() if replica.runs(entry)]
+                running = [replica.batch for replica in replicas if replica.runs(entry)]
                 where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {running}"
-                self._fail(f"{len(self._books.requests)} requests never ended; request {id} {where}")
+                self._fail(f"{len(requests)} requests never ended; request {id} {where}")
 
     def _is_given_up(self, entry: OpenRequest) -> bool:
-        """Whether the drop rule has long held a waiting visit hopeless, however little the way on may take."""
+        """Whether the drop policy found a waiting visit hopeless long ago, however little time the rest may take."""
         request = entry.request
         then_ns = request.sent_ns + round(OVERDUE * (self._now_ns - request.sent_ns))
         return any(
-            self._is_hopeless(then_ns, Visit(request, stage, then_ns, deadline_ns, 0, part), 0, 0)
-            for (stage, part), (_, deadline_ns) in entry.waiting.items()
+            self._is_hopeless(then_ns, Visit(request, stage, then_ns, visit.deadline_ns, 0, part), 0, 0)
+            for (stage, part), (_, visit, _) in entry.waiting.items()
         )
 
     def _end_step(self) -> None:
-        """An event and all its actions are known: what holds between steps is checked here."""
-        books = self._books
-        for entry in self._through:
-            if entry.request.id in books.requests:
-                self._fail(f"request {entry.request.id} has passed every stage and is not answered")
-        for stage, latest_ns in self._latest:
-            earliest_ns = books.waiting[stage].earliest_ns(books.requests, books.step)
-            if earliest_ns is not None and earliest_ns < latest_ns:
-                gap_ms = to_ms(latest_ns - earliest_ns)
-                self._fail(f"a batch at {stage} overtook a request whose deadline is {gap_ms:g} ms earlier")
-        if self._through or self._latest:
-            self._through, self._latest = [], []
-        books.step += 1
+        """Check what must hold between steps: an event and all its actions are known."""
+        state = self._state
+        for entry in self._done:
+            if entry.request.id in state.requests:
+                self._fail(f"request {entry.request.id} has finished every stage and is not answered")
+        for stage, largest in self._started:
+            smallest = state.waiting[stage].smallest(state.requests, state.step)
+            if smallest is not None and smallest < largest:
+                self._fail(
+                    f"a batch at {stage} overtook a visit that the order policy puts first: {smallest} < {largest}"
+                )
+        if self._done or self._started:
+            self._done, self._started = [], []
+        state.step += 1
 
     def _fail(self, what: str) -> NoReturn:
         again = f"\nreproduce with: {self._origin}" if self._origin else ""
         raise Violation(f"at {to_ms(self._now_ns):.6f} ms: {what}\nrecord: {self._record}\nevent: {self._event}{again}")
 
     def _arrived(self, request: Request) -> None:
-        if request.id in self._books.requests:
+        if request.id in self._state.requests:
             self._fail("a request arrived twice")
         if not request.sent_ns <= request.arrived_ns <= self._now_ns:
             self._fail("a request arrived before it was sent")
-        self._books.arrive(request)
+        self._state.arrive(self._now_ns, request)
 
     def _finished(self, event: Finished) -> None:
-        replica = self._books.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
-            self._through = self._books.pass_on(replica, event.edge_counts)
+            self._done = self._state.pass_on(self._now_ns, replica, event)
 
     def _batch_failed(self, event: BatchFailed) -> None:
-        replica = self._books.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
-            self._books.put_back(replica)
+            self._state.put_back(replica)
 
     def _ready(self, event: ReplicaReady) -> None:
-        replica = self._books.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.replica)
         if replica is not None:
             replica.ready = True
 
     def _gone(self, event: ReplicaLost | ReplicaStopped) -> None:
-        self._books.forget(event.replica)
+        self._state.forget(event.replica)
 
     def _resized(self, event: Resized) -> None:
-        replica = self._books.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.replica)
         if replica is not None:
             replica.cores = event.cores
             replica.resizing -= 1
             if not replica.resizing:
                 replica.wanted_cores = event.cores
-            self._check_room(replica.spec.node)
+            self._check_node(replica.spec.node)
 
     def _start_batch(self, order: StartBatch) -> None:
-        replica = self._known(order.replica)
-        size, limit = len(order.requests), self._limits.get((order.stage, replica.spec.variant), 0)
+        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
+        variant = order.stage, replica.spec.variant
+        size, limit = len(order.requests), self._limits.get(variant, 0)
         if order.batch <= self._last_batch:
             self._fail(f"batch {order.batch} after batch {self._last_batch}")
         if not replica.ready or replica.draining:
@@ -198,83 +390,82 @@ class Checkers:
             self._fail(f"the replica serves stage {replica.spec.stage}")
         if not 0 < size <= limit:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
-        if size > (most := self._batch_max.get((order.stage, replica.spec.variant), size)):
-            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {most}")
-        self._move(order, replica)
+        if size > (largest := self._batch_max.get(variant, size)):
+            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {largest}")
+        self._take(order, replica)
         replica.batch = self._last_batch = order.batch
 
-    def _move(self, order: StartBatch, replica: TrackedReplica) -> None:
-        """Requests go from the queue into a batch."""
-        requests, stage = self._books.requests, order.stage
-        latest_ns = -(2**63)
+    def _take(self, order: StartBatch, replica: TrackedReplica) -> None:
+        """Move the visits of a batch from the queue to the replica."""
+        requests, stage, visits = self._state.requests, order.stage, replica.visits
         if order.parts and len(order.parts) != len(order.requests):
             self._fail(f"{len(order.parts)} parts of {len(order.requests)} requests")
+        largest = None
         for id, part in order.visits:
-            entry, place = requests.get(id), (stage, part)
-            waited = entry.waiting.pop(place, None) if entry is not None else None
-            if entry is None or waited is None:
+            entry = requests.get(id)
+            waiting = entry.waiting.pop((stage, part), None) if entry is not None else None
+            if entry is None or waiting is None:
                 self._fail(f"request {id}, part {part}, does not wait at {stage}")
-            deadline_ns = waited[1]
-            replica.visits.append((entry, place, deadline_ns))
-            if deadline_ns > latest_ns:  # noqa: PLR1730  # a call of max for each request costs more
-                latest_ns = deadline_ns
-        if self._edf:
-            self._latest.append((stage, latest_ns))
+            _, visit, key = waiting
+            visits.append((entry, visit))
+            if largest is None or key > largest:
+                largest = key
+        if self._is_ordered and largest is not None:
+            self._started.append((stage, largest))
 
     def _end(self, end: End) -> None:
-        entry = self._books.requests.pop(end.request, None)
+        entry = self._state.requests.pop(end.request, None)
         outcome = end.outcome
         if entry is None:
-            self._fail("the end of a request that is not open: it never came, or ended before")
-        if entry.is_through is not (outcome in ANSWERED):
-            self._fail(f"{outcome} {'after' if entry.is_through else 'before'} it was through")
+            self._fail("the end of a request that is not open: it never arrived, or ended before")
+        if entry.is_done is not (outcome in ANSWERED):
+            self._fail(f"{outcome} {'after' if entry.is_done else 'before'} it finished every stage")
         in_time = self._now_ns <= entry.deadline_ns()
         if outcome is SERVED and not in_time:
             self._fail("served, after its deadline")
         if outcome is LATE and in_time:
             self._fail("late, before its deadline")
         if outcome is REJECTED and self._event is not entry.request:
-            self._fail("rejected, but not at the door")
+            self._fail("rejected, but not on arrival")
 
     def _start_replica(self, order: StartReplica) -> None:
         if order.replica <= self._last_replica:
             self._fail(f"replica {order.replica} after replica {self._last_replica}")
         self._last_replica = order.replica
-        self._books.start(order.replica, order.spec)
-        self._check_room(order.spec.node)
+        self._state.start(order.replica, order.spec)
+        self._check_node(order.spec.node)
 
     def _stop_replica(self, order: StopReplica) -> None:
-        replica = self._known(order.replica)
+        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
         if replica.stopping:
-            self._fail("the replica is told to stop twice")
+            self._fail("the replica is ordered to stop twice")
         replica.stopping = replica.draining = True
-        if replica.batch is not None:  # given up as stuck: nobody waits for it to give its room back
-            self._books.forget(order.replica)
+        if replica.batch is not None:  # given up as stuck: the core reuses its cores at once
+            self._state.forget(order.replica)
 
     def _resize_replica(self, order: ResizeReplica) -> None:
-        replica = self._known(order.replica)
+        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
         if order.cores <= 0:
             self._fail("a replica without cores")
         replica.wanted_cores = max(order.cores, replica.wanted_cores) if replica.resizing else order.cores
         replica.resizing += 1
-        self._check_room(replica.spec.node)
+        self._check_node(replica.spec.node)
 
     def _decided(self, note: Decided) -> None:
         if note.plan is not None:
-            wanted = [(target, group.spec) for target in note.plan.stages for group in target.groups if group.count]
-            self._limits.update({(target.stage, spec.variant): target.batch_max for target, spec in wanted})
+            for target in note.plan.stages:
+                specs = [group.spec for group in target.groups if group.count]
+                self._limits.update({(target.stage, spec.variant): target.batch_max for spec in specs})
         if note.kind == "short":
             self._short.add(note.stage)
         if note.kind == "drain" and note.replica is not None:
-            self._known(note.replica).draining = True
+            replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
+            replica.draining = True
 
-    def _known(self, id: ReplicaId) -> TrackedReplica:
-        replica = self._books.replicas.get(id)
-        if replica is None:
-            self._fail(f"replica {id} does not exist (any more)")
-        return replica
+    def _unknown(self, id: ReplicaId) -> NoReturn:
+        self._fail(f"replica {id} does not exist (any more)")
 
-    def _check_room(self, node: str | None) -> None:
-        complaint = self._rooms.complaint(node, self._books.by_node.get(node, {}).values())
-        if complaint:
-            self._fail(complaint)
+    def _check_node(self, node: str | None) -> None:
+        excess = self._capacities.excess(node, self._state.by_node.get(node, {}).values())
+        if excess:
+            self._fail(excess)

@@ -1,18 +1,108 @@
-"""What is ahead of a request: a lower bound on every way it can go, and all of it where there is but one."""
+"""Visits: what is declared at first, what was measured after a while, and what was long ago forgotten."""
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import Each, Graph, Step, When
-from sloop.core.ahead import RUN, Runs, ahead
+from sloop.core.graph_estimates import HALF_LIFE_NS, PRIOR, RUN, EdgeHistory, VisitRates, remaining_times
 from sloop.vocabulary import Path
 
+KINDS = Graph(
+    (
+        Step("a"),
+        Step("b", ("a",), (When("a", "kind", (1,), 0.5),)),
+        Step("c", ("a",), (When("a", "kind", (2,)),)),
+        Step("d", ("b", "c")),
+    )
+)
+PARTS = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=2.0)), Step("c", ("b",), join=True)))
 
-def rests(graph: Graph, runs: Runs | None = None, /, **alone_ns: int) -> dict[str, int]:
+
+def test_before_anything_was_seen_what_was_declared_counts() -> None:
+    assert VisitRates(KINDS).visits() == pytest.approx({"a": 1, "b": 0.5, "c": 0.5, "d": 1})
+    assert VisitRates(PARTS).visits() == {"a": 1, "b": 2, "c": 1}
+
+
+def test_what_was_declared_counts_as_much_as_a_few_requests() -> None:
+    flows = VisitRates(KINDS)
+    for _ in range(round(PRIOR)):
+        flows.finish("a", (1, 0))
+    assert flows.visits() == pytest.approx({"a": 1, "b": 0.75, "c": 0.25, "d": 1})
+    for _ in range(100 * round(PRIOR)):
+        flows.finish("a", (1, 0))
+    assert flows.visits()["b"] == pytest.approx(1, abs=0.01)
+
+
+def test_parts_are_counted() -> None:
+    flows = VisitRates(PARTS)
+    for count in (0, 4, 8) * 500:
+        flows.finish("a", (count,))
+    assert flows.visits() == pytest.approx({"a": 1, "b": 4, "c": 1}, rel=0.02)
+
+
+def test_what_is_dropped_on_its_way_does_not_make_later_stages_less_wanted() -> None:
+    flows = VisitRates(KINDS)
+    for _ in range(1_000):
+        flows.begin(())
+    for _ in range(10):
+        flows.finish("a", (0, 1))
+    assert flows.visits()["d"] == pytest.approx(1)
+
+
+def test_an_empty_answer_takes_every_edge_once() -> None:
+    flows = VisitRates(PARTS)
+    for _ in range(10_000):
+        flows.finish("a", ())
+    assert flows.visits()["b"] == pytest.approx(1, abs=0.01)
+
+
+def test_what_was_seen_fades_by_half_a_minute_after_minute() -> None:
+    flows, once = VisitRates(KINDS), VisitRates(KINDS)
+    for _ in range(400):
+        flows.finish("a", (1, 0))
+    for _ in range(100):
+        once.finish("a", (1, 0))
+    flows.age(HALF_LIFE_NS // 2)
+    flows.age(2 * HALF_LIFE_NS)
+    assert flows.visits() == pytest.approx(once.visits())
+    flows.age(60 * HALF_LIFE_NS)
+    assert flows.visits() == pytest.approx({"a": 1, "b": 0.5, "c": 0.5, "d": 1})
+
+
+def test_where_requests_begin_is_measured() -> None:
+    steps = (Step("a"), Step("b"), Step("c", ("a", "b")))
+    ways = (Path(("a", "c"), 1, 0.5), Path(("b", "c"), 1, 0.5))
+    flows = VisitRates(Graph(steps, ways, 1))
+    assert flows.visits() == pytest.approx({"a": 0.5, "b": 0.5, "c": 1})
+    for _ in range(5_000):
+        flows.begin(("a",))
+        flows.finish("a", ())
+    assert flows.visits() == pytest.approx({"a": 1, "b": 0, "c": 1}, abs=0.01)
+    for _ in range(100_000):
+        flows.begin(())
+    assert flows.visits()["b"] == pytest.approx(0.95, abs=0.01), "none named: all entered"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), max_size=50))
+def test_a_share_lies_between_what_was_declared_and_what_was_seen(seen: list[tuple[int, int]]) -> None:
+    flows = VisitRates(KINDS)
+    for ways in seen:
+        flows.finish("a", ways)
+    visits = flows.visits()
+    for at, name in enumerate("bc"):
+        measured = sum(ways[at] for ways in seen) / len(seen) if seen else 0.5
+        assert min(0.5, measured) - 1e-9 <= visits[name] <= max(0.5, measured) + 1e-9
+
+
+# == test_ahead: What is ahead of a request: a lower bound on every way it can go, and all of it where there is but one.
+
+
+def rests(graph: Graph, runs: EdgeHistory | None = None, /, **alone_ns: int) -> dict[str, int]:
     """Alone; full batches take ten times as long everywhere."""
-    found = ahead(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.steps}, runs)
+    found = remaining_times(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.steps}, runs)
     assert all(full == 10 * alone for alone, full in found.values())
     return {name: alone for name, (alone, _) in found.items()}
 
@@ -49,33 +139,33 @@ PARTED = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=1.5)), Step("c"
 
 
 def test_parts_count_once_all_of_late_had_some() -> None:
-    runs = Runs(PARTED)
+    runs = EdgeHistory(PARTED)
 
     def first() -> int:
         return rests(PARTED, runs, a=1, b=20, c=300)["a"]
 
     assert rests(PARTED, a=1, b=20, c=300)["a"] == 0, "a mean says nothing of the least"
     for _ in range(RUN - 1):
-        runs.passed("a", (5,))
+        runs.finish("a", (5,))
     assert first() == 0
-    runs.passed("a", (1,))
+    runs.finish("a", (1,))
     assert first() == 320
-    runs.passed("a", (0,))
+    runs.finish("a", (0,))
     assert first() == 0
     for _ in range(RUN):
-        runs.passed("a", ())
-        runs.passed("b", ())
+        runs.finish("a", ())
+        runs.finish("b", ())
     assert first() == 320
 
 
 def test_several_parts_are_believed_in_until_there_are_none() -> None:
     several = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=4.0))))
     assert rests(several, a=1, b=20)["a"] == 20
-    runs = Runs(several)
-    runs.passed("a", (2,))
+    runs = EdgeHistory(several)
+    runs.finish("a", (2,))
     assert rests(several, runs, a=1, b=20)["a"] == 20
-    runs.passed("a", (0,))
-    runs.passed("a", (4,))
+    runs.finish("a", (0,))
+    runs.finish("a", (4,))
     assert rests(several, runs, a=1, b=20)["a"] == 0
     some = Graph((Step("a"), Step("b", ("a",), (When("a", "kind"),), each=Each("a", mean=4.0))))
     assert rests(some, a=1, b=20)["a"] == 0, "of which all may be left out"
@@ -85,10 +175,10 @@ def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_o
     graph = Graph((Step("a"), branch("b", 1), branch("c", 2), Step("d", ("a",))))
 
     def first(*ways: tuple[int, ...]) -> int:
-        runs = Runs(graph)
+        runs = EdgeHistory(graph)
         for _ in range(RUN):
             for way in ways:
-                runs.passed("a", way)
+                runs.finish("a", way)
         return rests(graph, runs, a=1, b=70, c=20, d=4)["a"]
 
     assert first((1, 0, 1)) == 70
@@ -115,7 +205,9 @@ def test_no_request_needs_less_than_is_ahead_of_it(seed: int) -> None:
         steps.append(Step(name, after, when))
     graph = Graph(steps)
     least_ns = {name: random.randint(1, 100) for name in names}
-    remaining_ns = {name: alone for name, (alone, _) in ahead(graph, {n: (t, t) for n, t in least_ns.items()}).items()}
+    remaining_ns = {
+        name: alone for name, (alone, _) in remaining_times(graph, {n: (t, t) for n, t in least_ns.items()}).items()
+    }
     longest_ns: dict[str, int] = {}
     for name in reversed(names):
         kind, whens = random.randint(0, 3), [edge.when for edge in graph.edges[name]]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import Each, Edge, Graph, Step, When
-from sloop.app.journey import UNFIT, Journey
+from sloop.app.progress import RequestProgress
 from sloop.units import ms
 from sloop.vocabulary import Path, Request, RequestId
 
@@ -86,27 +86,32 @@ class Reading:
         return {visit for visit, happens in self.is_in.items() if happens}
 
 
+def request_in(graph: Graph, enters: Sequence[str] = ()) -> RequestProgress:
+    """A request with the application's own SLO of 80 ms, sent at 10 ms."""
+    return RequestProgress(graph, Request(RequestId(1), ms(10), ms(10), ms(90), tuple(enters)))
+
+
 @given(graphs(), st.integers(0, 2**32), st.booleans())
 def test_a_request_goes_where_its_outputs_say_at_once_and_never_twice(graph: Graph, seed: int, named: bool) -> None:
     random = Random(seed)
     enters = random.sample(graph.entries, random.randint(1, len(graph.entries))) if named else []
-    journey, ended = Journey(graph), dict[Visited, Sequence[int]]()
-    entered = journey.begin(enters)
+    progress, ended = request_in(graph, enters), dict[Visited, Sequence[int]]()
+    entered = progress.begin()
     under_way = list(entered)
     while True:
         assert len(entered) == len(set(entered)), "no stage is entered twice for the same part"
         assert set(entered) == Reading(graph, enters, ended).entered(), "neither before it is known, nor after"
-        assert journey.open == len(under_way)
+        assert progress.open_visits == len(under_way)
         if not under_way:
             break
         stage, part = under_way.pop(random.randrange(len(under_way)))
         ended[stage, part] = decide(graph, stage, random)
-        new = journey.finish(stage, part, ended[stage, part])
+        new = progress.finish(stage, part, ended[stage, part])
         entered, under_way = entered + new, under_way + new
     settled = Reading(graph, enters, ended)
     parts = sum(settled.parts[scope] if scope else 1 for scope in graph.scopes.values())
     assert len(settled.is_in) == parts, "nothing is left open"
-    assert journey.visited == {name: count for name in graph.steps if (count := _visits(entered, name))}
+    assert progress.visited == {name: count for name in graph.steps if (count := _visits(entered, name))}
 
 
 def _visits(entered: Sequence[Visited], name: str) -> int:
@@ -116,15 +121,15 @@ def _visits(entered: Sequence[Visited], name: str) -> int:
 @given(graphs(), st.integers(0, 2**32))
 def test_in_whatever_order_visits_end_the_same_ones_are_made(graph: Graph, seed: int) -> None:
     def visits(order: Random) -> set[Visited]:
-        journey = Journey(graph)
-        under_way = journey.begin()
+        progress = request_in(graph)
+        under_way = progress.begin()
         entered = set(under_way)
         while under_way:
             stage, part = under_way.pop(order.randrange(len(under_way)))
-            new = journey.finish(stage, part, decide(graph, stage, Random(f"{seed}/{stage}/{part}")))
+            new = progress.finish(stage, part, decide(graph, stage, Random(f"{seed}/{stage}/{part}")))
             under_way += new
             entered.update(new)
-        assert not journey.open
+        assert not progress.open_visits
         return entered
 
     assert visits(Random(1)) == visits(Random(2))
@@ -132,11 +137,11 @@ def test_in_whatever_order_visits_end_the_same_ones_are_made(graph: Graph, seed:
 
 @given(graphs())
 def test_without_a_word_every_edge_is_taken_once(graph: Graph) -> None:
-    journey = Journey(graph)
-    under_way = journey.begin()
+    progress = request_in(graph)
+    under_way = progress.begin()
     entered = list(under_way)
     while under_way:
-        new = journey.finish(*under_way.pop(0))
+        new = progress.finish(*under_way.pop(0))
         under_way, entered = under_way + new, entered + new
     assert sorted(entered) == sorted((name, 0) for name in graph.steps)
 
@@ -152,50 +157,50 @@ PARTS = Graph(
 
 
 def test_parts_are_waited_for_where_they_meet_even_those_that_are_left_out() -> None:
-    journey = Journey(PARTS)
-    assert journey.begin() == [("find", 0)]
-    assert journey.finish("find", 0, (3,)) == [("read", 0), ("read", 1), ("read", 2)]
-    assert journey.finish("read", 1, (0,)) == []
-    assert journey.finish("read", 2, (1,)) == [("check", 2)]
-    assert journey.finish("check", 2) == []
-    assert journey.open == 1
-    assert journey.finish("read", 0, (0,)) == [("tell", 0)]
-    assert journey.finish("tell", 0) == []
-    assert (journey.open, journey.visited) == (0, {"find": 1, "read": 3, "check": 1, "tell": 1})
+    progress = request_in(PARTS)
+    assert progress.begin() == [("find", 0)]
+    assert progress.finish("find", 0, (3,)) == [("read", 0), ("read", 1), ("read", 2)]
+    assert progress.finish("read", 1, (0,)) == []
+    assert progress.finish("read", 2, (1,)) == [("check", 2)]
+    assert progress.finish("check", 2) == []
+    assert progress.open_visits == 1
+    assert progress.finish("read", 0, (0,)) == [("tell", 0)]
+    assert progress.finish("tell", 0) == []
+    assert (progress.open_visits, progress.visited) == (0, {"find": 1, "read": 3, "check": 1, "tell": 1})
 
 
 @pytest.mark.parametrize("outputs", [(0,), (2, 0, 0)])
 def test_where_nothing_is_left_to_do_it_ends(outputs: tuple[int, ...]) -> None:
     count, *takes = outputs
-    journey = Journey(PARTS)
-    journey.begin()
-    parts = journey.finish("find", 0, (count,))
+    progress = request_in(PARTS)
+    progress.begin()
+    parts = progress.finish("find", 0, (count,))
     for (stage, part), take in zip(parts, takes, strict=True):
-        assert journey.open
-        assert journey.finish(stage, part, (take,)) == []
-    assert journey.open == 0
+        assert progress.open_visits
+        assert progress.finish(stage, part, (take,)) == []
+    assert progress.open_visits == 0
 
 
 def test_zero_parts_do_not_hold_up_who_comes_another_way() -> None:
     steps = (Step("find"), Step("read", ("find",), each=Each("find")), Step("tell", ("find", "read"), join=True))
-    journey = Journey(Graph(steps))
-    journey.begin()
-    assert journey.finish("find", 0, (0, 1)) == [("tell", 0)]
+    progress = request_in(Graph(steps))
+    progress.begin()
+    assert progress.finish("find", 0, (0, 1)) == [("tell", 0)]
 
 
 def test_a_thousand_parts_meet_once() -> None:
     steps = (Step("find"), Step("read", ("find",), each=Each("find")), Step("tell", ("read",), join=True))
-    journey = Journey(Graph(steps))
-    journey.begin()
-    parts = journey.finish("find", 0, (1_000,))
-    assert [journey.finish(*visit) for visit in parts] == [[]] * 999 + [[("tell", 0)]]
+    progress = request_in(Graph(steps))
+    progress.begin()
+    parts = progress.finish("find", 0, (1_000,))
+    assert [progress.finish(*visit) for visit in parts] == [[]] * 999 + [[("tell", 0)]]
 
 
 def test_as_many_answers_as_edges_are_asked_for() -> None:
-    journey = Journey(PARTS)
-    journey.begin()
+    progress = request_in(PARTS)
+    progress.begin()
     with pytest.raises(ValueError, match="argument"):
-        journey.finish("find", 0, (1, 1))
+        progress.finish("find", 0, (1, 1))
 
 
 WAYS = Graph(
@@ -205,41 +210,39 @@ WAYS = Graph(
 )
 
 
-def deadlines_ms(journey: Journey) -> tuple[float, float]:
-    """On the way and, were it over, at the end, of a request with the application's own SLO sent at 10 ms."""
-    request = Request(RequestId(1), ms(10), ms(10), ms(90))
-    on_the_way, ended = journey.deadline_ns(request), journey.deadline_ns(request, ended=True)
-    return on_the_way / ms(1), ended / ms(1)
+def deadlines_ms(progress: RequestProgress) -> tuple[float, float]:
+    """On the way, and at the end if it were over."""
+    return progress.deadline_ns() / ms(1), progress.deadline_ns(ended=True) / ms(1)
 
 
 def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
-    journey = Journey(WAYS)
-    assert deadlines_ms(journey)[0] == 110
-    assert journey.begin(("b",)) == [("b", 0)]
-    assert deadlines_ms(journey)[0] == 70, "b → c → d still may be"
-    journey.finish("b", 0)
-    assert deadlines_ms(journey) == (70, 50), "it has been on b → c alone"
-    journey.finish("c", 0, (0,))
-    assert deadlines_ms(journey)[1] == 50
-    assert journey.open == 0
+    progress = request_in(WAYS, ("b",))
+    assert deadlines_ms(progress)[0] == 110
+    assert progress.begin() == [("b", 0)]
+    assert deadlines_ms(progress)[0] == 70, "b → c → d still may be"
+    progress.finish("b", 0)
+    assert deadlines_ms(progress) == (70, 50), "it has been on b → c alone"
+    progress.finish("c", 0, (0,))
+    assert deadlines_ms(progress)[1] == 50
+    assert progress.open_visits == 0
 
 
 def test_a_request_with_a_budget_of_its_own_has_it_stretched_in_proportion() -> None:
-    journey = Journey(WAYS)
-    journey.begin(("a",))
-    assert journey.deadline_ns(Request(RequestId(1), 0, 0, ms(40))) == ms(50)
+    progress = RequestProgress(WAYS, Request(RequestId(1), 0, 0, ms(40), ("a",)))
+    progress.begin()
+    assert progress.deadline_ns() == ms(50)
 
 
 def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:
-    journey = Journey(WAYS)
-    journey.begin()
-    assert deadlines_ms(journey)[0] == 90
+    progress = request_in(WAYS)
+    progress.begin()
+    assert deadlines_ms(progress)[0] == 90
 
 
 def test_paths_without_deadlines_of_their_own_change_nothing() -> None:
     graph = Graph((Step("a"), Step("b", ("a",))), (Path(("a", "b"), ms(80)),), slo_ns=ms(80))
     assert not graph.has_deadlines
-    assert deadlines_ms(Journey(graph)) == (90, 90)
+    assert deadlines_ms(request_in(graph)) == (90, 90)
 
 
 def test_edges_know_their_kind() -> None:
@@ -248,13 +251,12 @@ def test_edges_know_their_kind() -> None:
     assert PARTS.edges["read"] == (Edge("read", "check", "one", When("read")),)
 
 
-@pytest.mark.parametrize("ways", [UNFIT, (4, 1)])
-def test_ways_that_fit_no_edge_lead_nowhere_and_leave_it_open(ways: tuple[int, ...]) -> None:
-    journey = Journey(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
-    journey.begin()
-    assert (journey.finish("a", 0, ways), journey.open, journey.visited) == ([], 1, {"a": 1})
-    assert journey.fault
-    sound = Journey(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
+def test_more_parts_than_an_edge_allows_lead_nowhere_and_leave_the_visit_open() -> None:
+    progress = request_in(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
+    progress.begin()
+    assert (progress.finish("a", 0, (4, 1)), progress.open_visits, progress.visited) == ([], 1, {"a": 1})
+    assert progress.fault
+    sound = request_in(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
     sound.begin()
     assert len(sound.finish("a", 0, (3, 1))) == 4
     assert not sound.fault

@@ -1,0 +1,113 @@
+"""A request's progress through the graph: which visits are over, and which follow from them. `app.graph` has the rules.
+
+Promises that a stage is entered at most once for a request, or once for each of its parts; that it is entered as soon
+as all that precede it are done or known to be left out; and that `open_visits` falls to 0 exactly when nothing is left
+to do. The core, the simulator's checkers and the metrics each follow requests by this class, so that they cannot
+disagree. Knows no time, queue or replica.
+"""
+
+from collections.abc import Sequence
+
+from sloop.app.graph import Edge, Graph
+from sloop.vocabulary import Request
+
+Entered = list[tuple[str, int]]
+"""Stages to visit now, each with the part that the visit is for; 0 for a stage that runs once."""
+
+
+class RequestProgress:
+    """One request under way. `begin` once, then `finish` for every visit that was entered, in any order."""
+
+    __slots__ = ("_graph", "_joining", "_parts", "_paths", "_pending", "fault", "open_visits", "request", "visited")
+
+    def __init__(self, graph: Graph, request: Request) -> None:
+        self._graph = graph
+        self.request = request
+        self._pending: dict[tuple[str, int], tuple[int, int]] = {}
+        """Of visits that some predecessors have decided about: how many have not yet, and how much was sent so far."""
+        self._joining: dict[Edge, tuple[int, int]] = {}
+        """Of edges where parts meet: how many parts have come, or are known not to come, and how much they sent."""
+        self._parts: dict[str, int] = {}
+        """By fan-out stage, how many parts the request has there."""
+        self._paths = (1 << len(graph.declared_paths)) - 1
+        """Which of the declared paths it may turn out to be on, as bits."""
+        self.open_visits = 0
+        """Visits entered and not finished."""
+        self.fault = ""
+        """Why the request must fail, once a visit has sent more items along an edge than the edge allows."""
+        self.visited: dict[str, int] = {}
+        """How often each stage was entered."""
+
+    def begin(self) -> Entered:
+        """The first visits: at the entries that the request names, at all entries if it names none."""
+        entered: Entered = []
+        enters = self.request.enters
+        for name in self._graph.entries:
+            self._send(name, 0, not enters or name in enters, entered)
+        return entered
+
+    def finish(self, stage: str, part: int, edge_counts: Sequence[int] = ()) -> Entered:
+        """A visit is over; returns the visits that follow. `edge_counts` says how many items it sends along each edge
+        away from the stage; one along each if empty. More than an edge allows lead nowhere: they set `fault`, and the
+        visit stays open."""
+        entered: Entered = []
+        edges = self._graph.edges[stage]
+        if edge_counts and (fault := self._graph.fault(stage, edge_counts)):
+            self.fault = fault
+            return entered
+        self.open_visits -= 1
+        for edge, count in zip(edges, edge_counts or [1] * len(edges), strict=True):
+            self._follow(edge, part, count, entered)
+        return entered
+
+    def deadline_ns(self, *, ended: bool = False) -> int:
+        """When the request is due: at its own deadline, unless declared paths have deadlines of their own. Then at the
+        loosest of the paths it may be on, or, once it has `ended`, was on; at the application's if it fits no path."""
+        graph, request = self._graph, self.request
+        if not graph.has_deadlines:
+            return request.deadline_ns
+        paths = [path for bit, path in enumerate(graph.declared_paths) if self._paths >> bit & 1]
+        if ended:
+            paths = [path for path in paths if self.visited.keys() == set(path.stages)] or paths
+        loosest_ns = max((path.slo_ns for path in paths), default=graph.slo_ns)
+        return request.sent_ns + request.slo_ns * loosest_ns // graph.slo_ns
+
+    def _follow(self, edge: Edge, part: int, count: int, entered: Entered) -> None:
+        """A visit for `part` sends `count` items along an edge: 0 if it leaves the edge out."""
+        if edge.kind == "one":
+            self._send(edge.target, part, count, entered)
+        elif edge.kind == "join":
+            came, sent = self._joining.get(edge, (0, 0))
+            came, sent = came + 1, sent + count
+            self._joining[edge] = came, sent
+            if came == self._parts[self._graph.scopes[edge.source]]:
+                self._send(edge.target, 0, sent, entered)
+        else:
+            self._parts[edge.target] = count
+            for each in range(count):
+                self._send(edge.target, each, 1, entered)
+            if not count:
+                self._leave_out_scope(edge.target, entered)
+
+    def _send(self, stage: str, part: int, count: int, entered: Entered) -> None:
+        """One of the predecessors of a visit is done with it. After the last one the visit is entered if any of them
+        has sent something; otherwise it is left out, and so is what only it would have sent something to."""
+        left, sent = self._pending.pop((stage, part), (self._graph.predecessors[stage], 0))
+        left, sent = left - 1, sent + count
+        if left:
+            self._pending[stage, part] = left, sent
+        elif sent:
+            self.open_visits += 1
+            self.visited[stage] = self.visited.get(stage, 0) + 1
+            self._paths &= self._graph.paths_through[stage]
+            entered.append((stage, part))
+        else:
+            for edge in self._graph.edges[stage]:
+                self._follow(edge, part, 0, entered)
+
+    def _leave_out_scope(self, scope: str, entered: Entered) -> None:
+        """A fan-out stage gets no parts: the stages that join them need not wait."""
+        for name in self._graph.stages_in(scope):
+            for edge in self._graph.edges[name]:
+                if edge.kind == "join":
+                    self._send(edge.target, 0, 0, entered)
