@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.shared_memory import ALIGNMENT, SharedMemory, lay_out, places
+from sloop.shared_memory import ALIGNMENT, SharedMemory, offsets, write_tensors
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def shared() -> Iterator[SharedMemory]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8))
-def test_places_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
-    starts, total = places(sizes)
+def test_offsets_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
+    starts, total = offsets(sizes)
     assert all(start % ALIGNMENT == 0 for start in starts)
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
     assert all(end <= start for end, start in zip(ends, [*starts[1:], total], strict=True))
@@ -38,25 +38,25 @@ def test_what_one_side_lays_out_the_other_finds_however_it_has_grown(tensors: li
     theirs = SharedMemory(os.dup(ours.fd))
     with closing(ours), closing(theirs):
         for power in range(before):
-            ours.room(100 << (6 * power))
-            theirs.seen(100 << (6 * power))
-        size = lay_out(ours, tensors)
-        starts, total = places(len(b"".join(parts)) for parts in tensors)
+            ours.writable(100 << (6 * power))
+            theirs.readable(100 << (6 * power))
+        size = write_tensors(ours, tensors)
+        starts, total = offsets(len(b"".join(parts)) for parts in tensors)
         assert size == total
-        found = theirs.seen(size)
+        found = theirs.readable(size)
         for start, parts in zip(starts, tensors, strict=True):
             whole = b"".join(parts)
             assert bytes(found[start : start + len(whole)]) == whole
 
 
 def test_arrays_survive_growth(shared: SharedMemory) -> None:
-    shared.room(10)[:] = b"0123456789"
-    before = shared.seen(10)
-    shared.room(10_000_000)
-    assert bytes(before) == bytes(shared.seen(10)) == b"0123456789"
+    shared.writable(10)[:] = b"0123456789"
+    before = shared.readable(10)
+    shared.writable(10_000_000)
+    assert bytes(before) == bytes(shared.readable(10)) == b"0123456789"
 
 
 def test_more_than_is_there_is_refused(shared: SharedMemory) -> None:
-    shared.room(10)
+    shared.writable(10)
     with pytest.raises(ValueError, match="are announced"):
-        SharedMemory(shared.fd).seen(1_000_000)
+        SharedMemory(shared.fd).readable(1_000_000)

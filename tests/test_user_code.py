@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sloop.errors import InputError
-from sloop.user_code import module_in, raise_theirs
+from sloop.user_code import module_in, raise_user_error
 
 
 @pytest.fixture(autouse=True)
@@ -50,4 +50,4 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_an_error_elsewhere_is_told_without_a_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine\.py: it fails: ValueError: here"):
-        raise_theirs(ValueError("here"), tmp_path / "mine.py", "it fails")
+        raise_user_error(ValueError("here"), tmp_path / "mine.py", "it fails")

@@ -1,4 +1,4 @@
-"""What to do: the closed union of the core's orders to its driver, and its notes on why."""
+"""What to do: the closed union of the core's orders to its driver, and its notes on why it gave them."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -16,52 +16,53 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
     stage: str
     requests: tuple[RequestId, ...]
     parts: tuple[int, ...] = ()
-    """Which part of each request it is, at a stage that runs for parts; otherwise empty."""
+    """The part of each request, at a stage that runs once for each part; otherwise empty."""
 
     @property
     def visits(self) -> Iterator[tuple[RequestId, int]]:
-        """Each request with the part it is: 0 at a stage that runs once."""
+        """Each request with its part; part 0 at a stage that runs once for a request."""
         return zip(self.requests, self.parts or repeat(0), strict=False)
 
 
 class End(Struct, frozen=True, gc=False, tag="end", omit_defaults=True):
-    """Answer this request; nothing follows. `why` is empty for a request served in time."""
+    """Answer this request, which is over. `why` is empty for a request that was served in time."""
 
     request: RequestId
     outcome: Outcome
     why: str = ""
     retry_after_ns: int = 0
-    """For a rejected request: when the queue is expected to have room."""
+    """For a rejected request: in what time the queue is expected to have room."""
     stage: str = ""
-    """Where it was dropped, rejected or failed, if that was at one stage."""
+    """The stage that dropped, rejected or failed it; empty if no single one did."""
 
 
 class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):
-    """Start a replica; `spec.node` is decided. Answer with progress, then ready or lost."""
+    """Start a replica on the node `spec.node`. The driver answers with `ReplicaProgressed`, then ready or lost."""
 
     replica: ReplicaId
     spec: ReplicaSpec
 
 
 class StopReplica(Struct, frozen=True, gc=False, tag="stop_replica"):
-    """Stop a replica, which holds no batch unless it is given up as stuck. Answer with stopped."""
+    """Stop a replica. It runs no batch, unless it is given up as stuck. The driver answers with `ReplicaStopped`."""
 
     replica: ReplicaId
     why: str
 
 
 class ResizeReplica(Struct, frozen=True, gc=False, tag="resize_replica"):
-    """Change a running replica's cores in place. Answer with resized."""
+    """Change a running replica's cores in place. The driver answers with `Resized`."""
 
     replica: ReplicaId
     cores: float
 
 
 class Decided(Struct, frozen=True, tag="decided"):
-    """A note for the log and for `explain`: what was decided and why. Drivers act on it in no way."""
+    """A note for the log and for `explain`: what was decided and why. Drivers write it down and do nothing else."""
 
     kind: str
-    """`plan`, `place`, `start`, `stop`, `resize`, `retry`, `short`, …: what the decision was about."""
+    """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
+    and will be replaced. `drain`: a replica stops after its batch. `short`: no node has room for what is planned."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None

@@ -1,7 +1,6 @@
-"""The machine we are on: which processor, and which of its CPUs this process may use.
+"""The machine this process runs on: its processor, and the CPUs that the process may use.
 
-Promises answers where the system says nothing, too: then all CPUs, and the architecture for a name. Looks, never
-changes.
+Where the operating system does not tell, the answers are all CPUs and the name of the architecture. Reads only.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ from pathlib import Path
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """CPUs this process may run on, by number; all of them where the system cannot tell."""
+    """Numbers of the CPUs that this process may run on; all of them where the system has no affinity."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -20,7 +19,7 @@ def usable_cpus() -> tuple[int, ...]:
 
 @cache
 def processor() -> str:
-    """The processor's name, as its maker writes it where the system knows it."""
+    """The processor's model name, or the architecture where the system does not know it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -29,5 +28,5 @@ def processor() -> str:
 
 
 def hardware_name() -> str:
-    """Where a measurement was made: the processor and how many cores of it this process may use."""
+    """The name that profiles give to where they were measured: the processor, and the cores this process may use."""
     return f"{processor()}, {len(usable_cpus())} cores"

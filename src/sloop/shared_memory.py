@@ -1,8 +1,9 @@
-"""Memory that two processes share: large tensors are laid out in it once instead of going through a socket.
+"""Memory that two processes share: a large tensor is written into it once instead of being copied through a socket.
 
-Promises that both ends find a batch's arrays at the same places (`places`), and that memory is taken when it is first
-needed and then kept. One side writes, the other reads, and whoever writes knows that what was there has been read.
-Must not know frames, models or processes. Linux only: elsewhere there is none, and sockets carry everything.
+Both ends find a batch's tensors at the same `offsets`; memory is allocated when it is first needed and then kept. One
+side writes, the other reads; the writer must know that the reader is done with the last contents. An anonymous file
+(memfd) instead of `multiprocessing.shared_memory`, whose named segments stay behind when a process is killed. Linux
+only: elsewhere there is none, and sockets carry everything. Must not know frames, models or processes.
 """
 
 import mmap
@@ -11,15 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
 ALIGNMENT: Final = 64
-"""A cache line: tensors begin at multiples of it, as vector instructions like it."""
+"""Tensors begin at multiples of a cache line, so that vector instructions read them aligned."""
 SHARED_BYTES_MIN: Final = 64 * 1024
-"""What is smaller goes through the socket with its frame: one system call, where a copy is nothing."""
+"""Smaller tensors go through the socket with their frame: there, a copy costs less than a second buffer's
+bookkeeping."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class SharedMemory:
-    """Anonymous memory behind a file descriptor that can be given to a child process."""
+    """Anonymous memory behind a file descriptor that a child process can inherit."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -27,7 +29,7 @@ class SharedMemory:
 
     @classmethod
     def make(cls) -> Self | None:
-        """New and empty; None where the system has none."""
+        """New and empty; None where the operating system has no memfd."""
         if not hasattr(os, "memfd_create"):
             return None
         try:
@@ -35,8 +37,8 @@ class SharedMemory:
         except OSError:
             return None
 
-    def room(self, size: int) -> memoryview:
-        """The first `size` bytes, to be written; grows as needed."""
+    def writable(self, size: int) -> memoryview:
+        """The first `size` bytes, to write to. Grows as needed, at least to double its size."""
         if size > len(self._memory):
             page = mmap.PAGESIZE
             grown = -(-max(size, 2 * len(self._memory)) // page) * page
@@ -44,22 +46,23 @@ class SharedMemory:
             self._memory = memoryview(mmap.mmap(self.fd, grown))
         return self._memory[:size]
 
-    def seen(self, size: int) -> memoryview:
-        """The first `size` bytes, to be read. ValueError where the other side has not made as many."""
+    def readable(self, size: int) -> memoryview:
+        """The first `size` bytes, to read from. ValueError where the other side has written fewer."""
         if size > len(self._memory):
-            there = os.fstat(self.fd).st_size
-            if size > there:
-                raise ValueError(f"{size} B of shared memory are announced, {there} are there")
-            self._memory = memoryview(mmap.mmap(self.fd, there))
+            actual = os.fstat(self.fd).st_size
+            if size > actual:
+                raise ValueError(f"{size} bytes of shared memory are announced, but there are only {actual}")
+            self._memory = memoryview(mmap.mmap(self.fd, actual))
         return self._memory[:size]
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last array in it."""
+        """Close the descriptor; the memory is freed with the last array in it."""
         os.close(self.fd)
 
 
-def places(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Where tensors of these sizes begin when they are laid out one after the other, and the bytes they take."""
+def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Where tensors of these sizes in bytes begin when they are written one after the other, and the bytes they
+    take."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
@@ -67,14 +70,14 @@ def places(sizes: Iterable[int]) -> tuple[list[int], int]:
     return starts, end
 
 
-def lay_out(shared: SharedMemory, tensors: Sequence[Sequence[Buffer]]) -> int:
-    """Write tensors, each given as the parts it is joined of, to their places; the bytes they take."""
-    starts, total = places(sum(map(len, parts)) for parts in tensors)
-    memory = shared.room(total)
-    for start, parts in zip(starts, tensors, strict=True):
+def write_tensors(shared: SharedMemory, tensors: Sequence[Sequence[Buffer]]) -> int:
+    """Write tensors, each given as the pieces to join, to their offsets; returns the bytes they take."""
+    starts, total = offsets(sum(map(len, pieces)) for pieces in tensors)
+    memory = shared.writable(total)
+    for start, pieces in zip(starts, tensors, strict=True):
         at = start
-        for part in parts:
-            end = at + len(part)
-            memory[at:end] = part
+        for piece in pieces:
+            end = at + len(piece)
+            memory[at:end] = piece
             at = end
     return total

@@ -1,8 +1,8 @@
-"""Tensors: what a model takes and gives, and raw bytes with a type and a shape; never JSON, never a pickle.
+"""Tensors and signatures: the values that gateway, driver and workers exchange, as raw bytes with a type and a shape.
 
-What the gateway hands to the driver, the driver to a worker, and a worker back. Types carry the names of the Open
-Inference Protocol v2 ("Tensor Data Types"); elements lie in C order, little-endian, without padding. A BYTES element
-is its length as 4 little-endian bytes followed by that many bytes (the protocol's binary tensor data extension).
+Types have the names of the Open Inference Protocol v2 ("Tensor Data Types"); elements lie in C order, little-endian,
+without padding. A BYTES element is its length as 4 little-endian bytes, then that many bytes (the protocol's binary
+tensor data extension). Never JSON, which is several times as long, and never a pickle, which can run code.
 This module knows nothing of HTTP, processes or model files.
 """
 
@@ -28,7 +28,7 @@ NUMPY_TYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""The protocol's fixed-size types that NumPy knows. BF16 (2 bytes) and BYTES (as long as it is) have no NumPy type."""
+"""The protocol's fixed-size types that NumPy has. BF16 and BYTES, whose elements vary in length, have no NumPy type."""
 
 ITEM_BYTES: Final[Mapping[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()} | {"BF16": 2}
 """Bytes per element of every fixed-size type."""
@@ -43,7 +43,7 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 class Port(Struct, frozen=True):
-    """One input or output: its name, type, and shape with -1 for a dimension that may vary. The first counts rows."""
+    """One input or output: its name, type, and shape with -1 for a dimension that may vary. The first is the batch."""
 
     name: str
     datatype: str
@@ -51,24 +51,23 @@ class Port(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """What a model takes and gives, in its own order; or an application: inputs of its first stages, outputs of its
-    last.
-    """
+    """Inputs and outputs of a model, in its own order; of an application, the inputs of its first stages and the
+    outputs of its last."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     rows_max: int = 1
-    """The most rows one request to an application may carry."""
+    """How many rows one request to an application may have at most."""
 
     @property
     def fixed_batch(self) -> int | None:
-        """The number of rows the inputs are fixed to; None where it is open."""
+        """The number of rows that the inputs are fixed to; None where it may vary."""
         fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
         return fixed[0] if fixed else None
 
 
 def bytes_of(array: NDArray[np.generic]) -> memoryview:
-    """The memory of an array, copied first if it is not in C order; texts, which NumPy keeps as objects, have none."""
+    """The memory of an array, copied first if it is not in C order. Empty for text, which NumPy keeps as objects."""
     if array.dtype == object:
         return memoryview(b"")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -77,7 +76,7 @@ def bytes_of(array: NDArray[np.generic]) -> memoryview:
 def arrays_at(
     memory: memoryview, kinds: Sequence[tuple[np.dtype[np.generic], tuple[int, ...]]], starts: Sequence[int]
 ) -> list[NDArray[np.generic]]:
-    """Arrays of these types and shapes that begin at these bytes of `memory`, without a copy."""
+    """Arrays of the types and shapes `kinds` that begin at the offsets `starts` of `memory`, without a copy."""
     return [
         np.frombuffer(memory, dtype, prod(shape), start).reshape(shape)
         for (dtype, shape), start in zip(kinds, starts, strict=True)

@@ -1,6 +1,7 @@
-"""Units: inside sloop time is an integer number of nanoseconds; floats exist only at the edges.
+"""Units of time: inside sloop every instant and duration is an integer number of nanoseconds.
 
-This module knows nothing but numbers. Names elsewhere carry their unit (`_ns`, `_ms`, `_s`, `_cores`, `_bytes`).
+Float seconds would round differently after an hour than at the start, so that the same events would not give the same
+decisions. Floats are for people and files. Names carry their unit: `_ns`, `_ms`, `_s`, `_cores`, `_bytes`, `_rps`.
 """
 
 from typing import Final
@@ -9,9 +10,10 @@ NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 FOREVER_NS: Final = 2**63 - 1
-"""Later than every instant a run can reach; `wake_ns` of something that waits for nothing."""
+"""Later than every instant that a run can reach: the next event of something that waits for none."""
 LONGEST_NS: Final = 100 * 365 * 86_400 * NS_PER_S
-"""A hundred years, the longest duration anyone may ask for: an instant of a run and two of them are before forever."""
+"""A hundred years, the longest duration that files and options may give: twice this after any instant of a run is
+still before `FOREVER_NS`, so that sums cannot overflow it."""
 
 
 def ms(value: float) -> int:

@@ -1,7 +1,7 @@
-"""The nouns every floor of the house shares. Values only: no behaviour beyond what follows from the fields.
+"""The nouns that all packages share: requests, replicas, plans, nodes. Values only, without behaviour of their own.
 
-Hot values are `msgspec.Struct`s: as quick to make as tuples, frozen, and written to the event log as they are.
-`gc=False` is safe on them because none can be part of a reference cycle.
+They are `msgspec.Struct`s and not dataclasses: as quick to make as tuples, frozen, and written to the event log as they
+are. `gc=False` is safe on the frequent ones because none can be part of a reference cycle.
 """
 
 from enum import StrEnum
@@ -24,13 +24,13 @@ class Outcome(StrEnum):
     DROPPED = "dropped"
     """Given up in the queue: its deadline could not be met."""
     REJECTED = "rejected"
-    """Refused at the door."""
+    """Refused by admission control when it arrived."""
     FAILED = "failed"
     """Ended by an error."""
 
 
 class Life(StrEnum):
-    """Where a replica is in its life: starting → ready → draining. Stopped and lost replicas are forgotten."""
+    """A replica's state: starting → ready → draining. Stopped and lost replicas have none: they are forgotten."""
 
     STARTING = "starting"
     READY = "ready"
@@ -40,8 +40,8 @@ class Life(StrEnum):
 class Request(Struct, frozen=True, gc=False, tag="arrived"):
     """One inference asked by a client, and the event of its arrival.
 
-    `sent_ns` is when the client began to send: the end-to-end budget runs from there, so
-    `deadline_ns = sent_ns + slo_ns`, and `arrived_ns - sent_ns` is what the way here has used up.
+    `sent_ns` is when the client began to send. The end-to-end budget runs from there: `deadline_ns = sent_ns + slo_ns`,
+    and the network has used up `arrived_ns - sent_ns` of it.
     """
 
     id: RequestId
@@ -49,7 +49,7 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
     arrived_ns: int
     deadline_ns: int
     enters: tuple[str, ...] = ()
-    """The stages it begins at; empty for all that requests can enter."""
+    """The entry stages it begins at; empty for all entries of the application."""
 
     @property
     def slo_ns(self) -> int:
@@ -61,9 +61,9 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
 
 
 class Path(Struct, frozen=True):
-    """A chain of stages from where requests enter to where they are answered, with its own end-to-end deadline.
+    """A chain of stages from an entry to an end of the graph, with its own end-to-end deadline `slo_ns`.
 
-    `share` is the fraction of requests believed to go along all of it, 0 to 1.
+    `share` is the fraction of requests believed to pass all of it, 0 to 1.
     """
 
     stages: tuple[str, ...]
@@ -72,26 +72,26 @@ class Path(Struct, frozen=True):
 
 
 class Visit(Struct, gc=False):
-    """A request's passage through one stage: what queues hold and batches are made of."""
+    """A request's passage through one stage: queues hold visits, and batches are made of them."""
 
     request: Request
     stage: str
     arrived_ns: int
     """When it entered this stage's queue."""
     deadline_ns: int
-    """The request's end-to-end deadline, kept here because every queue and batch policy reads it. Where paths have
-    deadlines of their own, the loosest of those it may still turn out to be on."""
+    """The request's end-to-end deadline, copied here because every queue and batch policy reads it. Where paths have
+    deadlines of their own: the loosest of the paths that the request may still turn out to be on."""
     attempts: int = 0
-    """Batches it was in whose replica was lost."""
+    """How many of its batches were lost with their replica."""
     part: int = 0
-    """Which of the request's parts it is for, where the stage runs for each."""
+    """Which part of the request it is for, where the stage runs once for each part; otherwise 0."""
 
 
 class ReplicaSpec(Struct, frozen=True):
-    """What a replica is made of: which variant, on how many cores, on which node, with what share of which device.
+    """One replica of a plan: its variant and the resources it runs on.
 
-    `node=None` leaves the choice to the place policy. `device` names an accelerator of the node ("" for none) and
-    `share` the fraction of it, 0 < share ≤ 1.
+    `node=None` leaves the choice to the place policy. `device` names an accelerator of the node ("" for none), and
+    `share` is the fraction of it that the replica may use, 0 < share ≤ 1.
     """
 
     stage: str
@@ -103,29 +103,29 @@ class ReplicaSpec(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """`count` replicas of one kind."""
+    """`count` equal replicas."""
 
     spec: ReplicaSpec
     count: int
 
 
 class StagePlan(Struct, frozen=True):
-    """The target for one stage: its replicas and the largest batch they are sent."""
+    """The target for one stage: its replicas, and the largest batch that they are sent."""
 
     stage: str
     groups: tuple[Group, ...]
     batch_max: int
     in_place: bool = True
-    """Whether a replica that only differs in cores is resized; if not, it is replaced by a new one."""
+    """Whether a replica that differs only in cores is resized; otherwise a new one replaces it."""
     wait_ns: int = 0
-    """How long a batch is worth waiting for, for batch policies that fill the batches of a plan."""
+    """How long to wait for a full batch, for batch policies that fill the batches of a plan."""
 
 
 class Plan(Struct, frozen=True):
-    """What a scaling policy wants the cluster to look like (law 3), and its reason in one line.
+    """The cluster that a scaling policy wants, and its reason in one line. The core works towards it (law 3).
 
-    `saturated` names stages whose demand exceeds what the policy can ever provide with the means it has
-    (Sponge: one replica at all cores), so that a policy above it can add others.
+    `saturated` names stages whose demand exceeds all that the policy can provide (Sponge: one replica on all cores), so
+    that a policy that combines several can use another one for them.
     """
 
     stages: tuple[StagePlan, ...]
@@ -133,15 +133,15 @@ class Plan(Struct, frozen=True):
     feasible: bool = True
     saturated: tuple[str, ...] = ()
     gave_up: bool = False
-    """Whether a solver reached the bound of its work without an answer: there may be one."""
+    """Whether a solver stopped at its work limit without an answer. There may be one."""
 
     def same_target(self, other: "Plan | None") -> bool:
-        """Whether both ask for the same cluster, whatever their reasons."""
+        """Whether both plans want the same cluster, whatever their reasons."""
         return other is not None and self.stages == other.stages
 
 
 class Node(Struct, frozen=True):
-    """A machine of the cluster: its name, hardware kind and capacities. `devices` are accelerators by name."""
+    """A machine of the cluster: its name, hardware kind, capacities and price. `devices` names its accelerators."""
 
     name: str
     hardware: str

@@ -13,7 +13,7 @@ from sloop.core.control import BUCKET_NS_MAX, ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.protocols import Policies
 from sloop.core.state import StageState, State
-from sloop.core.views import Belief, ClusterView
+from sloop.core.views import Belief, StageView
 from sloop.events import (
     BatchFailed,
     Cancelled,
@@ -74,9 +74,9 @@ class Core:
         """The plan in force."""
         return self._control.plan
 
-    def view(self, now_ns: int) -> ClusterView:
-        """The cluster as a scaling policy is shown it."""
-        return self._control.view(now_ns)
+    def stage_views(self) -> tuple[StageView, ...]:
+        """The stages as a scaling policy is shown them. It asks no policy, so it can be read at any time."""
+        return self._control.stage_views()
 
     @property
     def is_idle(self) -> bool:

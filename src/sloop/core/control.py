@@ -15,7 +15,7 @@ from sloop.core.dispatch import DataPath
 from sloop.core.ledger import Reservation, millicores
 from sloop.core.protocols import Policies
 from sloop.core.state import STUCK_NS_MIN, Replica, StageState, State
-from sloop.core.views import ClusterView, ReplicaView, Traffic
+from sloop.core.views import ClusterView, ReplicaView, StageView, Traffic
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.quantities import ROUNDING
 from sloop.units import NS_PER_S, ms
@@ -206,14 +206,19 @@ class ControlPath:
         self.plan: Plan | None = None
         self.wake_ns = 0
 
-    def view(self, now_ns: int) -> ClusterView:
-        """The cluster as a scaling policy is shown it."""
+    def stage_views(self) -> tuple[StageView, ...]:
+        """The stages as a scaling policy is shown them."""
+        state, visits = self._state, self._state.visits()
+        return tuple(stage.view(state.slo_ns, visits[stage.name]) for stage in state.stages.values())
+
+    def _view(self, now_ns: int) -> ClusterView:
+        """The cluster as a scaling policy is shown it. It asks the forecast policy, which may remember being asked."""
         state = self._state
         visits = state.visits()
         ingress = Traffic(buckets=tuple(state.ingress.buckets), bucket_ns=state.ingress.bucket_ns)
         forecast_rps = self._policies.forecast.demand_rps(now_ns, ingress)
         return ClusterView(
-            stages=tuple(stage.view(state.slo_ns, visits[stage.name]) for stage in state.stages.values()),
+            stages=self.stage_views(),
             nodes=state.ledger.views(),
             plan=self.plan,
             demand_rps={name: forecast_rps * often for name, often in visits.items()},
@@ -301,7 +306,7 @@ class ControlPath:
 
     def _ask(self, now_ns: int, out: list[Action]) -> bool:
         """Show the scaling policy the cluster and adopt its answer; returns whether that is a new target."""
-        plan = self._policies.scale.plan(now_ns, self.view(now_ns))
+        plan = self._policies.scale.plan(now_ns, self._view(now_ns))
         if plan is None:
             return False
         before, self.plan = self.plan, plan

@@ -245,11 +245,6 @@ class ReplicaPool:
         """The replica the route policy chose last."""
 
     @property
-    def ready(self) -> int:
-        """How many replicas are ready."""
-        return sum(rate.ready for rate in self._rates.values())
-
-    @property
     def is_changing(self) -> bool:
         """Whether a replica starts, drains or is being resized: whether there may soon be more room or more
         capacity."""
