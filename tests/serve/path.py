@@ -13,11 +13,11 @@ from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
 from sloop.serve.dataflow import wire
 from sloop.serve.driver import Driver
-from sloop.serve.gateway.http import Bodies, HttpServer
-from sloop.serve.gateway.inputs import Intake
+from sloop.serve.gateway.http import BodyMemory, HttpServer
+from sloop.serve.gateway.inputs import InputValidator
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
-from sloop.serve.gateway.service import Service
+from sloop.serve.gateway.service import InferenceService
 from sloop.serve.protocols import BackendListener
 from sloop.serve.server import Journal
 from sloop.serve.transport import pack_batch, pack_table, unpack_outputs
@@ -116,17 +116,19 @@ class Way:
         application = load_application(APPLICATION)
         setup = set_up(application)
         wiring = wire(graph_of({"only": ()}), {("only", "v"): MODEL}, rows_max=64)
-        self.core, self.intake = setup.core(), Intake(wiring.signature)
-        bodies = Bodies(1 << 20)
+        self.core, self.validator = setup.core(), InputValidator(wiring.signature)
+        bodies = BodyMemory(1 << 20)
         self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""), bytes_max=1 << 30)
         self.recorders: Sequence[Recorder] = (Metrics(application, bodies), journal)
         self.driver = Driver(self.core, Echo(), wiring, slo_ns=application.slo_ns, recorders=self.recorders)
-        service = Service("path", application.slo_ns, self.intake, self.driver, str, bytes, bytes, lambda _: b"")
+        service = InferenceService(
+            "path", application.slo_ns, self.validator, self.driver, str, bytes, bytes, lambda _: b""
+        )
         self.wire = Wire()
         self._listener = self._listening(Rest(service).answer, bodies)
         self._at_once = self._listening(lambda exchange: exchange.reply(200, b"{}"), bodies)
 
-    def _listening(self, answer: Any, bodies: Bodies) -> HttpServer:
+    def _listening(self, answer: Any, bodies: BodyMemory) -> HttpServer:
         listener = HttpServer(answer, bodies=bodies, requests_max=1 << 10)
         listener._loop = asyncio.get_running_loop()
         return listener

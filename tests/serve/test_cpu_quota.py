@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sloop.errors import InputError, MachineError
+from sloop.serve import cpu_quota as module
 from sloop.serve.cpu_quota import (
     Affinity,
     Cgroups,
@@ -25,7 +26,6 @@ from sloop.serve.cpu_quota import (
     quota_above,
     remove_stale,
 )
-from sloop.serve.cpu_quota import confined as module
 
 
 def test_without_control_groups_affinity_is_taken_and_the_reasons_are_said(tmp_path: Path) -> None:
@@ -34,8 +34,7 @@ def test_without_control_groups_affinity_is_taken_and_the_reasons_are_said(tmp_p
     found = detect(tmp_path)
     assert isinstance(found.actuator, Affinity)
     assert found.why == (
-        "affinity, fractions by resting between batches; "
-        "cgroup v2: it is not mounted here; cgroup v1: it is not mounted here"
+        "affinity, fractions by sleeping between batches; cgroup v2: not mounted; cgroup v1: not mounted"
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from sloop.app.graph import Each, Graph, Step, When
+from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.errors import InputError
 from sloop.serve.dataflow import (
     APPLICATION,
@@ -105,8 +105,8 @@ def test_what_does_not_fit_is_refused_beforehand(
         wire(graph_of(after), models, where="app.yaml:3")
 
 
-def after(name: str, before: str, **edges: object) -> Step:
-    return Step(name, (before,), **edges)  # type: ignore[arg-type]
+def after(name: str, before: str, **edges: object) -> GraphStage:
+    return GraphStage(name, (before,), **edges)  # type: ignore[arg-type]
 
 
 CROPS, NUMBER = Port("crops", "UINT8", (-1, 32, 100)), Port("kind", "INT64", (1,))
@@ -118,7 +118,7 @@ EACH = after("read", "find", each=Each("find", "crops"))
 
 
 def test_parts_get_rows_of_every_output_that_has_as_many() -> None:
-    wiring = wire(Graph([Step("find"), EACH]), {("find", "v"): FIND, ("read", "v"): READ}, rows_max=8)
+    wiring = wire(Graph([GraphStage("find"), EACH]), {("find", "v"): FIND, ("read", "v"): READ}, rows_max=8)
     assert wiring.inputs["read"] == ((Source("find", 0, "row", "read"),), (Source("find", 1, "row", "read"),))
     (decision,) = wiring.decisions["find"]
     assert (decision.each, [place for place, _ in decision.sliced]) == (0, [0, 1])
@@ -129,7 +129,7 @@ def test_parts_get_rows_of_every_output_that_has_as_many() -> None:
 
 
 def test_a_join_gets_all_rows() -> None:
-    graph = Graph([Step("find"), EACH, after("tell", "read", join=True)])
+    graph = Graph([GraphStage("find"), EACH, after("tell", "read", join=True)])
     tell = Signature((Port("text", "UINT8", (-1, 8)),), (port("y"),))
     models = {("find", "v"): FIND, ("read", "v"): READ, ("tell", "v"): tell}
     assert wire(graph, models).inputs["tell"] == ((Source("read", 0, "joined", "read", READ.outputs[0]),),)
@@ -139,7 +139,7 @@ def cascade(*, exclusive: bool) -> Graph:
     """A first look; then one of two others, or perhaps both."""
     second = When("look", "kind", (2,)) if exclusive else When("look", "sure")
     return Graph(
-        [Step("look"), after("cats", "look", when=(When("look", "kind", (1,)),)), after("dogs", "look", when=(second,))]
+        [GraphStage("look"), after("cats", "look", when=(When("look", "kind", (1,)),)), after("dogs", "look", when=(second,))]
     )
 
 
@@ -159,14 +159,14 @@ def test_alternatives_share_an_output_and_others_do_not() -> None:
 def test_a_stage_that_follows_supersedes_what_was_said_before() -> None:
     first = Signature((port("x"),), (port("label"), NUMBER))
     second = Signature((port("x"),), (port("label"),))
-    graph = Graph([Step("small"), after("large", "small", when=(When("small", "kind", (0,)),))])
+    graph = Graph([GraphStage("small"), after("large", "small", when=(When("small", "kind", (0,)),))])
     wiring = wire(graph, {("small", "v"): first, ("large", "v"): second})
     assert [p.name for p in wiring.signature.outputs] == ["label", "kind"]
     assert wiring.outputs[0] == (Source("large", 0), Source("small", 0))
 
 
 def test_after_alternatives_comes_whichever_was_taken() -> None:
-    steps = [*cascade(exclusive=True).steps.values(), Step("end", ("cats", "dogs"))]
+    steps = [*cascade(exclusive=True).stages.values(), GraphStage("end", ("cats", "dogs"))]
     end = Signature((port("label"),), (port("z"),))
     models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL, ("end", "v"): end}
     assert wire(Graph(steps), models).inputs["end"] == ((Source("cats", 0), Source("dogs", 0)),)
@@ -178,7 +178,8 @@ def test_after_alternatives_comes_whichever_was_taken() -> None:
         (
             after("read", "find", each=Each("find", "boxes")),
             FIND,
-            "stage 'read' has `each: boxes`, which is not an output of 'find'\nhelp: the outputs of 'find' are crops, widths, page",
+            "stage 'read' has `each: boxes`, which is not an output of 'find'\n"
+            "help: the outputs of 'find' are crops, widths, page",
         ),
         (after("read", "find", each=Each("find")), FIND, "`each` of stage 'read' names no output of 'find'"),
         (
@@ -198,9 +199,9 @@ def test_after_alternatives_comes_whichever_was_taken() -> None:
         ),
     ],
 )
-def test_edges_that_fit_no_output_are_refused_beforehand(step: Step, source: Signature, says: str) -> None:
+def test_edges_that_fit_no_output_are_refused_beforehand(step: GraphStage, source: Signature, says: str) -> None:
     with pytest.raises(InputError, match=rf"^app\.yaml: .*{says}"):
-        wire(Graph([Step("find"), step]), {("find", "v"): source, ("read", "v"): READ}, where="app.yaml")
+        wire(Graph([GraphStage("find"), step]), {("find", "v"): source, ("read", "v"): READ}, where="app.yaml")
 
 
 MERGE = Signature((port("y"), port("text")), (port("z"),))
@@ -208,26 +209,26 @@ TEXT = Signature((port("y"),), (port("text"),))
 KIND = (When("look", "kind"),)
 
 
-def merged(read: Step, tell: Step) -> Wiring:
+def merged(read: GraphStage, tell: GraphStage) -> Wiring:
     models = {("look", "v"): LOOK, ("read", "v"): TEXT, ("tell", "v"): MERGE}
-    return wire(Graph([Step("look"), read, tell]), models, where="app.yaml")
+    return wire(Graph([GraphStage("look"), read, tell]), models, where="app.yaml")
 
 
 def test_what_needs_the_output_of_a_branch_that_may_be_left_out_is_refused() -> None:
     read = after("read", "look", when=KIND)
     with pytest.raises(InputError) as caught:
-        merged(read, Step("tell", ("look", "read")))
+        merged(read, GraphStage("tell", ("look", "read")))
     what = "input 'text' of stage 'tell' comes from 'read', but a request can reach 'tell' without passing 'read'"
     assert what in str(caught.value)
     assert "let 'tell' come after 'read' only, give its other edges the same `when`" in str(caught.value)
-    same = merged(read, Step("tell", ("look", "read"), KIND))
+    same = merged(read, GraphStage("tell", ("look", "read"), KIND))
     assert same.inputs["tell"] == ((Source("look", 0),), (Source("read", 0),))
-    always = merged(after("read", "look", when=(When("look", "kind", share=1.0),)), Step("tell", ("look", "read")))
+    always = merged(after("read", "look", when=(When("look", "kind", share=1.0),)), GraphStage("tell", ("look", "read")))
     assert always.inputs == same.inputs, "it is told that no request leaves it out"
 
 
 def test_of_two_alternatives_nothing_can_need_both() -> None:
-    steps = [*cascade(exclusive=True).steps.values(), Step("end", ("cats", "dogs"))]
+    steps = [*cascade(exclusive=True).stages.values(), GraphStage("end", ("cats", "dogs"))]
     models = {("look", "v"): LOOK, ("cats", "v"): Signature((port("y"),), (port("cat"),)), ("dogs", "v"): LABEL}
     needs = {("end", "v"): Signature((port("cat"), port("label")), (port("z"),))}
     with pytest.raises(
@@ -239,11 +240,11 @@ def test_of_two_alternatives_nothing_can_need_both() -> None:
 def test_alternatives_must_cover_every_way_to_the_stage_that_needs_one() -> None:
     label = Signature((port("y"), port("label")), (port("z"),))
     models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL, ("end", "v"): label}
-    two = [*cascade(exclusive=True).steps.values(), Step("end", ("look", "cats", "dogs"))]
+    two = [*cascade(exclusive=True).stages.values(), GraphStage("end", ("look", "cats", "dogs"))]
     with pytest.raises(InputError, match="comes from 'cats' or 'dogs', but a request can reach 'end' without"):
         wire(Graph(two), models)
     covering = [
-        Step("look"),
+        GraphStage("look"),
         after("cats", "look", when=KIND),
         after("dogs", "look", when=(When("look", "kind", (0,)),)),
     ]
@@ -254,7 +255,7 @@ def test_alternatives_must_cover_every_way_to_the_stage_that_needs_one() -> None
 def test_rows_of_no_parts_can_be_joined() -> None:
     tell = Signature((Port("text", "UINT8", (-1, 8)), Port("page", "FP32", (1, 9))), (port("y"),))
     models = {("find", "v"): FIND, ("read", "v"): READ, ("tell", "v"): tell}
-    wiring = wire(Graph([Step("find"), EACH, Step("tell", ("find", "read"), join=True)]), models)
+    wiring = wire(Graph([GraphStage("find"), EACH, GraphStage("tell", ("find", "read"), join=True)]), models)
     assert [source.kind for (source,) in wiring.inputs["tell"]] == ["joined", "whole"]
 
 
@@ -265,7 +266,7 @@ def test_two_outputs_of_one_name_are_refused() -> None:
         ("b", "v"): model("f", "y"),
     }
     with pytest.raises(InputError, match=r"would be named 'b\.y': one of stage 'b' and one of stage 'a'"):
-        wire(Graph([Step("r"), after("a", "r"), after("b", "r")]), models)
+        wire(Graph([GraphStage("r"), after("a", "r"), after("b", "r")]), models)
 
 
 # == test_parts: Tensors taken apart, put together, and looked at to decide.

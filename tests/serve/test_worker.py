@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.serve.transport import FrameKind, Head, ProtocolError, WorkerChannel, pack_table, socket_pair, unpack_table
 from sloop.serve.worker import MILLIONTHS, InputMemory, Worker
-from sloop.shared_memory import ALIGNMENT, SharedMemory, lay_out
+from sloop.shared_memory import ALIGNMENT, SharedMemory, write_tensors
 
 pytestmark = pytest.mark.live
 
@@ -172,7 +172,7 @@ def test_what_is_shared_is_found_where_it_was_laid_out() -> None:
         pytest.skip("this system has no anonymous memory to share")
     with closing(shared):
         pieces = unpack_table(pack_table([[("UINT8", (3,)), ("FP32", (2, 2))]]), None)[0]
-        size = lay_out(shared, [[b"a", b"bc"], [bytes(16)]])
+        size = write_tensors(shared, [[b"a", b"bc"], [bytes(16)]])
         first, second = InputMemory(SharedMemory(shared.fd)).shared(pieces, size)
         assert (first.tobytes(), second.tolist()) == (b"abc", [[0, 0], [0, 0]])
         assert second.ctypes.data % ALIGNMENT == 0

@@ -1,4 +1,10 @@
-"""What an actuator grants: the value between it, the backend and the worker."""
+"""CPU quotas of running processes, changed in place: by control groups, or by CPU affinity without the rights for
+those.
+
+A grant always says how many cores are in effect, even if they differ from the request. A change takes effect within one
+scheduling period (`PERIOD_US`). Everything created on the machine is removed by this server or, after a crash, by the
+next.
+"""
 
 import contextlib
 import errno
@@ -18,9 +24,10 @@ from sloop.profile.measure import by_affinity
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Cores in effect, and what the process itself must do for that: threads to run on, share of time to work.
+    """The cores in effect, and what the process must do to keep to them.
 
-    `duty` is 1 where the machine withholds cores; a fall-back that cannot leaves it to the process to rest.
+    `duty` is the share of time in which the process may compute. It is 1 if the kernel enforces the quota; otherwise
+    the process sleeps for the rest of the time.
     """
 
     cores: float
@@ -28,31 +35,29 @@ class Grant:
 
     @property
     def threads(self) -> int:
-        """⌈cores⌉: more would wait for each other inside the quota, fewer would leave cores idle."""
+        """⌈cores⌉. More threads would wait for each other inside the quota; fewer would leave cores idle."""
         return max(1, ceil(self.cores - 1e-9))
 
 
-# == affinity: The fall-back without rights: whole cores by CPU affinity, fractions by the process's own resting.
-#
-# Promises cores only as far as nobody else uses those CPUs: affinity keeps a process on them, not others off. A process
-# on 1.5 cores gets two CPUs and a duty cycle of 0.75, which it must keep itself (`Grant.duty`). Where the system knows no
-# affinity (other than Linux) the duty cycle is all there is.
-
-
 class Affinity:
-    """Spreads processes over the CPUs it was given, least used first."""
+    """The fallback without rights: pins each process to whole CPUs, the least used first; processes keep fractions
+    themselves.
+
+    Affinity keeps a process on its CPUs but does not keep others off them. A process with 1.5 cores gets two CPUs and a
+    duty cycle of 0.75. On systems without affinity (other than Linux) the duty cycle is the only limit.
+    """
 
     def __init__(self, cpus: Sequence[int], proc: Path = Path("/proc")) -> None:
         self._cpus, self._proc = tuple(cpus), proc
         self._held: dict[int, tuple[set[int], float]] = {}
 
     def confine(self, pid: int, cores: float) -> Grant:
-        """Keep a process on the least used CPUs."""
+        """Pin a process to the least used CPUs."""
         self._held[pid] = (set(), 0.0)
         return self.resize(pid, cores)
 
     def resize(self, pid: int, cores: float) -> Grant:
-        """Change the number of CPUs; those it has are kept as far as possible."""
+        """Change the number of CPUs, keeping the current ones as far as possible."""
         possible = min(cores, float(len(self._cpus)))
         count = max(1, ceil(possible - 1e-9))
         mine, _ = self._held.pop(pid)
@@ -63,45 +68,35 @@ class Affinity:
             for thread in (self._proc / str(pid) / "task").iterdir():
                 os.sched_setaffinity(int(thread.name), chosen)
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it or one of its threads has just exited; the backend will notice if it is the process
+            pass  # the process or a thread has just exited; the backend notices the former
         except OSError as error:
             raise MachineError(
-                f"process {pid} cannot be kept on CPUs {sorted(chosen)}: {error.strerror}",
+                f"process {pid} cannot be pinned to CPUs {sorted(chosen)}: {error.strerror}",
                 help="run sloop in a container or account that may set the affinity of its own processes",
             ) from error
         return Grant(possible, possible / count)
 
     def read(self, pid: int) -> float:
-        """The cores granted; the machine itself knows whole CPUs only."""
+        """The granted cores; the kernel itself only knows whole CPUs."""
         return self._held[pid][1]
 
     def release(self, pid: int) -> None:
-        """Give its CPUs back."""
+        """Release the CPUs of a process that has exited."""
         self._held.pop(pid, None)
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Forget all processes; affinity leaves nothing to remove."""
         self._held.clear()
-
-
-# == cgroup: Cores by control groups: a group per process below one of our own, with a quota of CPU time per short period.
-#
-# Promises 1/c latency for fractions, changes in effect within one period, and a tree `sloop-PID` that is removed at the
-# end or, after a crash, by the next server. A short period matters: with the kernel's default of 100 ms, forward passes
-# shorter than that take between a half and twice their time (Sponge specification, section 7.1).
-#
-# Version 2 needs the `cpu` controller delegated to our own group (systemd: `Delegate=yes`); since a group with children
-# may hold no process itself there, the server moves into a leaf of its own. Version 1 needs a writable `cpu` hierarchy.
 
 
 PERIOD_US: Final = 10_000
 QUOTA_US_MIN: Final = 1_000
-"""The kernel refuses less; smaller shares get a longer period instead."""
+"""The kernel rejects smaller quotas; smaller fractions use a longer period instead."""
 PREFIX: Final = "sloop-"
 
 
 def quota(cores: float) -> tuple[int, int]:
-    """Microseconds of CPU time, and the period they are for, also in microseconds."""
+    """The CPU time and the period of a quota, both in microseconds."""
     time_us = round(cores * PERIOD_US)
     if time_us >= QUOTA_US_MIN:
         return time_us, PERIOD_US
@@ -109,14 +104,20 @@ def quota(cores: float) -> tuple[int, int]:
 
 
 class Cgroups:
-    """Groups below `folder`, one for each confined process."""
+    """Limits each process by a control group of its own below `folder`.
+
+    A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take between half and
+    twice their time. Version 2 needs the `cpu` controller delegated to the server's group (systemd: `Delegate=yes`).
+    There, a group with children may not hold processes itself, so the server moves into a leaf group. Version 1 needs a
+    writable `cpu` hierarchy.
+    """
 
     def __init__(self, folder: Path, version: int, capacity_cores: float) -> None:
         self.folder = folder
         self._version, self._capacity_cores = version, capacity_cores
 
     def confine(self, pid: int, cores: float) -> Grant:
-        """Make a group with a quota and move the process, all threads of it, into it."""
+        """Create a group with a quota and move the process with all its threads into it."""
         group = self._group(pid)
         try:
             group.mkdir(exist_ok=True)
@@ -127,23 +128,23 @@ class Cgroups:
         return grant
 
     def resize(self, pid: int, cores: float) -> Grant:
-        """Write another quota."""
+        """Write a new quota."""
         try:
             return self._write(self._group(pid), cores)
         except OSError as error:
             raise _refused(self._group(pid), error) from error
 
     def read(self, pid: int) -> float:
-        """The quota as the kernel has it."""
+        """The quota that the kernel reports."""
         return read_cores(self._group(pid), self._version)
 
     def release(self, pid: int) -> None:
-        """Remove the group of a process that has exited; what is still busy is left to `close`."""
+        """Remove the group of a process that has exited; `close` removes groups that are still busy."""
         with contextlib.suppress(OSError):
             self._group(pid).rmdir()
 
     def close(self) -> None:
-        """Remove the whole tree; the server, should it sit in a leaf of it, goes back up first."""
+        """Remove all groups, after moving the server out of its leaf group if it is in one."""
         if (self.folder / "server").exists():
             with contextlib.suppress(OSError):
                 (self.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
@@ -157,7 +158,7 @@ class Cgroups:
         if self._version == 2:
             (group / "cpu.max").write_text(f"{time_us} {period_us}")
         else:
-            # The period first: with the old, longer one the new quota could be below the kernel's minimum share.
+            # Write the period first: with the old, longer one the new quota could be below the kernel's minimum.
             if (group / "cpu.cfs_period_us").read_text().strip() != str(period_us):
                 (group / "cpu.cfs_period_us").write_text(str(period_us))
             (group / "cpu.cfs_quota_us").write_text(str(time_us))
@@ -165,7 +166,7 @@ class Cgroups:
 
 
 def read_cores(group: Path, version: int) -> float:
-    """A group's quota in cores; infinite where it has none."""
+    """A group's quota in cores; infinite if it has none."""
     if version == 2:
         time, period = (group / "cpu.max").read_text().split()
         return inf if time == "max" else int(time) / int(period)
@@ -174,10 +175,11 @@ def read_cores(group: Path, version: int) -> float:
 
 
 def open_v2(proc: Path) -> Cgroups:
-    """Make our tree below the server's own group; raises `OSError` where that is not allowed or has no `cpu`."""
+    """Create our groups below the server's own. Raises `OSError` without the right to do so or without the
+    controller."""
     own = own_group(proc, 2)
     if "cpu" not in (own / "cgroup.controllers").read_text().split():
-        raise OSError(errno.ENODEV, "its cpu controller is not available", str(own))
+        raise OSError(errno.ENODEV, "the cpu controller is not available", str(own))
     remove_stale(own, proc)
     folder = own / f"{PREFIX}{os.getpid()}"
     folder.mkdir(exist_ok=True)
@@ -199,7 +201,7 @@ def open_v2(proc: Path) -> Cgroups:
 
 
 def open_v1(proc: Path) -> Cgroups:
-    """Make our tree below the server's own group of the `cpu` hierarchy; raises `OSError` where that is not allowed."""
+    """Create our groups below the server's own in the `cpu` hierarchy. Raises `OSError` without the right to do so."""
     own = own_group(proc, 1)
     remove_stale(own, proc)
     folder = own / f"{PREFIX}{os.getpid()}"
@@ -213,7 +215,7 @@ def open_v1(proc: Path) -> Cgroups:
 
 
 def own_group(proc: Path, version: int) -> Path:
-    """The folder of the server's own control group; raises `OSError` where there is none of that version.
+    """The folder of the server's own control group. Raises `OSError` if there is none of that version.
 
     Sources: cgroups(7), "/proc files"; proc_pid_mountinfo(5) for the fields root (3), mount point (4), type, options.
     """
@@ -232,11 +234,11 @@ def own_group(proc: Path, version: int) -> Path:
         for folder in (Path(mounted_at) / below, Path(mounted_at)):
             if folder.is_dir():
                 return folder
-    raise OSError(errno.ENOENT, "it is not mounted here")
+    raise OSError(errno.ENOENT, "not mounted")
 
 
 def quota_above(proc: Path) -> float:
-    """The tightest quota in cores on the server's own group and those above it; infinite where there is none."""
+    """The smallest quota, in cores, of the server's own group and its ancestors; infinite if there is none."""
     tightest = inf
     for version in (1, 2):
         with contextlib.suppress(OSError, ValueError):
@@ -247,7 +249,7 @@ def quota_above(proc: Path) -> float:
 
 
 def remove_stale(own: Path, proc: Path) -> None:
-    """Remove the trees of servers that are no more."""
+    """Remove the groups of servers that no longer run."""
     for folder in own.glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX)
         if pid.isdigit() and not (proc / pid).exists():
@@ -255,14 +257,14 @@ def remove_stale(own: Path, proc: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a group and the groups below it; busy ones stay."""
+    """Remove a group and the groups below it; groups with processes stay."""
     for group in _groups(folder):
         with contextlib.suppress(OSError):
             group.rmdir()
 
 
 def _groups(folder: Path) -> Iterator[Path]:
-    """Inner groups before outer ones, as `rmdir` wants them."""
+    """All groups, children before their parents, in the order in which they can be removed."""
     if folder.is_dir():
         for inner in [path for path in folder.iterdir() if path.is_dir()]:
             yield from _groups(inner)
@@ -270,7 +272,7 @@ def _groups(folder: Path) -> Iterator[Path]:
 
 
 def _probe(folder: Path, file: str, text: str) -> None:
-    """Whether a group below ours can be made and set."""
+    """Check that a group below ours can be created and configured. Raises `OSError`."""
     group = folder / "probe"
     group.mkdir(exist_ok=True)
     try:
@@ -284,7 +286,7 @@ def _membership(proc: Path, controller: str) -> str:
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             return path
-    raise OSError(errno.ENOENT, "the server belongs to no group of it")
+    raise OSError(errno.ENOENT, "the server belongs to no such group")
 
 
 def _refused(group: Path, error: OSError) -> MachineError:
@@ -294,18 +296,16 @@ def _refused(group: Path, error: OSError) -> MachineError:
     )
 
 
-# == confined: Cores for a process that is no replica: how a profile is measured inside the very limits a replica will have.
-#
-# Control groups where we may; else whole cores by affinity, fractions being refused. Knows nothing of what is measured.
-
-
 LEAVE_S: Final = 1.0
-"""How long a process that is done may take to leave its group."""
+"""How long to wait for an exiting process to leave its group."""
 
 
 @contextmanager
 def confined(pid: int, cores: float) -> Iterator[None]:
-    """Confine a process to `cores` while the context is open. InputError for a fraction this machine cannot give."""
+    """Limit a process that is not a replica to `cores` while the context is open; used to measure profiles.
+
+    Raises `InputError` for a fraction if the machine can only pin processes to whole CPUs.
+    """
     actuator = detect().actuator
     if not isinstance(actuator, Cgroups):
         with by_affinity(pid, cores):
@@ -318,54 +318,47 @@ def confined(pid: int, cores: float) -> Iterator[None]:
         until_s = time.monotonic() + LEAVE_S
         actuator.close()
         while actuator.folder.exists() and time.monotonic() < until_s:
-            time.sleep(0.01)  # the group of a process that still exits is busy
+            time.sleep(0.01)  # the group stays busy until the process has exited
             actuator.close()
-
-
-# == __init__: How a running process is given more or fewer cores, in place: control groups where we may, affinity where we may not.
-#
-# Promises that a grant says what is in effect, be it what was asked or not; that a change takes effect within one
-# scheduling period (`PERIOD_US`); and that whatever was made on the machine is removed again, by us or by the next
-# server. Must not know workers, models or requests. Facts behind it: Sponge specification, sections 1.1 and 7.1.
 
 
 __all__ = ["CpuActuator", "Detected", "Grant", "capacity_cores", "detect"]
 
 
 class CpuActuator(Protocol):
-    """Confines processes, each known by its pid, to a number of cores which may be a fraction."""
+    """Limits processes, identified by their pid, to a number of cores, which may be a fraction."""
 
     def confine(self, pid: int, cores: float) -> Grant:
-        """Take hold of a process and all its threads, present and future. Raises `MachineError` where it cannot."""
+        """Limit a process with all its present and future threads. Raises `MachineError` if that is not possible."""
         ...
 
     def resize(self, pid: int, cores: float) -> Grant:
-        """Change what a confined process may use."""
+        """Change the limit of a process."""
         ...
 
     def read(self, pid: int) -> float:
-        """The cores a confined process may use now, as the machine says."""
+        """The cores that a process may use now, according to the kernel."""
         ...
 
     def release(self, pid: int) -> None:
-        """Forget a process, which has exited."""
+        """Forget a process that has exited."""
         ...
 
     def close(self) -> None:
-        """Remove all traces."""
+        """Remove everything that was created."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The best actuator this machine allows, and in one line why it is this one."""
+    """The best actuator that this machine allows, and the reason in one line."""
 
     actuator: CpuActuator
     why: str
 
 
 def detect(proc: Path = Path("/proc")) -> Detected:
-    """Try control groups version 2, then version 1, then fall back to affinity; each refusal is part of the reason."""
+    """Try control groups version 2, then version 1, then affinity; the reason names each failure."""
     refusals = []
     for name, open_groups in (("cgroup v2", open_v2), ("cgroup v1", open_v1)):
         try:
@@ -375,9 +368,9 @@ def detect(proc: Path = Path("/proc")) -> Detected:
         else:
             return Detected(groups, "; ".join([f"{name}: quota in {groups.folder}", *refusals]))
     affinity = Affinity(usable_cpus())
-    return Detected(affinity, "; ".join(["affinity, fractions by resting between batches", *refusals]))
+    return Detected(affinity, "; ".join(["affinity, fractions by sleeping between batches", *refusals]))
 
 
 def capacity_cores(proc: Path = Path("/proc")) -> float:
-    """Cores this server and its workers may use together: CPUs in its affinity mask, less if a quota is above it."""
+    """The cores that the server and its workers may use together: the CPUs of its affinity mask, or a smaller quota."""
     return min(float(len(usable_cpus())), quota_above(proc))

@@ -83,7 +83,7 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     """
     for (name, _), signature in models.items():
         _check_datatypes(name, signature, where)
-    stages = {name: _common_signature(name, models, where) for name in graph.steps}
+    stages = {name: _common_signature(name, models, where) for name in graph.stages}
     decisions = {
         name: tuple(_decision(edge, graph, stages[name], where) for edge in edges)
         for name, edges in graph.edges.items()
@@ -91,12 +91,12 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     }
     given: list[Port] = []
     for name in graph.entries:
-        if not graph.steps[name].after:
+        if not graph.stages[name].after:
             for port in stages[name].inputs:
                 _add(given, port, name, where)
     inputs = {
         name: _InputMatcher(graph, name, stages, given, where).wires() if step.after else _first(stages[name], given)
-        for name, step in graph.steps.items()
+        for name, step in graph.stages.items()
     }
     answers = _answers(graph, stages, where)
     signature = Signature(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max)
@@ -157,7 +157,7 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
                 where=where,
                 help="add an output with one number per row to the model",
             )
-    declared = graph.steps[edge.target].each
+    declared = graph.stages[edge.target].each
     if edge.kind == "each" and declared is not None:
         each = position(declared.output, "each")
         port = source.outputs[each]
@@ -211,7 +211,7 @@ class _InputMatcher:
     ) -> None:
         self._graph, self._stage, self._stages, self._where = graph, stage, stages, where
         self._wanted = stages[stage].inputs
-        self._candidates = [candidate for name in graph.steps[stage].after for candidate in self._candidates_of(name)]
+        self._candidates = [candidate for name in graph.stages[stage].after for candidate in self._candidates_of(name)]
         self._sent = {port.name: _Candidate(Source(APPLICATION, place), port) for place, port in enumerate(given)}
 
     def wires(self) -> tuple[Sources, ...]:
@@ -236,7 +236,8 @@ class _InputMatcher:
             if port.name not in found:
                 raise InputError(
                     f"input {port.name!r} of stage {self._stage!r} has no source: the stages before it have the "
-                    f"outputs {[candidate.port.name for candidate in self._candidates]}, and the client sends {list(sent)}",
+                    f"outputs {[candidate.port.name for candidate in self._candidates]}, and the client sends "
+                    f"{list(sent)}",
                     where=self._where,
                     help="give the input the name of the tensor that it should receive",
                 )
@@ -285,7 +286,7 @@ class _InputMatcher:
             return
         # A fan-out may have no parts; the join of no parts is an empty tensor, so the stage before it counts as the
         # source.
-        steps = self._graph.steps
+        steps = self._graph.stages
         givers = {steps[source.scope].after[0] if source.kind == "joined" else source.stage for source in sources}
         passed = self._graph.combinations_before(self._stage, givers)
         if passed is not None and frozenset() in passed:
@@ -314,7 +315,7 @@ def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[
     """The application's outputs: the outputs of every stage at which a request may end, each with its sources, the
     latest stage first. Raises `InputError` if two outputs would have the same name."""
     by_name: dict[str, list[tuple[str, int, Port]]] = {}
-    for name in graph.steps:
+    for name in graph.stages:
         if graph.may_end_at(name):
             for place, port in enumerate(stages[name].outputs):
                 by_name.setdefault(port.name, []).append((name, place, port))
@@ -402,8 +403,8 @@ class RequestTensors(Struct):
             for position, port in decision.sliced:
                 if _row_count(tensors[position]) != total:
                     raise ValueError(
-                        f"outputs of stage {stage!r} differ in rows: {port.name!r} has {_row_count(tensors[position])}, "
-                        f"but the output that {decision.target!r} runs for each row of has {total}"
+                        f"outputs of stage {stage!r} differ in rows: {port.name!r} has "
+                        f"{_row_count(tensors[position])}, but the output that {decision.target!r} runs for each row of has {total}"
                     )
             rows: Sequence[int] = range(total)
             if decision.when is not None:

@@ -1,8 +1,7 @@
-"""`sloop serve`: core, driver, backend and gateway put together in one process and one event loop, and their life.
+"""`sloop serve`: starts core, driver, backend and gateway in one process and one event loop, and stops them again.
 
-Promises that what cannot be had (a port, the state folder, a model) is refused before anything is started, that SIGTERM
-and SIGINT drain within a bound and leave with all workers gone, and that whatever was begun is undone on every way out.
-Takes no decision and answers no request.
+A port, state folder or model that is not available is reported before anything starts. SIGTERM and SIGINT drain the
+server within a bounded time and stop all workers. Everything that was started is stopped on every way out.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from typing import Final
 import uvloop
 
 from sloop.app.application import Application, SystemChoice
-from sloop.app.foreign import foreign_profiles
+from sloop.app.hardware import foreign_profiles
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import examine
 from sloop.runlog import FileLog, Header, Record
@@ -32,33 +31,30 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.dataflow import wire
 from sloop.serve.driver import Driver
-from sloop.serve.gateway.http import ALL_BYTES_MAX, Bodies, HttpServer
-from sloop.serve.gateway.inputs import Intake
+from sloop.serve.gateway.http import ALL_BYTES_MAX, BodyMemory, HttpServer
+from sloop.serve.gateway.inputs import InputValidator
 from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
-from sloop.serve.gateway.service import Service
+from sloop.serve.gateway.service import InferenceService
 from sloop.serve.protocols import Servable
 from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, set_up
-
-# == folder: The server's folder on disk: one server at a time, and the event log, bounded.
-#
-# Promises that a second server on the same folder is refused with the first one's process id, and that the log never
-# grows beyond its bound or takes the server down. The lock is the kernel's: it goes with the process, however that ends.
-
 
 LOCK: Final = "lock"
 EVENTS: Final = "events.jsonl"
 EARLIER: Final = "events.previous.jsonl"
 
-_log_folder: Final = logging.getLogger("sloop.server")
+_log: Final = logging.getLogger("sloop.server")
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Hold `folder`, which is made if need be, for this server alone. Raises `MachineError`."""
+    """Lock `folder` for this server, creating it if necessary. Raises `MachineError` if another server holds it.
+
+    The kernel releases the lock when the process ends, however that happens.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+")
@@ -84,9 +80,10 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 class Journal:
-    """The event log on disk, the previous run's kept beside it. Stops recording at `bytes_max` rather than fill a disk.
+    """The event log on disk; the previous run's log is kept beside it. Recording stops at `bytes_max`.
 
-    `flush` is to be called about every second: it is what a crash can cost.
+    Call `flush` about every second: a crash loses what was not flushed. A log that cannot be written never stops the
+    server.
     """
 
     def __init__(self, folder: Path, header: Header, *, bytes_max: int) -> None:
@@ -97,7 +94,7 @@ class Journal:
         self._file: FileLog | None = FileLog(self.path, header)
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Take the events and actions of one instant."""
+        """Append the events and actions of one instant."""
         if self._file is not None:
             try:
                 self._file.extend(now_ns, records)
@@ -105,7 +102,7 @@ class Journal:
                 self._stop(str(error))
 
     def flush(self) -> None:
-        """Write what is held back, and look how much there is."""
+        """Write buffered records, and stop recording if the file has reached its limit."""
         if self._file is None:
             return
         try:
@@ -115,17 +112,17 @@ class Journal:
             self._stop(str(error))
             return
         if size > self._bytes_max:
-            self._stop(f"{self.path} has reached its bound of {self._bytes_max} bytes")
+            self._stop(f"{self.path} has reached its limit of {self._bytes_max} bytes")
 
     def close(self) -> None:
-        """Write what is held back; closing twice does no harm."""
+        """Write buffered records and close the file. May be called repeatedly."""
         self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _stop(self, why: str) -> None:
-        _log_folder.warning("serving goes on, its event log does not: %s", why)
+        _log.warning("the event log has stopped, the server continues: %s", why)
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(MachineError):
@@ -134,22 +131,22 @@ class Journal:
 
 FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
-"""How long a thread that wants the interpreter waits for the one that has it. Granian's thread hands requests over to
-the event loop's; at Python's own 5 ms the same server took half as many requests at 64 connections."""
+"""How long a thread waits for the interpreter lock. Granian's thread passes requests to the event loop's thread; with
+Python's default of 5 ms, the server handled half as many requests at 64 connections."""
 GARBAGE_MIN: Final = 50_000
-"""Objects made and not freed before Python looks for cycles among them. Requests leave none behind: at Python's own
-700, with everything imported looked through again and again, the search took a third of a request's time."""
+"""Allocations before Python searches for cyclic garbage. Requests create none; with Python's default of 700, the search
+took a third of a request's time."""
 ROWS_MAX: Final = 2**31 - 1
-"""A dimension's bound, for models whose first one does not count rows."""
+"""The largest dimension, for models whose first dimension is not the number of rows."""
 LEAVE_S: Final = 1.0
-"""After the drain, how long clients have to take their last answers."""
+"""How long clients have to receive their last answers after the drain."""
 
 _log: Final = logging.getLogger("sloop.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an application is served. Port 0 asks for a free one."""
+    """How an application is served. Port 0 selects a free port."""
 
     host: str = "127.0.0.1"
     http_port: int = 8000
@@ -157,20 +154,20 @@ class Settings:
     api_key: str = ""
     body_bytes_max: int = 64 * 2**20
     bodies_bytes_max: int = ALL_BYTES_MAX
-    """Bytes of all requests inside together, at least those of one."""
+    """Bytes of all open requests together; at least `body_bytes_max`."""
     requests_max: int = 16_384
-    """Requests inside at once; beyond that, connections wait unread."""
+    """Open requests at the same time; further connections wait unread."""
     state_folder: Path | None = None
-    """Lock and event log; `.sloop/NAME` here where None."""
+    """The folder of lock and event log; None: `.sloop/NAME` in the working directory."""
     log_bytes_max: int = 2**30
-    """Where the event log stops; 0 keeps none."""
+    """The size at which the event log stops; 0: no event log."""
     drain_s: float = 30.0
-    """How long a server that is told to stop goes on with what it has."""
+    """How long the server finishes open requests after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs."""
+    """A running server."""
 
     host: str
     http_port: int
@@ -189,9 +186,10 @@ def serve(
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `on_start` is told once the ports are open.
+    """Serve until SIGTERM or SIGINT, then drain. `on_start` is called when the ports are open.
 
-    Raises `InputError` for an application that cannot be served, `MachineError` for what this machine refuses.
+    Raises `InputError` for an application that cannot be served, and `MachineError` for what the machine does not
+    allow.
     """
     setup = set_up(application, choice)
     models = servables_of(application)
@@ -201,7 +199,7 @@ def serve(
         loop = asyncio.get_running_loop()
 
         def stop(number: int) -> None:
-            _log.warning("stopping; a second signal stops at once")
+            _log.warning("draining; a second signal stops the server at once")
             loop.remove_signal_handler(number)
             told_to_stop.set()
 
@@ -221,7 +219,7 @@ def serve(
 async def serving(
     setup: Setup, models: Mapping[tuple[str, str], Servable], settings: Settings
 ) -> AsyncIterator[Serving]:
-    """A running server; leaving the context drains it. `models` by (stage, variant)."""
+    """A running server, which is drained when the context ends. `models` maps (stage, variant) to its model."""
     application = setup.application
     if "live" not in setup.system.runs:
         raise InputError(
@@ -241,29 +239,35 @@ async def serving(
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / application.name))
         core = setup.core()
-        bodies = Bodies(settings.body_bytes_max, max(settings.bodies_bytes_max, settings.body_bytes_max))
+        bodies = BodyMemory(settings.body_bytes_max, max(settings.bodies_bytes_max, settings.body_bytes_max))
         metrics = Metrics(application, bodies)
-        insight = Insight(core, application=application.name, system=setup.system.name, clock=lambda: driver.now_ns)
+        insight = Insight(
+            core,
+            metrics.state,
+            application=application.name,
+            system=setup.system.name,
+            clock=lambda: driver.now_ns,
+        )
         journal = open_journal(setup, folder, settings.log_bytes_max)
         if journal is not None:
             stack.callback(journal.close)
-        recorders = (metrics, insight) if journal is None else (metrics, insight, journal)
+        recorders = (metrics.state,) if journal is None else (metrics.state, journal)
         backend = LocalBackend(models, detect().actuator, threads_prepared=threads_of(setup))
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, wiring, slo_ns=application.slo_ns, recorders=recorders)
-        service = Service(
+        service = InferenceService(
             model=application.name,
             slo_ns=application.slo_ns,
-            intake=Intake(wiring.signature),
+            validator=InputValidator(wiring.signature),
             submitter=driver,
-            unready=lambda: insight.unready() if driver.crash is None else f"the core has failed: {driver.crash!r}",
+            unready=lambda: insight.unready() if driver.crash is None else f"the core failed: {driver.crash!r}",
             metrics=metrics.exposition,
             state=insight.state,
             decisions=insight.decisions,
             api_key=settings.api_key,
         )
         if not (settings.api_key or is_loopback(settings.host)):
-            _log.warning("%s is open to others and no API key is set: whoever reaches it is served", settings.host)
+            _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
         listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=settings.requests_max)
         http_port = await listener.start(settings.host, settings.http_port)
         stack.push_async_callback(listener.close)
@@ -279,7 +283,7 @@ async def serving(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to `host`; a name is believed to be another's unless it is localhost."""
+    """Whether only this machine can connect to `host`. A host name other than localhost counts as public."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -287,7 +291,8 @@ def is_loopback(host: str) -> bool:
 
 
 def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
-    """Every variant's model with its signature, read from its file. Raises `InputError` for one without a model."""
+    """The model and signature of every variant, read from its file. Raises `InputError` for a variant without a
+    model."""
     found: dict[tuple[str, str], Servable] = {}
     for index, stage in enumerate(application.stages):
         for variant in stage.variants:
@@ -295,27 +300,27 @@ def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
                 raise InputError(
                     f"variant {variant.name!r} of stage {stage.name!r} has no model",
                     where=application.locate(f"stages[{index}]"),
-                    help="a variant with only a profile can be planned and simulated; to serve it, add `model: FILE`",
+                    help="add `model: FILE` to serve it; a variant with only a profile can be planned and simulated",
                 )
             found[stage.name, variant.name] = Servable(variant.model, *examine(Path(variant.model)))
     return found
 
 
 def rows_max(setup: Setup, models: Mapping[tuple[str, str], Servable]) -> int:
-    """The most rows of one request: as many as the smallest batch believed in, of models that count rows at all."""
+    """The most rows of one request: the smallest `max_batch` of all models that have a batch dimension."""
     limit = ROWS_MAX
     for key, belief in setup.beliefs.items():
         found = models[key].obstacle
         if not found:
             limit = min(limit, belief.batch_max)
         elif belief.batch_max > 1:
-            each = "each request gets a pass of its own, for which its profile promises too much; measure --batches 1"
-            _log.warning("%s: %s: %s", models[key].model, found, each)
+            advice = "each request runs alone, but the profile has larger batches; measure it with --batches 1"
+            _log.warning("%s: %s: %s", models[key].model, found, advice)
     return limit
 
 
 def check_cores(setup: Setup) -> None:
-    """Refuse a cluster that claims more cores than this machine has: its plans would be wishes."""
+    """Raise `MachineError` if the application's cluster has more cores than this machine."""
     claimed, there = sum(node.cores for node in setup.application.cluster), capacity_cores()
     if claimed > there:
         raise MachineError(
@@ -325,12 +330,12 @@ def check_cores(setup: Setup) -> None:
 
 
 def threads_of(setup: Setup) -> int:
-    """Thread counts worth preparing for resizes: those a replica may come to have."""
+    """The largest thread count that a replica can be resized to."""
     return round(min(capacity_cores(), max(belief.cores_max for belief in setup.beliefs.values())))
 
 
 def open_journal(setup: Setup, folder: Path, bytes_max: int) -> Journal | None:
-    """The event log of this run, if one is wanted."""
+    """The event log of this run, or None if `bytes_max` is 0."""
     if not bytes_max:
         return None
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -338,7 +343,7 @@ def open_journal(setup: Setup, folder: Path, bytes_max: int) -> Journal | None:
 
 
 async def flush_for_ever(journal: Journal) -> None:
-    """Keep what a crash can cost to about a second."""
+    """Write the event log to disk every second, which bounds what a crash can lose."""
     while True:
         await asyncio.sleep(FLUSH_S)
         journal.flush()

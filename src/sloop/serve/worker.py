@@ -26,7 +26,7 @@ import numpy as np
 
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
 from sloop.serve.transport import FrameKind, Head, ProtocolError, TensorLayout, WorkerChannel, pack_table, unpack_table
-from sloop.shared_memory import ALIGNMENT, SharedMemory, places
+from sloop.shared_memory import ALIGNMENT, SharedMemory, offsets
 from sloop.tensor import NUMPY_TYPES, arrays_at, bytes_of
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
@@ -47,7 +47,7 @@ class InputMemory:
 
     def allocate(self, layouts: Sequence[TensorLayout]) -> list[Array]:
         """One array to fill for each tensor; the arrays are valid until the next call."""
-        starts, size = places(layout.size_bytes for layout in layouts)
+        starts, size = offsets(layout.size_bytes for layout in layouts)
         if size + ALIGNMENT > len(self._memory):
             self._memory = np.empty(size + ALIGNMENT, np.uint8)
         base = -self._memory.ctypes.data % ALIGNMENT
@@ -55,11 +55,11 @@ class InputMemory:
 
     def shared(self, layouts: Sequence[TensorLayout], size: int) -> list[Array]:
         """The arrays that the server wrote into `size` bytes of shared memory; valid until the worker replies."""
-        starts, described = places(layout.size_bytes for layout in layouts)
+        starts, described = offsets(layout.size_bytes for layout in layouts)
         if self._shared is None or described != size:
             raise ProtocolError(f"a table describes {described} B of shared memory; the frame says {size} B")
         try:
-            return _arrays(self._shared.seen(size), layouts, starts)
+            return _arrays(self._shared.readable(size), layouts, starts)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
 
@@ -168,7 +168,8 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
     fd, parent, model, threads, prepared, memory = arguments
     die_with(int(parent))
-    # Service managers signal every process of a group; the server stops its workers itself after it has drained.
+    # InferenceService managers signal every process of a group; the server stops its workers itself after it has
+    # drained.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     for inherited in (int(fd), int(memory)):

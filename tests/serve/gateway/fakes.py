@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sloop.serve.gateway.inputs import Intake
-from sloop.serve.gateway.service import Service
+from sloop.serve.gateway.inputs import InputValidator
+from sloop.serve.gateway.service import InferenceService
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
@@ -88,12 +88,12 @@ class Gateway:
         return f"http://{self.host}:{self.port}"
 
 
-def make_service(gateway: Gateway, *, api_key: str = "") -> Service:
+def make_service(gateway: Gateway, *, api_key: str = "") -> InferenceService:
     """The fake application."""
-    return Service(
+    return InferenceService(
         model="demo",
         slo_ns=200_000_000,
-        intake=Intake(SIGNATURE),
+        validator=InputValidator(SIGNATURE),
         submitter=gateway.driver,
         unready=lambda: gateway.why_unready,
         metrics=lambda: b"# no metrics\n",

@@ -80,7 +80,7 @@ def test_infers_in_json(gateway: Gateway) -> None:
 def test_shows_what_was_wrong(client: Any) -> None:
     module, triton_client = client
     x, k = np.zeros((1, 4), np.float32), np.array([[3]])
-    with pytest.raises(triton.InferenceServerException, match="there is no model 'other' here"):
+    with pytest.raises(triton.InferenceServerException, match="unknown model 'other' here"):
         triton_client.infer("other", inputs(module, x, k))
     with pytest.raises(triton.InferenceServerException, match=r"inputs\[0\].shape: \[1, 5\] for input 'x'"):
         triton_client.infer("demo", inputs(module, np.zeros((1, 5), np.float32), k))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.serve.gateway.inputs import Intake, read
+from sloop.serve.gateway.inputs import InputValidator, read
 from sloop.serve.gateway.refusal import Refusal
 from tests.serve.gateway.fakes import SIGNATURE, Gateway
 
-INTAKE = Intake(SIGNATURE)
+INTAKE = InputValidator(SIGNATURE)
 BODY = json.dumps(
     {
         "id": "1",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sloop.errors import MachineError
 from sloop.serve.gateway import http as module
-from sloop.serve.gateway.http import Bodies, Exchange, Hold, HttpServer, free_port
+from sloop.serve.gateway.http import BodyMemory, BodyReservation, Exchange, HttpServer, free_port
 from sloop.serve.gateway.refusal import Refusal
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
@@ -89,7 +89,7 @@ def test_a_careful_client_is_asked_to_go_on_or_told_not_to(wire: socket.socket, 
         refused.sendall(INFER + b"content-length: 999999999999\r\nexpect: 100-continue\r\n\r\n")
         head, body = one(refused)
     assert head.startswith(b"HTTP/1.1 413 ")
-    assert b"999999999999 bytes, over 100000" in body
+    assert b"999999999999 bytes; the limit is 100000" in body
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_body_that_never_comes_is_not_waited_for(wire: socket.socket, monkeypa
 
 
 def test_a_port_in_use_is_named(loop_thread: LoopThread, gateway: Gateway) -> None:
-    second = HttpServer(lambda _: None, bodies=Bodies(10), requests_max=8)
+    second = HttpServer(lambda _: None, bodies=BodyMemory(10), requests_max=8)
     with pytest.raises(MachineError, match=f"port {gateway.port} on 127.0.0.1 is in use"):
         loop_thread.call(second.start("127.0.0.1", gateway.port))
     with pytest.raises(MachineError, match=r"cannot listen on 192\.0\.2\.1"):
@@ -142,7 +142,7 @@ def test_closing_lets_go_of_idle_connections(loop_thread: LoopThread) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.reply(200, b"{}")
 
-    listener = HttpServer(answer, bodies=Bodies(10), requests_max=8)
+    listener = HttpServer(answer, bodies=BodyMemory(10), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
 
     async def scenario() -> bytes:
@@ -177,11 +177,11 @@ class Parts:
             yield self.parts.pop(0)
 
 
-def read(bodies: Bodies, parts: Parts, declared: int | None) -> bytes | int:
+def read(bodies: BodyMemory, parts: Parts, declared: int | None) -> bytes | int:
     """The body, or the status it was refused with; whatever it is, the room is as it was before."""
 
     async def main() -> bytes | int:
-        with Hold(bodies) as hold:
+        with BodyReservation(bodies) as hold:
             try:
                 body = await hold.read(parts, declared)
             except Refusal as refusal:
@@ -206,7 +206,7 @@ def read(bodies: Bodies, parts: Parts, declared: int | None) -> bytes | int:
 def test_a_body_is_read_whole_or_refused_by_the_bound_it_breaks(
     parts: list[int], each: int, others: int, whole: int, is_declared: bool
 ) -> None:
-    bodies = Bodies(each, each + 50)
+    bodies = BodyMemory(each, each + 50)
     bodies.held_bytes = min(others, each + 50)
     size, room = sum(parts), bodies.all_bytes_max - bodies.held_bytes
     with pytest.MonkeyPatch.context() as patch:
@@ -222,15 +222,15 @@ def test_a_body_is_read_whole_or_refused_by_the_bound_it_breaks(
 
 
 def test_what_is_announced_but_does_not_come_takes_no_room() -> None:
-    bodies = Bodies(module.WHOLE_BYTES_MAX * 4)
-    with Hold(bodies) as hold:
+    bodies = BodyMemory(module.WHOLE_BYTES_MAX * 4)
+    with BodyReservation(bodies) as hold:
         reading = hold.read(Parts([]), module.WHOLE_BYTES_MAX + 1)
         assert asyncio.run(reading) == b""
         assert bodies.held_bytes == 0
 
 
 def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_room(loop_thread: LoopThread) -> None:
-    driver, bodies = FakeDriver(), Bodies(2000, 2000)
+    driver, bodies = FakeDriver(), BodyMemory(2000, 2000)
     service = make_service(Gateway(driver))
     listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=8)
     rpc = Rpc(service, bodies=bodies, requests_max=8)
@@ -262,7 +262,7 @@ def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_
     assert bodies.held_bytes == len(body)
     status, after, told = ask()
     assert (status, after) == (503, "1")
-    assert told.startswith(f"rejected: the server holds {len(body)} bytes of requests, and 2000 is all it may"), told
+    assert told.startswith(f"rejected: the server holds {len(body)} bytes of requests; the limit is 2000"), told
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
         infer = channel.unary_unary(
             f"/{SERVICE}/ModelInfer",

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.serve.gateway.inputs import MS_MAX, SHAPES_MAX, Intake, budget_ns, check_raw, pack, unpack
+from sloop.serve.gateway.inputs import MS_MAX, SHAPES_MAX, InputValidator, budget_ns, check_raw, pack, unpack
 from sloop.serve.gateway.refusal import Refusal
 from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor
 from sloop.units import ms
 
-INTAKE = Intake(
+INTAKE = InputValidator(
     Signature((Port("x", "FP32", (-1, 4)), Port("k", "INT64", (-1, 1))), (Port("y", "FP32", (-1, 4)),), rows_max=8)
 )
 
@@ -91,13 +91,13 @@ def test_elements_of_the_wrong_kind_are_refused(datatype: str, data: list[object
 
 @pytest.mark.parametrize(("data", "count"), [([], 0), ([1.0], 1), ([1.0, 2.0, 3.0], 3), ([[]], 0)])
 def test_too_few_or_too_many_elements_are_refused(data: list[object], count: int) -> None:
-    with pytest.raises(Refusal, match=rf"^data: {count} elements are not the 2 of shape \[2\]"):
+    with pytest.raises(Refusal, match=rf"^data: {count} elements, but shape \[2\] has 2"):
         pack("FP32", (2,), 2, data)
 
 
 def test_raw_bytes_must_be_as_long_as_the_shape_says() -> None:
     check_raw("FP16", (2, 2), bytes(8), "data")
-    with pytest.raises(Refusal, match=r"7 bytes are not the 8 of FP16 \[2, 2\]"):
+    with pytest.raises(Refusal, match=r"7 bytes, but FP16 \[2, 2\] has 8"):
         check_raw("FP16", (2, 2), bytes(7), "data")
 
 
@@ -118,51 +118,51 @@ def test_a_type_that_does_not_fit_is_refused() -> None:
 
 def test_no_more_shapes_are_remembered_than_a_bound() -> None:
     port = Port("x", "FP32", (-1, -1))
-    intake = Intake(Signature((port,), (port,), rows_max=8))
+    validator = InputValidator(Signature((port,), (port,), rows_max=8))
     for width in range(1, SHAPES_MAX + 100):
-        assert intake.count("x", "FP32", (1, width)) == width
-    assert len(intake._found_right) == SHAPES_MAX
+        assert validator.count("x", "FP32", (1, width)) == width
+    assert len(validator._found_right) == SHAPES_MAX
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(Refusal, match="there is no input 'z'") as caught:
+    with pytest.raises(Refusal, match="unknown input 'z'") as caught:
         INTAKE.count("z", "FP32", (8, 4))
     assert caught.value.fix == "the inputs are 'x', 'k'"
-    with pytest.raises(Refusal, match="there is no output 'z'"):
+    with pytest.raises(Refusal, match="unknown output 'z'"):
         INTAKE.output("z", "outputs[0].name")
 
 
 def test_every_input_must_be_there_with_as_many_rows_and_no_more_than_allowed() -> None:
     with pytest.raises(Refusal, match="input 'k' is missing"):
-        INTAKE.whole({"x": tensor(1)})
+        INTAKE.complete({"x": tensor(1)})
     with pytest.raises(Refusal, match=r"\[1, 2\] rows"):
-        INTAKE.whole({"x": tensor(1), "k": tensor(2, "k")})
-    with pytest.raises(Refusal, match=r"9 rows .* more than the 8"):
-        INTAKE.whole({"x": tensor(9), "k": tensor(9, "k")})
+        INTAKE.complete({"x": tensor(1), "k": tensor(2, "k")})
+    with pytest.raises(Refusal, match=r"9 rows .* exceed the limit of 8"):
+        INTAKE.complete({"x": tensor(9), "k": tensor(9, "k")})
     whole = {"x": tensor(8), "k": tensor(8, "k")}
-    assert INTAKE.whole(whole) is whole
+    assert INTAKE.complete(whole) is whole
 
 
 def test_a_dimension_of_none_is_taken_where_the_model_has_it() -> None:
     port = Port("none", "FP32", (-1, 0))
-    intake = Intake(Signature((port,), (port,), rows_max=8))
-    assert intake.count("none", "FP32", (2, 0)) == 0
+    validator = InputValidator(Signature((port,), (port,), rows_max=8))
+    assert validator.count("none", "FP32", (2, 0)) == 0
     for shape in ((0, 0), (2, 1), (-1, 0)):
         with pytest.raises(Refusal, match="for input 'none'"):
-            intake.count("none", "FP32", shape)
+            validator.count("none", "FP32", shape)
 
 
 def test_only_open_first_dimensions_count_rows() -> None:
     inputs = (Port("x", "FP32", (-1, 4)), Port("scale", "FP32", ()), Port("weights", "FP32", (9,)))
-    intake = Intake(Signature(inputs, (Port("y", "FP32", (-1, 4)),), rows_max=3))
+    validator = InputValidator(Signature(inputs, (Port("y", "FP32", (-1, 4)),), rows_max=3))
     whole = {
         "x": Tensor("FP32", (3, 4), bytes(48)),
         "scale": Tensor("FP32", (), bytes(4)),
         "weights": Tensor("FP32", (9,), bytes(36)),
     }
-    assert intake.whole(whole) is whole
+    assert validator.complete(whole) is whole
     with pytest.raises(Refusal, match="4 rows"):
-        intake.whole(whole | {"x": Tensor("FP32", (4, 4), bytes(64))})
+        validator.complete(whole | {"x": Tensor("FP32", (4, 4), bytes(64))})
 
 
 @pytest.mark.parametrize(

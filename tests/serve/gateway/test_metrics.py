@@ -12,7 +12,7 @@ from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady,
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.gateway.metrics import Metrics
 from sloop.sim import simulate
-from sloop.sim.fuzz import world_from_seed
+from sloop.sim.fuzz import random_world
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
 from tests.core.scene import request
@@ -210,7 +210,7 @@ def test_what_a_stuck_replica_ran_waits_again_once_wherever_it_is_when_that_is_g
 
 @pytest.mark.parametrize("seed", range(12))
 def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
-    world = world_from_seed(seed)
+    world = random_world(seed)
     log, metrics = MemoryLog(), Metrics(world.application)
     simulate(world, [log])
     for now_ns, record in log:

@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from sloop.serve.gateway.inputs import Intake, read
+from sloop.serve.gateway.inputs import InputValidator, read
 from sloop.serve.gateway.openapi import describe
 from sloop.serve.gateway.rest import Rest
-from sloop.serve.gateway.service import Service
+from sloop.serve.gateway.service import InferenceService
 from sloop.tensor import Port, Signature
 from tests.serve.gateway.fakes import FakeDriver, Gateway, make_service
 
 
-def service_of(*inputs: Port, api_key: str = "") -> Service:
+def service_of(*inputs: Port, api_key: str = "") -> InferenceService:
     service = make_service(Gateway(FakeDriver()), api_key=api_key)
-    return replace(service, intake=Intake(Signature(inputs, (Port("y", "FP32", (-1,)),), 8)))
+    return replace(service, validator=InputValidator(Signature(inputs, (Port("y", "FP32", (-1,)),), 8)))
 
 
-def body_of(service: Service) -> Any:
+def body_of(service: InferenceService) -> Any:
     described: Any = describe(service)
     return described["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"]
 
@@ -38,7 +38,7 @@ def test_describes_every_path_and_method_there_is() -> None:
 def test_the_example_is_a_request_that_is_read(datatype: str) -> None:
     service = service_of(Port("x", datatype, (-1, 3, -1)), Port("z", datatype, (-1,)))
     example = body_of(service)["example"]
-    assert set(read(json.dumps(example).encode(), None, service.intake).tensors) == {"x", "z"}
+    assert set(read(json.dumps(example).encode(), None, service.validator).tensors) == {"x", "z"}
 
 
 def test_inputs_are_told_with_type_and_shape() -> None:

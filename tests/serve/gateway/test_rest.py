@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.serve.gateway.http import Bodies, HttpServer
+from sloop.serve.gateway.http import BodyMemory, HttpServer
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
@@ -175,19 +175,19 @@ def without(tensor: dict[str, object], key: str) -> dict[str, object]:
         ({}, "body: Object missing required field `inputs`"),
         ({"inputs": []}, "inputs: input 'x', 'k' is missing"),
         ({"inputs": [X]}, "inputs: input 'k' is missing"),
-        ({"inputs": [X, X, K]}, "inputs[1].name: input 'x' is there twice"),
-        ({"inputs": [X, {**K, "name": "q"}]}, "inputs[1].name: there is no input 'q'; help: the inputs are 'x', 'k'"),
+        ({"inputs": [X, X, K]}, "inputs[1].name: input 'x' occurs twice"),
+        ({"inputs": [X, {**K, "name": "q"}]}, "inputs[1].name: unknown input 'q'; help: the inputs are 'x', 'k'"),
         ({"inputs": [X, {**K, "name": 3}]}, "body: Expected `str`, got `int` - at `$.inputs[1].name`"),
         ({"inputs": [{**X, "datatype": "FP64"}, K]}, "inputs[0].datatype: 'FP64' for input 'x'"),
         ({"inputs": [{**X, "datatype": "float"}, K]}, "inputs[0].datatype: 'float' for input 'x'"),
         ({"inputs": [{**X, "shape": [4]}, K]}, "inputs[0].shape: [4] for input 'x'"),
         ({"inputs": [{**X, "shape": [1, 10**30]}, K]}, "inputs[0].shape: [1, 1000"),
         ({"inputs": [{**X, "shape": "1,4"}, K]}, "body: Expected `array`, got `str` - at `$.inputs[0].shape`"),
-        ({"inputs": [{**X, "data": [1, 2, 3]}, K]}, "inputs[0].data: 3 elements are not the 4 of shape [1, 4]"),
+        ({"inputs": [{**X, "data": [1, 2, 3]}, K]}, "inputs[0].data: 3 elements, but shape [1, 4] has 4"),
         ({"inputs": [{**X, "data": ["a", 2, 3, 4]}, K]}, "inputs[0].data: not every element is a FP32 value"),
         ({"inputs": [{**X, "data": "AAAA"}, K]}, "body: Expected `array | null`, got `str` - at `$.inputs[0].data`"),
         ({"inputs": [without(X, "data"), K]}, "inputs[0].data: missing"),
-        ({"inputs": [X, K], "outputs": [{"name": "z"}]}, "outputs[0].name: there is no output 'z'"),
+        ({"inputs": [X, K], "outputs": [{"name": "z"}]}, "outputs[0].name: unknown output 'z'"),
         ({"inputs": [X, K], "id": 7}, "body: Expected `str | null`, got `int` - at `$.id`"),
         ({"inputs": [X, K], "parameters": {"binary_data_output": 1}}, "parameters.binary_data_output: 1 is neither"),
         ({"inputs": [X, K], "parameters": {"x-slo-ms": -3}}, "x-slo-ms: -3 is out of range"),
@@ -211,8 +211,8 @@ def test_bad_input_is_refused_by_name_and_the_server_serves_on(ask: Ask, body: o
 @pytest.mark.parametrize(
     ("size", "sent", "length", "says"),
     [
-        (16, 15, 0, "inputs[0].parameters.binary_data_size: 16 bytes are announced, 15 follow the JSON"),
-        (15, 15, 0, "inputs[0].parameters.binary_data_size: 15 bytes are not the 16 of FP32 [1, 4]"),
+        (16, 15, 0, "inputs[0].parameters.binary_data_size: 16 bytes announced, but 15 follow"),
+        (15, 15, 0, "inputs[0].parameters.binary_data_size: 15 bytes, but FP32 [1, 4] has 16"),
         (16, 17, 0, "body: 1 bytes follow the last tensor"),
         (-16, 16, 0, "inputs[0].parameters.binary_data_size: -16 is not a length"),
         (True, 16, 0, "inputs[0].parameters.binary_data_size: True is not a length"),
@@ -240,13 +240,13 @@ def test_absurd_budgets_are_refused(ask: Ask, value: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
-        ("POST", "/v2/models/dem/infer", 404, "there is no model 'dem' here; help: this server has 'demo'"),
-        ("GET", "/v2/models/other", 404, "there is no model 'other' here"),
+        ("POST", "/v2/models/dem/infer", 404, "unknown model 'dem'; help: this server has the model 'demo'"),
+        ("GET", "/v2/models/other", 404, "unknown model 'other'"),
         ("POST", "/v2/models/demo/versions/7/infer", 404, "model 'demo' has no version '7'"),
-        ("GET", "/v2/models/demo/nothing", 404, "there is nothing at '/v2/models/demo/nothing'"),
-        ("GET", "/", 404, "there is nothing at '/'"),
-        ("GET", INFER, 405, f"{INFER}: GET is not possible here; help: use POST"),
-        ("POST", "/v2", 405, "/v2: POST is not possible here; help: use GET, HEAD"),
+        ("GET", "/v2/models/demo/nothing", 404, "unknown path '/v2/models/demo/nothing'"),
+        ("GET", "/", 404, "unknown path '/'"),
+        ("GET", INFER, 405, f"{INFER}: GET does not support; help: use POST"),
+        ("POST", "/v2", 405, "/v2 does not support POST; help: use GET, HEAD"),
         ("GET", "/v2/sloop/decisions?limit=0", 400, "limit: '0' is not a number of decisions"),
         ("GET", "/v2/sloop/decisions?limit=-1", 400, "limit: '-1'"),
         ("GET", "/v2/sloop/decisions?limit=", 400, "limit: ''"),
@@ -292,7 +292,7 @@ def test_a_compressed_body_is_refused(ask: Ask) -> None:
 def test_a_body_over_the_limit_is_refused_before_and_while_it_arrives(ask: Ask, gateway: Gateway) -> None:
     answered = ask("POST", INFER, bytes(100_001))
     assert answered.status == 413
-    assert answered.error.startswith("the body is 100001 bytes, over 100000")
+    assert answered.error.startswith("the body has 100001 bytes; the limit is 100000")
     connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)
     connection.request("POST", INFER, iter([bytes(60_000)] * 2), encode_chunked=True)
     chunked = Answered(connection.getresponse())
@@ -306,7 +306,7 @@ def test_an_error_inside_is_a_500_and_the_server_serves_on(ask: Ask, gateway: Ga
         raise RuntimeError("boom")
 
     gateway.driver.respond = respond
-    assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: an error inside the gateway")
+    assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: internal error of the gateway")
     gateway.driver.respond = None
     assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
 
@@ -341,7 +341,7 @@ def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: Loo
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dict[str, str], status: int) -> None:
     gateway = Gateway(FakeDriver())
     service = make_service(gateway, api_key="secret")
-    listener = HttpServer(Rest(service).answer, bodies=Bodies(1000), requests_max=8)
+    listener = HttpServer(Rest(service).answer, bodies=BodyMemory(1000), requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state", "/nothing"):

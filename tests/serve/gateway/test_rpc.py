@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import MachineError
-from sloop.serve.gateway.http import Bodies
+from sloop.serve.gateway.http import BodyMemory
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
@@ -153,23 +153,23 @@ def test_bad_input_is_refused_by_name(stub: Stub) -> None:
     few, other = infer([1, 2]), infer()
     other.inputs[0].contents.int_contents.append(1)
     for request, says in (
-        (truncated, "raw_input_contents[0]: 31 bytes are not the 32 of FP32 [2, 4]"),
+        (truncated, "raw_input_contents[0]: 31 bytes, but FP32 [2, 4] has 32"),
         (extra, "raw_input_contents: 3 for 2 inputs"),
-        (mixed, "inputs[0].contents: there is raw_input_contents as well"),
+        (mixed, "inputs[0].contents: the request has raw_input_contents as well"),
         (wrong, "inputs[0].datatype: 'FP64' for input 'x'"),
-        (unknown, "outputs[0].name: there is no output 'z'"),
-        (twice, "inputs[1].name: input 'x' is there twice"),
+        (unknown, "outputs[0].name: unknown output 'z'"),
+        (twice, "inputs[1].name: input 'x' occurs twice"),
         (absurd, "x-slo-ms: 'nan' is out of range"),
-        (few, "inputs[0].contents.fp32_contents: 2 elements are not the 4 of shape [1, 4]"),
+        (few, "inputs[0].contents.fp32_contents: 2 elements, but shape [1, 4] has 4"),
         (other, "inputs[0].contents.int_contents: 1 elements for FP32"),
         (Infer(model_name="demo"), "inputs: input 'x', 'k' is missing"),
-        (infer([1.0] * 36, rows=9), "inputs: 9 rows (first dimension) are more than the 8"),
+        (infer([1.0] * 36, rows=9), "inputs: 9 rows (first dimension) exceed the limit of 8"),
     ):
         error = stub.refused("ModelInfer", request)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.details() or "").startswith(says), error.details()
     error = stub.refused("ModelInfer", Infer(model_name="other"))
-    assert (error.code(), (error.details() or "")[:27]) == (grpc.StatusCode.NOT_FOUND, "there is no model 'other' h")
+    assert (error.code(), (error.details() or "")[:27]) == (grpc.StatusCode.NOT_FOUND, "unknown model 'other'; h")
     assert stub.call("ModelInfer", infer())[0].outputs
 
 
@@ -194,7 +194,7 @@ def test_a_client_that_gives_up_is_cancelled(stub: Stub, gateway: Gateway, loop_
 
 
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
-    rpc = Rpc(make_service(Gateway(FakeDriver()), api_key="secret"), bodies=Bodies(1000), requests_max=8)
+    rpc = Rpc(make_service(Gateway(FakeDriver()), api_key="secret"), bodies=BodyMemory(1000), requests_max=8)
     stub = Stub(loop_thread.call(rpc.start("127.0.0.1", 0)))
     assert stub.refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAUTHENTICATED
     wrong = stub.refused("ModelInfer", infer(), metadata=(("x-api-key", "no"),))
@@ -206,6 +206,6 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
 
 
 def test_a_port_in_use_is_named(loop_thread: LoopThread, gateway: Gateway) -> None:
-    rpc = Rpc(make_service(Gateway(FakeDriver())), bodies=Bodies(1000), requests_max=8)
+    rpc = Rpc(make_service(Gateway(FakeDriver())), bodies=BodyMemory(1000), requests_max=8)
     with pytest.raises(MachineError, match=f"port {gateway.grpc_port} on 127.0.0.1 is in use"):
         loop_thread.call(rpc.start("127.0.0.1", gateway.grpc_port))

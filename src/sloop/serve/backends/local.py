@@ -38,7 +38,7 @@ from sloop.serve.transport import (
     unpack_outputs,
 )
 from sloop.serve.worker import MILLIONTHS, STEPS
-from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, lay_out
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
@@ -165,7 +165,7 @@ class LocalBackend:
             return
         found.batch, found.packed = batch, packed
         if found.shared is not None and packed.size_bytes >= SHARED_BYTES_MIN:
-            found.link.send(FrameKind.RUN, batch, lay_out(found.shared, packed.payload), packed.table)
+            found.link.send(FrameKind.RUN, batch, write_tensors(found.shared, packed.payload), packed.table)
         else:
             found.link.send(FrameKind.RUN, batch, 0, packed.table, list(chain.from_iterable(packed.payload)))
 

@@ -1,9 +1,8 @@
-"""HTTP under the gateway: Granian, a Rust server, embedded in the gateway's own event loop through its RSGI interface.
+"""The HTTP server: Granian, a Rust server, embedded in the gateway's event loop through its RSGI interface (version 1).
 
-Promises the rest of the gateway an `Exchange` for each complete request, to be answered once, now or later, and word of
-a client that went away while it waited. Bodies are bounded as `bodies` says. HTTP itself (parsing, keep-alive,
-pipelining, slow clients, HTTP/2) is Granian's business. Knows nothing of models, or of JSON beyond the error object.
-Source: Granian's RSGI specification, version 1.
+The rest of the gateway receives an `Exchange` for each complete request, answers it once, now or later, and learns when
+a client disconnects. The size of each body, and of all bodies together, is limited. Granian handles parsing,
+keep-alive, pipelining, slow clients and HTTP/2.
 """
 
 import asyncio
@@ -29,85 +28,80 @@ from sloop.errors import MachineError
 from sloop.serve.gateway.refusal import Refusal
 from sloop.units import NS_PER_S
 
-# == bodies: Bodies of requests: how large each may be, and how many bytes all together may be held at one time.
-#
-# Promises that the bytes of every request that is being read or waits for its answer are counted once, that what would
-# go beyond the bounds is refused (413 for one body, 503 with `Retry-After` for all together) and counted. Shared by both
-# protocols. Knows nothing of what is in a body, or of how long it may take.
-
-
 ALL_BYTES_MAX: Final = 2**30
 LINGER_S: Final = 2.0
-"""How long a refused body is read and thrown away."""
+"""How long to read and discard a rejected body."""
 WHOLE_BYTES_MAX: Final = 2**20
-"""A body up to this size is read at once, its room taken before it comes. Larger ones take room as they arrive, or a
-few clients that announce much and send nothing would fill the server."""
+"""A body up to this size is read at once, and its memory is reserved before it arrives. Larger bodies reserve memory as
+they arrive; otherwise a few clients that announce much and send nothing could use up the limit."""
 
 
 class Incoming(Protocol):
-    """A request's body that has not been read."""
+    """The body of a request, not yet read."""
 
     async def __call__(self) -> bytes: ...
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
-class Bodies(Collector):
-    """The room for bodies: `each_bytes_max` for one, `all_bytes_max` for all that are held at one time."""
+class BodyMemory(Collector):
+    """Limits the memory for request bodies: `each_bytes_max` for one body, `all_bytes_max` for all open requests."""
 
     def __init__(self, each_bytes_max: int, all_bytes_max: int = ALL_BYTES_MAX) -> None:
-        assert each_bytes_max <= all_bytes_max, f"one body of {each_bytes_max} bytes in a room for {all_bytes_max}"
+        assert each_bytes_max <= all_bytes_max, f"{each_bytes_max} bytes for one body, {all_bytes_max} for all"
         self.each_bytes_max, self.all_bytes_max = each_bytes_max, all_bytes_max
         self.held_bytes = 0
         self.refused: Counter[str] = Counter()
-        """Bodies that were refused, by the bound they broke."""
+        """The number of rejected bodies, by the limit they exceeded."""
 
     def too_large(self, size: int, *, at_least: bool = False) -> Refusal:
-        """The refusal of one body, which is counted here."""
+        """Count and return the refusal of a body that exceeds `each_bytes_max`."""
         self.refused["each"] += 1
         return Refusal(
             413,
-            f"the body is {'at least ' if at_least else ''}{size} bytes, over {self.each_bytes_max}",
-            "send fewer rows, or binary tensors instead of JSON; the server's limit is its --body-bytes",
+            f"the body has {'at least ' if at_least else ''}{size} bytes; the limit is {self.each_bytes_max}",
+            "send fewer rows, or binary tensors instead of JSON; the server's option --body-bytes sets the limit",
         )
 
     def full(self) -> Refusal:
-        """The refusal of a body that has no room beside the others, which is counted here."""
+        """Count and return the refusal of a body that would exceed `all_bytes_max`."""
         self.refused["all"] += 1
         return Refusal(
             503,
-            f"rejected: the server holds {self.held_bytes} bytes of requests, and {self.all_bytes_max} is all it may",
-            "try again in 1 s; the server's limit is its --bodies-bytes",
+            f"rejected: the server holds {self.held_bytes} bytes of requests; the limit is {self.all_bytes_max}",
+            "try again in 1 s; the server's option --bodies-bytes sets the limit",
             retry_after_s=1,
         )
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
+        """The metrics for Prometheus."""
         yield GaugeMetricFamily("sloop_body_bytes", "Bytes of requests held by the gateway.", value=self.held_bytes)
         refused = CounterMetricFamily(
-            "sloop_bodies_refused", "Requests whose body had no room: too large, or too many at once.", labels=["bound"]
+            "sloop_bodies_refused",
+            "Requests rejected because of the size of their body or of all bodies.",
+            labels=["bound"],
         )
         for bound in ("each", "all"):
             refused.add_metric([bound], self.refused[bound])
         yield refused
 
 
-class Hold:
-    """One request's part of the room, given back when the context ends."""
+class BodyReservation:
+    """The memory that one request's body has reserved; released when the context ends."""
 
     __slots__ = ("_bodies", "size")
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: BodyMemory) -> None:
         self._bodies = bodies
         self.size = 0
 
-    def __enter__(self) -> "Hold":
+    def __enter__(self) -> "BodyReservation":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.drop()
 
     def take(self, size: int) -> None:
-        """Take room for `size` more bytes; a `Refusal` (503) where there is none."""
+        """Reserve `size` more bytes. Raises a `Refusal` (503) if they are not available."""
         bodies = self._bodies
         if bodies.held_bytes + size > bodies.all_bytes_max:
             raise bodies.full()
@@ -115,14 +109,13 @@ class Hold:
         self.size += size
 
     def drop(self) -> None:
-        """Give back what was taken."""
+        """Release all reserved bytes."""
         self._bodies.held_bytes -= self.size
         self.size = 0
 
     def has_taken(self, size: int) -> bool:
-        """Take room for a body that may be read at once; False, and nothing taken, for one that only `read` may read,
-        or refuse.
-        """
+        """Reserve memory for a small body that can be read at once. Returns False, and reserves nothing, for a body
+        that must go through `read`."""
         bodies = self._bodies
         held_bytes = bodies.held_bytes + size
         if size > WHOLE_BYTES_MAX or size > bodies.each_bytes_max or held_bytes > bodies.all_bytes_max:
@@ -132,9 +125,9 @@ class Hold:
         return True
 
     async def read(self, incoming: Incoming, declared: int | None, *, asks_first: bool = False) -> bytes:
-        """The body, of `declared` bytes where that is known. Raises a `Refusal`: 413 or 503.
+        """Read the body, of `declared` bytes if the client sent a length. Raises a `Refusal` (413 or 503).
 
-        A sender that waits to be asked for its body (`asks_first`, HTTP's `Expect`) is refused at once.
+        A client that waits for permission to send the body (`asks_first`, the HTTP header `Expect`) is refused at once.
         """
         if declared is None:
             return await self._gather(incoming)
@@ -150,7 +143,7 @@ class Hold:
         return await (incoming() if declared <= WHOLE_BYTES_MAX else self._gather(incoming))
 
     async def _gather(self, incoming: AsyncIterable[bytes]) -> bytes:
-        """The body that comes in parts, each of which takes its room."""
+        """Read a body in parts and reserve memory for each part."""
         parts: list[bytes] = []
         async with contextlib.aclosing(pass_on(incoming)) as stream:
             try:
@@ -168,13 +161,14 @@ class Hold:
 
 
 async def pass_on(incoming: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same parts, in a form that can be left and taken up again: Granian's own cannot."""
+    """The same parts as an iterator that can be left and resumed, which Granian's own cannot."""
     async for part in incoming:
         yield part
 
 
 async def throw_away(stream: AsyncIterable[bytes]) -> None:
-    """Read on for a moment and forget what comes, or the sender would see an error of its own and not the answer."""
+    """Read and discard the rest for a moment. Otherwise the client would see a connection error instead of the
+    answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             async for _ in stream:
@@ -184,23 +178,23 @@ async def throw_away(stream: AsyncIterable[bytes]) -> None:
 JSON: Final = "application/json"
 BACKLOG: Final = 1024
 HEAD_READ_MS_MAX: Final = 60_000
-"""A client may take this long to send a request's head."""
+"""How long a client may take to send the head of a request."""
 SEND_S_MAX: Final = 60.0
-"""A client may take this long to send a request's body."""
+"""How long a client may take to send the body of a request."""
 WATCH_S: Final = 0.1
-"""A client is watched once its request has been here this long: watching costs as much as answering."""
+"""A request is watched for a disconnect once it is this old; watching costs as much as answering."""
 START_S_MAX: Final = 5.0
 
 
 class Wire(Incoming, Protocol):
-    """What Granian gives us to read a request and answer it."""
+    """Granian's interface for reading and answering one request."""
 
     async def client_disconnect(self) -> None: ...
     def response_bytes(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
 
 
 class Exchange:
-    """One request and the duty to answer it once, by `reply`."""
+    """One HTTP request, which must be answered once with `reply`."""
 
     __slots__ = (
         "_answered",
@@ -218,7 +212,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, wire: Wire) -> None:
         self.began_ns = time.monotonic_ns()
-        """When its head had arrived."""
+        """When the head of the request had arrived, in `time.monotonic_ns`."""
         self._scope, self._wire = scope, wire
         self._answered: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -226,26 +220,26 @@ class Exchange:
         path = scope.path
         self.path = unquote(path) if "%" in path else path
         self.headers = scope.headers
-        """Looked up by lower-case name: `headers.get("x-slo-ms")`."""
+        """Looked up by their lower-case name: `headers.get("x-slo-ms")`."""
         self.body = b""
         self.is_open = True
         self.on_gone: Callable[[], None] | None = None
-        """Called if the client goes away before the answer."""
+        """Called if the client disconnects before the answer."""
 
     @property
     def query_string(self) -> str:
-        """What follows the path's question mark."""
+        """The part of the URL after the question mark."""
         return self._scope.query_string
 
     @property
     def age_ns(self) -> int:
-        """Time since its head arrived."""
+        """The time since the head arrived."""
         return time.monotonic_ns() - self.began_ns
 
     def reply(
         self, status: int, body: bytes, *, content_type: str = JSON, headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
-        """Answer. Does nothing when the client is gone."""
+        """Answer the request. Has no effect if the client has disconnected."""
         if not self.is_open:
             return
         self.is_open = False
@@ -254,11 +248,11 @@ class Exchange:
             self._answered.set_result(None)
 
     def reply_error(self, status: int, what: str, fix: str = "", *, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        """Answer `{"error": …}`: what is wrong with its value, and the fix."""
+        """Answer `{"error": …}`: what is wrong, the value, and the correction."""
         self.reply(status, error_body(what, fix), headers=headers)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer with an error, and the headers its status asks for."""
+        """Answer with an error and the headers that its status requires."""
         headers: tuple[tuple[str, str], ...] = ()
         if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers = (("retry-after", str(max(1, refusal.retry_after_s))),)
@@ -267,12 +261,12 @@ class Exchange:
         self.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
 
     def answered(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """To be awaited where it is still open: done when it is answered, or nobody waits for the answer."""
+        """A future that completes when the request is answered or the client has disconnected."""
         self._answered = answered = loop.create_future()
         return answered
 
     def attend(self) -> None:
-        """It has been here for a while: notice if the client goes away, or takes too long to send the body."""
+        """Called for an old request: watch for a disconnect, and refuse a body that takes too long to arrive."""
         if self._answered is None:
             if self.is_open and self.age_ns > SEND_S_MAX * NS_PER_S:
                 what = f"the request took more than {SEND_S_MAX:g} s to arrive"
@@ -281,7 +275,7 @@ class Exchange:
             self._watch = asyncio.get_running_loop().create_task(self._notice())
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Stop watching for a disconnect."""
         if self._watch is not None:
             self._watch.cancel()
 
@@ -295,14 +289,14 @@ class Exchange:
 
 
 def error_body(what: str, fix: str = "") -> bytes:
-    """The protocol's error object; one string, because that is what its clients show."""
+    """The protocol's error object. It is a single string, because clients display that."""
     return msgspec.json.encode({"error": f"{what}; help: {fix}" if fix else what})
 
 
 class HttpServer:
-    """A listening port. `answer` takes each complete request and must not raise; at most `requests_max` are inside."""
+    """A listening port. `answer` receives each complete request and must not raise; at most `requests_max` are open."""
 
-    def __init__(self, answer: Callable[[Exchange], None], *, bodies: Bodies, requests_max: int) -> None:
+    def __init__(self, answer: Callable[[Exchange], None], *, bodies: BodyMemory, requests_max: int) -> None:
         self._answer = answer
         self._bodies = bodies
         self._requests_max = requests_max
@@ -313,7 +307,7 @@ class HttpServer:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port in use, which is a free one where 0 was asked for. Raises `MachineError`."""
+        """Start listening and return the port; port 0 selects a free one. Raises `MachineError`."""
         port = free_port(host, port)
         self._server = Server(
             self,
@@ -333,7 +327,7 @@ class HttpServer:
         return port
 
     async def close(self) -> None:
-        """Accept nothing more and let go of every connection. Whoever still waits has been answered before."""
+        """Stop listening and close all connections. All requests must have been answered before."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None and self._serving is not None:
@@ -341,10 +335,10 @@ class HttpServer:
             await self._serving
 
     async def __rsgi__(self, scope: Scope, wire: Wire) -> None:
-        """Granian calls this for each request, as a task of its own."""
+        """Granian calls this for each request, in a task of its own."""
         loop, inside = self._loop, self._inside
         assert loop is not None
-        exchange, hold = Exchange(scope, wire), Hold(self._bodies)
+        exchange, hold = Exchange(scope, wire), BodyReservation(self._bodies)
         inside[exchange] = None
         try:
             length = exchange.headers.get("content-length")
@@ -365,7 +359,7 @@ class HttpServer:
             exchange.close()
 
     async def _accepts(self, host: str, port: int) -> None:
-        """Wait until the port answers: Granian binds it on a thread of its own."""
+        """Wait until the port accepts connections; Granian binds it in a thread of its own."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + START_S_MAX
         while True:
@@ -380,7 +374,7 @@ class HttpServer:
                 return
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Attend to those that have been here for a while; they come in the order in which they began."""
+        """Check the requests that are older than `WATCH_S`; they are in order of arrival."""
         for exchange in list(self._inside):
             if exchange.age_ns < WATCH_S * NS_PER_S:
                 break
@@ -389,7 +383,7 @@ class HttpServer:
 
 
 def free_port(host: str, port: int) -> int:
-    """Check that a port can be had, choosing one for 0. Granian shares its port, so would not notice another server."""
+    """Check that a port is free, or choose one for 0. Granian shares its port and would not notice another server."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -401,7 +395,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def refused_port(host: str, port: int, error: OSError) -> MachineError:
-    """What to tell a user whose port cannot be had."""
+    """The error for a port that is not available."""
     if error.errno == errno.EADDRINUSE:
         return MachineError(
             f"port {port} on {host} is in use", help="stop the program that holds it, or choose another port"

@@ -1,8 +1,9 @@
-"""The body of an inference over REST: JSON, or JSON with binary tensors behind it, to tensors and back.
+"""Inference requests and responses of the REST protocol: JSON, optionally followed by binary tensors, to tensors and
+back.
 
-Knows the protocol's objects, not HTTP's verbs. Decoding is typed: what JSON of the wrong shape is refused with is the
-path of the first wrong field. Source: Open Inference Protocol v2, "Inference"; Triton's "binary tensor data
-extension" (`Inference-Header-Content-Length`, `binary_data_size`, `binary_data`, `binary_data_output`).
+Everything is validated against the application's signature; an error names the path of the first wrong field. Source:
+Open Inference Protocol v2, "Inference", and Triton's "binary tensor data extension" (`Inference-Header-Content-Length`,
+`binary_data_size`, `binary_data`, `binary_data_output`).
 """
 
 import math
@@ -20,19 +21,16 @@ from sloop.serve.gateway.refusal import Refusal, bad, shown
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Signature, Tensor
 from sloop.units import NS_PER_MS
 
-# == budget: How long a request may take: `x-slo-ms` and `x-elapsed-ms`, from a header, a parameter or gRPC metadata.
-
-
 SLO: Final = "x-slo-ms"
 ELAPSED: Final = "x-elapsed-ms"
 MS_MAX: Final = 3_600_000
-"""An hour. A longer budget for one inference is a slip of units."""
+"""One hour. A longer deadline for one inference is almost certainly a mistake of units."""
 
 
 def budget_ns(slo: object, elapsed: object) -> tuple[int | None, int]:
-    """(slo_ns, elapsed_ns) from the two values as they came; None where one was not sent.
+    """(slo_ns, elapsed_ns) of a request from the raw values, which are None if they were not sent.
 
-    slo_ns is None where the application's own holds. Raises a 400 that names the field.
+    `slo_ns` is None if the application's own deadline holds. Raises a 400 that names the field.
     """
     return (
         None if slo is None else duration_ns(SLO, slo, least_ms=0.001),
@@ -41,7 +39,7 @@ def budget_ns(slo: object, elapsed: object) -> tuple[int | None, int]:
 
 
 def duration_ns(field: str, value: object, *, least_ms: float) -> int:
-    """`value` in milliseconds, a number or its text, as nanoseconds."""
+    """Convert milliseconds, a number or text, to nanoseconds."""
     fix = f"send milliseconds from {least_ms:g} to {MS_MAX}, such as {field}: 200"
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     try:
@@ -53,13 +51,6 @@ def duration_ns(field: str, value: object, *, least_ms: float) -> int:
     if not (math.isfinite(millis) and least_ms <= millis <= MS_MAX):
         raise bad(field, f"{shown(text)} is out of range", fix)
     return round(millis * NS_PER_MS)
-
-
-# == intake: What both protocols check before a request goes in: names, types, shapes, sizes, rows.
-#
-# Every refusal names the field, shows the value and says what would be right. Tensor bytes are looked at, never copied
-# and never interpreted beyond their length (and, for BYTES, their length prefixes).
-# Source: Open Inference Protocol v2, "Tensor Data", and Triton's binary tensor data extension for BYTES.
 
 
 ARRAY_CODES: Final = {
@@ -74,16 +65,16 @@ ARRAY_CODES: Final = {
     "FP32": "f",
     "FP64": "d",
 }
-"""`array` turns a flat list into bytes three times as fast as NumPy for small ones, and refuses what does not fit."""
+"""`array` converts small lists three times as fast as NumPy and raises for values that do not fit."""
 LENGTH_BYTES: Final = 4
 SHAPES_MAX: Final = 1024
-"""How many shapes of inputs are remembered to be right."""
+"""How many valid input shapes are cached."""
 
 
-class Intake:
-    """The inputs one application takes, ready to be checked against.
+class InputValidator:
+    """Validates the tensors of requests against one application's signature.
 
-    What it says of one input names fields within it: `shape`, where the request says `inputs[0].shape`.
+    Errors about one input name the field within that input: `shape`, where the request has `inputs[0].shape`.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -91,12 +82,12 @@ class Intake:
         self.ports = {port.name: port for port in signature.inputs}
         self.outputs = frozenset(port.name for port in signature.outputs)
         self.plain = {port.name: False for port in signature.outputs}
-        """The outputs of a request that asks for none in particular, and none as binary."""
+        """The outputs of a request that does not select any: all outputs, none of them binary."""
         self._counting = [port.name for port in signature.inputs if port.shape[:1] == (-1,)]
         self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
 
     def count(self, name: str, datatype: str, shape: tuple[int, ...]) -> int:
-        """How many elements an input of this type and shape has. What was right once is not looked at again."""
+        """Validate an input's type and shape and return its number of elements. Valid shapes are cached."""
         count = self._found_right.get((name, datatype, shape))
         if count is None:
             self._check(name, datatype, shape)
@@ -108,7 +99,7 @@ class Intake:
     def _check(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
         port = self.ports.get(name)
         if port is None:
-            raise bad("name", f"there is no input {shown(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
+            raise bad("name", f"unknown input {shown(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
         if datatype != port.datatype:
             raise bad("datatype", f"{shown(datatype)} for input {name!r}", f"this input takes {port.datatype}")
         wanted = port.shape
@@ -119,11 +110,11 @@ class Intake:
             raise bad(
                 "shape",
                 f"{shown(list(shape))} for input {name!r}",
-                f"this input's shape is {list(wanted)}, where -1 stands for any number from 1 up",
+                f"this input's shape is {list(wanted)}, where -1 means any number from 1 up",
             )
 
-    def whole(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
-        """`tensors` if no input is missing and all carry the same number of rows, no more than one request may."""
+    def complete(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
+        """Return `tensors` if no input is missing and all have the same number of rows, at most `rows_max`."""
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
             raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
@@ -132,39 +123,41 @@ class Intake:
             rows = tensors[name].shape[0]
             if count and rows != count:
                 both = sorted((rows, count))
-                raise bad(field, f"the inputs have {both} rows (first dimension)", "send as many rows in each")
+                raise bad(
+                    field, f"the inputs have {both} rows (first dimension)", "send the same number of rows in each"
+                )
             count = rows
         if count > self.signature.rows_max:
             raise bad(
                 field,
-                f"{count} rows (first dimension) are more than the {self.signature.rows_max} one request may carry",
-                "split them over several requests; sloop batches them together again",
+                f"{count} rows (first dimension) exceed the limit of {self.signature.rows_max} rows per request",
+                "split them into several requests; sloop batches them together again",
             )
         return tensors
 
     def output(self, name: str, field: str) -> str:
-        """`name` if it is an output."""
+        """Return `name` if it is an output."""
         if name not in self.outputs:
             known = ", ".join(repr(port.name) for port in self.signature.outputs)
-            raise bad(field, f"there is no output {shown(name)}", f"the outputs are {known}")
+            raise bad(field, f"unknown output {shown(name)}", f"the outputs are {known}")
         return name
 
 
 def check_raw(datatype: str, shape: tuple[int, ...], data: memoryview | bytes, field: str) -> None:
-    """Whether raw bytes are as long as type and shape say."""
+    """Check that raw bytes have the length that type and shape require."""
     count = prod(shape)
     if datatype == "BYTES":
         check_strings(memoryview(data), count, field)
     elif len(data) != count * ITEM_BYTES[datatype]:
         raise bad(
             field,
-            f"{len(data)} bytes are not the {count * ITEM_BYTES[datatype]} of {datatype} {list(shape)}",
+            f"{len(data)} bytes, but {datatype} {list(shape)} has {count * ITEM_BYTES[datatype]}",
             "send every element in row-major order, little-endian, without padding",
         )
 
 
 def check_strings(data: memoryview, count: int, field: str) -> None:
-    """Whether `data` is `count` strings, each with its length before it."""
+    """Check that `data` holds `count` strings, each preceded by its length."""
     at, found = 0, 0
     while at + LENGTH_BYTES <= len(data) and found <= count:
         at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
@@ -178,30 +171,30 @@ def check_strings(data: memoryview, count: int, field: str) -> None:
 
 
 def pack(datatype: str, shape: tuple[int, ...], count: int, data: list[Any], field: str = "data") -> bytes:
-    """The elements of a JSON or protobuf list, flat or nested as `shape`, which holds `count` of them, as raw bytes."""
+    """Convert a JSON or protobuf list, flat or nested like `shape`, with `count` elements, to raw bytes."""
     if data and type(data[0]) is list:
         data = flatten(data, field)
     raw = pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
     if len(data) != count:
         raise bad(
             field,
-            f"{len(data)} elements are not the {count} of shape {list(shape)}",
+            f"{len(data)} elements, but shape {list(shape)} has {count}",
             "send every element once, in row-major order",
         )
     return raw
 
 
 def flatten(data: list[Any], field: str) -> list[Any]:
-    """Nested lists as one; lists side by side must be equally long."""
+    """Flatten nested lists; lists of the same level must have the same length."""
     while data and isinstance(data[0], list):
         if any(not isinstance(inner, list) or len(inner) != len(data[0]) for inner in data):
-            raise bad(field, "the lists inside differ in length", "send a flat list, or lists nested as the shape")
+            raise bad(field, "the nested lists differ in length", "send a flat list, or lists nested like the shape")
         data = list(chain.from_iterable(data))
     return data
 
 
 def pack_numbers(datatype: str, data: list[Any], field: str) -> bytes:
-    """A flat list as raw bytes of a fixed-size type."""
+    """Convert a flat list to raw bytes of a fixed-size type."""
     code = ARRAY_CODES.get(datatype)
     try:
         if code is not None:
@@ -211,18 +204,18 @@ def pack_numbers(datatype: str, data: list[Any], field: str) -> bytes:
                 raise TypeError
             return bytes(data)
         if datatype == "FP16":
-            with np.errstate(over="ignore"):  # what is too large is infinity, as for FP32
+            with np.errstate(over="ignore"):  # values out of range become infinity, as for FP32
                 return np.array(array("d", data)).astype("<f2").tobytes()
     except TypeError:
-        fix = "send a flat list, or lists nested as the shape"
+        fix = "send a flat list, or lists nested like the shape"
         raise bad(field, f"not every element is a {datatype} value", fix) from None
     except OverflowError as error:
-        raise bad(field, f"an element is out of {datatype}'s range ({error})", "send what the type holds") from None
+        raise bad(field, f"an element is out of {datatype}'s range ({error})", "send values in its range") from None
     raise bad(field, f"{datatype} cannot be written as a list", "send it as a binary tensor")
 
 
 def pack_strings(data: list[Any], field: str) -> bytes:
-    """Strings and byte strings with their lengths before them."""
+    """Convert strings and byte strings to raw bytes, each preceded by its length."""
     parts: list[bytes] = []
     for element in data:
         if not isinstance(element, str | bytes):
@@ -233,7 +226,7 @@ def pack_strings(data: list[Any], field: str) -> bytes:
 
 
 def unpack(tensor: Tensor) -> list[Any]:
-    """A tensor's elements as a flat list for JSON; strings must be UTF-8, or `UnicodeDecodeError` is raised."""
+    """Convert a tensor to a flat list for JSON. Raises `UnicodeDecodeError` if a string is not UTF-8."""
     code = ARRAY_CODES.get(tensor.datatype)
     if code is not None:
         return list(memoryview(tensor.data).cast("B").cast(code))  # type: ignore[call-overload]  # it is one of those
@@ -272,7 +265,7 @@ class OutputObject(Struct, gc=False):
 
 
 class InferObject(Struct, gc=False):
-    """`$inference_request`. A null stands for what is left out: some clients send one for every optional field."""
+    """`$inference_request`. Null means absent: some clients send null for every optional field."""
 
     inputs: list[InputObject]
     id: str | None = None
@@ -280,7 +273,7 @@ class InferObject(Struct, gc=False):
     outputs: list[OutputObject] | None = None
 
 
-class AnswerOutput(Struct, omit_defaults=True, gc=False):
+class ResponseOutput(Struct, omit_defaults=True, gc=False):
     """`$response_output`."""
 
     name: str
@@ -290,31 +283,31 @@ class AnswerOutput(Struct, omit_defaults=True, gc=False):
     parameters: Parameters | UnsetType = UNSET
 
 
-class AnswerObject(Struct, gc=False):
+class ResponseObject(Struct, gc=False):
     """`$inference_response`."""
 
     model_name: str
     model_version: str
-    outputs: list[AnswerOutput]
+    outputs: list[ResponseOutput]
     id: str | UnsetType = UNSET
 
 
-class Wanted(Struct, gc=False):
-    """One inference as asked: its inputs, and how its answer is to look."""
+class ParsedRequest(Struct, gc=False):
+    """A validated inference request, and the form of its response."""
 
     tensors: Mapping[str, Tensor]
     id: str | UnsetType
     parameters: Parameters
     outputs: Mapping[str, bool]
-    """Outputs to return, in order, and whether each goes as binary."""
+    """The outputs to return, in order, and whether each is sent as binary."""
 
 
 _DECODER: Final = msgspec.json.Decoder(InferObject)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def read(body: bytes, header_length: str | None, intake: Intake) -> Wanted:
-    """Take a request's body apart and check it. Raises a 400 that names the field."""
+def read(body: bytes, header_length: str | None, validator: InputValidator) -> ParsedRequest:
+    """Parse and validate a request body. Raises a 400 that names the field."""
     json, tail = (body, None) if header_length is None else split(body, header_length)
     try:
         asked = _DECODER.decode(json)
@@ -326,35 +319,35 @@ def read(body: bytes, header_length: str | None, intake: Intake) -> Wanted:
     except RecursionError:
         raise bad("body", "JSON nested too deeply", "send flat lists of elements") from None
     parameters = asked.parameters or {}
-    return Wanted(
-        intake.whole(read_inputs(asked.inputs, tail, intake)),
+    return ParsedRequest(
+        validator.complete(read_inputs(asked.inputs, tail, validator)),
         UNSET if asked.id is None else asked.id,
         parameters,
-        read_outputs(asked.outputs, parameters, intake),
+        read_outputs(asked.outputs, parameters, validator),
     )
 
 
 def split(body: bytes, header_length: str) -> tuple[memoryview, memoryview]:
-    """The JSON and the binary tensors behind it."""
+    """Split a body into its JSON and the binary tensors after it."""
     field = "Inference-Header-Content-Length"
     if not (header_length.isascii() and header_length.isdigit()):
-        raise bad(field, f"{shown(header_length)} is not a length", "send the JSON's bytes")
+        raise bad(field, f"{shown(header_length)} is not a length", "send the length of the JSON in bytes")
     length = int(header_length)
     if length > len(body):
-        raise bad(field, f"{length} is more than the body's {len(body)} bytes", "send the whole body")
+        raise bad(field, f"{length} exceeds the body's {len(body)} bytes", "send the complete body")
     view = memoryview(body)
     return view[:length], view[length:]
 
 
-def read_inputs(inputs: list[InputObject], tail: memoryview | None, intake: Intake) -> dict[str, Tensor]:
+def read_inputs(inputs: list[InputObject], tail: memoryview | None, validator: InputValidator) -> dict[str, Tensor]:
     """The input tensors by name; binary ones are slices of `tail`, in order."""
     tensors: dict[str, Tensor] = {}
     at = 0
     for index, given in enumerate(inputs):
         try:
-            count = intake.count(given.name, given.datatype, given.shape)
+            count = validator.count(given.name, given.datatype, given.shape)
             if given.name in tensors:
-                raise bad("name", f"input {given.name!r} is there twice", "send every input once")
+                raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
             data: bytes | memoryview
             if given.parameters and given.parameters.get("binary_data_size") is not None:
                 data = binary(given, tail, at)
@@ -367,73 +360,75 @@ def read_inputs(inputs: list[InputObject], tail: memoryview | None, intake: Inta
             raise refusal.within(f"inputs[{index}]") from None
         tensors[given.name] = Tensor(given.datatype, given.shape, data)
     if tail is not None and at != len(tail):
-        raise bad("body", f"{len(tail) - at} bytes follow the last tensor", "make the binary_data_size add up")
+        raise bad("body", f"{len(tail) - at} bytes follow the last tensor", "correct binary_data_size of the inputs")
     return tensors
 
 
 def binary(given: InputObject, tail: memoryview | None, at: int) -> memoryview:
-    """The next `parameters.binary_data_size` bytes behind the JSON."""
+    """The next `parameters.binary_data_size` bytes after the JSON."""
     field = "parameters.binary_data_size"
     size = given.parameters and given.parameters["binary_data_size"]
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise bad(field, f"{shown(size)} is not a length in bytes")
     if given.data is not None:
-        raise bad(field, "there is data as well", "send one of the two")
+        raise bad(field, "the input has `data` as well", "send one of the two")
     if tail is None:
         raise bad(field, "the header Inference-Header-Content-Length is missing", "send it with the JSON's length")
     if at + size > len(tail):
-        raise bad(field, f"{size} bytes are announced, {len(tail) - at} follow the JSON", "send the whole tensor")
+        raise bad(field, f"{size} bytes announced, but {len(tail) - at} follow", "send the complete tensor")
     data = tail[at : at + size]
     check_raw(given.datatype, given.shape, data, field)
     return data
 
 
-def read_outputs(outputs: list[OutputObject] | None, parameters: Parameters, intake: Intake) -> Mapping[str, bool]:
-    """Which outputs are wanted, and which of them as binary."""
+def read_outputs(
+    outputs: list[OutputObject] | None, parameters: Parameters, validator: InputValidator
+) -> Mapping[str, bool]:
+    """The outputs to return, and whether each is sent as binary."""
     if not outputs and not parameters:
-        return intake.plain
+        return validator.plain
     default = flag(parameters, "binary_data_output", "parameters")
     if not outputs:
-        return dict.fromkeys(intake.plain, default)
+        return dict.fromkeys(validator.plain, default)
     wanted: dict[str, bool] = {}
     for index, output in enumerate(outputs):
         field = f"outputs[{index}]"
         chosen = output.parameters or {}
         if "classification" in chosen:
-            raise bad(f"{field}.parameters.classification", "not supported", "sort the output on the client's side")
-        name = intake.output(output.name, f"{field}.name")
+            raise bad(f"{field}.parameters.classification", "not supported", "sort the output in the client")
+        name = validator.output(output.name, f"{field}.name")
         wanted[name] = flag(chosen, "binary_data", f"{field}.parameters") if "binary_data" in chosen else default
     return wanted
 
 
 def flag(parameters: Parameters, key: str, field: str) -> bool:
-    """A parameter that is true or false; false where it is absent."""
+    """A boolean parameter; false if it is absent."""
     value = parameters.get(key, False)
     if not isinstance(value, bool):
         raise bad(f"{field}.{key}", f"{shown(value)} is neither true nor false")
     return value
 
 
-def write(model: str, version: str, wanted: Wanted, outputs: Mapping[str, Tensor]) -> tuple[bytes, int | None]:
-    """The answer's body, and the length of its JSON where binary tensors follow it."""
-    written: list[AnswerOutput] = []
+def write(model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor]) -> tuple[bytes, int | None]:
+    """The response body, and the length of its JSON if binary tensors follow."""
+    written: list[ResponseOutput] = []
     tail: list[bytes | bytearray | memoryview] = []
     for name, is_binary in wanted.outputs.items():
         tensor = outputs.get(name)
         if tensor is None:
-            continue  # of a branch that this request did not take
+            continue  # an output of a branch that this request did not take
         if is_binary:
             size = {"binary_data_size": len(tensor.data)}
-            written.append(AnswerOutput(name, tensor.datatype, tensor.shape, UNSET, size))
+            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, UNSET, size))
             tail.append(tensor.data)
         else:
-            written.append(AnswerOutput(name, tensor.datatype, tensor.shape, listed(name, tensor)))
-    json = _ENCODER.encode(AnswerObject(model, version, written, wanted.id))
+            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, listed(name, tensor)))
+    json = _ENCODER.encode(ResponseObject(model, version, written, wanted.id))
     return (b"".join((json, *tail)), len(json)) if tail else (json, None)
 
 
 def listed(name: str, tensor: Tensor) -> list[object]:
-    """A tensor's elements for JSON."""
+    """A tensor's elements for JSON. Raises a 500 if a string is not UTF-8."""
     try:
         return unpack(tensor)
     except UnicodeDecodeError as error:

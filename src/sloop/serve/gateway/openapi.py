@@ -7,9 +7,9 @@ Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
 from math import prod
 from typing import Final
 
-from sloop.serve.gateway import service as offer
+from sloop.serve.gateway import service as offered
 from sloop.serve.gateway.inputs import MS_MAX
-from sloop.serve.gateway.service import Service
+from sloop.serve.gateway.service import InferenceService
 from sloop.tensor import Port
 
 Schema = dict[str, object]
@@ -45,7 +45,7 @@ REASONS: Final = {
 }
 
 
-def describe(service: Service) -> Schema:
+def describe(service: InferenceService) -> Schema:
     """The whole description."""
     name = service.model
     model = f"/v2/models/{name}"
@@ -60,13 +60,13 @@ def describe(service: Service) -> Schema:
         "/v2/sloop/state": get("Stages, replicas and plan as they are now", answers),
         "/v2/sloop/decisions": get("The last decisions with their reasons", answers, 400, parameters=[limit()]),
     }
-    for base in (model, f"{model}/versions/{offer.MODEL_VERSION}"):
+    for base in (model, f"{model}/versions/{offered.MODEL_VERSION}"):
         paths[base] = get("Model metadata", having(name="string", platform="string", inputs="array", outputs="array"))
         paths[f"{base}/ready"] = get("Whether the model would infer", having(name="string", ready="boolean"), 503)
         paths[f"{base}/infer"] = infer(service)
     description: Schema = {
         "openapi": "3.1.0",
-        "info": {"title": f"{name}, served by sloop", "version": offer.SERVER_VERSION},
+        "info": {"title": f"{name}, served by sloop", "version": offered.SERVER_VERSION},
         "paths": paths,
     }
     if service.api_key:
@@ -94,14 +94,14 @@ def get(
     return {"get": operation}
 
 
-def infer(service: Service) -> Schema:
+def infer(service: InferenceService) -> Schema:
     """The path that runs the model."""
-    intake, ports = service.intake, service.intake.signature.inputs
+    validator, ports = service.validator, service.validator.signature.inputs
     output: Schema = {
         "type": "object",
         "required": ["name"],
         "properties": {
-            "name": {"enum": [port.name for port in intake.signature.outputs]},
+            "name": {"enum": [port.name for port in validator.signature.outputs]},
             "parameters": or_null(TENSOR_PARAMETERS),
         },
     }

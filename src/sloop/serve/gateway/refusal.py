@@ -1,13 +1,13 @@
-"""Saying no: what is wrong with a request, in words that name the field, its value and the fix.
+"""Errors of the gateway: each names the field, its value and the correction, and carries an HTTP status.
 
-A `Refusal` carries an HTTP status; gRPC maps it to its own codes. What the core decides (dropped, rejected, failed)
-is put into the same form here, so that both protocols tell the same story.
+gRPC maps the status to its own codes. Requests that the core dropped, rejected or failed get the same form, so that
+both protocols report them alike.
 """
 
 from http import HTTPStatus
 from typing import Final
 
-from sloop.serve.protocols import Ended
+from sloop.serve.protocols import RequestResult
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome
 
@@ -15,7 +15,7 @@ SHOWN_CHARS_MAX: Final = 80
 
 
 class Refusal(Exception):
-    """This request gets no inference: `what` is wrong, `fix` is what to do."""
+    """The request is not served: `what` is wrong, `fix` is the correction."""
 
     def __init__(self, status: int, what: str, fix: str = "", *, retry_after_s: int = 0) -> None:
         super().__init__(what)
@@ -25,7 +25,7 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
 
     def within(self, field: str) -> "Refusal":
-        """The same, its field being a part of `field`."""
+        """The same refusal with `field` before the name of its own field."""
         return Refusal(self.status, f"{field}.{self.what}", self.fix, retry_after_s=self.retry_after_s)
 
     def __str__(self) -> str:
@@ -38,13 +38,13 @@ def bad(field: str, what: str, fix: str = "") -> Refusal:
 
 
 def shown(value: object) -> str:
-    """A value as it may be put into an error: short, on one line."""
+    """A value for an error message: short and on one line."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 1] + "…"
 
 
-def of_ended(ended: Ended) -> Refusal:
-    """The answer to a request that ended without outputs."""
+def refusal_of(ended: RequestResult) -> Refusal:
+    """The error for a request that ended without outputs."""
     match ended.outcome:
         case Outcome.DROPPED:
             return Refusal(
@@ -53,7 +53,7 @@ def of_ended(ended: Ended) -> Refusal:
                 "allow more time with x-slo-ms, or send less",
             )
         case Outcome.REJECTED:
-            # Whole seconds, as the header wants them, and at least one: 0 would invite an instant retry.
+            # The header takes whole seconds; 0 would cause an immediate retry.
             seconds = max(1, -(-ended.retry_after_ns // NS_PER_S))
             return Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -65,5 +65,5 @@ def of_ended(ended: Ended) -> Refusal:
             return Refusal(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
                 f"failed: {ended.why or 'no reason was given'}",
-                "look at the server's log; the same input may fail again",
+                "see the server's log; the same input may fail again",
             )

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol v2 over REST: routes, headers and status codes around a `Service`.
+"""The Open Inference Protocol v2 over REST: routes, headers and status codes of an `InferenceService`.
 
-Promises an answer to every exchange, whatever was sent, and `{"error": …}` in every one that is not a success.
-Source: Open Inference Protocol v2, "HTTP/REST"; the status codes and headers are the contract of `docs/`.
+Every request is answered, and every answer that is not a success is `{"error": …}`. Source: Open Inference Protocol v2,
+"HTTP/REST"; docs/serving.md lists the status codes and headers.
 """
 
 import logging
@@ -12,13 +12,13 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from sloop.serve.gateway import service as offer
+from sloop.serve.gateway import service as offered
 from sloop.serve.gateway.http import Exchange
-from sloop.serve.gateway.inputs import ELAPSED, HEADER_LENGTH, SLO, Wanted, budget_ns, read, write
+from sloop.serve.gateway.inputs import ELAPSED, HEADER_LENGTH, SLO, ParsedRequest, budget_ns, read, write
 from sloop.serve.gateway.openapi import describe
-from sloop.serve.gateway.refusal import Refusal, bad, of_ended, shown
-from sloop.serve.gateway.service import Service
-from sloop.serve.protocols import Ended
+from sloop.serve.gateway.refusal import Refusal, bad, refusal_of, shown
+from sloop.serve.gateway.service import InferenceService
+from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port
 from sloop.vocabulary import Outcome
 
@@ -35,25 +35,25 @@ Answer = Callable[[Exchange], None]
 
 
 class Rest:
-    """Answers exchanges; `answer` is what a listener calls."""
+    """Answers HTTP requests; the HTTP server calls `answer`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: InferenceService) -> None:
         self.service = service
         self._openapi = msgspec.json.encode(describe(service))
         self._routes = self._route()
 
     def answer(self, exchange: Exchange) -> None:
-        """Take a complete request and see to its answer. Raises nothing."""
+        """Answer a complete request, now or later. Never raises."""
         try:
             if self.service.api_key and not exchange.path.startswith("/v2/health/"):
-                self._admit(exchange)
+                self._authorise(exchange)
             verbs = self._routes.get(exchange.path)
             if verbs is None:
                 raise self._unknown_path(exchange.path)
             answer = verbs.get(exchange.method)
             if answer is None:
                 allowed = ", ".join(verbs)
-                refusal = Refusal(405, f"{exchange.path}: {exchange.method} is not possible here", f"use {allowed}")
+                refusal = Refusal(405, f"{exchange.path} does not support {exchange.method}", f"use {allowed}")
                 exchange.reply_error(405, refusal.what, refusal.fix, headers=(("allow", allowed),))
                 return
             answer(exchange)
@@ -76,7 +76,7 @@ class Rest:
             "/v2/sloop/decisions": self._decisions,
         }
         posts: dict[str, Answer] = {}
-        for path in (model, f"{model}/versions/{offer.MODEL_VERSION}"):
+        for path in (model, f"{model}/versions/{offered.MODEL_VERSION}"):
             gets[path] = self._model
             gets[f"{path}/ready"] = self._model_ready
             posts[f"{path}/infer"] = self._infer
@@ -88,20 +88,20 @@ class Rest:
         parts = path.split("/")
         if path.startswith("/v2/models/") and len(parts) > 3:
             try:
-                self.service.known(parts[3], parts[5] if len(parts) > 5 and parts[4] == "versions" else "")
+                self.service.check_model(parts[3], parts[5] if len(parts) > 5 and parts[4] == "versions" else "")
             except Refusal as refusal:
                 return refusal
-        return Refusal(404, f"there is nothing at {shown(path)}", "the paths are in /openapi.json")
+        return Refusal(404, f"unknown path {shown(path)}", "/openapi.json lists all paths")
 
-    def _admit(self, exchange: Exchange) -> None:
-        self.service.admit(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
+    def _authorise(self, exchange: Exchange) -> None:
+        self.service.authorise(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
 
     def _infer(self, exchange: Exchange) -> None:
         headers = exchange.headers
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding != "identity":
-            raise Refusal(415, f"content-encoding: {shown(encoding)} is not understood", "send the body as it is")
-        wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.intake)
+            raise Refusal(415, f"content-encoding: {shown(encoding)} is not supported", "send the body uncompressed")
+        wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.validator)
         exchange.body = b""
         slo_ns, elapsed_ns = budget_ns(
             headers.get(SLO, wanted.parameters.get(SLO)),
@@ -115,15 +115,15 @@ class Rest:
         if exchange.is_open:
             exchange.on_gone = partial(submitter.cancel, request)
 
-    def _end(self, exchange: Exchange, wanted: Wanted, ended: Ended) -> None:
-        """Answer an inference. Whatever goes wrong here, the client is told: it would wait for ever."""
+    def _end(self, exchange: Exchange, wanted: ParsedRequest, ended: RequestResult) -> None:
+        """Answer an inference, with an error if anything here fails: otherwise the client would wait for ever."""
         if not exchange.is_open:
             return
         try:
             outcome = ended.outcome
             if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
-                raise of_ended(ended)
-            body, json_bytes = write(self.service.model, offer.MODEL_VERSION, wanted, ended.outputs)
+                raise refusal_of(ended)
+            body, json_bytes = write(self.service.model, offered.MODEL_VERSION, wanted, ended.outputs)
             met = MET if outcome is Outcome.SERVED else NOT_MET
             if json_bytes is None:
                 exchange.reply(200, body, headers=(met,))
@@ -135,12 +135,12 @@ class Rest:
             self._break(exchange, error)
 
     def _break(self, exchange: Exchange, error: Exception) -> None:
-        """Answer for a bug of ours."""
-        _log.error("a request to %s broke the gateway", exchange.path, exc_info=error)
-        exchange.reply_error(500, "failed: an error inside the gateway", "see the server's log, and report it")
+        """Answer after an unexpected exception, which is a bug."""
+        _log.error("the gateway failed on a request to %s", exchange.path, exc_info=error)
+        exchange.reply_error(500, "failed: internal error of the gateway", "see the server's log, and report it")
 
     def _server(self, exchange: Exchange) -> None:
-        say(exchange, {"name": offer.SERVER, "version": offer.SERVER_VERSION, "extensions": offer.EXTENSIONS})
+        say(exchange, {"name": offered.SERVER, "version": offered.SERVER_VERSION, "extensions": offered.EXTENSIONS})
 
     def _live(self, exchange: Exchange) -> None:
         say(exchange, {"live": True})
@@ -160,11 +160,11 @@ class Rest:
             say(exchange, {**names, "ready": True})
 
     def _model(self, exchange: Exchange) -> None:
-        signature = self.service.intake.signature
+        signature = self.service.validator.signature
         body = {
             "name": self.service.model,
-            "versions": [offer.MODEL_VERSION],
-            "platform": offer.PLATFORM,
+            "versions": [offered.MODEL_VERSION],
+            "platform": offered.PLATFORM,
             "inputs": list(map(of_port, signature.inputs)),
             "outputs": list(map(of_port, signature.outputs)),
         }

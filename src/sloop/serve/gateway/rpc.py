@@ -1,10 +1,7 @@
-"""The Open Inference Protocol v2 over gRPC, in the server's own event loop, around the same `Service` as REST.
+"""The Open Inference Protocol v2 over gRPC, for the same `InferenceService` as REST.
 
-Promises that every refusal is a status with the text REST would give, and that a call given up by its client is
-cancelled inside. The client's gRPC deadline bounds the request's budget. What waits inside is bounded with the other
-protocol's (`bodies`); what is still arriving only by gRPC's own limits of a message and of calls. Knows nothing of
-HTTP/1.1.
-Source: Open Inference Protocol v2, "gRPC"; gRPC's status codes.
+The protobuf messages are built at import from the table `_FIELDS`, so no generated code is needed. Source: Open
+Inference Protocol v2, "GRPC".
 """
 
 import asyncio
@@ -22,22 +19,15 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from sloop.errors import MachineError
-from sloop.serve.gateway import service as offer
-from sloop.serve.gateway.http import Bodies, Hold, refused_port
+from sloop.serve.gateway import service as offered
+from sloop.serve.gateway.http import BodyMemory, BodyReservation, refused_port
 from sloop.serve.gateway.inputs import ELAPSED, SLO, budget_ns, check_raw, pack
-from sloop.serve.gateway.refusal import Refusal, bad, of_ended
-from sloop.serve.gateway.service import Service
-from sloop.serve.protocols import Ended
+from sloop.serve.gateway.refusal import Refusal, bad, refusal_of
+from sloop.serve.gateway.service import InferenceService
+from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Tensor
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome, RequestId
-
-# == messages: The protobuf messages of the Open Inference Protocol v2, built from a table instead of generated code.
-#
-# Field names, numbers and types are the protocol's. The messages live in a descriptor pool of their own: a client
-# library in the same process (Triton's, KServe's) registers messages of the same names in the default one.
-# Source: Open Inference Protocol v2, "gRPC".
-
 
 PACKAGE: Final = "inference"
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -174,7 +164,7 @@ _POOL.AddSerializedFile(_describe().SerializeToString())
 
 @cache
 def message_class(name: str) -> Any:  # noqa: ANN401  # protobuf's generated attributes have no static types
-    """The class of one message, such as `ModelInferRequest`."""
+    """The class of a message, such as `ModelInferRequest`."""
     found: type[Message] = GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
     return found
 
@@ -187,7 +177,7 @@ CODES: Final = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""HTTP status to gRPC's. A message over the size limit is refused by gRPC itself: RESOURCE_EXHAUSTED."""
+"""HTTP status to gRPC status. gRPC itself rejects a message over the size limit (RESOURCE_EXHAUSTED)."""
 CONTENTS: Final = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -202,9 +192,9 @@ CONTENTS: Final = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Which list holds a type's elements; FP16 and BF16 go as raw bytes only."""
+"""The field that holds the elements of a datatype; FP16 and BF16 are sent as raw bytes only."""
 HEADROOM_BYTES: Final = 64 * 1024
-"""Names, shapes and parameters beside the tensors."""
+"""Extra bytes of a message for names, shapes and parameters."""
 KEYLESS: Final = frozenset({"ServerLive", "ServerReady"})
 
 _log = logging.getLogger(__name__)
@@ -213,9 +203,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Rpc:
-    """A gRPC server for one service. At most `requests_max` calls are inside; gRPC refuses more: RESOURCE_EXHAUSTED."""
+    """A gRPC server for one application. At most `requests_max` calls are open; gRPC rejects more
+    (RESOURCE_EXHAUSTED)."""
 
-    def __init__(self, service: Service, *, bodies: Bodies, requests_max: int) -> None:
+    def __init__(self, service: InferenceService, *, bodies: BodyMemory, requests_max: int) -> None:
         self.service = service
         self._bodies = bodies
         self._requests_max = requests_max
@@ -223,11 +214,11 @@ class Rpc:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port in use, which is a free one where 0 was asked for. Raises `MachineError`."""
+        """Start listening and return the port; port 0 selects a free one. Raises `MachineError`."""
         limits = [
             ("grpc.max_receive_message_length", self._limit_bytes),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # or two servers would share one port without a word
+            ("grpc.so_reuseport", 0),  # otherwise two servers could silently share one port
         ]
         server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=self._requests_max)
         handlers = {
@@ -250,7 +241,7 @@ class Rpc:
         return bound
 
     async def close(self, within_s: float) -> None:
-        """Accept nothing more, give calls under way `within_s` to end, then break them off."""
+        """Stop listening, wait at most `within_s` for open calls, then cancel them."""
         if self._server is not None:
             await self._server.stop(within_s)
 
@@ -261,14 +252,14 @@ class Rpc:
         sized: tuple[object, int],
         context: Context,
     ) -> object:
-        """Run one method; put refusals and surprises into gRPC's form."""
+        """Run one method; convert refusals and unexpected exceptions to gRPC errors."""
         refusal: Refusal
         request, size = sized
         try:
             if self.service.api_key and method not in KEYLESS:
                 metadata = metadata_of(context)
-                self.service.admit(metadata.get("authorization"), metadata.get("x-api-key"))
-            with Hold(self._bodies) as hold:
+                self.service.authorise(metadata.get("authorization"), metadata.get("x-api-key"))
+            with BodyReservation(self._bodies) as hold:
                 hold.take(size)
                 return await answer(request, context)
         except Refusal as found:
@@ -277,7 +268,7 @@ class Rpc:
             raise
         except Exception:
             _log.exception("a call of %s broke the gateway", method)
-            refusal = Refusal(500, "failed: an error inside the gateway", "see the server's log, and report it")
+            refusal = Refusal(500, "failed: internal error of the gateway", "see the server's log, and report it")
         trailing = (("retry-after", str(max(1, refusal.retry_after_s))),) if refusal.status == 503 else ()
         await context.abort(CODES.get(refusal.status, grpc.StatusCode.INTERNAL), str(refusal), trailing)
 
@@ -288,46 +279,46 @@ class Rpc:
         return message_class("ServerReadyResponse")(ready=not self.service.unready())
 
     async def _ModelReady(self, request: Any, _context: Context) -> object:  # noqa: ANN401
-        self.service.known(request.name, request.version)
+        self.service.check_model(request.name, request.version)
         return message_class("ModelReadyResponse")(ready=not self.service.unready())
 
     async def _ServerMetadata(self, _request: object, _context: Context) -> object:
         return message_class("ServerMetadataResponse")(
-            name=offer.SERVER, version=offer.SERVER_VERSION, extensions=offer.EXTENSIONS
+            name=offered.SERVER, version=offered.SERVER_VERSION, extensions=offered.EXTENSIONS
         )
 
     async def _ModelMetadata(self, request: Any, _context: Context) -> object:  # noqa: ANN401
-        self.service.known(request.name, request.version)
-        signature = self.service.intake.signature
+        self.service.check_model(request.name, request.version)
+        signature = self.service.validator.signature
         return message_class("ModelMetadataResponse")(
             name=self.service.model,
-            versions=[offer.MODEL_VERSION],
-            platform=offer.PLATFORM,
+            versions=[offered.MODEL_VERSION],
+            platform=offered.PLATFORM,
             inputs=list(map(of_port, signature.inputs)),
             outputs=list(map(of_port, signature.outputs)),
         )
 
     async def _ModelInfer(self, request: Any, context: Context) -> object:  # noqa: ANN401
         began_ns = time.monotonic_ns()
-        self.service.known(request.model_name, request.model_version)
-        intake = self.service.intake
-        tensors = intake.whole(self._inputs(request))
-        names = [intake.output(out.name, f"outputs[{i}].name") for i, out in enumerate(request.outputs)]
+        self.service.check_model(request.model_name, request.model_version)
+        validator = self.service.validator
+        tensors = validator.complete(self._inputs(request))
+        names = [validator.output(out.name, f"outputs[{i}].name") for i, out in enumerate(request.outputs)]
         slo_ns, elapsed_ns = self._budget_ns(request, context)
         ended = await self._submitted(tensors, slo_ns, elapsed_ns, began_ns)
         if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
-            raise of_ended(ended)
+            raise refusal_of(ended)
         met = "true" if ended.outcome is Outcome.SERVED else "false"
         context.set_trailing_metadata((("x-slo-met", met),))
-        return self._answer(request.id, names or [port.name for port in intake.signature.outputs], ended.outputs)
+        return self._answer(request.id, names or [port.name for port in validator.signature.outputs], ended.outputs)
 
     async def _submitted(
         self, tensors: Mapping[str, Tensor], slo_ns: int | None, elapsed_ns: int, began_ns: int
-    ) -> Ended:
-        """Hand in a request and wait for its end; take it back if the client does not wait."""
-        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+    ) -> RequestResult:
+        """Submit a request and wait for its end; cancel it if the client disconnects."""
+        future: asyncio.Future[RequestResult] = asyncio.get_running_loop().create_future()
 
-        def on_end(ended: Ended) -> None:
+        def on_end(ended: RequestResult) -> None:
             if not future.done():
                 future.set_result(ended)
 
@@ -349,14 +340,14 @@ class Rpc:
         )
         remaining_s = context.time_remaining()
         if remaining_s is not None:
-            # An answer after the client's own deadline reaches nobody: the tighter of the two holds.
+            # An answer after the client's own gRPC deadline is useless, so the tighter of the two holds.
             until_ns = elapsed_ns + max(1, round(min(remaining_s, 1e6) * NS_PER_S))
             asked_ns = self.service.slo_ns if slo_ns is None else slo_ns
             slo_ns = until_ns if until_ns < asked_ns else slo_ns
         return slo_ns, elapsed_ns
 
     def _inputs(self, request: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        intake = self.service.intake
+        validator = self.service.validator
         raws = request.raw_input_contents
         if raws and len(raws) != len(request.inputs):
             fix = "send one for each input, in the same order"
@@ -365,11 +356,11 @@ class Rpc:
         for index, given in enumerate(request.inputs):
             shape = tuple(given.shape)
             try:
-                count = intake.count(given.name, given.datatype, shape)
+                count = validator.count(given.name, given.datatype, shape)
                 if given.name in tensors:
-                    raise bad("name", f"input {given.name!r} is there twice", "send every input once")
+                    raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
                 if raws and given.HasField("contents"):
-                    raise bad("contents", "there is raw_input_contents as well", "send one of the two")
+                    raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
                 data = raws[index] if raws else typed(given.datatype, shape, count, given.contents)
             except Refusal as refusal:
                 raise refusal.within(f"inputs[{index}]") from None
@@ -380,24 +371,24 @@ class Rpc:
 
     def _answer(self, identifier: str, names: list[str], outputs: Mapping[str, Tensor]) -> object:
         answer = message_class("ModelInferResponse")(
-            model_name=self.service.model, model_version=offer.MODEL_VERSION, id=identifier
+            model_name=self.service.model, model_version=offered.MODEL_VERSION, id=identifier
         )
         for name in names:
             tensor = outputs.get(name)
             if tensor is None:
-                continue  # of a branch that this request did not take
+                continue  # an output of a branch that this request did not take
             answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
             answer.raw_output_contents.append(bytes(tensor.data))
         return answer
 
 
 def received(parse: Callable[[bytes], object], message: bytes) -> tuple[object, int]:
-    """A message and how many bytes it came in."""
+    """A message and its size in bytes."""
     return parse(message), len(message)
 
 
 def typed(datatype: str, shape: tuple[int, ...], count: int, contents: Any) -> bytes:  # noqa: ANN401
-    """The elements of a typed list as raw bytes."""
+    """Convert the elements of a typed field to raw bytes."""
     name = CONTENTS.get(datatype)
     if name is None:
         raise bad("contents", f"{datatype} has no typed contents", "send raw_input_contents")
@@ -408,20 +399,20 @@ def typed(datatype: str, shape: tuple[int, ...], count: int, contents: Any) -> b
     if len(elements) != count:
         raise bad(
             f"contents.{name}",
-            f"{len(elements)} elements are not the {count} of shape {list(shape)}",
+            f"{len(elements)} elements, but shape {list(shape)} has {count}",
             "send every element once, in row-major order, or all inputs as raw_input_contents",
         )
     return pack(datatype, shape, count, list(elements), f"contents.{name}")
 
 
 def parameter(value: Any) -> object:  # noqa: ANN401
-    """What a parameter holds."""
+    """The value of a parameter."""
     chosen = value.WhichOneof("parameter_choice")
     return None if chosen is None else getattr(value, chosen)
 
 
 def metadata_of(context: Context) -> dict[str, str]:
-    """The call's metadata with text values; the last of a repeated key."""
+    """The call's metadata as text; of a repeated key, the last value."""
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
@@ -433,7 +424,7 @@ def of_port(port: Port) -> object:
 
 
 def refused(host: str, port: int) -> MachineError:
-    """gRPC does not say why a port was refused: find out by trying it."""
+    """The reason why a port is not available; gRPC does not report it, so try to bind it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         try:

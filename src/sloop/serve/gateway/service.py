@@ -1,4 +1,4 @@
-"""What the gateway offers, the same over REST and gRPC: one application under its name, and a view of the inside."""
+"""What both protocols, REST and gRPC, expose: one application under its name, its metrics, state and decisions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,55 +7,55 @@ from http import HTTPStatus
 from typing import Final
 
 from sloop import __version__
-from sloop.serve.gateway.inputs import Intake
+from sloop.serve.gateway.inputs import InputValidator
 from sloop.serve.gateway.refusal import Refusal, shown
-from sloop.serve.protocols import Submitter
+from sloop.serve.protocols import RequestSink
 
 SERVER: Final = "sloop"
 SERVER_VERSION: Final = __version__
 EXTENSIONS: Final = ("binary_tensor_data",)
 MODEL_VERSION: Final = "1"
-"""An application has one version: a changed file is another server."""
+"""The only version of an application: a changed application file needs a new server."""
 PLATFORM: Final = "sloop_application"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """One application behind its two protocols."""
+class InferenceService:
+    """One application as both protocols see it."""
 
     model: str
     """The application's name."""
     slo_ns: int
-    intake: Intake
-    submitter: Submitter
+    validator: InputValidator
+    submitter: RequestSink
     unready: Callable[[], str]
-    """Empty when inferences would be taken; otherwise why not."""
+    """Returns why the application cannot serve now; empty if it can."""
     metrics: Callable[[], bytes]
-    """Prometheus' text format."""
+    """Returns the metrics in Prometheus' text format."""
     state: Callable[[], bytes]
-    """JSON."""
+    """Returns the state page as JSON."""
     decisions: Callable[[int], bytes]
-    """JSON: the last decisions, at most this many."""
+    """Returns the latest decisions as JSON, at most as many as the argument."""
     api_key: str = ""
-    """Empty: no key is asked for."""
+    """The key that clients must send; empty for none."""
 
-    def known(self, model: str, version: str = "") -> None:
-        """Raise a 404 unless this is our model."""
+    def check_model(self, model: str, version: str = "") -> None:
+        """Raise a 404 if this server does not have the model or version."""
         if model != self.model:
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
-                f"there is no model {shown(model)} here",
-                f"this server has {self.model!r} (the application's name)",
+                f"unknown model {shown(model)}",
+                f"this server has the model {self.model!r} (the application's name)",
             )
         if version not in ("", MODEL_VERSION):
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
                 f"model {self.model!r} has no version {shown(version)}",
-                f"leave the version out, or use {MODEL_VERSION!r}",
+                f"omit the version, or use {MODEL_VERSION!r}",
             )
 
-    def admit(self, authorization: str | None, api_key: str | None) -> None:
-        """Raise a 401 unless the key was sent, as a bearer token or as `x-api-key`."""
+    def authorise(self, authorization: str | None, api_key: str | None) -> None:
+        """Raise a 401 unless the request has the API key, as a bearer token or as `x-api-key`."""
         if not self.api_key:
             return
         given = api_key or ""
@@ -64,6 +64,6 @@ class Service:
         if not compare_digest(given.encode(), self.api_key.encode()):
             raise Refusal(
                 HTTPStatus.UNAUTHORIZED,
-                "the API key is wrong" if given else "this server asks for an API key",
+                "the API key is wrong" if given else "this server requires an API key",
                 "send the header 'authorization: Bearer KEY' or 'x-api-key: KEY'",
             )
