@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.app.graph import PATHS_MAX, Each, Graph, Step, When, scopes_of
+from sloop.app.graph import PATHS_MAX, Each, Graph, GraphStage, When, scopes_of
 from sloop.app.progress import RequestProgress
 from sloop.errors import InputError
 from sloop.units import ms
 from sloop.vocabulary import Path, Request, RequestId
 
 OCR = (
-    Step("find"),
-    Step("turn", ("find",), each=Each("find", "boxes", mean=4.0, most=50)),
-    Step("read", ("turn",)),
-    Step("merge", ("find", "read"), join=True),
+    GraphStage("find"),
+    GraphStage("turn", ("find",), each=Each("find", "boxes", mean=4.0, most=50)),
+    GraphStage("read", ("turn",)),
+    GraphStage("merge", ("find", "read"), join=True),
 )
 
 
@@ -41,18 +41,18 @@ def test_parts_run_from_where_they_are_taken_apart_to_where_they_meet() -> None:
 
 
 def test_edges_come_in_the_order_of_their_targets() -> None:
-    graph = Graph((Step("a"), Step("b", ("a",)), Step("c", ("a", "b"))))
+    graph = Graph((GraphStage("a"), GraphStage("b", ("a",)), GraphStage("c", ("a", "b"))))
     assert [edge.target for edge in graph.edges["a"]] == ["b", "c"]
     assert graph.edges["c"] == ()
     assert graph.is_plain
 
 
 def test_requests_begin_at_entries() -> None:
-    graph = Graph((Step("a"), Step("b", ("a",), entry=True), Step("c", ("b",))))
+    graph = Graph((GraphStage("a"), GraphStage("b", ("a",), entry=True), GraphStage("c", ("b",))))
     assert graph.entries == ("a", "b")
     assert graph.predecessors == {"a": 1, "b": 2, "c": 1}
     assert not graph.is_plain
-    assert Graph((Step("a", entry=True),)).is_plain, "where nothing comes before, that goes without saying"
+    assert Graph((GraphStage("a", entry=True),)).is_plain, "where nothing comes before, that goes without saying"
 
 
 EACH = Each("a")
@@ -62,51 +62,61 @@ EACH = Each("a")
     ("steps", "where", "what", "help"),
     [
         (
-            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("b",), each=Each("b"))),
+            (GraphStage("a"), GraphStage("b", ("a",), each=EACH), GraphStage("c", ("b",), each=Each("b"))),
             "c",
-            "stage 'c' takes apart what comes from 'b', which is a part already",
+            "stage 'c' has `each`, and 'b' before it already runs for parts",
             "join the parts first: `join: true` at a stage between",
         ),
         (
-            (Step("a"), Step("b"), Step("c", ("a", "b"), each=EACH)),
+            (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b"), each=EACH)),
             "c",
             "stage 'c' has `each` and comes after 2 stages",
-            "let it come after the one whose output it takes apart",
+            "let it come only after the stage whose output it fans out",
         ),
-        ((Step("a", each=EACH),), "a", "stage 'a' has `each` and comes after 0 stages", "whose output it takes apart"),
         (
-            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("b",), each=EACH, join=True)),
+            (GraphStage("a", each=EACH),),
+            "a",
+            "stage 'a' has `each` and comes after 0 stages",
+            "whose output it fans out",
+        ),
+        (
+            (GraphStage("a"), GraphStage("b", ("a",), each=EACH), GraphStage("c", ("b",), each=EACH, join=True)),
             "c",
-            "stage 'c' both joins parts and takes apart",
-            "join them at a stage between",
+            "stage 'c' has both `join` and `each`",
+            "join the parts at a stage before it",
         ),
         (
-            (Step("a"), Step("b", ("a",), join=True)),
+            (GraphStage("a"), GraphStage("b", ("a",), join=True)),
             "b",
-            "stage 'b' joins, and nothing before it runs in parts",
+            "stage 'b' has `join`, and no stage before it runs for parts",
             "remove `join`, or add `each` to a stage before it",
         ),
         (
-            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("a", "b"))),
+            (GraphStage("a"), GraphStage("b", ("a",), each=EACH), GraphStage("c", ("a", "b"))),
             "c",
-            "stage 'c' comes after stages that run for different parts: a (whole), b (b)",
+            "stage 'c' comes after stages that run for different parts: a (whole requests), b (b)",
             "add `join: true`, so that it waits for all parts",
         ),
         (
-            (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("a",), each=EACH), Step("d", ("b", "c"))),
+            (
+                GraphStage("a"),
+                GraphStage("b", ("a",), each=EACH),
+                GraphStage("c", ("a",), each=EACH),
+                GraphStage("d", ("b", "c")),
+            ),
             "d",
             "stage 'd' comes after stages that run for different parts: b (b), c (c)",
             "add `join: true`",
         ),
         (
-            (Step("a"), Step("b", ("a",), each=EACH, entry=True)),
+            (GraphStage("a"), GraphStage("b", ("a",), each=EACH, entry=True)),
             "b",
             "stage 'b' runs for parts, and no request can begin with one",
             "remove `entry`",
         ),
     ],
 )
-def test_what_fits_no_graph_is_refused(steps: tuple[Step, ...], where: str, what: str, help: str) -> None:
+def test_what_fits_no_graph_is_refused(steps: tuple[GraphStage, ...], where: str, what: str, help: str) -> None:
     with pytest.raises(InputError) as caught:
         scopes_of(steps)
     assert (caught.value.where, caught.value.what) == (where, f"{where}: {what}")
@@ -114,21 +124,26 @@ def test_what_fits_no_graph_is_refused(steps: tuple[Step, ...], where: str, what
 
 
 def test_parts_of_two_kinds_may_meet() -> None:
-    steps = (Step("a"), Step("b", ("a",), each=EACH), Step("c", ("a",), each=EACH), Step("d", ("b", "c"), join=True))
+    steps = (
+        GraphStage("a"),
+        GraphStage("b", ("a",), each=EACH),
+        GraphStage("c", ("a",), each=EACH),
+        GraphStage("d", ("b", "c"), join=True),
+    )
     assert scopes_of(steps)["d"] == ""
 
 
-def likelihoods(*steps: Step) -> list[float]:
-    graph = Graph((Step("a"), *steps))
+def likelihoods(*steps: GraphStage) -> list[float]:
+    graph = Graph((GraphStage("a"), *steps))
     return [round(graph.probability(edge), 9) for edge in graph.edges["a"]]
 
 
-def branch(name: str, output: str = "kind", values: tuple[int, ...] = (), share: float | None = None) -> Step:
-    return Step(name, ("a",), (When("a", output, values, share),))
+def branch(name: str, output: str = "kind", values: tuple[int, ...] = (), share: float | None = None) -> GraphStage:
+    return GraphStage(name, ("a",), (When("a", output, values, share),))
 
 
 def test_alternatives_share_what_is_not_told() -> None:
-    assert likelihoods(Step("b", ("a",))) == [1]
+    assert likelihoods(GraphStage("b", ("a",))) == [1]
     assert likelihoods(branch("b")) == [0.5], "a lone branch is taken, or not"
     assert likelihoods(branch("b", share=0.3)) == [0.3]
     assert likelihoods(branch("b", values=(1,)), branch("c", values=(2,))) == [0.5, 0.5]
@@ -155,8 +170,8 @@ def test_branches_of_which_no_output_is_known_exclude_each_other() -> None:
 
 
 def test_whether_one_of_the_branches_is_taken_by_all() -> None:
-    def is_exhaustive(*steps: Step) -> bool:
-        return Graph((Step("a"), *steps)).is_exhaustive("a")
+    def is_exhaustive(*steps: GraphStage) -> bool:
+        return Graph((GraphStage("a"), *steps)).is_exhaustive("a")
 
     one, two = branch("b", values=(1,), share=0.7), branch("c", values=(2,), share=0.3)
     assert is_exhaustive(one, two)
@@ -165,38 +180,47 @@ def test_whether_one_of_the_branches_is_taken_by_all() -> None:
     assert not is_exhaustive(one, branch("c", values=(2,)))
     assert is_exhaustive(branch("b", values=(0, 1)), branch("c")), "whatever it is"
     assert is_exhaustive(branch("b", "", share=0.25), branch("c", "", share=0.75))
-    rows = Step("b", ("a",), (When("a", "kind", share=1.0),), Each("a"))
+    rows = GraphStage("b", ("a",), (When("a", "kind", share=1.0),), Each("a"))
     assert not is_exhaustive(rows), "there may be none"
     assert not is_exhaustive(branch("b"))
     assert not is_exhaustive(branch("b", "kind"), branch("c", "size")), "each may say no"
-    assert not is_exhaustive(Step("b", ("a",)))
-    assert is_exhaustive(branch("b", share=1.0), Step("c", ("a",)))
+    assert not is_exhaustive(GraphStage("b", ("a",)))
+    assert is_exhaustive(branch("b", share=1.0), GraphStage("c", ("a",)))
 
 
 def test_visits_follow_from_shares() -> None:
     assert Graph(OCR).visits() == {"find": 1, "turn": 4, "read": 4, "merge": 1}
-    kinds = (Step("a"), branch("b", values=(1,), share=0.3), branch("c", values=(2,)), Step("d", ("b", "c")))
+    kinds = (
+        GraphStage("a"),
+        branch("b", values=(1,), share=0.3),
+        branch("c", values=(2,)),
+        GraphStage("d", ("b", "c")),
+    )
     assert Graph(kinds).visits() == pytest.approx({"a": 1, "b": 0.3, "c": 0.7, "d": 1})
-    diamond = (Step("a"), Step("b", ("a",)), Step("c", ("a",)), Step("d", ("b", "c")))
+    diamond = (GraphStage("a"), GraphStage("b", ("a",)), GraphStage("c", ("a",)), GraphStage("d", ("b", "c")))
     assert Graph(diamond).visits() == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
 def test_some_of_the_parts_may_go_on() -> None:
-    steps = (*OCR[:2], Step("read", ("turn",), (When("turn", "legible", share=0.5),)), Step("note", ("turn", "read")))
+    steps = (
+        *OCR[:2],
+        GraphStage("read", ("turn",), (When("turn", "legible", share=0.5),)),
+        GraphStage("note", ("turn", "read")),
+    )
     assert Graph(steps).visits() == {"find": 1, "turn": 4, "read": 2, "note": 4}, "no part notes twice"
 
 
 def test_few_parts_of_many_suffice_to_enter_where_they_meet() -> None:
-    many = Step("turn", ("find",), each=Each("find", mean=20.0))
-    rare = Step("warn", ("turn",), (When("turn", "is_odd", share=0.02),), join=True)
+    many = GraphStage("turn", ("find",), each=Each("find", mean=20.0))
+    rare = GraphStage("warn", ("turn",), (When("turn", "is_odd", share=0.02),), join=True)
     assert Graph((OCR[0], many, rare)).visits()["warn"] == pytest.approx(0.4)
-    often = Step("warn", ("turn",), (When("turn", "is_odd", share=0.2),), join=True)
+    often = GraphStage("warn", ("turn",), (When("turn", "is_odd", share=0.2),), join=True)
     assert Graph((OCR[0], many, often)).visits()["warn"] == 1
 
 
 def test_where_most_requests_have_no_part_few_are_entered_for_them() -> None:
-    few = Step("turn", ("find",), each=Each("find", mean=0.2))
-    assert Graph((OCR[0], few, Step("tell", ("turn",), join=True))).visits()["tell"] == pytest.approx(0.2)
+    few = GraphStage("turn", ("find",), each=Each("find", mean=0.2))
+    assert Graph((OCR[0], few, GraphStage("tell", ("turn",), join=True))).visits()["tell"] == pytest.approx(0.2)
 
 
 def test_paths_are_the_chains_from_entries_to_ends() -> None:
@@ -205,24 +229,26 @@ def test_paths_are_the_chains_from_entries_to_ends() -> None:
         Path(("find", "turn", "read", "merge"), ms(300), 1.0),
         Path(("find", "merge"), ms(300), 1.0),
     )
-    kinds = Graph((Step("a"), branch("b", values=(1,), share=0.25), branch("c", values=(2,)), Step("d", ("c",))))
+    kinds = Graph(
+        (GraphStage("a"), branch("b", values=(1,), share=0.25), branch("c", values=(2,)), GraphStage("d", ("c",)))
+    )
     assert [(path.stages, path.share) for path in kinds.paths] == [(("a", "b"), 0.25), (("a", "c", "d"), 0.75)]
-    entries = Graph((Step("a"), Step("b", ("a",), entry=True)))
+    entries = Graph((GraphStage("a"), GraphStage("b", ("a",), entry=True)))
     assert [path.stages for path in entries.paths] == [("a", "b"), ("b",)]
 
 
 def test_more_paths_than_can_be_planned_for_are_refused() -> None:
-    steps = [Step("s0"), Step("t0")]
+    steps = [GraphStage("s0"), GraphStage("t0")]
     for number in range(1, 20):
         before = (f"s{number - 1}", f"t{number - 1}")
-        steps += [Step(f"s{number}", before), Step(f"t{number}", before)]
+        steps += [GraphStage(f"s{number}", before), GraphStage(f"t{number}", before)]
     with pytest.raises(InputError, match=f"more than {PATHS_MAX} paths lead through the stages") as caught:
         assert Graph(steps).paths
     assert caught.value.help == "join some of them"
 
 
 WAYS = (Path(("a", "c", "d"), ms(100), 0.2), Path(("b", "c"), ms(40), 0.2), Path(("b", "c", "d"), ms(60), 0.4))
-WAY_STEPS = (Step("a"), Step("b"), Step("c", ("a", "b")), Step("d", ("c",)))
+WAY_STEPS = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
 
 
 def test_declared_paths_say_who_goes_where() -> None:
@@ -237,7 +263,7 @@ def test_declared_paths_say_who_goes_where() -> None:
 
 
 def test_a_declared_path_goes_through_every_part() -> None:
-    steps = (Step("a"), Step("b", ("a",), each=Each("a", mean=3.0)), Step("c", ("a", "b"), join=True))
+    steps = (GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=3.0)), GraphStage("c", ("a", "b"), join=True))
     ways = (Path(("a", "b", "c"), ms(50), 0.5), Path(("a", "c"), ms(50), 0.5))
     assert Graph(steps, ways, ms(50)).visits() == pytest.approx({"a": 1, "b": 1.5, "c": 1})
 
@@ -250,11 +276,11 @@ def test_what_was_measured_takes_the_place_of_what_was_declared() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.1, 8))
 def test_no_stage_is_visited_more_often_than_its_parts_allow(shares: list[float], mean: float) -> None:
-    steps = [Step("a"), Step("p", ("a",), each=Each("a", mean=mean))]
+    steps = [GraphStage("a"), GraphStage("p", ("a",), each=Each("a", mean=mean))]
     for number, share in enumerate(shares):
         after = ("p",) if not number else (f"s{number - 1}", "p")
-        steps.append(Step(f"s{number}", after, (When("p", f"o{number}", share=share),)))
-    steps.append(Step("z", ("a", f"s{len(shares) - 1}"), join=True))
+        steps.append(GraphStage(f"s{number}", after, (When("p", f"o{number}", share=share),)))
+    steps.append(GraphStage("z", ("a", f"s{len(shares) - 1}"), join=True))
     visits = Graph(steps).visits()
     assert all(0 <= visits[f"s{number}"] <= mean * (1 + 1e-9) for number in range(len(shares)))
     assert visits["z"] == 1
@@ -263,19 +289,19 @@ def test_no_stage_is_visited_more_often_than_its_parts_allow(shares: list[float]
 def test_what_must_hold_for_a_stage_to_be_entered() -> None:
     graph = Graph(
         [
-            Step("look"),
-            Step("cats", ("look",), (When("look", "kind", (1,), 0.2),)),
-            Step("dogs", ("look",), (When("look", "kind", (2, 3)),)),
-            Step("pets", ("cats", "dogs")),
-            Step("loud", ("dogs",), (When("dogs", "barks"),)),
-            Step("silent", ("dogs",), (When("dogs", "barks", (0,)),)),
-            Step("scene", ("look",), (When("look", "outdoors"),)),
+            GraphStage("look"),
+            GraphStage("cats", ("look",), (When("look", "kind", (1,), 0.2),)),
+            GraphStage("dogs", ("look",), (When("look", "kind", (2, 3)),)),
+            GraphStage("pets", ("cats", "dogs")),
+            GraphStage("loud", ("dogs",), (When("dogs", "barks"),)),
+            GraphStage("silent", ("dogs",), (When("dogs", "barks", (0,)),)),
+            GraphStage("scene", ("look",), (When("look", "outdoors"),)),
         ]
     )
     assert graph.conditions["look"] == graph.conditions["pets"] == frozenset()
     assert graph.conditions["loud"] == {When("look", "kind", (2, 3)), When("dogs", "barks")}
     pairs = {("cats", "dogs"), ("cats", "loud"), ("cats", "silent"), ("loud", "silent")}
-    names = list(graph.steps)
+    names = list(graph.stages)
     found = {(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if graph.are_alternatives(a, b)}
     assert found == pairs
     assert graph.descendants["dogs"] == {"pets", "loud", "silent"}
@@ -285,13 +311,13 @@ def test_what_must_hold_for_a_stage_to_be_entered() -> None:
 def test_what_holds_for_one_part_need_not_hold_for_another() -> None:
     graph = Graph(
         [
-            Step("look"),
-            Step("large", ("look",), (When("look", "size", (1,)),), Each("look")),
-            Step("small", ("look",), (When("look", "size", (0,)),), Each("look")),
-            Step("cat", ("large",), (When("large", "kind", (1,)),)),
-            Step("dog", ("large",), (When("large", "kind", (2,)),)),
-            Step("cats", ("cat",), join=True),
-            Step("dogs", ("dog",), join=True),
+            GraphStage("look"),
+            GraphStage("large", ("look",), (When("look", "size", (1,)),), Each("look")),
+            GraphStage("small", ("look",), (When("look", "size", (0,)),), Each("look")),
+            GraphStage("cat", ("large",), (When("large", "kind", (1,)),)),
+            GraphStage("dog", ("large",), (When("large", "kind", (2,)),)),
+            GraphStage("cats", ("cat",), join=True),
+            GraphStage("dogs", ("dog",), join=True),
         ]
     )
     assert graph.are_alternatives("cat", "dog"), "for a part"
@@ -302,10 +328,10 @@ def test_what_holds_for_one_part_need_not_hold_for_another() -> None:
 
 def test_many_ways_are_not_walked_one_by_one() -> None:
     """Forty diamonds one after the other: a million million ways."""
-    steps = [Step("s0")]
+    steps = [GraphStage("s0")]
     for level in range(40):
-        steps += [Step(f"a{level}", (f"s{level}",)), Step(f"b{level}", (f"s{level}",))]
-        steps.append(Step(f"s{level + 1}", (f"a{level}", f"b{level}")))
+        steps += [GraphStage(f"a{level}", (f"s{level}",)), GraphStage(f"b{level}", (f"s{level}",))]
+        steps.append(GraphStage(f"s{level + 1}", (f"a{level}", f"b{level}")))
     graph = Graph(steps)
     assert len(graph.descendants["s0"]) == 120
     assert graph.conditions["s40"] == frozenset()
@@ -313,7 +339,9 @@ def test_many_ways_are_not_walked_one_by_one() -> None:
 
 
 def test_ways_that_fit_no_edge_are_told() -> None:
-    graph = Graph((Step("find"), Step("read", ("find",), each=Each("find", most=6)), Step("tell", ("find",))))
+    graph = Graph(
+        (GraphStage("find"), GraphStage("read", ("find",), each=Each("find", most=6)), GraphStage("tell", ("find",)))
+    )
     assert graph.fault("find", (6, 1)) == graph.fault("find", (0, 0)) == graph.fault("tell", ()) == ""
     assert graph.fault("find", (7, 1)) == "find sends 7 parts to read, which takes at most 6 of a request"
     assert graph.fault("find", (2, 2)) == "find sends 2 parts to tell, which takes at most 1 of a request"
@@ -328,7 +356,7 @@ def test_what_was_passed_on_the_way_to_a_stage_is_what_outputs_can_lead_to(seed:
         after = tuple(random.sample(names[:at], min(at, random.randint(0, 3))))
         chosen = [other for other in after if random.random() < 0.7]
         whens = [When(other, "kind", random.choice(((), (0,), (1,), (0, 2)))) for other in chosen]
-        steps.append(Step(name, after, tuple(whens)))
+        steps.append(GraphStage(name, after, tuple(whens)))
     graph = Graph(steps)
     seen: dict[str, set[frozenset[str]]] = {name: set() for name in names}
     for kinds in product(range(4), repeat=len(names)):
@@ -340,22 +368,29 @@ def test_what_was_passed_on_the_way_to_a_stage_is_what_outputs_can_lead_to(seed:
             ways = [w is None or (kind[name] in w.values if w.values else kind[name] != 0) for w in asked]
             entered += progress.finish(name, 0, [int(way) for way in ways])
         for name in progress.visited:
-            seen[name].add(frozenset(progress.visited).intersection(graph.steps[name].after))
-    assert {name: graph.combinations_before(name, graph.steps[name].after) for name in names} == seen
+            seen[name].add(frozenset(progress.visited).intersection(graph.stages[name].after))
+    assert {name: graph.combinations_before(name, graph.stages[name].after) for name in names} == seen
 
 
 def test_fan_outs_may_be_empty_and_told_shares_leave_nothing_out() -> None:
-    parts = Graph((Step("a"), Step("b", ("a",), each=Each("a")), Step("c", ("a", "b"), join=True)))
+    parts = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a")), GraphStage("c", ("a", "b"), join=True)))
     assert parts.combinations_before("c", ("a", "b")) == {frozenset("a"), frozenset("ab")}
     assert parts.combinations_before("b", ("a",)) == {frozenset("a")}
-    one, two, end = branch("b", values=(1,), share=0.4), branch("c", values=(2,), share=0.6), Step("d", ("a", "b", "c"))
-    assert Graph((Step("a"), one, two, end)).combinations_before("d", ("b", "c")) == {frozenset("b"), frozenset("c")}
+    one, two, end = (
+        branch("b", values=(1,), share=0.4),
+        branch("c", values=(2,), share=0.6),
+        GraphStage("d", ("a", "b", "c")),
+    )
+    assert Graph((GraphStage("a"), one, two, end)).combinations_before("d", ("b", "c")) == {
+        frozenset("b"),
+        frozenset("c"),
+    }
     told_less = branch("c", values=(2,), share=0.5)
-    assert frozenset() in (Graph((Step("a"), one, told_less, end)).combinations_before("d", ("b", "c")) or ())
+    assert frozenset() in (Graph((GraphStage("a"), one, told_less, end)).combinations_before("d", ("b", "c")) or ())
 
 
 def test_too_many_combinations_are_not_told_apart() -> None:
-    many = [Step(f"b{n}", ("a",), (When("a", f"kind{n}"),)) for n in range(40)]
-    graph = Graph((Step("a"), *many, Step("end", tuple(step.name for step in many))))
+    many = [GraphStage(f"b{n}", ("a",), (When("a", f"kind{n}"),)) for n in range(40)]
+    graph = Graph((GraphStage("a"), *many, GraphStage("end", tuple(step.name for step in many))))
     assert graph.combinations_before("end", ("b0",)) is None
     assert graph.combinations_before("b0", ("a",)) == {frozenset("a")}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.app.graph import Each, Edge, Graph, Step, When
+from sloop.app.graph import Each, Edge, Graph, GraphStage, When
 from sloop.app.progress import RequestProgress
 from sloop.units import ms
 from sloop.vocabulary import Path, Request, RequestId
@@ -18,7 +18,7 @@ Visited = tuple[str, int]
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 7) -> Graph:
     """Any graph that fits: stages in order, each after some of those before it."""
-    steps: list[Step] = []
+    steps: list[GraphStage] = []
     scopes: dict[str, str] = {}
     for number in range(draw(st.integers(1, most))):
         name = f"s{number}"
@@ -29,12 +29,12 @@ def graphs(draw: st.DrawFn, most: int = 7) -> Graph:
         join = parted and (mixed or draw(st.booleans()))
         scopes[name] = name if each else "" if join or not after else found.pop()
         entry = not scopes[name] and draw(st.booleans())
-        steps.append(Step(name, after, (), Each(after[0]) if each else None, join, entry))
+        steps.append(GraphStage(name, after, (), Each(after[0]) if each else None, join, entry))
     return Graph(steps)
 
 
 def decide(graph: Graph, stage: str, random: Random) -> tuple[int, ...]:
-    """What an output may say: 0 or 1 for an edge, up to 3 parts where it takes apart."""
+    """What an output may say: 0 or 1 for an edge, up to 3 parts where it fans out."""
     return tuple(random.choice((0, 1, 2, 3) if edge.kind == "each" else (0, 1, 1)) for edge in graph.edges[stage])
 
 
@@ -46,7 +46,7 @@ class Reading:
         self.is_in: dict[Visited, bool] = {}
         """Whether a visit happens, of those of which that is known."""
         self.parts: dict[str, int] = {}
-        for name, step in graph.steps.items():
+        for name, step in graph.stages.items():
             scope = graph.scopes[name]
             if step.each is not None:
                 count = self.sent(step.after[0], 0, name)
@@ -61,7 +61,7 @@ class Reading:
                 if None not in told:
                     self.is_in[name, part] = any(told)
 
-    def before(self, step: Step, part: int) -> list[Visited]:
+    def before(self, step: GraphStage, part: int) -> list[Visited]:
         """Those whose outputs decide; one that nobody can know yet where parts are not counted."""
         found: list[Visited] = []
         for source in step.after:
@@ -111,7 +111,7 @@ def test_a_request_goes_where_its_outputs_say_at_once_and_never_twice(graph: Gra
     settled = Reading(graph, enters, ended)
     parts = sum(settled.parts[scope] if scope else 1 for scope in graph.scopes.values())
     assert len(settled.is_in) == parts, "nothing is left open"
-    assert progress.visited == {name: count for name in graph.steps if (count := _visits(entered, name))}
+    assert progress.visited == {name: count for name in graph.stages if (count := _visits(entered, name))}
 
 
 def _visits(entered: Sequence[Visited], name: str) -> int:
@@ -143,15 +143,15 @@ def test_without_a_word_every_edge_is_taken_once(graph: Graph) -> None:
     while under_way:
         new = progress.finish(*under_way.pop(0))
         under_way, entered = under_way + new, entered + new
-    assert sorted(entered) == sorted((name, 0) for name in graph.steps)
+    assert sorted(entered) == sorted((name, 0) for name in graph.stages)
 
 
 PARTS = Graph(
     (
-        Step("find"),
-        Step("read", ("find",), each=Each("find")),
-        Step("check", ("read",), when=(When("read"),)),
-        Step("tell", ("check",), join=True),
+        GraphStage("find"),
+        GraphStage("read", ("find",), each=Each("find")),
+        GraphStage("check", ("read",), when=(When("read"),)),
+        GraphStage("tell", ("check",), join=True),
     )
 )
 
@@ -182,14 +182,22 @@ def test_where_nothing_is_left_to_do_it_ends(outputs: tuple[int, ...]) -> None:
 
 
 def test_zero_parts_do_not_hold_up_who_comes_another_way() -> None:
-    steps = (Step("find"), Step("read", ("find",), each=Each("find")), Step("tell", ("find", "read"), join=True))
+    steps = (
+        GraphStage("find"),
+        GraphStage("read", ("find",), each=Each("find")),
+        GraphStage("tell", ("find", "read"), join=True),
+    )
     progress = request_in(Graph(steps))
     progress.begin()
     assert progress.finish("find", 0, (0, 1)) == [("tell", 0)]
 
 
 def test_a_thousand_parts_meet_once() -> None:
-    steps = (Step("find"), Step("read", ("find",), each=Each("find")), Step("tell", ("read",), join=True))
+    steps = (
+        GraphStage("find"),
+        GraphStage("read", ("find",), each=Each("find")),
+        GraphStage("tell", ("read",), join=True),
+    )
     progress = request_in(Graph(steps))
     progress.begin()
     parts = progress.finish("find", 0, (1_000,))
@@ -204,7 +212,7 @@ def test_as_many_answers_as_edges_are_asked_for() -> None:
 
 
 WAYS = Graph(
-    (Step("a"), Step("b"), Step("c", ("a", "b")), Step("d", ("c",))),
+    (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",))),
     (Path(("a", "c", "d"), ms(100), 0.5), Path(("b", "c"), ms(40), 0.25), Path(("b", "c", "d"), ms(60), 0.25)),
     slo_ns=ms(80),
 )
@@ -240,7 +248,7 @@ def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:
 
 
 def test_paths_without_deadlines_of_their_own_change_nothing() -> None:
-    graph = Graph((Step("a"), Step("b", ("a",))), (Path(("a", "b"), ms(80)),), slo_ns=ms(80))
+    graph = Graph((GraphStage("a"), GraphStage("b", ("a",))), (Path(("a", "b"), ms(80)),), slo_ns=ms(80))
     assert not graph.has_deadlines
     assert deadlines_ms(request_in(graph)) == (90, 90)
 
@@ -252,11 +260,15 @@ def test_edges_know_their_kind() -> None:
 
 
 def test_more_parts_than_an_edge_allows_lead_nowhere_and_leave_the_visit_open() -> None:
-    progress = request_in(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
+    progress = request_in(
+        Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", most=3)), GraphStage("c", ("a",))))
+    )
     progress.begin()
     assert (progress.finish("a", 0, (4, 1)), progress.open_visits, progress.visited) == ([], 1, {"a": 1})
     assert progress.fault
-    sound = request_in(Graph((Step("a"), Step("b", ("a",), each=Each("a", most=3)), Step("c", ("a",)))))
+    sound = request_in(
+        Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", most=3)), GraphStage("c", ("a",))))
+    )
     sound.begin()
     assert len(sound.finish("a", 0, (3, 1))) == 4
     assert not sound.fault

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.app.graph import Each, Graph, Step, When
+from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.core.graph_estimates import HALF_LIFE_NS, PRIOR, RUN, EdgeHistory, VisitRates, remaining_times
 from sloop.vocabulary import Path
 
 KINDS = Graph(
     (
-        Step("a"),
-        Step("b", ("a",), (When("a", "kind", (1,), 0.5),)),
-        Step("c", ("a",), (When("a", "kind", (2,)),)),
-        Step("d", ("b", "c")),
+        GraphStage("a"),
+        GraphStage("b", ("a",), (When("a", "kind", (1,), 0.5),)),
+        GraphStage("c", ("a",), (When("a", "kind", (2,)),)),
+        GraphStage("d", ("b", "c")),
     )
 )
-PARTS = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=2.0)), Step("c", ("b",), join=True)))
+PARTS = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=2.0)), GraphStage("c", ("b",), join=True)))
 
 
 def test_before_anything_was_seen_what_was_declared_counts() -> None:
@@ -73,7 +73,7 @@ def test_what_was_seen_fades_by_half_a_minute_after_minute() -> None:
 
 
 def test_where_requests_begin_is_measured() -> None:
-    steps = (Step("a"), Step("b"), Step("c", ("a", "b")))
+    steps = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")))
     ways = (Path(("a", "c"), 1, 0.5), Path(("b", "c"), 1, 0.5))
     flows = VisitRates(Graph(steps, ways, 1))
     assert flows.visits() == pytest.approx({"a": 0.5, "b": 0.5, "c": 1})
@@ -102,40 +102,40 @@ def test_a_share_lies_between_what_was_declared_and_what_was_seen(seen: list[tup
 
 def rests(graph: Graph, runs: EdgeHistory | None = None, /, **alone_ns: int) -> dict[str, int]:
     """Alone; full batches take ten times as long everywhere."""
-    found = remaining_times(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.steps}, runs)
+    found = remaining_times(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.stages}, runs)
     assert all(full == 10 * alone for alone, full in found.values())
     return {name: alone for name, (alone, _) in found.items()}
 
 
-def branch(name: str, value: int, share: float | None = None) -> Step:
-    return Step(name, ("a",), (When("a", "kind", (value,), share),))
+def branch(name: str, value: int, share: float | None = None) -> GraphStage:
+    return GraphStage(name, ("a",), (When("a", "kind", (value,), share),))
 
 
 def test_of_stages_that_are_all_visited_the_longest_way_counts() -> None:
-    diamond = Graph((Step("a"), Step("b", ("a",)), Step("c", ("a",)), Step("d", ("b", "c"))))
+    diamond = Graph((GraphStage("a"), GraphStage("b", ("a",)), GraphStage("c", ("a",)), GraphStage("d", ("b", "c"))))
     assert rests(diamond, a=1, b=2, c=30, d=400) == {"a": 430, "b": 400, "c": 400, "d": 0}
 
 
 def test_of_alternatives_the_quickest_counts() -> None:
-    graph = Graph((Step("a"), branch("b", 1, 0.3), branch("c", 2, 0.7), Step("d", ("c",))))
+    graph = Graph((GraphStage("a"), branch("b", 1, 0.3), branch("c", 2, 0.7), GraphStage("d", ("c",))))
     assert rests(graph, a=1, b=70, c=20, d=40) == {"a": 60, "b": 0, "c": 40, "d": 0}
 
 
 def test_branches_of_which_nothing_is_told_may_all_be_left_out() -> None:
-    graph = Graph((Step("a"), branch("b", 1), branch("c", 2)))
+    graph = Graph((GraphStage("a"), branch("b", 1), branch("c", 2)))
     assert rests(graph, a=1, b=70, c=20)["a"] == 0
-    covering = Graph((Step("a"), branch("b", 0), Step("c", ("a",), (When("a", "kind"),))))
+    covering = Graph((GraphStage("a"), branch("b", 0), GraphStage("c", ("a",), (When("a", "kind"),))))
     assert rests(covering, a=1, b=70, c=20)["a"] == 20, "0, or not"
 
 
 def test_what_may_be_left_out_counts_for_nothing() -> None:
-    graph = Graph((Step("a"), branch("b", 1, 0.5), branch("c", 2, 0.3), Step("d", ("a",))))
+    graph = Graph((GraphStage("a"), branch("b", 1, 0.5), branch("c", 2, 0.3), GraphStage("d", ("a",))))
     assert rests(graph, a=1, b=70, c=20, d=4)["a"] == 4
-    lone = Graph((Step("a"), branch("b", 1, 0.9)))
+    lone = Graph((GraphStage("a"), branch("b", 1, 0.9)))
     assert rests(lone, a=1, b=70)["a"] == 0
 
 
-PARTED = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=1.5)), Step("c", ("b",), join=True)))
+PARTED = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=1.5)), GraphStage("c", ("b",), join=True)))
 
 
 def test_parts_count_once_all_of_late_had_some() -> None:
@@ -159,7 +159,7 @@ def test_parts_count_once_all_of_late_had_some() -> None:
 
 
 def test_several_parts_are_believed_in_until_there_are_none() -> None:
-    several = Graph((Step("a"), Step("b", ("a",), each=Each("a", mean=4.0))))
+    several = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=4.0))))
     assert rests(several, a=1, b=20)["a"] == 20
     runs = EdgeHistory(several)
     runs.finish("a", (2,))
@@ -167,12 +167,12 @@ def test_several_parts_are_believed_in_until_there_are_none() -> None:
     runs.finish("a", (0,))
     runs.finish("a", (4,))
     assert rests(several, runs, a=1, b=20)["a"] == 0
-    some = Graph((Step("a"), Step("b", ("a",), (When("a", "kind"),), each=Each("a", mean=4.0))))
+    some = Graph((GraphStage("a"), GraphStage("b", ("a",), (When("a", "kind"),), each=Each("a", mean=4.0))))
     assert rests(some, a=1, b=20)["a"] == 0, "of which all may be left out"
 
 
 def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_one() -> None:
-    graph = Graph((Step("a"), branch("b", 1), branch("c", 2), Step("d", ("a",))))
+    graph = Graph((GraphStage("a"), branch("b", 1), branch("c", 2), GraphStage("d", ("a",))))
 
     def first(*ways: tuple[int, ...]) -> int:
         runs = EdgeHistory(graph)
@@ -187,7 +187,7 @@ def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_o
 
 
 def test_of_declared_paths_the_quickest_through_a_stage_counts() -> None:
-    steps = (Step("a"), Step("b"), Step("c", ("a", "b")), Step("d", ("c",)))
+    steps = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
     ways = (Path(("a", "c", "d"), 1), Path(("b", "c"), 1), Path(("b", "c", "d"), 1))
     assert rests(Graph(steps, ways), a=1, b=20, c=300, d=4000) == {"a": 4300, "b": 300, "c": 0, "d": 0}
 
@@ -196,13 +196,13 @@ def test_of_declared_paths_the_quickest_through_a_stage_counts() -> None:
 def test_no_request_needs_less_than_is_ahead_of_it(seed: int) -> None:
     random = Random(seed)
     names = [f"s{number}" for number in range(random.randint(1, 7))]
-    steps: list[Step] = []
+    steps: list[GraphStage] = []
     for at, name in enumerate(names):
         after = tuple(random.sample(names[:at], min(at, random.randint(0, 2))))
         when = tuple(
             When(other, "kind", random.choice(((0,), (1,), (2,), ()))) for other in after if random.random() < 0.6
         )
-        steps.append(Step(name, after, when))
+        steps.append(GraphStage(name, after, when))
     graph = Graph(steps)
     least_ns = {name: random.randint(1, 100) for name in names}
     remaining_ns = {

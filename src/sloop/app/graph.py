@@ -1,12 +1,12 @@
-"""The graph of an application: which stage hands what to which, once or in parts, always or only sometimes.
+"""The graph of an application: which stage sends what to which, whole or in parts, always or under a condition.
 
-Promises the one reading of `after`, `when`, `each`, `join` and `entry` that core, server, simulator and checkers share:
+`after`, `when`, `each`, `join` and `entry` have one meaning, which core, server, simulator and checkers share:
 
-- A stage is entered once every stage before it has finished or is known to be left out, if at least one of them sends
-  it something; otherwise it is left out too, and those after it are told.
-- `when` sends something only where an output of the stage before says so.
-- `each` enters a stage once for every row of an output of the stage before: its parts. Stages after it run for each
-  part as well, until one joins them. A join is entered when all parts are done.
+- A stage is entered once all its predecessors have finished or are known to be left out, if at least one of them sends
+  it something. Otherwise it is left out, and sends nothing to its successors.
+- An edge with `when` sends something only if an output of its source says so.
+- An edge with `each` fans out: it enters its target once for each row of an output of its source. Each row is a part of
+  the request. Stages after it run once for each part, until one joins them; that is entered when all parts are done.
 
 Knows no tensors, requests or policies: how many parts a request has is found out while it is served.
 """
@@ -21,19 +21,21 @@ from sloop.errors import InputError
 from sloop.vocabulary import Path
 
 PARTS_MAX: Final = 1_000
-"""Parts one request may have unless `most` says otherwise: what a wrong output could cost is bounded."""
-SURE: Final = 0.999
-"""Shares of alternatives that sum up to so much leave none out."""
+"""Parts that one request may have unless `most` says otherwise: it bounds what one wrong output can cost."""
+SHARES_COMPLETE: Final = 0.999
+"""Alternatives whose declared shares sum to this are all there are: people write thirds as 0.333."""
 COMBINATIONS_MAX: Final = 4_096
-"""Combinations of stages passed that are told apart."""
+"""Combinations of stages that are told apart; their number doubles with each independent branch."""
 PATHS_MAX: Final = 10_000
-"""Paths through a graph; more could not be planned for one by one."""
+"""Paths through a graph. Planners treat them one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """An edge that is taken only by some requests: those for which `output` of stage `of` is one of `values`, or not 0
-    where none are given. `share` is how many are believed to be so, 0 to 1, until it is measured."""
+    """The condition of an edge: `output` of stage `of` is one of `values`, or not 0 if no values are given.
+
+    `share` is the fraction of requests for which it is declared to hold, 0 to 1; the core measures it in a run.
+    """
 
     of: str
     output: str = ""
@@ -44,18 +46,19 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """An edge that is taken once for every row of `output` of stage `of`; a request with more than `most` fails."""
+    """The fan-out of an edge: one part for each row of `output` of stage `of`. A request with more than `most`
+    fails."""
 
     of: str
     output: str = ""
     mean: float = 1.0
-    """Parts a request is believed to have, until that is measured."""
+    """The declared mean number of parts; the core measures it in a run."""
     most: int = PARTS_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A stage's place in the graph."""
+class GraphStage:
+    """One stage as the application declares it: its predecessors, and how it follows from them."""
 
     name: str
     after: tuple[str, ...] = ()
@@ -63,13 +66,13 @@ class Step:
     each: Each | None = None
     join: bool = False
     entry: bool = False
-    """Whether requests may begin here although other stages come before."""
+    """Whether requests may begin here although it has predecessors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From one stage to one after it. `one`: a request, or part, goes on; `each`: it is taken apart; `join`: parts
-    meet."""
+    """An edge from one stage to another. `one`: the request, or its part, goes on; `each`: it fans out into parts;
+    `join`: its parts meet."""
 
     source: str
     target: str
@@ -78,49 +81,49 @@ class Edge:
 
     @property
     def condition(self) -> object:
-        """Edges from one stage with the same condition are taken together; None where there is none."""
+        """Equal for edges of one stage that are taken together; None for an edge without a condition."""
         if self.when is None:
             return None
         return (self.when.output, self.when.values) if self.when.output else self.target
 
 
 class Graph:
-    """The steps of an application in topological order, and what follows from them.
+    """The stages of an application in topological order, and what follows from their declarations.
 
-    InputError, naming the stage, for steps that fit no graph: see `scopes_of`; and for a stage where every request
-    would begin although it has conditions.
+    Raises an `InputError` that names the stage for declarations that contradict each other: see `scopes_of`; and for an
+    entry with conditions, since every request would begin there whatever they say.
     """
 
-    def __init__(self, steps: Sequence[Step], declared_paths: Sequence[Path] = (), slo_ns: int = 0) -> None:
-        self.steps = {step.name: step for step in steps}
+    def __init__(self, stages: Sequence[GraphStage], declared_paths: Sequence[Path] = (), slo_ns: int = 0) -> None:
+        self.stages = {stage.name: stage for stage in stages}
         self.declared_paths = tuple(declared_paths)
         """Paths with deadlines or shares of their own."""
         self.slo_ns = slo_ns
-        self.scopes = scopes_of(steps)
-        """For each stage the `each` stage whose parts it runs for; "" where it runs once."""
-        for step in steps:
-            if step.entry and step.when and not self.declared_paths:
-                what = f"stage {step.name!r} has `entry`, so that every request begins there, whatever `when` says"
-                raise InputError(what, where=step.name, help="remove one of them, or declare the `paths` there are")
-        self.entries = tuple(step.name for step in steps if step.entry or not step.after)
+        self.scopes = scopes_of(stages)
+        """For each stage the fan-out stage whose parts it runs for; "" if it runs once for a request."""
+        for stage in stages:
+            if stage.entry and stage.when and not self.declared_paths:
+                what = f"stage {stage.name!r} has `entry`, so that every request begins there, whatever `when` says"
+                raise InputError(what, where=stage.name, help="remove one of them, or declare the `paths` there are")
+        self.entries = tuple(stage.name for stage in stages if stage.entry or not stage.after)
         self.edges: Mapping[str, tuple[Edge, ...]] = {
-            step.name: tuple(self._edge(step.name, other) for other in steps if step.name in other.after)
-            for step in steps
+            stage.name: tuple(self._edge(stage.name, other) for other in stages if stage.name in other.after)
+            for stage in stages
         }
-        """Per stage, those that lead away from it, in the order of their targets; empty for a last one."""
-        self.predecessors = {step.name: len(step.after) + (step.name in self.entries) for step in steps}
-        """By how many a stage must be told before it is known whether it is entered."""
+        """Per stage, the edges away from it, in the order of their targets."""
+        self.predecessors = {stage.name: len(stage.after) + (stage.name in self.entries) for stage in stages}
+        """Per stage, how many predecessors decide whether it is entered; where requests enter counts as one."""
         self.has_deadlines = any(path.slo_ns != slo_ns for path in self.declared_paths)
-        """Whether the deadline depends on which path a request turns out to be on."""
+        """Whether the deadline depends on the path that a request turns out to be on."""
         self.paths_through = {
             name: sum(1 << bit for bit, path in enumerate(self.declared_paths) if name in path.stages)
-            for name in self.steps
+            for name in self.stages
         }
-        """Per stage which of the declared paths lead through it, as bits."""
-        self.is_plain = not any(step.each or step.when or (step.entry and step.after) for step in steps)
+        """Per stage, the declared paths through it, as bits."""
+        self.is_plain = not any(stage.each or stage.when or (stage.entry and stage.after) for stage in stages)
         """Whether every request visits every stage once."""
 
-    def _edge(self, source: str, target: Step) -> Edge:
+    def _edge(self, source: str, target: GraphStage) -> Edge:
         when = next((when for when in target.when if when.of == source), None)
         if target.each is not None:
             return Edge(source, target.name, "each", when)
@@ -128,11 +131,11 @@ class Graph:
 
     @cached_property
     def parts_max(self) -> Mapping[str, tuple[int, ...]]:
-        """Per stage, for each edge away from it, how many parts of one request may take that: 1 unless it takes
-        apart."""
-        each = {name: step.each for name, step in self.steps.items()}
+        """Per stage, for each edge away from it, how many items one visit may send along: 1 unless the edge fans
+        out."""
+        fan_outs = {name: stage.each for name, stage in self.stages.items()}
         return {
-            name: tuple(told.most if (told := each[edge.target]) is not None else 1 for edge in edges)
+            name: tuple(each.most if (each := fan_outs[edge.target]) is not None else 1 for edge in edges)
             for name, edges in self.edges.items()
         }
 
@@ -144,31 +147,32 @@ class Graph:
         return ""
 
     def is_exhaustive(self, stage: str) -> bool:
-        """Whether of the edges away from a stage that have a condition one is taken by every request: because of the
-        values that they name, or of the shares that were told of them."""
+        """Whether every request takes one of the edges with a condition: because their values leave no other, or
+        because their declared shares sum to 1."""
         edges = [edge for edge in self.edges[stage] if edge.when is not None]
-        one = len({edge.when.output for edge in edges if edge.when}) == 1 and all(edge.kind != "each" for edge in edges)
-        return one and frozenset() not in _together(edges)
+        outputs = {edge.when.output for edge in edges if edge.when}
+        is_one_choice = len(outputs) == 1 and all(edge.kind != "each" for edge in edges)
+        return is_one_choice and frozenset() not in _joint_targets(edges)
 
     def combinations_before(self, stage: str, among: Collection[str]) -> set[frozenset[str]] | None:
-        """Which of the stages `among` a request, or part, may have passed when it enters a stage: each combination that
-        outputs can lead to if it began at every entry. None for more than `COMBINATIONS_MAX`."""
-        before = {name for name in self.steps if stage in self.descendants[name]} | {stage}
+        """Which of the stages `among` a request, or part, may have visited when it enters `stage`: every combination
+        that outputs can lead to if it began at all entries. None for more than `COMBINATIONS_MAX`."""
+        before = {name for name in self.stages if stage in self.descendants[name]} | {stage}
         found = {frozenset(before.intersection(self.entries))}
-        for name in (name for name in self.steps if name in before and name != stage):
-            ways = self._targets_together(name, before)
-            kept = {*among, stage}
-            if len(found) * len(ways) > COMBINATIONS_MAX:
+        kept = {*among, stage}
+        for name in (name for name in self.stages if name in before and name != stage):
+            choices = self._target_sets(name, before)
+            if len(found) * len(choices) > COMBINATIONS_MAX:
                 return None
             found = {
-                entered - ({name} - kept) | way
+                entered - ({name} - kept) | targets
                 for entered in found
-                for way in (ways if name in entered else (frozenset[str](),))
+                for targets in (choices if name in entered else (frozenset[str](),))
             }
         return {entered.intersection(among) for entered in found if stage in entered}
 
-    def _targets_together(self, stage: str, among: Collection[str]) -> set[frozenset[str]]:
-        """Which of the stages `among` may be sent something by one stage, together."""
+    def _target_sets(self, stage: str, among: Collection[str]) -> set[frozenset[str]]:
+        """The sets of stages, out of `among`, that one visit to a stage may send something to."""
         edges = [edge for edge in self.edges[stage] if edge.target in among]
         always = frozenset(edge.target for edge in edges if edge.when is None and edge.kind != "each")
         choices = [{frozenset[str](), frozenset((edge.target,))} for edge in edges if edge.kind == "each"]
@@ -176,43 +180,45 @@ class Graph:
         for edge in self.edges[stage]:
             if edge.when is not None and edge.kind != "each":
                 by_output.setdefault(edge.when.output, []).append(edge)
-        choices += [{taken.intersection(among) for taken in _together(rivals)} for rivals in by_output.values()]
+        choices += [{taken.intersection(among) for taken in _joint_targets(rivals)} for rivals in by_output.values()]
         found = {always}
         for choice in choices:
-            found = {taken | more for taken in found for more in choice}
+            found = {taken | added for taken in found for added in choice}
             if len(found) > COMBINATIONS_MAX:
-                break  # enough for it to be known that they are too many
+                break  # the caller counts, and only needs to see that there are too many
         return found
 
     @cached_property
     def conditions(self) -> Mapping[str, frozenset[When]]:
-        """Per stage, what must hold for it to be entered, whichever way leads there; empty where nothing must. For a
-        stage that runs for parts: what must hold for the part. What holds for some rows or parts says nothing of the
-        others, and so nothing of what comes when they have met."""
+        """Per stage, the conditions that hold whenever it is entered, on whichever path.
+
+        For a stage that runs for parts: those that hold for the part. After a join they are forgotten, since what holds
+        for one part need not hold for the others.
+        """
         found: dict[str, frozenset[When]] = {}
-        for name, step in self.steps.items():
-            ways = [frozenset[When]()] if name in self.entries else []
-            for edge in (edge for source in step.after for edge in self.edges[source] if edge.target == name):
+        for name, stage in self.stages.items():
+            on_paths = [frozenset[When]()] if name in self.entries else []
+            for edge in (edge for source in stage.after for edge in self.edges[source] if edge.target == name):
                 before = found[edge.source]
                 if edge.kind == "join":
                     before = frozenset(when for when in before if not self.scopes[when.of])
                 elif edge.kind == "one" and edge.when is not None:
                     before |= {replace(edge.when, share=None)}
-                ways.append(before)
-            found[name] = frozenset.intersection(*ways)
+                on_paths.append(before)
+            found[name] = frozenset.intersection(*on_paths)
         return found
 
     @cached_property
     def descendants(self) -> Mapping[str, frozenset[str]]:
-        """Per stage, all that some way leads to from it."""
+        """Per stage, all stages that a path leads to from it."""
         found: dict[str, frozenset[str]] = {}
-        for name in reversed(self.steps):
+        for name in reversed(self.stages):
             targets = [edge.target for edge in self.edges[name]]
             found[name] = frozenset(targets).union(*(found[target] for target in targets))
         return found
 
     def are_alternatives(self, one: str, other: str) -> bool:
-        """Whether no request enters both stages, because an output would have to be two things at once."""
+        """Whether no request enters both stages, because one output would need two values at once."""
         return any(
             (mine.of, mine.output) == (theirs.of, theirs.output) and mine.output and are_exclusive(mine, theirs)
             for mine in self.conditions[one]
@@ -220,66 +226,69 @@ class Graph:
         )
 
     def may_end_at(self, stage: str) -> bool:
-        """Whether a request may have nothing left to do after a stage: none follows, or none for sure."""
+        """Whether a request may be done after a stage: no stage follows, or only under conditions."""
         return all(edge.when is not None for edge in self.edges[stage])
 
     def stages_in(self, scope: str) -> tuple[str, ...]:
-        """The stages that run for the parts made at stage `scope`, itself first."""
+        """The stages that run for the parts of the fan-out stage `scope`, itself first."""
         return tuple(name for name, own in self.scopes.items() if own == scope)
 
     def probability(self, edge: Edge) -> float:
-        """How many of those that finish the source are believed to take the edge; alternatives share evenly unless
-        told."""
+        """The fraction of visits to its source that take the edge: as declared, 1 without a condition. Alternatives
+        without a share divide evenly what the others leave."""
         if edge.when is None:
             return 1.0
         shares: dict[object, float | None] = {}
         for rival in self.edges[edge.source]:
             if rival.when is not None and rival.when.output == edge.when.output:
-                told_before = shares.get(rival.condition)
-                shares[rival.condition] = rival.when.share if told_before is None else told_before
+                share = shares.get(rival.condition)
+                shares[rival.condition] = rival.when.share if share is None else share
         own = shares[edge.condition]
         if own is not None:
             return own
-        told = [share for share in shares.values() if share is not None]
-        return max(0.0, 1.0 - sum(told)) / max(len(shares) - len(told), 2 - len(told))
+        declared = [share for share in shares.values() if share is not None]
+        # A single condition may hold or not: it counts as one of two alternatives.
+        return max(0.0, 1.0 - sum(declared)) / max(len(shares) - len(declared), 2 - len(declared))
 
     def shares(self) -> dict[tuple[str, str], float]:
-        """How many visits to an edge's target follow from one to its source, as believed: from the declared paths where
-        there are any, else from the edges. "" is the source of an entry: how many requests begin there."""
+        """Per edge, how many visits to its target follow from one visit to its source: from the declared paths where
+        there are any, else from the edges. The source "" stands for requests, its edges for where they begin."""
         shares = {("", name): 1.0 for name in self.entries}
-        shares |= {
-            (edge.source, edge.target): self.probability(edge) for edges in self.edges.values() for edge in edges
-        }
+        for edges in self.edges.values():
+            shares |= {(edge.source, edge.target): self.probability(edge) for edge in edges}
         if self.declared_paths:
-            among = [(("", *path.stages), path.share) for path in self.declared_paths]
+            paths = [(("", *path.stages), path.share) for path in self.declared_paths]
             for source, target in shares:
-                past = sum(share for stages, share in among if source in stages)
-                taken = sum(share for stages, share in among if (source, target) in pairwise(stages))
-                shares[source, target] = taken / past if past else 0.0
-        for step in self.steps.values():
-            if step.each is not None:
-                shares[step.after[0], step.name] *= step.each.mean
+                passed = sum(share for stages, share in paths if source in stages)
+                taken = sum(share for stages, share in paths if (source, target) in pairwise(stages))
+                shares[source, target] = taken / passed if passed else 0.0
+        for stage in self.stages.values():
+            if stage.each is not None:
+                shares[stage.after[0], stage.name] *= stage.each.mean
         return shares
 
     def visits(self, shares: Mapping[tuple[str, str], float] | None = None) -> dict[str, float]:
-        """How often a request visits each stage, by what is believed, or measured, of the `shares` of all edges. The
-        most it can be where several edges lead to one, or one part of many suffices: as if none were taken together."""
+        """Per stage, the mean number of visits that a request makes; `shares` as `shares()` gives them by default.
+
+        Where several edges lead to a stage, or one part out of many suffices to enter it, this is an upper bound: it
+        adds the shares up as if no two of them came from the same request. How they coincide is not known.
+        """
         shares = shares or self.shares()
         visits: dict[str, float] = {}
-        for name, step in self.steps.items():
+        for name, stage in self.stages.items():
             scope = self.scopes[name]
             most = visits.get(scope, 1.0) if scope != name else float("inf")
             coming = shares.get(("", name), 0.0)
-            for source in step.after:
+            for source in stage.after:
                 sent = visits[source] * shares[source, name]
-                coming += min(1.0, sent) if step.join and self.scopes[source] else sent
+                coming += min(1.0, sent) if stage.join and self.scopes[source] else sent
             visits[name] = min(most, coming)
         return visits
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The declared paths; without any, every chain from an entry to a last stage, with the share of requests
-        believed to go along all of it. InputError for more than can be planned for."""
+        """The declared paths; without any, every chain from an entry to a last stage, with the declared fraction of
+        requests that pass all of it. InputError for more than `PATHS_MAX`."""
         if self.declared_paths:
             return self.declared_paths
         found: list[Path] = []
@@ -296,63 +305,64 @@ class Graph:
         return tuple(found)
 
 
-def _together(rivals: Sequence[Edge]) -> set[frozenset[str]]:
-    """Of edges with conditions on one output, the targets of those that are taken together, for whatever it may say:
-    those of none as well, unless told shares leave nothing for that."""
+def _joint_targets(rivals: Sequence[Edge]) -> set[frozenset[str]]:
+    """Of edges with conditions on one output, the sets of targets that are taken together, one set for each value of
+    the output. Includes the empty set unless the declared shares sum to 1."""
     whens = [(edge.when, edge.target) for edge in rivals if edge.when is not None]
     if any(when.output for when, _ in whens):
         values = {0, *(value for when, _ in whens for value in when.values)}
-        said = (*values, max(values) + 1)  # that stands for all that nobody names
+        values.add(max(values) + 1)  # stands for all values that no condition names
         found = {
             frozenset(target for when, target in whens if (value in when.values if when.values else value != 0))
-            for value in said
+            for value in values
         }
     else:
         found = {frozenset[str](), *(frozenset((target,)) for _, target in whens)}
-    told = {edge.condition: edge.when.share for edge in rivals if edge.when is not None and edge.when.share is not None}
-    return found - {frozenset()} if sum(told.values()) >= SURE else found
+    shares = {edge.condition: edge.when.share for edge in rivals if edge.when and edge.when.share is not None}
+    return found - {frozenset()} if sum(shares.values()) >= SHARES_COMPLETE else found
 
 
 def are_exclusive(one: When, other: When) -> bool:
-    """Whether an output cannot be as both conditions on it want it."""
+    """Whether no value of the output that both name meets both conditions."""
     if one.values and other.values:
         return not set(one.values) & set(other.values)
     return (one.values or other.values) == (0,)
 
 
-def scopes_of(steps: Sequence[Step]) -> dict[str, str]:
-    """For each stage the `each` stage for whose parts it runs, "" where it runs once for a request.
+def scopes_of(stages: Sequence[GraphStage]) -> dict[str, str]:
+    """For each stage the fan-out stage whose parts it runs for; "" if it runs once for a request.
 
-    InputError where parts would be taken apart again, or meet what has none without a join.
+    InputError where parts would fan out again, or would meet a stage that runs for other parts without a join. Nested
+    parts are not supported: their number would multiply with each level.
     """
     scopes: dict[str, str] = {}
-    for step in steps:
-        before = {name: scopes[name] for name in step.after}
-        parted = [name for name, scope in before.items() if scope]
-        if step.each is not None:
-            if step.join:
-                what = f"stage {step.name!r} both joins parts and takes apart"
-                raise InputError(what, where=step.name, help="join them at a stage between")
-            if parted:
-                what = f"stage {step.name!r} takes apart what comes from {parted[0]!r}, which is a part already"
-                raise InputError(what, where=step.name, help="join the parts first: `join: true` at a stage between")
-            if len(step.after) != 1:
-                what = f"stage {step.name!r} has `each` and comes after {len(step.after)} stages"
-                raise InputError(what, where=step.name, help="let it come after the one whose output it takes apart")
-            scopes[step.name] = step.name
-        elif step.join:
-            if not parted:
-                what = f"stage {step.name!r} joins, and nothing before it runs in parts"
-                raise InputError(what, where=step.name, help="remove `join`, or add `each` to a stage before it")
-            scopes[step.name] = ""
+    for stage in stages:
+        before = {name: scopes[name] for name in stage.after}
+        in_parts = [name for name, scope in before.items() if scope]
+        if stage.each is not None:
+            if stage.join:
+                what = f"stage {stage.name!r} has both `join` and `each`"
+                raise InputError(what, where=stage.name, help="join the parts at a stage before it")
+            if in_parts:
+                what = f"stage {stage.name!r} has `each`, and {in_parts[0]!r} before it already runs for parts"
+                raise InputError(what, where=stage.name, help="join the parts first: `join: true` at a stage between")
+            if len(stage.after) != 1:
+                what = f"stage {stage.name!r} has `each` and comes after {len(stage.after)} stages"
+                raise InputError(what, where=stage.name, help="let it come only after the stage whose output it fans out")
+            scopes[stage.name] = stage.name
+        elif stage.join:
+            if not in_parts:
+                what = f"stage {stage.name!r} has `join`, and no stage before it runs for parts"
+                raise InputError(what, where=stage.name, help="remove `join`, or add `each` to a stage before it")
+            scopes[stage.name] = ""
         else:
             kinds = set(before.values())
             if len(kinds) > 1:
-                shown = ", ".join(f"{name} ({scope or 'whole'})" for name, scope in before.items())
-                what = f"stage {step.name!r} comes after stages that run for different parts: {shown}"
-                raise InputError(what, where=step.name, help="add `join: true`, so that it waits for all parts")
-            scopes[step.name] = kinds.pop() if kinds else ""
-        if step.entry and scopes[step.name]:
-            what = f"stage {step.name!r} runs for parts, and no request can begin with one"
-            raise InputError(what, where=step.name, help="remove `entry`")
+                parts = ", ".join(f"{name} ({scope or 'whole requests'})" for name, scope in before.items())
+                what = f"stage {stage.name!r} comes after stages that run for different parts: {parts}"
+                raise InputError(what, where=stage.name, help="add `join: true`, so that it waits for all parts")
+            scopes[stage.name] = kinds.pop() if kinds else ""
+        if stage.entry and scopes[stage.name]:
+            what = f"stage {stage.name!r} runs for parts, and no request can begin with one"
+            raise InputError(what, where=stage.name, help="remove `entry`")
     return scopes

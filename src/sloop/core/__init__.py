@@ -1,8 +1,8 @@
-"""The core: it is told what happened and when, and answers what to do. Everything in sloop revolves around `handle`.
+"""The core: all decisions of a run. Everything in sloop revolves around `handle`: an event goes in, actions come out.
 
-It has no clock, thread, socket, file or chance (law 1): a driver, live or simulated, calls `handle(now_ns, event)` with
-non-decreasing times and carries out the actions; `wake_ns` says when to call with `WOKE` if nothing happens before.
-The same events give the same actions, always: that is what replay checks.
+It has no clock, thread, socket, file or random number (law 1). A driver, live or simulated, calls `handle(now_ns,
+event)` with non-decreasing times and carries out the actions; `wake_ns` says when to call it with `WOKE` if nothing
+happens before. The same events give the same actions, always: that is what replay checks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ Beliefs = Mapping[tuple[str, str], Belief]
 
 
 class Core:
-    """The decisions of one application on one cluster."""
+    """Decides for one application on one cluster."""
 
     __slots__ = ("_control", "_data", "_stages", "_steps", "state", "wake_ns")
 
@@ -84,7 +84,7 @@ class Core:
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
     def handle(self, now_ns: int, event: Event, batch_continues: bool = False) -> list[Action]:
-        """Take in what happened at `now_ns`; returns the actions that follow, to be carried out in this order.
+        """Process what happened at `now_ns`; returns the actions that follow, to be carried out in this order.
 
         `batch_continues` says that another event of the same instant is about to be handed over. No batch is then made
         before the last one: requests that are there together go together.
@@ -124,4 +124,4 @@ class Core:
 
 
 def _ignore(now_ns: int, event: Event, out: list[Action]) -> None:
-    """Nothing follows from the event itself; that time has passed may be news enough."""
+    """Nothing follows from the event itself; `handle` has done what was due by its time."""

@@ -1,7 +1,7 @@
 """The control path: a tick closes monitoring buckets, asks the scaling policy for a plan, and works towards it (law 3).
 
 Between ticks it reacts to what happens to replicas. Working towards the plan is a comparison, `diff`, of each stage's
-replicas with its target, followed by orders; `Progress` says what is still to be done, and thereby when to compare
+replicas with its target, followed by orders; `PlanProgress` says what is still to be done, and thereby when to compare
 again. Nothing that serves is stopped or shrunk before others carry its load, with one exception: where these have no
 room because the old replica takes it. The reason of that stop then says so.
 """
@@ -144,7 +144,7 @@ def _pop(candidates: list[ReplicaView], node: str | None) -> ReplicaView | None:
     return None
 
 
-class Progress(IntEnum):
+class PlanProgress(IntEnum):
     """How far the cluster is from the plan in force, and when to compare them again. The largest of all stages
     counts."""
 
@@ -156,7 +156,7 @@ class Progress(IntEnum):
     """Something could not be ordered, for want of room or so soon after a loss: compare as well at each tick."""
 
 
-MET = Progress.MET
+MET = PlanProgress.MET
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class ControlPath:
         self._state = state
         self._policies = policies
         self._data = data
-        self._progress = Progress.WAITING
+        self._progress = PlanProgress.WAITING
         """Assigned in `_compare` only."""
         self._reported: dict[str, str] = {}
         """By stage, the shortage that was last written to the log."""
@@ -244,7 +244,7 @@ class ControlPath:
             period_ns = self._policies.scale.period_ns
             self._next_plan_ns = (now_ns // period_ns + 1) * period_ns
             is_new = self._ask(now_ns, out)
-        if is_new or self._progress is Progress.RETRY:
+        if is_new or self._progress is PlanProgress.RETRY:
             self._compare(now_ns, out)
         bucket_ns = state.ingress.bucket_ns
         self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, self._next_plan_ns)
@@ -254,7 +254,7 @@ class ControlPath:
         if now_ns - self._woken_ns < WAKE_NS_MIN:
             return
         self._woken_ns = now_ns
-        if self._ask(now_ns, out) or self._progress is Progress.RETRY:
+        if self._ask(now_ns, out) or self._progress is PlanProgress.RETRY:
             self._compare(now_ns, out)
 
     def ready(self, now_ns: int, event: ReplicaReady, out: list[Action]) -> None:
@@ -345,7 +345,7 @@ class ControlPath:
 
     def _advance(
         self, now_ns: int, stage: StageState, difference: Difference, holds: bool, out: list[Action]
-    ) -> Progress:
+    ) -> PlanProgress:
         """Grow and start what one stage needs; where there is no room, make some or report it. `holds` says whether
         replicas of any stage will go or shrink once others are ready."""
         shortage = self._resize(difference.grow, out)
@@ -357,10 +357,10 @@ class ControlPath:
                 self._make_room(now_ns, stage, difference, out)
             else:
                 self._report(stage, shortage, holds, out)
-            return Progress.RETRY
+            return PlanProgress.RETRY
         if is_too_soon:
-            return Progress.RETRY
-        return Progress.WAITING if difference.holds else MET
+            return PlanProgress.RETRY
+        return PlanProgress.WAITING if difference.holds else MET
 
     def _resize(self, resizes: Resizes, out: list[Action]) -> Shortage | None:
         """Order resizes; returns which has no room, the last if there are several."""

@@ -114,7 +114,7 @@ class EdgeHistory:
 
 def _first_run(graph: Graph, edge: Edge) -> int:
     """The run that an edge begins with."""
-    each = graph.steps[edge.target].each
+    each = graph.stages[edge.target].each
     has_parts = edge.kind == "each" and edge.when is None and each is not None and each.mean >= MEAN_PARTS_MIN
     return RUN if has_parts else 0
 
@@ -138,7 +138,7 @@ def remaining_times(
         return _along_declared_paths(graph, least_ns)
     history = history or EdgeHistory(graph)
     remaining_ns: dict[str, LeastTimes] = {}
-    for name in reversed(graph.steps):
+    for name in reversed(graph.stages):
         certain, alternatives = NOTHING, list[LeastTimes]()
         for index, edge in enumerate(graph.edges[name]):
             onward = _sum(least_ns[edge.target], remaining_ns[edge.target])

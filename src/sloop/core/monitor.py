@@ -1,8 +1,8 @@
-"""What the core measures about one stage, in buckets of equal length, for the views policies are shown.
+"""What the core measures about one stage, in buckets of equal length, for the views that policies are shown.
 
-An integral over time of a count that changes at events (requests waiting, cores busy) needs no work between events:
-with n(t) the count and S the signed sum of the instants at which it changed, the integral up to t is S + n·t. So an
-event costs one addition, and a bucket is the difference of two such values.
+A count n(t) that changes at events (requests waiting, cores busy) is integrated over time without any work between
+events: each change by d at the instant e adds -d·e to a sum S, and the integral up to t is S + n(t)·t. So an event
+costs one addition, and a bucket is the difference of two such values. Integers of nanoseconds make it exact.
 """
 
 from collections import deque
@@ -11,15 +11,15 @@ from sloop.core.views import Bucket
 from sloop.units import NS_PER_S
 
 BUCKETS_KEPT = 600
-"""Of a second; of shorter ones more, for ten minutes in all. The longest window a policy here looks back over is HPA's
-five."""
+"""Buckets of a second; of shorter ones more, so that they always cover ten minutes. The longest window of a policy here
+is HPA's stabilisation of five minutes."""
 
 SLACK_BUCKETS_KEPT = 10
-"""Only the newest buckets keep every request's slack; a second at 10,000 rps is 80 kB."""
+"""Only the newest buckets keep every request's slack: a second at 10,000 requests/s takes 80 kB."""
 
 
 class Monitor:
-    """One stage's counts and buckets. `roll` closes buckets; the core calls it before events beyond their end."""
+    """One stage's counts and buckets. `roll` closes buckets; the core calls it at the first event after their end."""
 
     __slots__ = (
         "_busy_sum",
@@ -46,7 +46,7 @@ class Monitor:
         self._closed = (0, 0, 0, 0)
 
     def arrive(self, now_ns: int, slack_ns: int) -> None:
-        """A visit enters the queue with so much of its budget left."""
+        """A visit enters the queue with `slack_ns` of its budget left."""
         self._slack(slack_ns)
         self.waiting += 1
         self._waiting_sum -= now_ns
@@ -57,7 +57,7 @@ class Monitor:
         self._waiting_sum -= count * now_ns
 
     def start(self, now_ns: int, count: int, millicores: int) -> None:
-        """`count` visits leave the queue as a batch on a replica of so many cores."""
+        """`count` visits leave the queue as a batch on a replica with `millicores`."""
         moved = count * now_ns
         self.waiting -= count
         self._waiting_sum += moved
@@ -67,19 +67,19 @@ class Monitor:
         self._busy_sum -= millicores * now_ns
 
     def finish(self, now_ns: int, count: int, millicores: int) -> None:
-        """A batch is over, well or not."""
+        """A batch is over, whether it succeeded or not."""
         self.running -= count
         self._running_sum += count * now_ns
         self.busy_millicores -= millicores
         self._busy_sum += millicores * now_ns
 
     def ready(self, now_ns: int, millicores: int) -> None:
-        """So many cores become ready, or cease to be where negative."""
+        """Replicas with `millicores` in all become ready, or cease to be if negative."""
         self.ready_millicores += millicores
         self._ready_sum -= millicores * now_ns
 
     def roll(self, now_ns: int) -> None:
-        """Close every bucket that ends at or before `now_ns`."""
+        """Close each bucket that ends at or before `now_ns`."""
         while (end_ns := self.now.start_ns + self.bucket_ns) <= now_ns:
             totals = (
                 self._waiting_sum + self.waiting * end_ns,

@@ -1,6 +1,6 @@
 """What policies see: only what a real cluster could measure, and estimates (law 2).
 
-Views are built at each control tick and are the policy's to read, never to change.
+Views are built at each control tick. Policies read them and never change them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec, Vis
 
 
 class Belief(Protocol):
-    """What a policy may know of a variant's speed: an estimate, never the simulator's truth.
+    """What a policy may know about a variant: an estimate, never the simulator's truth.
 
-    `sloop.profile.Estimate` is the implementation; batches run from 1 to `batch_max`, cores up to `cores_max`.
+    `sloop.profile.Estimate` implements it. Batches are from 1 to `batch_max`, cores up to `cores_max`.
     """
 
     @property
@@ -35,29 +35,29 @@ class Belief(Protocol):
         ...
 
     def costs_ns(self, cores: float) -> Sequence[int]:
-        """Believed durations in ns indexed by batch size: `[0, cost of 1, …, cost of batch_max]`, monotone."""
+        """Believed durations in ns, indexed by batch size: `[0, cost of 1, …, cost of batch_max]`, never decreasing."""
         ...
 
     def observe(self, batch: int, cores: float, taken_ns: int) -> None:
-        """Learn from a finished batch: `taken_ns` from giving it to the replica to its answer, transport included."""
+        """Learn from a finished batch that took `taken_ns` from its start to its answer, transport included."""
         ...
 
 
 class Bucket(Struct, gc=False):
-    """What one stage did in one monitoring interval `[start_ns, start_ns + bucket_ns)`."""
+    """What was measured of a stage, or of the whole application, in an interval `[start_ns, start_ns + bucket_ns)`."""
 
     start_ns: int
     arrivals: int = 0
     waiting_ns: int = 0
-    """Integral over time of requests queued at the stage."""
+    """Integral over time of the number of queued requests."""
     running_ns: int = 0
-    """Integral over time of requests being executed."""
+    """Integral over time of the number of requests in running batches."""
     busy_core_ns: int = 0
     """Integral over time of the cores of replicas that run a batch."""
     ready_core_ns: int = 0
     """Integral over time of the cores of replicas that are ready, busy or not."""
     slack_ns: list[int] = []  # msgspec copies the empty list for each instance
-    """For each arrival, what remained of its budget: deadline - arrival."""
+    """For each arrival, the rest of its budget: deadline - arrival."""
 
 
 class ReplicaView(Struct, frozen=True, gc=False):
@@ -67,20 +67,20 @@ class ReplicaView(Struct, frozen=True, gc=False):
     spec: ReplicaSpec
     life: Life
     since_ns: int
-    """When it entered this life."""
+    """Since when it has been in this state of life."""
     running: int
     """Requests in its current batch; 0 when idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived, and what became of it, in buckets: complete ones, oldest first, the last ended at or before now."""
+    """What was measured, in complete buckets, oldest first; the last one ended at or before now."""
 
     buckets: Sequence[Bucket]
     bucket_ns: int
 
     def window(self, length_ns: int) -> Sequence[Bucket]:
-        """The last buckets that make up `length_ns`, fewer at the start of a run."""
+        """The last buckets that make up `length_ns`; fewer at the start of a run."""
         return self.buckets[-max(1, length_ns // self.bucket_ns) :]
 
     def rate_rps(self, length_ns: int = NS_PER_S) -> float:
@@ -91,7 +91,7 @@ class Traffic:
         return sum(bucket.arrivals for bucket in window) * NS_PER_S / (len(window) * self.bucket_ns)
 
     def concurrency(self, length_ns: int) -> float:
-        """Mean number of requests inside, waiting or running, over the last `length_ns`."""
+        """Mean number of requests that wait or run, over the last `length_ns`."""
         window = self.window(length_ns)
         if not window:
             return 0.0
@@ -110,16 +110,16 @@ class StageView(Traffic):
 
     name: str
     slo_ns: int
-    """The application's end-to-end SLO."""
+    """The application's end-to-end SLO, not the stage's part of it."""
     after: tuple[str, ...]
     variants: Mapping[str, Belief]
     replicas: tuple[ReplicaView, ...]
     queue: tuple[Visit, ...]
     """Waiting visits in queue order."""
     running: int
-    """Requests being executed now."""
+    """Visits in running batches."""
     visits: float = 1.0
-    """How often a request is believed to visit the stage: less than once behind a branch, more behind a fan-out."""
+    """Mean number of visits that a request makes to the stage: below 1 behind a branch, above 1 behind a fan-out."""
 
     def count(self, life: Life) -> int:
         """Replicas in this state of life."""
@@ -138,7 +138,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Everything a scaling policy is shown at a control tick."""
+    """All that a scaling policy is shown at a control tick."""
 
     stages: tuple[StageView, ...]
     """In topological order."""
@@ -146,10 +146,10 @@ class ClusterView:
     plan: Plan | None
     """The plan in force."""
     demand_rps: Mapping[str, float]
-    """Per stage, the forecast for the ingress times the visits a request makes."""
+    """Per stage, visits per second: `forecast_rps` times the stage's `visits`."""
     ingress: Traffic
-    """Requests that arrive at the application."""
+    """Requests that arrived at the application."""
     forecast_rps: float
-    """The forecast policy's answer: requests per second to expect at the ingress."""
+    """The forecast policy's answer: requests per second to expect at the application."""
     paths: tuple[Path, ...]
-    """Every way through the graph from an entry to an end, with its deadline."""
+    """Every path through the graph from an entry to an end, with its deadline."""
