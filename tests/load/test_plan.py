@@ -41,7 +41,7 @@ def test_a_plan_needs_little() -> None:
 
 @pytest.mark.parametrize("inside", ["/v2", "/v2/models/m", "/v2/models/m/infer"])
 def test_the_url_of_a_model_is_answered_with_that_of_its_server(inside: str) -> None:
-    with pytest.raises(InputError, match="inside a server") as caught:
+    with pytest.raises(InputError, match="must not contain a path below /v2") as caught:
         split_url(f"http://host:8000/prefix{inside}")
     assert caught.value.help == "write http://host:8000/prefix, and the model with --model"
     assert split_url("http://host/v2x").path == "/v2x"
@@ -138,8 +138,8 @@ def test_every_datatype_can_be_sent(datatype: str) -> None:
 @pytest.mark.parametrize(
     ("model", "shapes", "message"),
     [
-        (ModelMetadata(), {}, "says nothing of its inputs"),
-        (MODEL, {"y": (1,)}, "no input 'y'"),
+        (ModelMetadata(), {}, "metadata lists no inputs"),
+        (MODEL, {"y": (1,)}, "unknown input 'y'"),
         (MODEL, {"x": (0, 4)}, "cannot have the shape [0, 4]"),
         (MODEL, {"x": (2**20, 2**20)}, "cannot have the shape"),
         (ModelMetadata((Port("x", "FP8", (1,)),)), {}, "has the datatype 'FP8'"),
@@ -197,7 +197,7 @@ def test_a_sloop_server_names_its_application(stub: Any) -> None:
     assert served_application(url, timeout_s=5) == "demo"
     for said in (b"hello", b'{"name": "triton"}', b'{"application": ""}'):
         stub.server = said
-        with pytest.raises(InputError, match="does not say what it serves"):
+        with pytest.raises(InputError, match="does not report its model"):
             served_application(url, timeout_s=5)
 
 

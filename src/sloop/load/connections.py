@@ -1,7 +1,8 @@
-"""Keep-alive connections to one server, and the choice of one for each request.
+"""An HTTP/1.1 client with keep-alive connections to one server.
 
-Promises to send a request as soon as it is handed over: on an idle connection, else on a new one, up to a bound beyond
-which the request fails as an overflow. Each request is reported exactly once, by `Report`. Knows nothing of schedules.
+A request is sent at once, on an idle connection or a new one; if all allowed connections are busy, it fails as an
+overflow. Each request is reported exactly once. Bodies are delimited by length, by chunks or by the end of the
+connection (RFC 9112, section 6).
 """
 
 import asyncio
@@ -16,11 +17,6 @@ from msgspec import Struct
 
 from sloop.load.results import Ending
 from sloop.units import NS_PER_S
-
-# == wire: HTTP/1.1 as a client needs it, without sockets: request heads out, answers in.
-#
-# Promises one `Response` for each response, however its bytes are cut, or `BrokenResponse` for bytes that are none.
-# Bodies are delimited by length, by chunks or by the end of the connection (RFC 9112, section 6).
 
 
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -225,8 +221,7 @@ class Outgoing(Struct, gc=False):
 
 
 Report = Callable[[Outgoing, int, Ending, Response | None], None]
-"""ProgressReport of each end: the request, the instant by the monotonic clock, how it ended, and the answer if there
-was one."""
+"""Called when a request ends: the request, the time by the monotonic clock, how it ended, and the response, if any."""
 
 
 class Server(Struct, frozen=True):

@@ -1,8 +1,9 @@
-"""What to send, where and when: the value a load run is made from.
+"""What a load run sends: server, schedule, request bodies; and what the server says about its model.
 
-Promises that a plan which exists is sound: anything a user can get wrong raises `InputError`. Knows nothing of sockets.
-Deadlines follow the request, not the server: `deadline = sent + slo`, where a link's transfer time passes before the
-server sees the request (Sponge specification 1.4 and 4.3, `delay` and `attach`).
+Everything that a user can get wrong raises `InputError`. Bodies are JSON or use the binary tensor data extension; their
+values are generated from a seed, so equal seeds send equal bytes. A deadline is `sent + slo`; a link's transfer time
+passes before the server receives the request. Sources: Open Inference Protocol v2; Triton's "Binary tensor data
+extension".
 """
 
 import http.client
@@ -31,66 +32,67 @@ DURATION_S_MAX: Final = 7 * 86_400.0
 
 
 class Delivery(StrEnum):
-    """What a link's transfer time does to a request."""
+    """How a link's transfer time affects a request."""
 
     DELAY = "delay"
-    """The client holds it back for that long: it arrives later, as on a real link."""
+    """The client delays the request: it arrives later, as on a real link."""
     ATTACH = "attach"
-    """It arrives at once and its budget is that much smaller, as in Sponge's artefact."""
+    """The request arrives at once and has that much less time left, as in Sponge's artefact."""
 
 
 class Encoding(StrEnum):
-    """How tensors travel."""
+    """How tensors are encoded."""
 
     AUTO = "auto"
-    """Binary where the server says it knows the extension, else JSON."""
+    """Binary if the server lists the extension, otherwise JSON."""
     JSON = "json"
     BINARY = "binary"
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Instead of a trace: each of `connections` sends its next request as soon as it has an answer."""
+    """A closed loop, instead of a trace: each connection sends its next request as soon as it has an answer."""
 
     connections: int
     duration_s: float
     warmup_s: float = 0.0
-    """Answers before this much time has passed are not counted."""
+    """Answers during this time are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """One load run. Open loop where `arrivals` is a trace: requests go out when due, answered or not."""
+    """One load run. If `arrivals` is a trace, it is an open loop: requests are sent when due, answered or not."""
 
     url: str
-    """Of the server, such as `http://localhost:8000`."""
+    """The server's URL, such as `http://localhost:8000`."""
     model: str
     arrivals: Trace | ClosedLoop
     slo_ms: float
     seed: int = 0
-    """Of the made-up inputs."""
+    """The seed of the generated inputs."""
     link: Link | None = None
     payload_bytes: int | None = None
-    """What the link carries for each request; the body's own size where it is None."""
+    """Bytes that the link transfers for each request; None: the size of the body."""
     delivery: Delivery = Delivery.DELAY
     encoding: Encoding = Encoding.AUTO
     input_file: Path | None = None
-    """`.npy`: the first input's tensor; `.json`: a whole request body. Otherwise inputs are made up from metadata."""
+    """A `.npy` file with the first input's tensor, or a `.json` file with a complete request body. None: inputs are
+    generated from the model's metadata."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """By input name, where the model leaves dimensions open; open ones are 1 otherwise."""
+    """Shapes by input name, for models with variable dimensions; without them, variable dimensions are 1."""
     timeout_s: float = 30.0
     connections_max: int = 4_096
     warm_connections: int = 16
-    """Opened before the first request is due."""
+    """Connections that are opened before the first request is due."""
     records: Path | None = None
-    """Where to write a line of JSON for each request."""
+    """A file for one line of JSON per request."""
     cpus: tuple[int, ...] = ()
-    """CPUs the sending process may run on; all where empty."""
+    """The CPUs that the sending process may use; empty: all."""
 
     def __post_init__(self) -> None:
         split_url(self.url)
         if not self.model:
-            raise InputError("no model named", where="model", help="name the application or model to send to")
+            raise InputError("no model given", where="model", help="name the application or model to send to")
         _within(self.slo_ms, 0.001, 1e9, "slo_ms")
         _within(self.timeout_s, 0.001, 3_600.0, "timeout_s")
         _within(self.connections_max, 1, CONNECTIONS_MAX, "connections_max")
@@ -108,7 +110,7 @@ class LoadPlan:
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of an http(s) URL, checked."""
+    """The validated parts of an http(s) URL."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -117,11 +119,15 @@ def split_url(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
         raise InputError(f"{url!r} is not a server's URL", where="url", help="write http://host:port")
     if not url.isascii() or any(ord(sign) <= 32 for sign in url):
-        raise InputError(f"{url!r} has signs a URL cannot have", where="url", help="write http://host:port")
+        raise InputError(f"the URL {url!r} contains invalid characters", where="url", help="write http://host:port")
     before, inside, _ = f"{parts.path}/".partition("/v2/")
     if inside:
         root = parts._replace(path=before).geturl()
-        raise InputError(f"{url!r} is inside a server", where="url", help=f"write {root}, and the model with --model")
+        raise InputError(
+            f"{url!r}: the URL must not contain a path below /v2",
+            where="url",
+            help=f"write {root}, and pass the model with --model",
+        )
     return parts
 
 
@@ -130,31 +136,23 @@ def _within(value: float, low: float, high: float, name: str) -> None:
         raise InputError(f"{value!r} is out of range", where=name, help=f"[{low:g}, {high:g}]")
 
 
-# == payload: Request bodies in the Open Inference Protocol v2, from a model's metadata or a file the user gives.
-#
-# Promises bodies a conforming server accepts: JSON, or the binary tensor data extension (tensors appended to the JSON
-# as raw little-endian bytes, `Inference-Header-Content-Length` giving the length of the JSON). Values are made up from
-# the seed, so equal seeds send equal bytes. Sources: the KServe "Open Inference Protocol" and Triton's "Binary tensor
-# data extension" documents.
-
-
 BODY_BYTES_MAX: Final = 256 * 2**20
 VARIANTS: Final = 4
-"""Different bodies sent in turn, so that a cache in front of the model does not answer for it."""
+"""The number of different bodies, sent in turn, so that a cache cannot answer for the model."""
 
 
 class ModelMetadata(msgspec.Struct, frozen=True):
-    """The answer to GET /v2/models/NAME, as far as it matters here."""
+    """The part of the answer to GET /v2/models/NAME that is used here."""
 
     inputs: tuple[Port, ...] = ()
 
 
 class Body(msgspec.Struct, frozen=True):
-    """One request's body and what its head must say about it."""
+    """The body of a request, and what its headers must say about it."""
 
     content: bytes
     json_bytes: int
-    """Length of the JSON part; all of it where no binary tensors follow."""
+    """Length of the JSON part; the whole length if no binary tensors follow."""
 
     @property
     def is_binary(self) -> bool:
@@ -162,7 +160,7 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class JsonTensor(msgspec.Struct, frozen=True):
-    """An input with values: numbers as an array, texts as bytes."""
+    """An input with values: numbers as an array, strings as bytes."""
 
     name: str
     datatype: str
@@ -173,13 +171,13 @@ class JsonTensor(msgspec.Struct, frozen=True):
 def made_up(
     metadata: ModelMetadata, shapes: Mapping[str, Sequence[int]], *, seed: int, where: str
 ) -> list[list[JsonTensor]]:
-    """`VARIANTS` sets of inputs with values from the seed: floats in [0, 1], integers 0 to 9, short texts."""
+    """`VARIANTS` sets of inputs with values from the seed: floats in [0, 1], integers 0 to 9, short strings."""
     if not metadata.inputs:
-        raise InputError("the model says nothing of its inputs", where=where, help="give a request body as a JSON file")
+        raise InputError("the model's metadata lists no inputs", where=where, help="give a request body as a JSON file")
     known = {one.name for one in metadata.inputs}
     for name in shapes:
         if name not in known:
-            raise InputError(f"no input {name!r}", where=where, help=f"inputs: {', '.join(sorted(known))}")
+            raise InputError(f"unknown input {name!r}", where=where, help=f"inputs: {', '.join(sorted(known))}")
     rng = stream(seed, "inputs")
     return [[_tensor(one, shapes.get(one.name), rng, where) for one in metadata.inputs] for _ in range(VARIANTS)]
 
@@ -220,7 +218,7 @@ def from_array(path: Path, metadata: ModelMetadata, *, where: str) -> list[JsonT
 
 
 def from_json(path: Path) -> Body:
-    """A whole request body that the user wrote, checked to be a JSON object with inputs."""
+    """A complete request body from a file, checked to be a JSON object with inputs."""
     try:
         content = path.read_bytes()
         keys = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
@@ -276,12 +274,6 @@ def _listed(tensor: JsonTensor, where: str) -> list[object]:
     return listed
 
 
-# == metadata: Asks an OIP v2 server about itself before any load is sent: is it there, what does the model take.
-#
-# Promises the model's metadata, or an error a user can act on. Uses the standard library's blocking client: two
-# requests, once.
-
-
 ANSWER_BYTES_MAX = 16 * 2**20
 
 
@@ -299,13 +291,13 @@ def model_path(url: SplitResult, model: str) -> str:
 
 
 def fetch_metadata(url: SplitResult, model: str, *, timeout_s: float) -> ModelMetadata:
-    """What the server says of `model`."""
+    """The server's metadata of `model`."""
     where = url.geturl()
     status, body = _get(url, model_path(url, model), timeout_s=timeout_s)
     if status != 200:
         said = body[:200].decode(errors="replace").strip()
         raise InputError(
-            f"the server knows no model {model!r}: {status} {said}", where=where, help="check the name with GET /v2"
+            f"the server has no model {model!r}: {status} {said}", where=where, help="check the name with GET /v2"
         )
     try:
         return msgspec.json.decode(body, type=ModelMetadata)
@@ -318,19 +310,19 @@ def fetch_metadata(url: SplitResult, model: str, *, timeout_s: float) -> ModelMe
 
 
 def served_application(url: SplitResult, *, timeout_s: float) -> str:
-    """The name of the one application a sloop server serves; InputError for a server that does not say."""
+    """The name of the application that a sloop server serves. Raises `InputError` if the server does not report it."""
     status, body = _get(url, f"{url.path.rstrip('/')}/v2/sloop/state", timeout_s=timeout_s)
     try:
         name = msgspec.json.decode(body, type=_State).application if status == 200 else ""
     except (msgspec.MsgspecError, RecursionError):
         name = ""
     if not name:
-        raise InputError("the server does not say what it serves", where=url.geturl(), help="name it with --model")
+        raise InputError("the server does not report its model", where=url.geturl(), help="name it with --model")
     return name
 
 
 def preferred_encoding(url: SplitResult, *, timeout_s: float) -> Encoding:
-    """Binary where the server lists the extension."""
+    """Binary if the server lists the extension, otherwise JSON."""
     status, body = _get(url, f"{url.path.rstrip('/')}/v2", timeout_s=timeout_s)
     try:
         extensions = msgspec.json.decode(body, type=_ServerMetadata).extensions if status == 200 else ()
@@ -361,5 +353,5 @@ def _get(url: SplitResult, path: str, *, timeout_s: float) -> tuple[int, bytes]:
 
 
 def default_port(url: SplitResult) -> int:
-    """The scheme's, where the URL names none."""
+    """The URL's port, or the default of its scheme."""
     return 443 if url.scheme == "https" else 80

@@ -1,7 +1,9 @@
-"""What happened to each request, as the sending process writes it down: fixed-size records in a file.
+"""Records of a load run, and its result: counts, attainment, latencies, and the generator's own lag.
 
-Promises that the sender spends well under a microsecond on a record and no memory that grows. Times are ns from the
-start of the run. The reading side gets a numpy array with named fields.
+The sending process writes a fixed-size record per request to a file, with times in ns from the start of the run;
+evaluation reads them as a numpy array. Every request is in exactly one of `ok`, `late`, `dropped`, `rejected` and
+`errors`. Latency runs from the time when a request was due, not from when it was sent (which would hide a slow server
+behind a stalled client), to the last byte of its answer; a link's transfer time is part of it.
 """
 
 import struct
@@ -31,7 +33,7 @@ class Ending(IntEnum):
     BROKEN = 4
     """The answer was not HTTP, or a 200 without outputs."""
     OVERFLOW = 5
-    """All connections allowed were busy when it was due."""
+    """All allowed connections were busy when the request was due."""
 
 
 LAYOUT: Final = struct.Struct("<qqqhbb4x")
@@ -43,13 +45,13 @@ DTYPE: Final = np.dtype(
         "itemsize": LAYOUT.size,
     }
 )
-"""`number` is the request's place in the schedule; `slo_met` is 1, 0, or -1 where the server did not say."""
+"""`number` is the request's index in the schedule; `slo_met` is 1, 0, or -1 if the server did not report it."""
 
 BUFFER_BYTES: Final = LAYOUT.size * 4_096
 
 
 class RecordWriter:
-    """Appends records to a file by the bufferful."""
+    """Appends records to a file through a buffer."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,15 +72,8 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> NDArray[Any]:
-    """The records of a finished run, in the order they ended."""
+    """The records of a finished run, in the order in which the requests ended."""
     return np.fromfile(path, dtype=DTYPE)
-
-
-# == result: What a load run found: counts, attainment, latencies, and how well the generator kept to its own schedule.
-#
-# Promises that every request is in exactly one of `ok`, `late`, `dropped`, `rejected` and `errors`. Latencies run from
-# the instant a request was meant to leave the client, not from when it did (which would hide a slow server behind a
-# stalled client), to the last byte of its answer; a link's transfer time is part of them.
 
 
 DROPPED_STATUS: Final = 504
@@ -86,7 +81,8 @@ REJECTED_STATUSES: Final = (429, 503)
 OUTCOMES: Final = tuple(Outcome)
 CHUNK: Final = 100_000
 LAG_SHARE_MAX: Final = 0.1
-"""Of the SLO: a generator that lags by more at p99 says so, for its lag is part of the latencies."""
+"""A fraction of the SLO. If the generator's lag at p99 exceeds it, the result has a note, because latencies include
+lag."""
 
 
 class SecondRow(msgspec.Struct, frozen=True):
@@ -105,7 +101,7 @@ class SecondRow(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in figures; rates are per second of the schedule, latencies of the answers with status 200."""
+    """The result of a run. Rates are per second of the schedule; latencies are those of answers with status 200."""
 
     sent: int
     ok: int
@@ -124,20 +120,20 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float | None
     max_ms: float | None
     response_p50_ms: float | None
-    """From the actual sending to the answer: the server's time and the wire's, without lag or link."""
+    """Time from the actual sending to the answer: server and network, without the generator's lag or the link."""
     response_p99_ms: float | None
     lag_p50_ms: float
-    """How far behind its own schedule the generator sent."""
+    """How late the generator sent, compared with its schedule."""
     lag_p99_ms: float
     lag_max_ms: float
     late_by_server: int
-    """Answers that the server itself marked with `x-slo-met: false`."""
+    """Answers that the server marked with `x-slo-met: false`."""
     error_kinds: dict[str, int]
     connections: int
     duration_s: float
     wall_s: float
     note: str
-    """Why these figures may not be the server's, if there is a reason; empty otherwise."""
+    """Why these numbers may not describe the server; empty if there is no such reason."""
     seconds: list[SecondRow]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -180,7 +176,7 @@ class Measured(msgspec.Struct, frozen=True):
         return answered
 
     def outcomes(self, slo_ns: int) -> NDArray[np.int8]:
-        """Each request's outcome as its place in `OUTCOMES`, by the client's clock."""
+        """The outcome of each request as an index into `OUTCOMES`, by the client's clock."""
         answered = self.ending == Ending.ANSWERED
         found = np.full(len(self.due_ns), OUTCOMES.index(Outcome.FAILED), dtype=np.int8)
         found[answered & (self.status == DROPPED_STATUS)] = OUTCOMES.index(Outcome.DROPPED)
@@ -211,7 +207,7 @@ def join(records: NDArray[Any], schedule: NDArray[np.int64] | None) -> Measured:
 
 
 def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections: int, wall_s: float) -> LoadResult:
-    """Fold a run into its result."""
+    """Compute the result of a run."""
     outcomes = measured.outcomes(slo_ns)
     counts = np.bincount(outcomes, minlength=len(OUTCOMES))
     answered = measured.is_answered()

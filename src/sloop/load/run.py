@@ -1,7 +1,6 @@
-"""Runs a load plan: prepares it, starts the sending process, follows it, and folds its records into a result.
+"""Runs a load plan: prepares the requests, starts the sending process, and evaluates its records.
 
-Promises that the sender is a process of its own, so that neither Python's lock nor the work of counting delays a
-request, and that it is gone when this returns or raises.
+The sending process has always ended when `run_load` returns or raises.
 """
 
 import subprocess
@@ -42,7 +41,7 @@ from sloop.units import ms, s, to_s
 from sloop.workload import Link, Trace
 
 GRACE_S = 30.0
-"""Beyond its schedule and its last timeout, before the sending process is given up as stuck."""
+"""How long after its schedule and the last timeout the sending process is killed as stuck."""
 
 METADATA_TIMEOUT_S = 10.0
 
@@ -53,7 +52,7 @@ ProgressCall = Callable[[ProgressReport], None]
 
 
 def run_load(plan: LoadPlan, *, progress: ProgressCall | None = None) -> LoadResult:
-    """Send the load and report. Blocks until the last request has ended; `progress` is called about once a second."""
+    """Send the load and return the result. Blocks until the last request has ended; calls `progress` every second."""
     bodies = prepare_bodies(plan)
     schedule = None
     if isinstance(plan.arrivals, Trace):
@@ -64,19 +63,19 @@ def run_load(plan: LoadPlan, *, progress: ProgressCall | None = None) -> LoadRes
         folder = Path(name)
         write_orders(folder, orders_of(plan, bodies), bodies, schedule)
         last_s = _length_s(plan) if schedule is None else to_s(int(schedule[-1, 0]))
-        told = _send(folder, limit_s=last_s + plan.timeout_s + GRACE_S, progress=progress)
+        report = _send(folder, limit_s=last_s + plan.timeout_s + GRACE_S, progress=progress)
         measured = join(read_records(folder / RECORDS), schedule)
     wall_s = time.monotonic() - begun_s
     slo_ns = ms(plan.slo_ms)
     if plan.records is not None:
         write_jsonl(measured, plan.records, slo_ns=slo_ns)
     return summarise(
-        measured, slo_ns=slo_ns, duration_s=_counted_s(plan), connections=told.connections, wall_s=round(wall_s, 3)
+        measured, slo_ns=slo_ns, duration_s=_counted_s(plan), connections=report.connections, wall_s=round(wall_s, 3)
     )
 
 
 def prepare_bodies(plan: LoadPlan) -> list[Body]:
-    """The request bodies, made after asking the server what the model takes (unless the user gives a whole body)."""
+    """The request bodies, built from the server's model metadata unless the user gives a complete body."""
     if plan.input_file is not None and plan.input_file.suffix.lower() == ".json":
         return [from_json(plan.input_file)]
     url = split_url(plan.url)
@@ -92,16 +91,16 @@ def prepare_bodies(plan: LoadPlan) -> list[Body]:
         inputs = [from_array(plan.input_file, metadata, where=where)]
     else:
         raise InputError(
-            f"{plan.input_file.name} is neither .npy nor .json", where="input_file", help="give one of these"
+            f"{plan.input_file.name} is neither a .npy nor a .json file", where="input_file", help="give one of these"
         )
     return [encoded(tensors, encoding, where=where) for tensors in inputs]
 
 
 def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: Delivery) -> NDArray[np.int64]:
-    """Due and elapsed time of each request in ns, as two columns sorted by due.
+    """Due time and elapsed time of each request in ns, as two columns sorted by due time.
 
-    Over a link a request sent at t has `elapsed` behind it when the server sees it: with DELAY at t + elapsed, with
-    ATTACH at t, as if it had been sent that much earlier. Either way its deadline is `due - elapsed + slo`.
+    A request that is sent at t over a link reaches the server at t + elapsed with DELAY; with ATTACH it reaches the
+    server at t, as if it had been sent earlier. In both cases its deadline is `due - elapsed + slo`.
     """
     times: list[NDArray[np.int64]] = []
     count = 0
@@ -109,7 +108,7 @@ def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: D
         times.append(np.array(block, dtype=np.int64))
         count += len(block)
         if count > REQUESTS_MAX:
-            raise InputError(f"over {REQUESTS_MAX:,} requests", where=trace.name, help="cut the trace or thin it")
+            raise InputError(f"over {REQUESTS_MAX:,} requests", where=trace.name, help="shorten the trace or thin it")
     if count == 0:
         raise InputError("the trace has no arrivals", where=trace.name, help="choose another window, or a higher rate")
     due = np.concatenate(times)
@@ -123,7 +122,7 @@ def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: D
 
 
 def orders_of(plan: LoadPlan, bodies: list[Body]) -> Orders:
-    """The plan as the sending process sees it."""
+    """The orders for the sending process."""
     url = split_url(plan.url)
     host = url.hostname or ""
     orders = Orders(
@@ -153,13 +152,13 @@ def _length_s(plan: LoadPlan) -> float:
 
 
 def _counted_s(plan: LoadPlan) -> float:
-    """The time that rates are reckoned over: all of it but the warm-up."""
+    """The time for which rates are computed: the run without its warm-up."""
     warmup_s = plan.arrivals.warmup_s if isinstance(plan.arrivals, ClosedLoop) else 0.0
     return _length_s(plan) - warmup_s
 
 
 def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> ProgressReport:
-    """Run the sending process to its end; what it said last."""
+    """Run the sending process to its end and return its last report."""
     last = ProgressReport()
     with _sender(folder) as (process, output):
         watchdog = threading.Timer(limit_s, process.kill)
@@ -173,24 +172,24 @@ def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> Pro
             code = process.wait()
         finally:
             watchdog.cancel()
-    said = (folder / STDERR).read_text(errors="replace").strip()
+    errors = (folder / STDERR).read_text(errors="replace").strip()
     if last.error:
         raise MachineError(last.error, help="choose others")
-    if code != 0 or not last.finished or "Traceback" in said:
+    if code != 0 or not last.finished or "Traceback" in errors:
         raise MachineError(
-            f"the sending process ended with {code}: {said.rpartition(LINE_END)[2] or 'no word'}",
-            help="see whether memory, disk or time ran out",
+            f"the sending process ended with exit code {code}: {errors.rpartition(LINE_END)[2] or 'no error message'}",
+            help="check whether memory, disk space or time ran out",
         )
     return last
 
 
 @contextmanager
 def _sender(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """The sending process and its standard output; killed if it outlives the block."""
+    """The sending process and its standard output; the process is killed at the end of the block."""
     command = [sys.executable, "-m", "sloop.load", str(folder)]
     with (folder / STDERR).open("wb") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
-    assert process.stdout is not None, "asked for as a pipe"
+    assert process.stdout is not None, "stdout is a pipe"
     try:
         yield process, process.stdout
     finally:

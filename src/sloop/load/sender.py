@@ -1,7 +1,9 @@
-"""The sending loops: open, which follows a schedule whatever the server does, and closed, which follows the answers.
+"""The sending process of the load generator: its orders, its timers, the open and the closed loop.
 
-Promises that in an open loop no request waits for an answer, and that every request of the schedule is recorded exactly
-once. `sent_ns - due_ns` of a record is the generator's own lag, for which the server is not to blame.
+The process does nothing else, so neither Python's lock nor evaluation delays a request. It reads its orders from a
+folder (`orders.json`, `schedule.bin` with pairs of int64 (due, elapsed) in ns, `body-K.bin`), writes `records.bin`
+there, and prints one `ProgressReport` per line. In an open loop no request waits for an answer, and each request of the
+schedule is recorded exactly once. `sent_ns - due_ns` of a record is the generator's own lag, not the server's.
 """
 
 import asyncio
@@ -27,12 +29,6 @@ from sloop.load.plan import Body
 from sloop.load.results import Ending, RecordWriter
 from sloop.units import NS_PER_MS, NS_PER_S, to_s
 
-# == orders: What the sending process is told, and what it tells: files in one folder and lines of JSON.
-#
-# Promises that the sender needs nothing but this folder: no trace, no metadata, no numpy. `orders.json` holds `Orders`,
-# `schedule.bin` pairs of int64 (due, elapsed) in ns, `body-K.bin` the bodies; `records.bin` comes back. On its standard
-# output the sender writes one `ProgressReport` a line.
-
 
 SCHEDULE: Final = "schedule.bin"
 RECORDS: Final = "records.bin"
@@ -40,7 +36,7 @@ ORDERS: Final = "orders.json"
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A closed loop instead of a schedule."""
+    """The parameters of a closed loop, which replaces a schedule."""
 
     connections: int
     warmup_ns: int
@@ -48,17 +44,17 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """One run, as the sender sees it."""
+    """Everything that the sending process needs to know about one run."""
 
     host: str
     port: int
     tls: bool
     path: str
     authority: str
-    """The `host` field of requests."""
+    """The value of the `host` header."""
     slo_ms: float
     json_bytes: tuple[int, ...]
-    """Length of the JSON part of each body."""
+    """For each body, the length of its JSON part."""
     connections_max: int
     warm_connections: int
     timeout_ns: int
@@ -67,7 +63,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class ProgressReport(msgspec.Struct, frozen=True):
-    """The sender's progress, or at last its end; `error` if it could not go on."""
+    """The progress of the sending process; `finished` at the end, and `error` if it had to stop."""
 
     at_s: float = 0.0
     sent: int = 0
@@ -78,7 +74,7 @@ class ProgressReport(msgspec.Struct, frozen=True):
 
 
 def write_orders(folder: Path, orders: Orders, bodies: list[Body], schedule: NDArray[np.int64] | None) -> None:
-    """Leave everything for the sender in `folder`; `schedule` has two columns, due and elapsed, sorted by due."""
+    """Write the orders to `folder`; `schedule` has two columns, due and elapsed in ns, sorted by due."""
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
     for place, body in enumerate(bodies):
         (folder / f"body-{place}.bin").write_bytes(body.content)
@@ -87,25 +83,18 @@ def write_orders(folder: Path, orders: Orders, bodies: list[Body], schedule: NDA
 
 
 def read_orders(folder: Path) -> tuple[Orders, list[bytes]]:
-    """The orders and the bodies."""
+    """Read the orders and the bodies."""
     orders = msgspec.json.decode((folder / ORDERS).read_bytes(), type=Orders)
     return orders, [(folder / f"body-{place}.bin").read_bytes() for place in range(len(orders.json_bytes))]
 
 
 def open_schedule(folder: Path) -> "memoryview[int]":
-    """The schedule, mapped rather than read, so that ten million requests cost no memory of their own."""
+    """Map the schedule into memory, so that ten million requests need no memory of their own."""
     path = folder / SCHEDULE
     if path.stat().st_size == 0:
         return memoryview(b"").cast("q")
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast("q")
-
-
-# == alarm: Wakes an event loop at an instant, to some tens of microseconds where the machine can.
-#
-# Promises one call at or after the instant it was last set to. asyncio and libuv round their timers to milliseconds, a
-# thousand times the gap between requests at a high rate; Linux's timerfd does not. Elsewhere the loop's own timer
-# serves.
 
 
 _CLOCK_MONOTONIC: Final = 1
@@ -114,10 +103,13 @@ _ABSOLUTE: Final = 1
 
 
 class Alarm(Protocol):
-    """A timer that can be set again and again."""
+    """A precise timer that can be set repeatedly.
+
+    asyncio and libuv round timers to milliseconds, which is a thousand times the gap between requests at a high rate.
+    """
 
     def set(self, at_ns: int) -> None:
-        """Call back at `at_ns` of `time.monotonic_ns`, once; an earlier setting is forgotten."""
+        """Call back once at or after `at_ns` of `time.monotonic_ns`; replaces an earlier setting."""
         ...
 
     def close(self) -> None: ...
@@ -126,7 +118,7 @@ class Alarm(Protocol):
 class _Spec(ctypes.Structure):
     """struct itimerspec: an interval (unused) and the first expiry."""
 
-    _fields_ = [  # the form ctypes asks for
+    _fields_ = [  # the format that ctypes requires
         ("interval_s", ctypes.c_long),
         ("interval_ns", ctypes.c_long),
         ("value_s", ctypes.c_long),
@@ -135,7 +127,7 @@ class _Spec(ctypes.Structure):
 
 
 class TimerFd:
-    """Linux's timer as a file descriptor; `OSError` where there is none."""
+    """Linux's timerfd. Raises `OSError` if the system has none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         try:
@@ -152,7 +144,7 @@ class TimerFd:
         loop.add_reader(self._fd, self._ring)
 
     def set(self, at_ns: int) -> None:
-        # An expiry of 0 would disarm the timer; instants in the past expire at once.
+        # An expiry of 0 would disarm the timer; a time in the past expires at once.
         self._spec.value_s, self._spec.value_ns = divmod(max(1, at_ns), NS_PER_S)
         if self._settime(self._fd, _ABSOLUTE, ctypes.byref(self._spec), None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
@@ -170,7 +162,7 @@ class TimerFd:
 
 
 class LoopTimer:
-    """The event loop's own timer."""
+    """The event loop's timer, for systems without timerfd."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         self._loop = loop
@@ -187,7 +179,7 @@ class LoopTimer:
 
 
 def alarm(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Alarm:
-    """The finest alarm this machine has."""
+    """The most precise alarm of this machine."""
     if sys.platform == "linux":
         try:
             return TimerFd(loop, call)
@@ -197,55 +189,55 @@ def alarm(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Alarm:
 
 
 LEAD_NS = 20 * NS_PER_MS
-"""Between the last preparation and the first instant of the schedule."""
+"""The time between the end of the preparation and the start of the schedule."""
 
 SENDS_MAX = 64
-"""In one go before sockets are looked at again, however far behind the schedule."""
+"""The most requests that are sent before sockets are read again, even if the sender is behind its schedule."""
 
 ANSWERED_STATUS = 200
 
 TICK_NS = 50 * NS_PER_MS
-"""How often timeouts are looked for."""
+"""How often timeouts are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go and what they carry."""
+    """The server and the contents of the requests."""
 
     server: Server
     heads: Sequence[RequestHead]
     bodies: Sequence[bytes]
-    """As many as `heads`, sent in turn."""
+    """One body for each of `heads`; they are sent in turn."""
     connections_max: int
     warm_connections: int
     timeout_ns: int
     keep: Callable[[int, bytes], None] | None = None
-    """ProgressReport of every answer with status 200: the request's number, and the body."""
+    """Called with the number and the body of every answer with status 200."""
 
 
 @dataclass(slots=True)
 class SendProgress:
-    """How far a run has come."""
+    """Counters of a run."""
 
     at_ns: int = 0
     sent: int = 0
     ended: int = 0
     connections: int = 0
-    """Opened so far."""
+    """Connections opened so far."""
 
 
-Tell = Callable[[SendProgress], None]
+OnProgress = Callable[[SendProgress], None]
 
 
 class _Run:
-    """What both loops share: connections, records, timeouts, progress."""
+    """The common part of both loops: connections, records, timeouts, progress."""
 
-    def __init__(self, target: Target, records: RecordWriter, tell: Tell) -> None:
+    def __init__(self, target: Target, records: RecordWriter, on_progress: OnProgress) -> None:
         self.progress = SendProgress()
         self.finished = asyncio.Event()
         self._target = target
         self._records = records
-        self._tell = tell
+        self._on_progress = on_progress
         self.connections = Connections(
             target.server, self.report, connections_max=target.connections_max, timeout_ns=target.timeout_ns
         )
@@ -258,7 +250,7 @@ class _Run:
 
     def report(self, outgoing: Outgoing, done_ns: int, ending: Ending, answer: Response | None) -> None:
         slo_met = -1 if answer is None or answer.slo_met is None else int(answer.slo_met)
-        # What never went out has no instant of sending; the one it was handed over at keeps lags meaningful.
+        # A request that was never sent has no send time; the time when it was queued keeps its lag meaningful.
         sent_ns = (outgoing.sent_ns or outgoing.handed_ns) - self.start_ns
         status = 0 if answer is None else answer.status
         self._records.write(outgoing.number, sent_ns, done_ns - self.start_ns, status, ending, slo_met)
@@ -271,31 +263,31 @@ class _Run:
         self.start_ns = time.monotonic_ns() + LEAD_NS
 
     async def watch(self) -> None:
-        """Until the run is finished: timeouts at every tick, progress every second and at the end."""
-        told_ns = self.start_ns
+        """Check timeouts at every tick and report progress every second, until the run is finished."""
+        reported_ns = self.start_ns
         while not self.finished.is_set():
             now_ns = time.monotonic_ns()
             self.connections.expire(now_ns)
-            if now_ns - told_ns >= NS_PER_S:
-                told_ns = now_ns
-                self.tell(now_ns)
+            if now_ns - reported_ns >= NS_PER_S:
+                reported_ns = now_ns
+                self.report_progress(now_ns)
             try:
                 await asyncio.wait_for(self.finished.wait(), TICK_NS / NS_PER_S)
             except TimeoutError:
                 continue
-        self.tell(time.monotonic_ns())
+        self.report_progress(time.monotonic_ns())
 
-    def tell(self, now_ns: int) -> None:
+    def report_progress(self, now_ns: int) -> None:
         self.progress.at_ns = now_ns - self.start_ns
         self.progress.connections = self.connections.opened
-        self._tell(self.progress)
+        self._on_progress(self.progress)
 
 
-class _Outstanding(_Run):
-    """Follows a schedule in ns: request k is due at `times[2 k]`, and `times[2 k + 1]` of its budget has elapsed."""
+class _OpenLoop(_Run):
+    """Follows a schedule in ns: request k is due at `times[2 k]`, and `times[2 k + 1]` of its deadline has elapsed."""
 
-    def __init__(self, target: Target, records: RecordWriter, tell: Tell, times: Sequence[int]) -> None:
-        super().__init__(target, records, tell)
+    def __init__(self, target: Target, records: RecordWriter, on_progress: OnProgress, times: Sequence[int]) -> None:
+        super().__init__(target, records, on_progress)
         self._times = times
         self._count = len(times) // 2
         self._next = 0
@@ -311,7 +303,7 @@ class _Outstanding(_Run):
             self.connections.close()
 
     def _fire(self) -> None:
-        """Send all that is due, and be woken for what is next."""
+        """Send all requests that are due and set the alarm for the next one."""
         times, number = self._times, self._next
         now_ns = time.monotonic_ns() - self.start_ns
         last = min(self._count, number + SENDS_MAX)
@@ -329,13 +321,20 @@ class _Outstanding(_Run):
             self.finished.set()
 
 
-class _Closed(_Run):
-    """Each connection sends its next request when it has its answer; answers count once the warm-up is over."""
+class _ClosedLoop(_Run):
+    """Each connection sends its next request when it has received an answer; answers count after the warm-up."""
 
     def __init__(
-        self, target: Target, records: RecordWriter, tell: Tell, *, connections: int, warmup_ns: int, end_ns: int
+        self,
+        target: Target,
+        records: RecordWriter,
+        on_progress: OnProgress,
+        *,
+        connections: int,
+        warmup_ns: int,
+        end_ns: int,
     ) -> None:
-        super().__init__(target, records, tell)
+        super().__init__(target, records, on_progress)
         self._width = connections
         self._warmup_ns = warmup_ns
         self._end_ns = end_ns
@@ -359,52 +358,48 @@ class _Closed(_Run):
 
     def report(self, outgoing: Outgoing, done_ns: int, ending: Ending, answer: Response | None) -> None:
         if self.finished.is_set():
-            return  # Cut off by the end of the run, for no fault of the server's.
+            return  # the run ended before the answer; not the server's fault
         if self._warmup_ns <= done_ns - self.start_ns <= self._end_ns:
             super().report(outgoing, done_ns, ending, answer)
         if ending == Ending.UNREACHABLE:
-            # A server that is gone is tried again at leisure rather than as fast as it refuses.
+            # Retry an unreachable server slowly, not as fast as it refuses connections.
             asyncio.get_running_loop().call_later(TICK_NS / NS_PER_S, self._send_next)
         else:
             asyncio.get_running_loop().call_soon(self._send_next)
 
 
-async def send_open(target: Target, times: Sequence[int], records: RecordWriter, tell: Tell) -> None:
+async def send_open(target: Target, times: Sequence[int], records: RecordWriter, on_progress: OnProgress) -> None:
     """Replay a schedule of pairs (due, elapsed) in ns; returns when every request has ended."""
     if len(times):
-        await _Outstanding(target, records, tell, times).run()
+        await _OpenLoop(target, records, on_progress, times).run()
 
 
 async def send_closed(
-    target: Target, records: RecordWriter, tell: Tell, *, connections: int, warmup_ns: int, end_ns: int
+    target: Target, records: RecordWriter, on_progress: OnProgress, *, connections: int, warmup_ns: int, end_ns: int
 ) -> None:
-    """Keep `connections` requests in flight from 0 to `end_ns`; what ends from `warmup_ns` on is recorded."""
-    await _Closed(target, records, tell, connections=connections, warmup_ns=warmup_ns, end_ns=end_ns).run()
-
-
-# == child: The sending process: reads its orders from a folder, sends, writes records, says how far it is.
-#
-# Promises a process that does nothing else: its own interpreter, no garbage collection while it sends, the CPUs it was
-# given. Its standard output belongs to the protocol of `orders`.
+    """Keep `connections` requests in flight from 0 to `end_ns`; requests that end after `warmup_ns` are recorded."""
+    await _ClosedLoop(target, records, on_progress, connections=connections, warmup_ns=warmup_ns, end_ns=end_ns).run()
 
 
 DESCRIPTORS_SPARE = 64
-"""Beside the connections: files, the loop's own, the standard streams."""
+"""File descriptors for other purposes than connections."""
 
 NICENESS = -10
-"""Takes the right to raise one's priority, such as root's; without it the sender runs as any other process."""
+"""Raising the priority needs rights such as root's; without them the sender has normal priority."""
 
 
 def main(folder: Path) -> None:
-    """Make this process a sender, then carry out the orders in `folder`."""
+    """Entry point of the sending process: set CPUs and priority, then execute the orders in `folder`."""
     orders, _ = read_orders(folder)
     if orders.cpus and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, orders.cpus)
         except OSError as error:
-            tell(ProgressReport(finished=True, error=f"cannot run on the CPUs {list(orders.cpus)}: {error.strerror}"))
+            print_report(
+                ProgressReport(finished=True, error=f"cannot run on the CPUs {list(orders.cpus)}: {error.strerror}")
+            )
             return
-    # Ahead of other processes where the system lets us: a measuring device should be the last to be kept waiting.
+    # A measuring process should not wait for the processes that it measures.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     gc.freeze()
@@ -413,7 +408,7 @@ def main(folder: Path) -> None:
 
 
 def carry_out(folder: Path) -> None:
-    """Send what is ordered, record it, and say how far it is."""
+    """Send the requests, record them, and report progress."""
     orders, bodies = read_orders(folder)
     target = _target(orders, bodies, connections_max=allowed_connections(orders.connections_max))
     with (folder / RECORDS).open("wb", buffering=0) as file:
@@ -423,15 +418,15 @@ def carry_out(folder: Path) -> None:
         def note(latest: SendProgress) -> None:
             nonlocal progress
             progress = latest
-            tell(_told(latest, finished=False))
+            print_report(_report_of(latest, finished=False))
 
         run_until_done(_sending(orders, target, folder, records, note))
         records.flush()
-    tell(_told(progress, finished=True))
+    print_report(_report_of(progress, finished=True))
 
 
 def _sending(
-    orders: Orders, target: Target, folder: Path, records: RecordWriter, note: Tell
+    orders: Orders, target: Target, folder: Path, records: RecordWriter, note: OnProgress
 ) -> Coroutine[Any, Any, None]:
     closed = orders.closed
     if closed is None:
@@ -447,7 +442,7 @@ def _sending(
 
 
 def run_until_done(sending: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where there is one: half the cost of a request."""
+    """Run on uvloop if it is installed, which halves the cost of a request."""
     try:
         import uvloop  # noqa: PLC0415  # only where installed
     except ImportError:
@@ -479,7 +474,8 @@ def _target(orders: Orders, bodies: list[bytes], *, connections_max: int) -> Tar
 
 
 def allowed_connections(connections_max: int) -> int:
-    """As many connections as the system lets this process have, its soft limit raised as far as it goes."""
+    """The number of connections that the system allows, after raising the soft limit of open files as far as
+    possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections_max + DESCRIPTORS_SPARE
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -489,11 +485,11 @@ def allowed_connections(connections_max: int) -> int:
     return connections_max
 
 
-def _told(progress: SendProgress, *, finished: bool) -> ProgressReport:
+def _report_of(progress: SendProgress, *, finished: bool) -> ProgressReport:
     return ProgressReport(to_s(progress.at_ns), progress.sent, progress.ended, progress.connections, finished)
 
 
-def tell(told: ProgressReport) -> None:
-    """One line to the process that gave the orders."""
-    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+def print_report(report: ProgressReport) -> None:
+    """Print one line for the parent process."""
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()

@@ -245,7 +245,7 @@ def test_absurd_budgets_are_refused(ask: Ask, value: str) -> None:
         ("POST", "/v2/models/demo/versions/7/infer", 404, "model 'demo' has no version '7'"),
         ("GET", "/v2/models/demo/nothing", 404, "unknown path '/v2/models/demo/nothing'"),
         ("GET", "/", 404, "unknown path '/'"),
-        ("GET", INFER, 405, f"{INFER}: GET does not support; help: use POST"),
+        ("GET", INFER, 405, f"{INFER} does not support GET; help: use POST"),
         ("POST", "/v2", 405, "/v2 does not support POST; help: use GET, HEAD"),
         ("GET", "/v2/sloop/decisions?limit=0", 400, "limit: '0' is not a number of decisions"),
         ("GET", "/v2/sloop/decisions?limit=-1", 400, "limit: '-1'"),
