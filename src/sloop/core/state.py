@@ -16,6 +16,7 @@ It does not know who drives it: nothing here can tell a live server from a simul
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -104,46 +105,44 @@ class Queue:
         return len(found)
 
 
+@dataclass(slots=True, eq=False)
 class BatchLimits:
     """The largest batches and the longest wait for one that the plan in force allows at a stage."""
 
-    __slots__ = ("_by_variant", "_default", "wait_ns")
-
-    def __init__(self) -> None:
-        self._default = 1
-        self._by_variant: dict[str, int] = {}
-        self.wait_ns = 0
-        """How long a full batch is worth waiting for."""
+    default: int = 1
+    by_variant: dict[str, int] = field(default_factory=dict)
+    wait_ns: int = 0
+    """How long a full batch is worth waiting for."""
 
     def follow(self, target: StagePlan) -> None:
         """A plan comes into force. Variants that it does not mention keep the limit of the last plan that did: until
         their replicas are replaced, they go on as planned."""
-        self._default, self.wait_ns = target.batch_max, target.wait_ns
-        self._by_variant |= {group.spec.variant: target.batch_max for group in target.groups if group.count}
+        self.default, self.wait_ns = target.batch_max, target.wait_ns
+        self.by_variant |= {group.spec.variant: target.batch_max for group in target.groups if group.count}
 
     def batch_max(self, variant: str) -> int:
         """The largest batch for replicas of a variant; the variant itself may take less."""
-        return self._by_variant.get(variant, self._default)
+        return self.by_variant.get(variant, self.default)
 
 
+@dataclass(slots=True, eq=False)
 class ServiceRate:
     """The believed speed of one variant on a number of cores, shared by all replicas of a stage that are equal so.
 
     Replicas share it so that a control tick costs the same for four replicas and for four hundred.
     """
 
-    __slots__ = ("batch_max", "belief", "cores", "costs_ns", "millicores", "ready", "replicas", "starting")
-
-    def __init__(self, belief: Belief, cores: float) -> None:
-        self.belief = belief
-        self.cores = cores
-        self.millicores = millicores(cores)
-        self.costs_ns: Sequence[int] = (0,)
-        """Believed durations by size of a batch."""
-        self.batch_max = 0
-        """The largest batch these replicas are sent."""
-        self.replicas = self.ready = self.starting = 0
-        """How many replicas share it: in all, and in these states of life."""
+    belief: Belief
+    cores: float
+    millicores: int
+    costs_ns: Sequence[int] = (0,)
+    """Believed durations by size of a batch."""
+    batch_max: int = 0
+    """The largest batch these replicas are sent."""
+    replicas: int = 0
+    """How many replicas share it, in whatever state of life."""
+    ready: int = 0
+    starting: int = 0
 
     def refresh(self, batch_max: int) -> None:
         """Take over what the belief has learnt; `batch_max` is the largest batch that the plan allows."""
@@ -175,40 +174,32 @@ class RunningBatch(Struct, frozen=True, gc=False):
         return self.started_ns + max(STUCK_NS_MIN, STUCK_FACTOR * self.costs_ns[len(self.visits)])
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """A replica from the order to start it until it has stopped or is lost."""
 
-    __slots__ = (
-        "batch",
-        "batches",
-        "cores",
-        "id",
-        "life",
-        "millicores",
-        "resizing",
-        "service_rate",
-        "since_ns",
-        "spec",
-        "stage",
-        "target_cores",
-    )
+    id: ReplicaId
+    spec: ReplicaSpec
+    stage: "StageState"
+    since_ns: int
+    """When it entered its state of life."""
+    life: Life = Life.STARTING
+    service_rate: ServiceRate = field(init=False)
+    cores: float = field(init=False)
+    """Cores in effect."""
+    millicores: int = field(init=False)
+    target_cores: float = field(init=False)
+    """Cores last asked for; differs from `cores` while a resize is under way."""
+    resizing: int = 0
+    """Resizes ordered and not yet in effect. Until there is none, the most that was asked for stays reserved."""
+    batch: RunningBatch | None = None
+    batches: int = 0
+    """Batches it has been sent so far."""
 
-    def __init__(self, id: ReplicaId, spec: ReplicaSpec, stage: "StageState", now_ns: int) -> None:
-        self.id = id
-        self.spec = spec
-        self.stage = stage
-        self.service_rate = stage.pool.service_rate(spec.variant, spec.cores)
-        self.cores = spec.cores
-        """Cores in effect."""
+    def __post_init__(self) -> None:
+        self.cores = self.target_cores = self.spec.cores
+        self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.cores)
         self.millicores = self.service_rate.millicores
-        self.target_cores = spec.cores
-        """Cores last asked for; differs from `cores` while a resize is under way."""
-        self.resizing = 0
-        """Resizes ordered and not yet in effect. Until there is none, the most that was asked for stays reserved."""
-        self.life = Life.STARTING
-        self.since_ns = now_ns
-        self.batch: RunningBatch | None = None
-        self.batches = 0
 
     @property
     def will_free_cores(self) -> bool:
@@ -297,16 +288,16 @@ class ReplicaPool:
         found = self._rates.get((variant, cores))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
-            self._rates[variant, cores] = found = ServiceRate(self._beliefs[variant], cores)
+            self._rates[variant, cores] = found = ServiceRate(self._beliefs[variant], cores, millicores(cores))
             found.refresh(self._limits.batch_max(variant))
         return found
 
     def refresh(self) -> tuple[float, float]:
         """Take over what beliefs have learnt; returns how many visits a nanosecond the ready replicas are believed to
         serve in full batches, and how many those that start."""
-        ready = starting = 0.0
+        ready, starting, limits = 0.0, 0.0, self._limits
         for (variant, _), rate in self._rates.items():
-            rate.refresh(self._limits.batch_max(variant))
+            rate.refresh(limits.by_variant.get(variant, limits.default))
             if rate.batch_max:
                 per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
                 ready += rate.ready * per_ns
@@ -338,15 +329,13 @@ def _id_of(replica: Replica) -> ReplicaId:
     return replica.id
 
 
+@dataclass(slots=True, eq=False)
 class RestartBackoff:
     """When a lost replica of a stage is replaced: ever later while no batch finishes between the losses."""
 
-    __slots__ = ("losses", "not_before_ns")
-
-    def __init__(self) -> None:
-        self.losses = 0
-        """Replicas lost since the last batch that finished; the data path sets it back."""
-        self.not_before_ns = 0
+    losses: int = 0
+    """Replicas lost since the last batch that finished; the data path sets it back."""
+    not_before_ns: int = 0
 
     def lose(self, now_ns: int) -> int:
         """A replica is lost; returns how long its replacement has to wait."""
@@ -356,19 +345,18 @@ class RestartBackoff:
         return wait_ns
 
 
+@dataclass(slots=True, eq=False)
 class TimeEstimates:
-    """What is believed about time at a stage: what admission and drop policies are shown. Kept between control
-    ticks."""
+    """What is believed about time at a stage, for admission and drop policies. Kept between control ticks."""
 
-    __slots__ = ("remaining_full_ns", "remaining_ns", "startup_ns", "visit_ns")
-
-    def __init__(self) -> None:
-        self.startup_ns = 0
-        """Until the first replica is ready; 0 where one is."""
-        self.visit_ns = 0
-        """By how much each waiting visit lengthens the queue; 0 where that is unknown."""
-        self.remaining_ns = self.remaining_full_ns = 0
-        """Least time from leaving this stage to the answer, in batches of one, and in full ones."""
+    startup_ns: int = 0
+    """Until the first replica is ready; 0 where one is."""
+    visit_ns: int = 0
+    """By how much each waiting visit lengthens the queue; 0 where that is unknown."""
+    remaining_ns: int = 0
+    """Least time from leaving this stage to the answer, in batches of one."""
+    remaining_full_ns: int = 0
+    """The same in full batches."""
 
 
 class StageState:
