@@ -117,9 +117,6 @@ def test_a_process_that_has_exited_is_no_error() -> None:
     actuator.close()
 
 
-# == test_cgroup: Control groups against a tree of plain files, and against the machine's own where it lets us.
-
-
 CPUS_cgroup = float(len(os.sched_getaffinity(0)))
 
 

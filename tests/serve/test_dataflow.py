@@ -139,7 +139,11 @@ def cascade(*, exclusive: bool) -> Graph:
     """A first look; then one of two others, or perhaps both."""
     second = When("look", "kind", (2,)) if exclusive else When("look", "sure")
     return Graph(
-        [GraphStage("look"), after("cats", "look", when=(When("look", "kind", (1,)),)), after("dogs", "look", when=(second,))]
+        [
+            GraphStage("look"),
+            after("cats", "look", when=(When("look", "kind", (1,)),)),
+            after("dogs", "look", when=(second,)),
+        ]
     )
 
 
@@ -223,7 +227,8 @@ def test_what_needs_the_output_of_a_branch_that_may_be_left_out_is_refused() -> 
     assert "let 'tell' come after 'read' only, give its other edges the same `when`" in str(caught.value)
     same = merged(read, GraphStage("tell", ("look", "read"), KIND))
     assert same.inputs["tell"] == ((Source("look", 0),), (Source("read", 0),))
-    always = merged(after("read", "look", when=(When("look", "kind", share=1.0),)), GraphStage("tell", ("look", "read")))
+    certain = (When("look", "kind", share=1.0),)
+    always = merged(after("read", "look", when=certain), GraphStage("tell", ("look", "read")))
     assert always.inputs == same.inputs, "it is told that no request leaves it out"
 
 
@@ -267,9 +272,6 @@ def test_two_outputs_of_one_name_are_refused() -> None:
     }
     with pytest.raises(InputError, match=r"would be named 'b\.y': one of stage 'b' and one of stage 'a'"):
         wire(Graph([GraphStage("r"), after("a", "r"), after("b", "r")]), models)
-
-
-# == test_parts: Tensors taken apart, put together, and looked at to decide.
 
 
 BOXES, KIND_parts, SURE = Port("boxes", "INT64", (-1, 2)), Port("kind", "INT64", (1,)), Port("sure", "FP32", (-1,))

@@ -323,9 +323,6 @@ def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest
     assert "the disk is full" in caplog.text
 
 
-# == test_driver_faults: Tensors that fit no stage or no edge, between a scripted core and a backend that only takes notes.
-
-
 PARTED = Wiring(
     Signature((PORT,), (PORT,)),
     inputs={"a": ((Source(APPLICATION, 0),),), "b": ((Source("a", 0),),), "c": ((Source("b", 0),),)},

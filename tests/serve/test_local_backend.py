@@ -189,8 +189,8 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
     ("model", "device", "says"),
     [
         ("missing.onnx", "", "missing.onnx"),
-        ("fake:nonsense", "", "is no fake model"),
-        ("fake:sleep:0:0", "gpu0", "device 'gpu0' is asked for"),
+        ("fake:nonsense", "", "is not a fake model"),
+        ("fake:sleep:0:0", "gpu0", "device 'gpu0' is requested"),
     ],
 )
 def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str, says: str) -> None:
@@ -210,7 +210,7 @@ def test_an_answer_with_other_outputs_than_the_signature_loses_the_replica() -> 
         backend.run(BatchId(1), A, rows(b"x"))
         lost = await ear.hear(ReplicaLost)
         assert isinstance(lost, ReplicaLost)
-        assert "has not 0 outputs" in lost.error
+        assert "does not have 0 outputs" in lost.error
 
     play(scene, {"m": Servable("fake:sleep:0:0", Signature(BYTES.inputs, ()))})
 

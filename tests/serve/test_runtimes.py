@@ -61,9 +61,6 @@ def test_the_nearest_loaded_thread_count_runs_and_few_are_kept(mlp: Path) -> Non
     assert runtime.run([x], 1)[1] == 5
 
 
-# == test_python: A stage in Python, run by real worker processes.
-
-
 pytestmark = pytest.mark.live
 A = ReplicaId(1)
 SPEC = ReplicaSpec("stage", "text", 1, "here")

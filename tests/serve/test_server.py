@@ -412,7 +412,7 @@ def test_the_journal_stops_at_its_bound_and_says_so_once(tmp_path: Path, caplog:
     size = (tmp_path / EVENTS).stat().st_size
     assert 1000 < size < 1100
     assert [record.getMessage() for record in caplog.records] == [
-        f"serving goes on, its event log does not: {tmp_path / EVENTS} has reached its bound of 1000 bytes"
+        f"the event log has stopped, the server continues: {tmp_path / EVENTS} has reached its limit of 1000 bytes"
     ]
 
 
@@ -421,4 +421,4 @@ def test_a_disk_that_refuses_does_not_stop_the_server(tmp_path: Path, caplog: py
     (tmp_path / EVENTS).unlink()
     journal.flush()
     journal.extend(1, [WOKE])
-    assert "serving goes on" in caplog.text
+    assert "the server continues" in caplog.text

@@ -18,7 +18,6 @@ from msgspec import Struct
 from sloop.load.results import Ending
 from sloop.units import NS_PER_S
 
-
 HEAD_BYTES_MAX: Final = 64 * 1024
 BODY_BYTES_MAX: Final = 256 * 2**20
 

@@ -29,7 +29,6 @@ from sloop.load.plan import Body
 from sloop.load.results import Ending, RecordWriter
 from sloop.units import NS_PER_MS, NS_PER_S, to_s
 
-
 SCHEDULE: Final = "schedule.bin"
 RECORDS: Final = "records.bin"
 ORDERS: Final = "orders.json"

@@ -404,7 +404,8 @@ class RequestTensors(Struct):
                 if _row_count(tensors[position]) != total:
                     raise ValueError(
                         f"outputs of stage {stage!r} differ in rows: {port.name!r} has "
-                        f"{_row_count(tensors[position])}, but the output that {decision.target!r} runs for each row of has {total}"
+                        f"{_row_count(tensors[position])}, but the output that {decision.target!r} runs for each "
+                        f"row of has {total}"
                     )
             rows: Sequence[int] = range(total)
             if decision.when is not None:

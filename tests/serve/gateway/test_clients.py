@@ -80,16 +80,10 @@ def test_infers_in_json(gateway: Gateway) -> None:
 def test_shows_what_was_wrong(client: Any) -> None:
     module, triton_client = client
     x, k = np.zeros((1, 4), np.float32), np.array([[3]])
-    with pytest.raises(triton.InferenceServerException, match="unknown model 'other' here"):
+    with pytest.raises(triton.InferenceServerException, match="unknown model 'other'"):
         triton_client.infer("other", inputs(module, x, k))
     with pytest.raises(triton.InferenceServerException, match=r"inputs\[0\].shape: \[1, 5\] for input 'x'"):
         triton_client.infer("demo", inputs(module, np.zeros((1, 5), np.float32), k))
-
-
-# == test_kserve: The KServe client, REST and gRPC, JSON and binary, against a real server.
-#
-# The client brings many packages of its own, so it may live in another environment: name its Python in
-# `SLOOP_KSERVE_PYTHON` (`python -m venv DIR && DIR/bin/pip install kserve`).
 
 
 PYTHON = os.environ.get("SLOOP_KSERVE_PYTHON") or (sys.executable if importlib.util.find_spec("kserve") else "")

@@ -159,9 +159,6 @@ def test_closing_lets_go_of_idle_connections(loop_thread: LoopThread) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=2)
 
 
-# == test_bodies: Room for bodies: each one, all together, and the way back of every byte.
-
-
 class Parts:
     """A body that comes in parts."""
 

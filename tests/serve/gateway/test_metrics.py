@@ -1,4 +1,7 @@
-"""The metrics against a log by hand, and against plain counting over the logs of random worlds with faults."""
+"""The exposition against a log by hand, and against plain counting over the logs of random worlds with faults.
+
+The run state behind it has tests of its own, in `tests/runlog`.
+"""
 
 from collections import Counter, defaultdict
 
@@ -8,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each
-from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
 from sloop.runlog import MemoryLog, Record
-from sloop.serve.gateway.metrics import Metrics
+from sloop.serve.gateway.metrics import SAMPLES_MAX, SECONDS_KEPT, Metrics
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms
@@ -44,7 +47,7 @@ def scrape(metrics: Metrics) -> Scraped:
 def told(application: Application, *records: tuple[float, Record]) -> Scraped:
     metrics = Metrics(application)
     for at_ms, record in records:
-        metrics.extend(ms(at_ms), [record])
+        metrics.state.append(ms(at_ms), record)
     return scrape(metrics)
 
 
@@ -167,7 +170,7 @@ def test_a_cold_start_is_told_step_by_step() -> None:
     assert seen["sloop_resize_seconds_sum", ("only",)] == pytest.approx(0.005)
     assert seen["sloop_cores_allocated", ("only",)] == 6
     assert [seen["sloop_replicas", (life, "only", "v")] for life in ("starting", "ready", "draining")] == [1, 0, 1]
-    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.505 + 4 * 0.145 + 2 * 0.05)
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.5 + 4 * 0.15 + 2 * 0.05)
 
 
 def test_what_a_lost_replica_ran_waits_again() -> None:
@@ -189,32 +192,13 @@ def test_what_a_lost_replica_ran_waits_again() -> None:
     assert ("sloop_service_time_seconds_sum", ("only", "v")) not in seen
 
 
-def test_what_a_stuck_replica_ran_waits_again_once_wherever_it_is_when_that_is_gone() -> None:
-    given_up: list[tuple[float, Record]] = [
-        *((0, start(number, stage)) for number, stage in enumerate("aabc")),
-        (1, request(1, at_ms=1)),
-        (1, batch(0, 0, 1, stage="a")),
-        (10_001, StopReplica(ReplicaId(0), "its batch has run for 10.0 s")),
-    ]
-    seen = told(DIAMOND, *given_up)
-    assert seen["sloop_queue_length", ("a",)] == 1
-    gone = (10_008, ReplicaStopped(ReplicaId(0)))
-    assert told(DIAMOND, *given_up, gone)["sloop_queue_length", ("a",)] == 1
-    again = (10_005, batch(1, 1, 1, stage="a"))
-    seen = told(DIAMOND, *given_up, again, gone)
-    assert seen["sloop_queue_length", ("a",)] == 0, "it runs elsewhere"
-    assert seen["sloop_queue_wait_seconds_sum", ("a",)] == pytest.approx(0.004)
-    seen = told(DIAMOND, *given_up, again, (10_006, finished(1, 1)), (10_006, batch(2, 2, 1, stage="b")), gone)
-    assert [seen["sloop_queue_length", (stage,)] for stage in "abc"] == [0, 0, 1], "it has gone on"
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
     world = random_world(seed)
     log, metrics = MemoryLog(), Metrics(world.application)
     simulate(world, [log])
     for now_ns, record in log:
-        metrics.extend(now_ns, [record])
+        metrics.state.append(now_ns, record)
     seen = scrape(metrics)
     ends = Counter(record.outcome for _, record in log if isinstance(record, End))
     assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
@@ -233,8 +217,6 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
         assert seen["sloop_batch_size_count", key] == batches[key]
         assert seen["sloop_batch_size_bucket", ("+Inf", *key)] == batches[key]
     assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_length") == 0
-    remembered = (metrics._sent, *metrics._queued.values(), metrics._journeys, metrics._places)
-    assert not any(remembered), "remembered for ever"
     assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == sum(sizes.values())
     assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
         isinstance(record, Decided) for _, record in log
@@ -254,3 +236,27 @@ def record_is_open(log: MemoryLog) -> Counter[RequestId]:
 
 def test_nothing_has_been_missed_before_the_first_end() -> None:
     assert Metrics(ONE).attainment == 1
+
+
+def test_samples_are_sorted_into_histograms_before_they_become_many() -> None:
+    metrics = Metrics(ONE)
+    metrics.state.append(0, start(0))
+    for id in range(SAMPLES_MAX + 100):
+        metrics.state.append(ms(id), request(id, at_ms=id))
+        metrics.state.append(ms(id), batch(id, 0, id))
+        metrics.state.append(ms(id), finished(id, 0))
+        metrics.state.append(ms(id), End(RequestId(id), Outcome.SERVED))
+    assert len(metrics.state.served_ns) < SAMPLES_MAX
+    assert len(metrics.state.seconds) <= SECONDS_KEPT
+    seen = scrape(metrics)
+    assert seen["sloop_requests_total", ("served",)] == SAMPLES_MAX + 100
+    assert seen["sloop_request_duration_seconds_bucket", ("0.0005", "served")] == SAMPLES_MAX + 100
+    assert seen["sloop_service_time_seconds_count", ("only", "v")] == SAMPLES_MAX + 100
+    assert scrape(metrics) == seen, "a scrape changes nothing"
+
+
+def test_growing_replicas_hold_their_cores_from_the_order_on() -> None:
+    """As tables and pages count them: `/metrics` used to count them from the effect."""
+    seen = told(ONE, (0, start(0)), (100, ResizeReplica(ReplicaId(0), 4)), (200, End(RequestId(9), Outcome.SERVED)))
+    assert seen["sloop_cores_allocated", ("only",)] == 4
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.1 + 4 * 0.1)
