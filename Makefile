@@ -5,7 +5,7 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo fmt lint types contracts check reproduce fuzz bench-peers bench-sim clean
+.PHONY: help test coverage demo fmt lint types contracts check reproduce fuzz bench-peers bench-sim clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -18,6 +18,11 @@ $(READY): pyproject.toml
 
 test: $(READY) ## every test, tests of live servers one after another
 	$(BIN)/pytest -n 2 --dist loadgroup $(FLAGS)
+
+PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
+
+coverage: $(READY) ## branches of the floors without I/O that their own tests reach; fails below the limit
+	$(BIN)/coverage run -m pytest -p no:cacheprovider $(PURE) && $(BIN)/coverage report --skip-covered
 
 demo: $(READY) ## three minutes: a real model under a bursty trace, live and simulated, one HTML report
 	$(BIN)/sloop demo $(FLAGS)
@@ -49,4 +54,4 @@ bench-peers: $(READY) ## beside mosec, LitServe, BentoML, Ray Serve, Triton and 
 	$(BIN)/python -m benchmarks.peers $(FLAGS)
 
 clean: ## forget the environment and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
+	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
