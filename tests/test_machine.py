@@ -5,7 +5,7 @@ import pytest
 from sloop.machine import hardware_name, processor, usable_cpus
 
 
-def test_where_the_system_does_not_tell_all_cpus_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_affinity_all_cpus_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert usable_cpus() == tuple(range(os.cpu_count() or 1))
 

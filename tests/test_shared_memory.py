@@ -31,7 +31,7 @@ def test_offsets_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.binary(max_size=200), max_size=4), max_size=5), st.integers(0, 3))
-def test_what_one_side_lays_out_the_other_finds_however_it_has_grown(tensors: list[list[bytes]], before: int) -> None:
+def test_one_side_reads_what_the_other_wrote_after_any_growth(tensors: list[list[bytes]], before: int) -> None:
     ours = SharedMemory.make()
     if ours is None:
         pytest.skip("this system has no anonymous memory to share")
@@ -56,7 +56,7 @@ def test_arrays_survive_growth(shared: SharedMemory) -> None:
     assert bytes(before) == bytes(shared.readable(10)) == b"0123456789"
 
 
-def test_more_than_is_there_is_refused(shared: SharedMemory) -> None:
+def test_reading_beyond_the_end_is_refused(shared: SharedMemory) -> None:
     shared.writable(10)
     with pytest.raises(ValueError, match="are announced"):
         SharedMemory(shared.fd).readable(1_000_000)

@@ -16,12 +16,12 @@ def test_rounds_to_nearest_rather_than_down() -> None:
 
 
 @given(st.integers(0, 10**15))
-def test_what_is_shown_reads_back(value_ns: int) -> None:
+def test_float_units_read_back(value_ns: int) -> None:
     assert units.ms(units.to_ms(value_ns)) == value_ns
     assert units.s(units.to_s(value_ns)) == value_ns
 
 
-def test_forever_is_later_than_three_lifetimes_and_fits_a_machine_word() -> None:
+def test_forever_is_later_than_any_sum_of_instants_and_fits_64_bits() -> None:
     assert units.s(290 * 365.25 * 86_400) < units.FOREVER_NS
     assert 2.5 * units.LONGEST_NS < units.FOREVER_NS
     assert units.FOREVER_NS.bit_length() == 63

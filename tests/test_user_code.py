@@ -1,4 +1,4 @@
-"""Python files of a user's own: run once, and what goes wrong in them told with its line."""
+"""Python files that a user wrote: executed once, and errors in them named with their line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_is_run_once_and_finds_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_executed_once_and_can_import_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("VALUE = 7")
     path = written(tmp_path, "from beside_it import VALUE\nseen = [VALUE]")
     module_in(path).seen.append(8)
@@ -38,16 +38,16 @@ def test_a_file_is_run_once_and_finds_what_lies_beside_it(tmp_path: Path) -> Non
         ("from nowhere_at_all import it", r"mine\.py:1: it cannot be imported: ModuleNotFoundError"),
     ],
 )
-def test_errors_are_told_with_file_and_line(tmp_path: Path, text: str, says: str) -> None:
+def test_errors_name_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         module_in(written(tmp_path, text))
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.py: there is no such file"):
         module_in(tmp_path / "none.py")
 
 
-def test_an_error_elsewhere_is_told_without_a_line(tmp_path: Path) -> None:
+def test_an_error_outside_the_file_has_no_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine\.py: it fails: ValueError: here"):
         raise_user_error(ValueError("here"), tmp_path / "mine.py", "it fails")

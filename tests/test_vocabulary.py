@@ -21,7 +21,7 @@ def test_a_request_is_written_to_the_log_as_the_event_of_its_arrival() -> None:
     assert msgspec.json.decode(row, type=Request) == request
 
 
-def test_plans_are_the_same_target_whatever_their_reasons() -> None:
+def test_reasons_do_not_make_plans_differ() -> None:
     assert plan("demand fell", 2).same_target(plan("nothing changed", 2))
     assert not plan("demand fell", 2).same_target(plan("demand fell", 3))
     assert not plan("demand fell", 2).same_target(None)

@@ -1,4 +1,5 @@
-"""What follows from how stages hang together: scopes, kinds of edges, shares, visits, paths; and what fits no graph."""
+"""What follows from the declared edges: scopes, shares, visits, paths, conditions; and which declarations are
+refused."""
 
 from itertools import product
 from random import Random
@@ -25,7 +26,7 @@ def kinds(graph: Graph) -> dict[tuple[str, str], str]:
     return {(edge.source, edge.target): edge.kind for edges in graph.edges.values() for edge in edges}
 
 
-def test_parts_run_from_where_they_are_taken_apart_to_where_they_meet() -> None:
+def test_stages_run_for_parts_between_fan_out_and_join() -> None:
     graph = Graph(OCR)
     assert graph.scopes == {"find": "", "turn": "turn", "read": "turn", "merge": ""}
     assert graph.stages_in("turn") == ("turn", "read")
@@ -116,7 +117,9 @@ EACH = Each("a")
         ),
     ],
 )
-def test_what_fits_no_graph_is_refused(steps: tuple[GraphStage, ...], where: str, what: str, help: str) -> None:
+def test_contradicting_declarations_are_refused(
+    steps: tuple[GraphStage, ...], where: str, what: str, help: str
+) -> None:
     with pytest.raises(InputError) as caught:
         scopes_of(steps)
     assert (caught.value.where, caught.value.what) == (where, f"{where}: {what}")
@@ -133,7 +136,7 @@ def test_parts_of_two_kinds_may_meet() -> None:
     assert scopes_of(steps)["d"] == ""
 
 
-def likelihoods(*steps: GraphStage) -> list[float]:
+def probabilities(*steps: GraphStage) -> list[float]:
     graph = Graph((GraphStage("a"), *steps))
     return [round(graph.probability(edge), 9) for edge in graph.edges["a"]]
 
@@ -142,34 +145,34 @@ def branch(name: str, output: str = "kind", values: tuple[int, ...] = (), share:
     return GraphStage(name, ("a",), (When("a", output, values, share),))
 
 
-def test_alternatives_share_what_is_not_told() -> None:
-    assert likelihoods(GraphStage("b", ("a",))) == [1]
-    assert likelihoods(branch("b")) == [0.5], "a lone branch is taken, or not"
-    assert likelihoods(branch("b", share=0.3)) == [0.3]
-    assert likelihoods(branch("b", values=(1,)), branch("c", values=(2,))) == [0.5, 0.5]
-    assert likelihoods(branch("b", values=(1,), share=0.3), branch("c", values=(2,))) == [0.3, 0.7]
+def test_alternatives_divide_what_declared_shares_leave() -> None:
+    assert probabilities(GraphStage("b", ("a",))) == [1]
+    assert probabilities(branch("b")) == [0.5], "a lone branch is taken, or not"
+    assert probabilities(branch("b", share=0.3)) == [0.3]
+    assert probabilities(branch("b", values=(1,)), branch("c", values=(2,))) == [0.5, 0.5]
+    assert probabilities(branch("b", values=(1,), share=0.3), branch("c", values=(2,))) == [0.3, 0.7]
     others = [branch(name, values=(value,)) for name, value in (("c", 2), ("d", 3), ("e", 4))]
-    assert likelihoods(branch("b", values=(1,), share=0.4), *others) == [0.4, 0.2, 0.2, 0.2]
-    assert likelihoods(branch("b", "kind", (1,), 1.0), branch("c", "kind", (2,))) == [1, 0]
-    assert likelihoods(branch("b", "kind", share=0.9), branch("c", "size")) == [0.9, 0.5], "two questions"
+    assert probabilities(branch("b", values=(1,), share=0.4), *others) == [0.4, 0.2, 0.2, 0.2]
+    assert probabilities(branch("b", "kind", (1,), 1.0), branch("c", "kind", (2,))) == [1, 0]
+    assert probabilities(branch("b", "kind", share=0.9), branch("c", "size")) == [0.9, 0.5], "two questions"
 
 
 def test_the_same_condition_is_one_alternative() -> None:
-    told, same, other = branch("b", values=(1,), share=0.3), branch("c", values=(1,)), branch("d", values=(2,))
-    assert likelihoods(told, same, other) == [0.3, 0.3, 0.7]
-    assert likelihoods(same, told, other) == [0.3, 0.3, 0.7]
+    declared, same, other = branch("b", values=(1,), share=0.3), branch("c", values=(1,)), branch("d", values=(2,))
+    assert probabilities(declared, same, other) == [0.3, 0.3, 0.7]
+    assert probabilities(same, declared, other) == [0.3, 0.3, 0.7]
 
 
-def test_a_share_of_nothing_is_a_share() -> None:
+def test_a_declared_share_of_zero_counts() -> None:
     never, same, other = branch("b", values=(1,), share=0.0), branch("c", values=(1,)), branch("d", values=(2,))
-    assert likelihoods(never, same, other) == [0, 0, 1]
+    assert probabilities(never, same, other) == [0, 0, 1]
 
 
-def test_branches_of_which_no_output_is_known_exclude_each_other() -> None:
-    assert likelihoods(branch("b", "", share=0.25), branch("c", "")) == [0.25, 0.75]
+def test_branches_without_an_output_exclude_each_other() -> None:
+    assert probabilities(branch("b", "", share=0.25), branch("c", "")) == [0.25, 0.75]
 
 
-def test_whether_one_of_the_branches_is_taken_by_all() -> None:
+def test_exhaustive_branches_are_recognised() -> None:
     def is_exhaustive(*steps: GraphStage) -> bool:
         return Graph((GraphStage("a"), *steps)).is_exhaustive("a")
 
@@ -201,7 +204,7 @@ def test_visits_follow_from_shares() -> None:
     assert Graph(diamond).visits() == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
-def test_some_of_the_parts_may_go_on() -> None:
+def test_some_parts_may_be_left_out() -> None:
     steps = (
         *OCR[:2],
         GraphStage("read", ("turn",), (When("turn", "legible", share=0.5),)),
@@ -210,7 +213,7 @@ def test_some_of_the_parts_may_go_on() -> None:
     assert Graph(steps).visits() == {"find": 1, "turn": 4, "read": 2, "note": 4}, "no part notes twice"
 
 
-def test_few_parts_of_many_suffice_to_enter_where_they_meet() -> None:
+def test_a_join_is_entered_if_any_part_reaches_it() -> None:
     many = GraphStage("turn", ("find",), each=Each("find", mean=20.0))
     rare = GraphStage("warn", ("turn",), (When("turn", "is_odd", share=0.02),), join=True)
     assert Graph((OCR[0], many, rare)).visits()["warn"] == pytest.approx(0.4)
@@ -218,7 +221,7 @@ def test_few_parts_of_many_suffice_to_enter_where_they_meet() -> None:
     assert Graph((OCR[0], many, often)).visits()["warn"] == 1
 
 
-def test_where_most_requests_have_no_part_few_are_entered_for_them() -> None:
+def test_a_join_is_entered_seldom_if_most_requests_have_no_part() -> None:
     few = GraphStage("turn", ("find",), each=Each("find", mean=0.2))
     assert Graph((OCR[0], few, GraphStage("tell", ("turn",), join=True))).visits()["tell"] == pytest.approx(0.2)
 
@@ -237,7 +240,7 @@ def test_paths_are_the_chains_from_entries_to_ends() -> None:
     assert [path.stages for path in entries.paths] == [("a", "b"), ("b",)]
 
 
-def test_more_paths_than_can_be_planned_for_are_refused() -> None:
+def test_more_paths_than_planners_can_treat_are_refused() -> None:
     steps = [GraphStage("s0"), GraphStage("t0")]
     for number in range(1, 20):
         before = (f"s{number - 1}", f"t{number - 1}")
@@ -251,7 +254,7 @@ WAYS = (Path(("a", "c", "d"), ms(100), 0.2), Path(("b", "c"), ms(40), 0.2), Path
 WAY_STEPS = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
 
 
-def test_declared_paths_say_who_goes_where() -> None:
+def test_declared_paths_determine_shares() -> None:
     graph = Graph(WAY_STEPS, WAYS, ms(60))
     assert graph.paths == WAYS
     assert graph.has_deadlines
@@ -262,13 +265,13 @@ def test_declared_paths_say_who_goes_where() -> None:
     assert graph.paths_through == {"a": 0b001, "b": 0b110, "c": 0b111, "d": 0b101}
 
 
-def test_a_declared_path_goes_through_every_part() -> None:
+def test_a_declared_path_counts_every_part() -> None:
     steps = (GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=3.0)), GraphStage("c", ("a", "b"), join=True))
-    ways = (Path(("a", "b", "c"), ms(50), 0.5), Path(("a", "c"), ms(50), 0.5))
-    assert Graph(steps, ways, ms(50)).visits() == pytest.approx({"a": 1, "b": 1.5, "c": 1})
+    paths = (Path(("a", "b", "c"), ms(50), 0.5), Path(("a", "c"), ms(50), 0.5))
+    assert Graph(steps, paths, ms(50)).visits() == pytest.approx({"a": 1, "b": 1.5, "c": 1})
 
 
-def test_what_was_measured_takes_the_place_of_what_was_declared() -> None:
+def test_measured_shares_replace_declared_ones() -> None:
     graph = Graph(OCR)
     measured = graph.shares() | {("find", "turn"): 2.5}
     assert graph.visits(measured) == {"find": 1, "turn": 2.5, "read": 2.5, "merge": 1}
@@ -286,7 +289,7 @@ def test_no_stage_is_visited_more_often_than_its_parts_allow(shares: list[float]
     assert visits["z"] == 1
 
 
-def test_what_must_hold_for_a_stage_to_be_entered() -> None:
+def test_conditions_of_a_stage_hold_on_every_path_to_it() -> None:
     graph = Graph(
         [
             GraphStage("look"),
@@ -308,7 +311,7 @@ def test_what_must_hold_for_a_stage_to_be_entered() -> None:
     assert [name for name in names if graph.may_end_at(name)] == ["look", "pets", "loud", "silent", "scene"]
 
 
-def test_what_holds_for_one_part_need_not_hold_for_another() -> None:
+def test_conditions_of_parts_are_forgotten_after_a_join() -> None:
     graph = Graph(
         [
             GraphStage("look"),
@@ -326,8 +329,8 @@ def test_what_holds_for_one_part_need_not_hold_for_another() -> None:
     assert graph.conditions["cats"] == frozenset()
 
 
-def test_many_ways_are_not_walked_one_by_one() -> None:
-    """Forty diamonds one after the other: a million million ways."""
+def test_an_exponential_number_of_paths_is_not_enumerated() -> None:
+    """Forty diamonds one after the other: 10^12 paths."""
     steps = [GraphStage("s0")]
     for level in range(40):
         steps += [GraphStage(f"a{level}", (f"s{level}",)), GraphStage(f"b{level}", (f"s{level}",))]
@@ -338,7 +341,7 @@ def test_many_ways_are_not_walked_one_by_one() -> None:
     assert graph.visits()["s40"] == 1.0
 
 
-def test_ways_that_fit_no_edge_are_told() -> None:
+def test_more_items_than_an_edge_allows_are_a_fault() -> None:
     graph = Graph(
         (GraphStage("find"), GraphStage("read", ("find",), each=Each("find", most=6)), GraphStage("tell", ("find",)))
     )
@@ -348,7 +351,7 @@ def test_ways_that_fit_no_edge_are_told() -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_what_was_passed_on_the_way_to_a_stage_is_what_outputs_can_lead_to(seed: int) -> None:
+def test_combinations_before_a_stage_are_those_that_outputs_can_lead_to(seed: int) -> None:
     random = Random(seed)
     names = [f"s{number}" for number in range(random.randint(2, 5))]
     steps = []
@@ -365,14 +368,14 @@ def test_what_was_passed_on_the_way_to_a_stage_is_what_outputs_can_lead_to(seed:
         while entered:
             name, _ = entered.pop()
             asked = [edge.when for edge in graph.edges[name]]
-            ways = [w is None or (kind[name] in w.values if w.values else kind[name] != 0) for w in asked]
-            entered += progress.finish(name, 0, [int(way) for way in ways])
+            counts = [w is None or (kind[name] in w.values if w.values else kind[name] != 0) for w in asked]
+            entered += progress.finish(name, 0, [int(taken) for taken in counts])
         for name in progress.visited:
             seen[name].add(frozenset(progress.visited).intersection(graph.stages[name].after))
     assert {name: graph.combinations_before(name, graph.stages[name].after) for name in names} == seen
 
 
-def test_fan_outs_may_be_empty_and_told_shares_leave_nothing_out() -> None:
+def test_fan_outs_may_be_empty_and_complete_shares_leave_nothing_out() -> None:
     parts = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a")), GraphStage("c", ("a", "b"), join=True)))
     assert parts.combinations_before("c", ("a", "b")) == {frozenset("a"), frozenset("ab")}
     assert parts.combinations_before("b", ("a",)) == {frozenset("a")}
@@ -385,11 +388,11 @@ def test_fan_outs_may_be_empty_and_told_shares_leave_nothing_out() -> None:
         frozenset("b"),
         frozenset("c"),
     }
-    told_less = branch("c", values=(2,), share=0.5)
-    assert frozenset() in (Graph((GraphStage("a"), one, told_less, end)).combinations_before("d", ("b", "c")) or ())
+    incomplete = branch("c", values=(2,), share=0.5)
+    assert frozenset() in (Graph((GraphStage("a"), one, incomplete, end)).combinations_before("d", ("b", "c")) or ())
 
 
-def test_too_many_combinations_are_not_told_apart() -> None:
+def test_too_many_combinations_are_reported_as_none() -> None:
     many = [GraphStage(f"b{n}", ("a",), (When("a", f"kind{n}"),)) for n in range(40)]
     graph = Graph((GraphStage("a"), *many, GraphStage("end", tuple(step.name for step in many))))
     assert graph.combinations_before("end", ("b0",)) is None

@@ -1,4 +1,4 @@
-"""A request's way through a graph, against a reading of it that starts anew after every visit."""
+"""A request's progress through a graph, against a model that is worked out anew after every visit."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -17,16 +17,16 @@ Visited = tuple[str, int]
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 7) -> Graph:
-    """Any graph that fits: stages in order, each after some of those before it."""
+    """Any valid graph: each stage comes after some of the stages before it."""
     steps: list[GraphStage] = []
     scopes: dict[str, str] = {}
     for number in range(draw(st.integers(1, most))):
         name = f"s{number}"
         after = tuple(sorted(draw(st.sets(st.sampled_from(sorted(scopes)), max_size=3)))) if scopes else ()
         found = {scopes[other] for other in after}
-        parted, mixed = bool(found - {""}), len(found) > 1
-        each = len(after) == 1 and not parted and draw(st.booleans())
-        join = parted and (mixed or draw(st.booleans()))
+        in_parts, mixed = bool(found - {""}), len(found) > 1
+        each = len(after) == 1 and not in_parts and draw(st.booleans())
+        join = in_parts and (mixed or draw(st.booleans()))
         scopes[name] = name if each else "" if join or not after else found.pop()
         entry = not scopes[name] and draw(st.booleans())
         steps.append(GraphStage(name, after, (), Each(after[0]) if each else None, join, entry))
@@ -34,17 +34,17 @@ def graphs(draw: st.DrawFn, most: int = 7) -> Graph:
 
 
 def decide(graph: Graph, stage: str, random: Random) -> tuple[int, ...]:
-    """What an output may say: 0 or 1 for an edge, up to 3 parts where it fans out."""
+    """Random edge counts: 0 or 1 for a plain edge, up to 3 parts for a fan-out."""
     return tuple(random.choice((0, 1, 2, 3) if edge.kind == "each" else (0, 1, 1)) for edge in graph.edges[stage])
 
 
-class Reading:
-    """What is known once some visits are over, worked out from nothing but their outputs."""
+class Model:
+    """The model: which visits happen, worked out from the edge counts of those that have ended."""
 
     def __init__(self, graph: Graph, enters: Sequence[str], ended: Mapping[Visited, Sequence[int]]) -> None:
         self.graph, self.ended = graph, ended
         self.is_in: dict[Visited, bool] = {}
-        """Whether a visit happens, of those of which that is known."""
+        """Whether a visit happens, as far as that is decided."""
         self.parts: dict[str, int] = {}
         for name, step in graph.stages.items():
             scope = graph.scopes[name]
@@ -55,14 +55,14 @@ class Reading:
                     self.is_in |= {(name, part): True for part in range(count)}
                 continue
             for part in range(self.parts.get(scope, 0) if scope else 1):
-                told = [self.sent(*source, name) for source in self.before(step, part)]
+                counts = [self.sent(*source, name) for source in self.before(step, part)]
                 if name in graph.entries:
-                    told.append(int(not enters or name in enters))
-                if None not in told:
-                    self.is_in[name, part] = any(told)
+                    counts.append(int(not enters or name in enters))
+                if None not in counts:
+                    self.is_in[name, part] = any(counts)
 
     def before(self, step: GraphStage, part: int) -> list[Visited]:
-        """Those whose outputs decide; one that nobody can know yet where parts are not counted."""
+        """The visits whose outputs decide; an unknown one where the number of parts is not known yet."""
         found: list[Visited] = []
         for source in step.after:
             scope = self.graph.scopes[source]
@@ -75,12 +75,12 @@ class Reading:
         return found
 
     def sent(self, source: str, part: int, target: str) -> int | None:
-        """How many parts take an edge; None while that is open."""
+        """How many items are sent along an edge; None while that is undecided."""
         happens = self.is_in.get((source, part))
         if not happens:
             return None if happens is None else 0
-        ways = self.ended.get((source, part))
-        return None if ways is None else ways[[edge.target for edge in self.graph.edges[source]].index(target)]
+        counts = self.ended.get((source, part))
+        return None if counts is None else counts[[edge.target for edge in self.graph.edges[source]].index(target)]
 
     def entered(self) -> set[Visited]:
         return {visit for visit, happens in self.is_in.items() if happens}
@@ -92,7 +92,7 @@ def request_in(graph: Graph, enters: Sequence[str] = ()) -> RequestProgress:
 
 
 @given(graphs(), st.integers(0, 2**32), st.booleans())
-def test_a_request_goes_where_its_outputs_say_at_once_and_never_twice(graph: Graph, seed: int, named: bool) -> None:
+def test_visits_are_entered_as_soon_as_outputs_decide_and_never_twice(graph: Graph, seed: int, named: bool) -> None:
     random = Random(seed)
     enters = random.sample(graph.entries, random.randint(1, len(graph.entries))) if named else []
     progress, ended = request_in(graph, enters), dict[Visited, Sequence[int]]()
@@ -100,7 +100,7 @@ def test_a_request_goes_where_its_outputs_say_at_once_and_never_twice(graph: Gra
     under_way = list(entered)
     while True:
         assert len(entered) == len(set(entered)), "no stage is entered twice for the same part"
-        assert set(entered) == Reading(graph, enters, ended).entered(), "neither before it is known, nor after"
+        assert set(entered) == Model(graph, enters, ended).entered(), "neither before it is known, nor after"
         assert progress.open_visits == len(under_way)
         if not under_way:
             break
@@ -108,7 +108,7 @@ def test_a_request_goes_where_its_outputs_say_at_once_and_never_twice(graph: Gra
         ended[stage, part] = decide(graph, stage, random)
         new = progress.finish(stage, part, ended[stage, part])
         entered, under_way = entered + new, under_way + new
-    settled = Reading(graph, enters, ended)
+    settled = Model(graph, enters, ended)
     parts = sum(settled.parts[scope] if scope else 1 for scope in graph.scopes.values())
     assert len(settled.is_in) == parts, "nothing is left open"
     assert progress.visited == {name: count for name in graph.stages if (count := _visits(entered, name))}
@@ -119,7 +119,7 @@ def _visits(entered: Sequence[Visited], name: str) -> int:
 
 
 @given(graphs(), st.integers(0, 2**32))
-def test_in_whatever_order_visits_end_the_same_ones_are_made(graph: Graph, seed: int) -> None:
+def test_the_order_in_which_visits_end_does_not_matter(graph: Graph, seed: int) -> None:
     def visits(order: Random) -> set[Visited]:
         progress = request_in(graph)
         under_way = progress.begin()
@@ -136,7 +136,7 @@ def test_in_whatever_order_visits_end_the_same_ones_are_made(graph: Graph, seed:
 
 
 @given(graphs())
-def test_without_a_word_every_edge_is_taken_once(graph: Graph) -> None:
+def test_without_edge_counts_every_edge_is_taken_once(graph: Graph) -> None:
     progress = request_in(graph)
     under_way = progress.begin()
     entered = list(under_way)
@@ -156,7 +156,7 @@ PARTS = Graph(
 )
 
 
-def test_parts_are_waited_for_where_they_meet_even_those_that_are_left_out() -> None:
+def test_a_join_waits_for_all_parts_even_those_left_out() -> None:
     progress = request_in(PARTS)
     assert progress.begin() == [("find", 0)]
     assert progress.finish("find", 0, (3,)) == [("read", 0), ("read", 1), ("read", 2)]
@@ -170,7 +170,7 @@ def test_parts_are_waited_for_where_they_meet_even_those_that_are_left_out() -> 
 
 
 @pytest.mark.parametrize("outputs", [(0,), (2, 0, 0)])
-def test_where_nothing_is_left_to_do_it_ends(outputs: tuple[int, ...]) -> None:
+def test_a_request_ends_when_no_visit_is_open(outputs: tuple[int, ...]) -> None:
     count, *takes = outputs
     progress = request_in(PARTS)
     progress.begin()
@@ -181,7 +181,7 @@ def test_where_nothing_is_left_to_do_it_ends(outputs: tuple[int, ...]) -> None:
     assert progress.open_visits == 0
 
 
-def test_zero_parts_do_not_hold_up_who_comes_another_way() -> None:
+def test_a_fan_out_without_parts_does_not_delay_a_join() -> None:
     steps = (
         GraphStage("find"),
         GraphStage("read", ("find",), each=Each("find")),
@@ -192,7 +192,7 @@ def test_zero_parts_do_not_hold_up_who_comes_another_way() -> None:
     assert progress.finish("find", 0, (0, 1)) == [("tell", 0)]
 
 
-def test_a_thousand_parts_meet_once() -> None:
+def test_a_thousand_parts_join_once() -> None:
     steps = (
         GraphStage("find"),
         GraphStage("read", ("find",), each=Each("find")),
@@ -204,14 +204,14 @@ def test_a_thousand_parts_meet_once() -> None:
     assert [progress.finish(*visit) for visit in parts] == [[]] * 999 + [[("tell", 0)]]
 
 
-def test_as_many_answers_as_edges_are_asked_for() -> None:
+def test_one_count_for_each_edge_is_required() -> None:
     progress = request_in(PARTS)
     progress.begin()
     with pytest.raises(ValueError, match="argument"):
         progress.finish("find", 0, (1, 1))
 
 
-WAYS = Graph(
+PATHS = Graph(
     (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",))),
     (Path(("a", "c", "d"), ms(100), 0.5), Path(("b", "c"), ms(40), 0.25), Path(("b", "c", "d"), ms(60), 0.25)),
     slo_ns=ms(80),
@@ -219,12 +219,12 @@ WAYS = Graph(
 
 
 def deadlines_ms(progress: RequestProgress) -> tuple[float, float]:
-    """On the way, and at the end if it were over."""
+    """The deadline while it is open, and if it ended now."""
     return progress.deadline_ns() / ms(1), progress.deadline_ns(ended=True) / ms(1)
 
 
-def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
-    progress = request_in(WAYS, ("b",))
+def test_the_deadline_is_that_of_the_loosest_possible_path() -> None:
+    progress = request_in(PATHS, ("b",))
     assert deadlines_ms(progress)[0] == 110
     assert progress.begin() == [("b", 0)]
     assert deadlines_ms(progress)[0] == 70, "b → c → d still may be"
@@ -235,14 +235,14 @@ def test_the_deadline_is_the_loosest_of_the_paths_it_may_be_on() -> None:
     assert progress.open_visits == 0
 
 
-def test_a_request_with_a_budget_of_its_own_has_it_stretched_in_proportion() -> None:
-    progress = RequestProgress(WAYS, Request(RequestId(1), 0, 0, ms(40), ("a",)))
+def test_a_request_s_own_budget_is_scaled_like_the_path_s() -> None:
+    progress = RequestProgress(PATHS, Request(RequestId(1), 0, 0, ms(40), ("a",)))
     progress.begin()
     assert progress.deadline_ns() == ms(50)
 
 
-def test_on_several_paths_at_once_it_has_the_application_s_deadline() -> None:
-    progress = request_in(WAYS)
+def test_on_several_paths_at_once_the_application_s_deadline_counts() -> None:
+    progress = request_in(PATHS)
     progress.begin()
     assert deadlines_ms(progress)[0] == 90
 
@@ -253,7 +253,7 @@ def test_paths_without_deadlines_of_their_own_change_nothing() -> None:
     assert deadlines_ms(request_in(graph)) == (90, 90)
 
 
-def test_edges_know_their_kind() -> None:
+def test_edges_have_a_kind() -> None:
     kinds = {(edge.source, edge.target): edge.kind for edges in PARTS.edges.values() for edge in edges}
     assert kinds == {("find", "read"): "each", ("read", "check"): "one", ("check", "tell"): "join"}
     assert PARTS.edges["read"] == (Edge("read", "check", "one", When("read")),)

@@ -7,7 +7,7 @@ from typing import Any
 from sloop.actions import Action, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import Core
-from sloop.core.protocols import Batch, Drop, Order, Policies
+from sloop.core.protocols import Batch, Drop, Forecast, Order, Policies
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
 from sloop.policies.admit import Bounded
@@ -23,7 +23,7 @@ from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request,
 
 @dataclass
 class Belief:
-    """A batch of n on c cores takes (10 + n)/c ms, or that many times as long."""
+    """A batch of n on c cores takes `times` × (10 + n)/c ms."""
 
     batch_max: int = 8
     cores_max: float = 16.0
@@ -45,7 +45,7 @@ class Belief:
 
 @dataclass
 class Script:
-    """A scaling policy that answers what the test has put in `target`."""
+    """A scaling policy that returns what the test has put in `target`."""
 
     target: Plan | None = None
     period_ns: int = s(1)
@@ -74,8 +74,8 @@ def one_each(application: Application, *, cores: float = 1.0, batch_max: int = 4
 
 
 def graph(**edges: dict[str, Any]) -> Application:
-    """An application of these stages, each of one variant; the values are what `Stage` is told of their edges."""
-    stages = tuple(Stage(name, (Variant("a"),), **told) for name, told in edges.items())
+    """An application of these stages, each of one variant; the values are the options of `Stage`."""
+    stages = tuple(Stage(name, (Variant("a"),), **options) for name, options in edges.items())
     return Application(name="graph", slo_ms=1000, stages=stages, system=SystemChoice("static"))
 
 
@@ -93,7 +93,7 @@ NODE = Node("n0", "local", cores=4, memory_bytes=1000)
 
 
 class Scene:
-    """A core and what it answered. `act` returns the new actions and remembers all."""
+    """A core and its actions so far. `act` hands it events and returns the new actions."""
 
     def __init__(
         self,
@@ -104,6 +104,7 @@ class Scene:
         order: Order | None = None,
         batch: Batch | None = None,
         drop: Drop | None = None,
+        forecast: Forecast | None = None,
         queue_max: int = 100,
         times: Mapping[str, float] | None = None,
     ) -> None:
@@ -119,7 +120,7 @@ class Scene:
             drop=drop or PredictiveDrop(),
             admit=Bounded(queue_max=queue_max),
             place=BestFit(),
-            forecast=Last(),
+            forecast=forecast or Last(),
             scale=self.script,
         )
         self.core = Core(application, self.beliefs, policies, nodes)
@@ -133,7 +134,7 @@ class Scene:
         return new
 
     def warm_up(self) -> None:
-        """The first heartbeat, and every replica it starts is ready at once."""
+        """The first tick; every replica that it starts is ready at once."""
         started = [a.replica for a in self.act(0, WOKE) if isinstance(a, StartReplica)]
         for id in started:
             self.act(0, ReplicaReady(ReplicaId(id)))

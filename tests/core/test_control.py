@@ -25,7 +25,7 @@ def warm(count: int = 1, cores: float = 1.0) -> Scene:
     return scene
 
 
-def test_the_first_heartbeat_brings_the_plan_and_its_replicas_on_a_node() -> None:
+def test_the_first_tick_adopts_a_plan_and_starts_its_replicas_on_a_node() -> None:
     scene = Scene(plan_of(2, cores=1.5))
     decided, first, second = scene.act(0, WOKE)
     assert isinstance(decided, Decided)
@@ -36,12 +36,12 @@ def test_the_first_heartbeat_brings_the_plan_and_its_replicas_on_a_node() -> Non
     assert scene.core.wake_ns == s(1)
 
 
-def test_a_plan_that_asks_for_the_same_is_not_news() -> None:
+def test_an_unchanged_plan_orders_and_logs_nothing() -> None:
     scene = warm()
     assert scene.act(1000, WOKE) == []
 
 
-def test_cores_are_resized_in_place_and_believed_only_when_in_effect() -> None:
+def test_a_resize_counts_only_once_it_is_in_effect() -> None:
     scene = warm()
     scene.script.target = plan_of(1, cores=2)
     assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 2)]
@@ -54,7 +54,7 @@ def test_cores_are_resized_in_place_and_believed_only_when_in_effect() -> None:
     assert scene.act(2000, WOKE) == []
 
 
-def test_cores_given_up_are_free_only_once_the_resize_is_in_effect() -> None:
+def test_cores_are_freed_only_once_the_resize_is_in_effect() -> None:
     scene = warm(cores=3.0)
     scene.script.target = plan_of(1, cores=1)
     scene.act(1000, WOKE)
@@ -63,7 +63,7 @@ def test_cores_given_up_are_free_only_once_the_resize_is_in_effect() -> None:
     assert scene.core.state.ledger.views()[0].free_cores == 3
 
 
-def test_a_resize_without_room_is_said_once_and_tried_again() -> None:
+def test_a_shortage_of_cores_is_logged_once_and_retried() -> None:
     scene = Scene(plan_of(1, cores=3), nodes=[Node("n0", "local", 2, 1000)])
     assert notes(scene.act(0, WOKE)) == ["plan", "short"]
     assert scene.act(1000, WOKE) == []
@@ -82,7 +82,7 @@ def test_scaling_in_lets_a_busy_replica_finish() -> None:
     assert scene.act(1003, request(3, at_ms=1003)) == []
 
 
-def test_a_replica_that_dies_while_it_leaves_is_not_missed() -> None:
+def test_a_replica_that_dies_while_draining_is_not_replaced() -> None:
     scene = warm(2)
     scene.act(10, request(1, slo_ms=5000), request(2, slo_ms=5000))
     scene.script.target = plan_of(1)
@@ -101,16 +101,16 @@ def test_another_variant_takes_over_without_a_gap() -> None:
     assert orders(scene.act(1511, Finished(BatchId(0), R0, ms(11))))[-1] == StopReplica(R0, "drained")
 
 
-def test_a_replacement_without_room_beside_the_old_one_makes_room_and_says_so() -> None:
+def test_the_old_replica_stops_first_where_its_replacement_has_no_room() -> None:
     scene = warm(1, cores=3.0)
     scene.script.target = plan_of(1, cores=3, variant="b")
     actions = scene.act(1000, WOKE)
-    assert orders(actions) == [StopReplica(R0, "its replacement has no room beside it")]
+    assert orders(actions) == [StopReplica(R0, "its replacement has no room while it runs")]
     started = orders(scene.act(1010, ReplicaStopped(R0)))
     assert isinstance(started[0], StartReplica)
 
 
-def test_lost_replicas_come_back_at_once_then_ever_more_slowly() -> None:
+def test_lost_replicas_restart_at_once_then_with_exponential_backoff() -> None:
     scene = warm()
     assert isinstance(orders(scene.act(100, ReplicaLost(R0, "killed")))[0], StartReplica)
     assert orders(scene.act(200, ReplicaLost(R1, "killed"))) == []
@@ -131,7 +131,7 @@ def test_a_request_that_finds_no_replica_does_not_wait_for_the_planning_period()
     assert isinstance(scene.act(400, ReplicaReady(R0))[0], StartBatch)
 
 
-def test_a_policy_that_says_nothing_leaves_the_plan_in_force() -> None:
+def test_a_policy_that_returns_none_keeps_the_plan() -> None:
     scene = warm()
     scene.script.target = None
     assert scene.act(1000, WOKE) == []
@@ -152,7 +152,7 @@ def test_views_show_what_was_measured() -> None:
     assert scene.script.seen[-1].demand_rps == {"only": 10}
 
 
-def test_a_plan_kept_because_nothing_is_feasible_is_noted_once() -> None:
+def test_a_change_of_feasibility_is_logged_once() -> None:
     scene = warm()
     good = plan_of()
     scene.script.target = structs.replace(good, why="only is short of 3 rps", feasible=False)
@@ -171,19 +171,19 @@ def test_a_plan_kept_because_nothing_is_feasible_is_noted_once() -> None:
     assert notes(scene.act(7000, WOKE)) == ["plan"]
 
 
-def test_giving_up_is_noted_also_where_the_plan_was_not_feasible_before() -> None:
-    """By what the plan says of itself: reasons differ from one decision to the next by their figures."""
+def test_a_solver_that_gives_up_is_logged_also_after_an_infeasible_plan() -> None:
+    """Compared by `gave_up`, not by reasons, whose figures differ from one decision to the next."""
     scene = Scene(structs.replace(plan_of(), why="40.2 rps are too many", feasible=False))
     scene.warm_up()
 
-    def told(second: int, *, gave_up: bool) -> list[str]:
+    def logged(second: int, *, gave_up: bool) -> list[str]:
         why = f"{second} rps: given up" if gave_up else f"{second} rps are too many"
         scene.script.target = structs.replace(plan_of(), why=why, feasible=False, gave_up=gave_up)
         return [action.why for action in scene.act(1000 * second, WOKE) if isinstance(action, Decided)]
 
-    assert [told(second, gave_up=False) for second in (3, 4)] == [[], []]
-    assert [told(second, gave_up=True) for second in (5, 6, 7)] == [["5 rps: given up"], [], []]
-    assert [told(second, gave_up=False) for second in (8, 9)] == [["8 rps are too many"], []]
+    assert [logged(second, gave_up=False) for second in (3, 4)] == [[], []]
+    assert [logged(second, gave_up=True) for second in (5, 6, 7)] == [["5 rps: given up"], [], []]
+    assert [logged(second, gave_up=False) for second in (8, 9)] == [["8 rps are too many"], []]
 
 
 PARTS = graph(
@@ -191,7 +191,7 @@ PARTS = graph(
 )
 
 
-def test_views_of_a_graph_show_the_door_and_how_often_stages_are_visited() -> None:
+def test_views_of_a_graph_show_ingress_traffic_and_visits_per_request() -> None:
     scene = Scene(one_each(PARTS), application=PARTS)
     scene.warm_up()
     for id in range(20):
@@ -211,8 +211,8 @@ def test_views_of_a_graph_show_the_door_and_how_often_stages_are_visited() -> No
     assert [stage.slo_ns for stage in view.stages] == [ms(1000)] * 3
 
 
-def test_the_plan_says_how_long_a_full_batch_is_worth_waiting_for() -> None:
-    told = plan_of()
-    scene = Scene(structs.replace(told, stages=(structs.replace(told.stages[0], wait_ns=ms(7)),)))
+def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
+    plan = plan_of()
+    scene = Scene(structs.replace(plan, stages=(structs.replace(plan.stages[0], wait_ns=ms(7)),)))
     scene.warm_up()
     assert scene.core.state.stages["only"].limits.wait_ns == ms(7)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import Action, End, StartBatch, StartReplica
+from sloop.core.views import Traffic
 from sloop.events import WOKE, Event, Finished, ReplicaLost, ReplicaReady, Woke
 from sloop.units import ms
 from sloop.vocabulary import Outcome
@@ -18,7 +19,7 @@ def test_a_spurious_wake_does_nothing() -> None:
     assert scene.core.wake_ns == before
 
 
-def test_an_event_after_a_missed_wake_does_the_wake_s_work_first() -> None:
+def test_an_event_after_a_missed_wake_does_what_was_due_first() -> None:
     scene = Scene(plan_of())
     scene.warm_up()
     scene.script.target = plan_of(2)
@@ -27,7 +28,7 @@ def test_an_event_after_a_missed_wake_does_the_wake_s_work_first() -> None:
 
 
 def play(choices: list[int]) -> tuple[list[tuple[int, Event]], list[Action]]:
-    """A run in which chance decides what happens next: an arrival, a finished or lost batch, a start, time going on."""
+    """A run whose next event is drawn at random: an arrival, a finished or lost batch, a started replica, a wake."""
     scene, events, now_ms, id = Scene(plan_of(2)), [], 0, 0
     running: list[StartBatch] = []
     starting: list[StartReplica] = []
@@ -66,7 +67,7 @@ def test_every_request_ends_once_and_the_same_events_give_the_same_actions(choic
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_requests_of_one_instant_go_together_the_most_urgent_first(slacks: list[int]) -> None:
+def test_requests_of_one_instant_share_a_batch_in_order_of_deadlines(slacks: list[int]) -> None:
     scene = Scene(plan_of(2, batch_max=4))
     scene.warm_up()
     arrived = [request(id, at_ms=10, slo_ms=500 + slack) for id, slack in enumerate(slacks)]
@@ -75,3 +76,19 @@ def test_requests_of_one_instant_go_together_the_most_urgent_first(slacks: list[
     batches = [action for action in scene.core.handle(ms(10), last) if isinstance(action, StartBatch)]
     urgent = [each.id for each in sorted(arrived, key=lambda each: each.deadline_ns)]
     assert [list(batch.requests) for batch in batches] == [part for part in (urgent[:4], urgent[4:8]) if part]
+
+
+def test_reading_the_stages_asks_no_policy() -> None:
+    """A forecast policy may remember being asked: a request for the server's state must not change decisions."""
+    asked: list[int] = []
+
+    class Counting:
+        def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+            asked.append(now_ns)
+            return 1.0
+
+    scene = Scene(plan_of(), forecast=Counting())
+    scene.warm_up()
+    (view,) = scene.core.stage_views()
+    assert (view.name, len(view.replicas)) == ("only", 1)
+    assert asked == [0], "by the first tick alone"

@@ -1,7 +1,7 @@
 """What the core does for a request and for a replica, counted, so that a regression shows without a clock.
 
-The bounds stand some per cent above what is counted today on CPython 3.11; whoever makes them fail has made every
-request of the live server and of the simulator dearer, and either has a reason to raise them or a line to mend.
+The bounds are a few per cent above the counts on CPython 3.11. A change that exceeds them makes every request of the
+live server and of the simulator more expensive: justify a higher bound, or find the line.
 """
 
 import sys
@@ -32,14 +32,14 @@ def warm(replicas: int, batch_max: int = 1) -> Scene:
 
 
 def begin(core: Core) -> None:
-    """The first heartbeat, and every replica it starts is ready."""
+    """The first tick; every replica that it starts is ready at once."""
     for action in core.handle(0, WOKE):
         if isinstance(action, StartReplica):
             core.handle(0, ReplicaReady(action.replica))
 
 
 def served(core: Core, count: int, *, together: int = 1, at_ns: int = ms(1)) -> Callable[[], None]:
-    """`count` batches, one after the other, each of requests that come at one instant; ready to be run."""
+    """A function that serves `count` batches one after the other, each of `together` requests of one instant."""
     handle = core.handle
     batches = [[request(batch * together + i, at_ms=at_ns / ms(1)) for i in range(together)] for batch in range(count)]
 
@@ -69,12 +69,12 @@ def test_a_request_costs_few_instructions() -> None:
     assert found <= 100 * INSTRUCTIONS_A_REQUEST, f"{found / 100} for each request"
 
 
-def test_a_batch_shares_its_costs() -> None:
+def test_a_batch_of_eight_costs_fewer_calls_than_eight_batches() -> None:
     calls = calls_of(served(warm(4, batch_max=8).core, 100, together=8))
     assert calls.total() <= 100 * CALLS_A_BATCH_OF_EIGHT, calls.most_common()
 
 
-def test_no_cost_grows_with_idle_replicas() -> None:
+def test_costs_do_not_grow_with_idle_replicas() -> None:
     few, many = (calls_of(served(warm(count).core, 100)).total() for count in (4, 400))
     assert many <= few + 10
 
@@ -84,14 +84,14 @@ def test_starting_replicas_is_linear_in_them() -> None:
     assert (many - few) / 350 <= CALLS_A_REPLICA
 
 
-def test_a_heartbeat_visits_replicas_only_to_show_them() -> None:
+def test_a_tick_visits_replicas_only_to_make_their_views() -> None:
     few, many = (calls_of(partial(warm(count).core.handle, s(1), WOKE)) for count in (4, 400))
-    shown = Counter({name: count for name, count in many.items() if "view" in name or "<genexpr>" in name})
-    assert (many - shown).total() <= few.total(), many - few
+    views = Counter({name: count for name, count in many.items() if "view" in name or "<genexpr>" in name})
+    assert (many - views).total() <= few.total(), many - few
 
 
 def test_memory_does_not_grow_with_requests() -> None:
-    """One request a second for longer than any window that is kept, then as long again."""
+    """One request a second for longer than any window, then for as long again."""
     scene, blocks = warm(1), []
     core = scene.core
     for second in range(1, 1_801):

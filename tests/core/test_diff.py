@@ -20,7 +20,7 @@ def plan(
 
 
 def diff(replicas: Sequence[ReplicaView], target: StagePlan) -> Difference:
-    """With one request per second for each core, twice that for variant `b`."""
+    """Rates of one visit per second for each core, of two for variant `b`."""
     by_id = {replica.id: rate_rps(replica.spec) for replica in replicas}
     return told_rates(replicas, target, by_id.__getitem__, rate_rps)
 
@@ -29,7 +29,7 @@ def rate_rps(spec: ReplicaSpec) -> float:
     return spec.cores * (2 if spec.variant == "b" else 1)
 
 
-def test_nothing_changes_when_nothing_needs_to() -> None:
+def test_a_stage_that_matches_its_plan_needs_nothing() -> None:
     change = diff([replica(0), replica(1)], plan(2))
     assert change == Difference((), (), (), (), (), ())
 
@@ -38,7 +38,7 @@ def test_a_replica_that_only_differs_in_cores_is_resized() -> None:
     assert diff([replica(0)], plan(1, cores=3)).grow == ((ReplicaId(0), 3),)
 
 
-def test_where_resizing_is_not_allowed_the_old_one_is_held_until_the_new_one_is_ready() -> None:
+def test_without_resizing_in_place_the_old_replica_is_held_until_the_new_one_is_ready() -> None:
     change = diff([replica(0)], plan(1, cores=3, in_place=False))
     assert (change.grow, len(change.start), change.stop, change.hold) == ((), 1, (), (ReplicaId(0),))
     ready = diff([replica(0), replica(1, cores=3)], plan(1, cores=3, in_place=False))
@@ -83,7 +83,7 @@ def test_ready_capacity_never_falls_below_the_target_or_what_there_was(
     assert len(now) - len(change.stop) - len(change.hold) + len(change.start) == count
 
 
-def test_what_is_to_be_smaller_stays_large_until_others_are_ready() -> None:
+def test_a_replica_keeps_its_cores_until_enough_others_are_ready() -> None:
     target = plan(4)
     change = diff([replica(0, cores=4)], target)
     assert (change.shrink, change.hold_shrink, len(change.start)) == ((), ((ReplicaId(0), 1),), 3)
@@ -91,10 +91,10 @@ def test_what_is_to_be_smaller_stays_large_until_others_are_ready() -> None:
     assert diff([replica(0, cores=4), *others], target).shrink == ((ReplicaId(0), 1),)
 
 
-def test_it_is_made_smaller_at_once_where_less_is_wanted() -> None:
+def test_a_replica_shrinks_at_once_where_the_plan_needs_less() -> None:
     assert diff([replica(0, cores=4)], plan(1, cores=2)).shrink == ((ReplicaId(0), 2),)
 
 
-def test_two_slow_replicas_both_wait_for_one_that_does_the_same() -> None:
+def test_two_slow_replicas_are_held_for_one_of_the_same_rate() -> None:
     change = diff([replica(0), replica(1), replica(2, Life.STARTING, variant="b")], plan(1, variant="b"))
     assert (change.stop, change.hold) == ((), (ReplicaId(1), ReplicaId(0)))

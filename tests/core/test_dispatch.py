@@ -32,7 +32,7 @@ def test_a_request_goes_straight_to_an_idle_replica_and_is_served() -> None:
     assert scene.beliefs["only", "a"].observed == [(1, 1.0, ms(11))]
 
 
-def test_what_waits_becomes_one_batch_in_order_of_deadlines() -> None:
+def test_waiting_requests_become_one_batch_in_order_of_deadlines() -> None:
     scene = warm()
     scene.act(5, request(1, at_ms=5), request(2, at_ms=5, slo_ms=900), request(3, at_ms=5, slo_ms=300))
     assert scene.act(16, Finished(B0, R0, ms(11)))[-1] == StartBatch(
@@ -40,7 +40,7 @@ def test_what_waits_becomes_one_batch_in_order_of_deadlines() -> None:
     )
 
 
-def test_late_is_answered_and_says_by_how_much() -> None:
+def test_a_late_request_is_answered_with_how_late_it_is() -> None:
     scene = warm()
     scene.act(0, request(1, slo_ms=50))
     assert scene.act(61.5, Finished(B0, R0, ms(60))) == [
@@ -48,7 +48,7 @@ def test_late_is_answered_and_says_by_how_much() -> None:
     ]
 
 
-def test_the_hopeless_are_dropped_when_a_batch_is_formed() -> None:
+def test_hopeless_requests_are_dropped_when_a_batch_is_formed() -> None:
     scene = warm()
     scene.act(0, request(1), request(2, slo_ms=25))
     dropped, *_ = [a for a in scene.act(20, Finished(B0, R0, ms(20))) if isinstance(a, End) and a.request == 2]
@@ -66,7 +66,7 @@ def test_a_passed_deadline_is_answered_although_no_replica_becomes_free() -> Non
 
 
 def wakes(scene: Scene, until_ms: float) -> list[int]:
-    """Wake the core whenever it wishes; returns when that was."""
+    """Wake the core whenever it asks for it; returns these instants."""
     found = []
     while scene.core.wake_ns <= ms(until_ms):
         found.append(scene.core.wake_ns)
@@ -74,7 +74,7 @@ def wakes(scene: Scene, until_ms: float) -> list[int]:
     return found
 
 
-def test_what_may_wait_beyond_its_deadline_is_given_up_when_the_drop_rule_says_so() -> None:
+def test_a_request_kept_beyond_its_deadline_is_dropped_when_the_policy_says_so() -> None:
     scene = Scene(plan_of(cores=64), drop=Age(limit=2))
     scene.act(0, WOKE)
     scene.act(0, request(1, slo_ms=100))
@@ -84,21 +84,21 @@ def test_what_may_wait_beyond_its_deadline_is_given_up_when_the_drop_rule_says_s
     assert outcomes(scene) == {1: Outcome.DROPPED}
 
 
-def test_where_nothing_is_given_up_it_is_asked_ever_more_seldom() -> None:
+def test_a_policy_that_never_drops_is_asked_ever_more_seldom() -> None:
     scene = Scene(plan_of(cores=64), drop=Never())
     scene.act(0, WOKE)
     scene.act(0, request(1, slo_ms=100))
     assert len(wakes(scene, 100_000)) < 100 + 70, "a hundred heartbeats, and the rest"
 
 
-def test_a_waiting_batch_is_started_by_the_clock() -> None:
+def test_a_batch_that_waits_starts_when_its_time_is_up() -> None:
     scene = warm(batch=Timeout(size=4, wait_ns=ms(10)))
     assert scene.act(3, request(1, at_ms=3)) == []
     assert scene.core.wake_ns == ms(13)
     assert scene.act(13, WOKE) == [StartBatch(B0, R0, "only", (RequestId(1),))]
 
 
-def test_a_full_queue_rejects_with_the_time_it_needs() -> None:
+def test_a_full_queue_rejects_with_the_time_it_needs_to_drain() -> None:
     scene = warm(queue_max=2)
     scene.act(0, *(request(id) for id in range(4)))
     end = scene.actions[-1]
@@ -118,7 +118,7 @@ def test_a_lost_batch_is_tried_again_once_and_then_fails() -> None:
     assert outcomes(scene) == {1: Outcome.FAILED}
 
 
-def test_news_of_a_batch_that_is_not_waited_for_changes_nothing() -> None:
+def test_events_of_unknown_batches_change_nothing() -> None:
     scene = warm()
     scene.act(0, request(1))
     scene.act(11, Finished(B0, R0, ms(11)))
@@ -144,7 +144,7 @@ def test_a_client_that_left_is_forgotten_unless_its_batch_runs() -> None:
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.DROPPED}
 
 
-def test_draining_refuses_the_new_and_finishes_the_old() -> None:
+def test_a_draining_server_rejects_new_requests_and_finishes_open_ones() -> None:
     scene = warm()
     scene.act(0, request(1), request(2), Draining(), request(3))
     scene.act(11, Finished(B0, R0, ms(11)))
@@ -153,7 +153,7 @@ def test_draining_refuses_the_new_and_finishes_the_old() -> None:
     assert scene.core.is_idle
 
 
-def test_a_batch_that_never_ends_costs_its_replica() -> None:
+def test_a_replica_whose_batch_never_ends_is_stopped() -> None:
     scene = warm(drop=Never())
     scene.act(0, request(1))
     actions = scene.act(10_000, WOKE)
@@ -163,7 +163,7 @@ def test_a_batch_that_never_ends_costs_its_replica() -> None:
     assert scene.actions[-1] == StartBatch(BatchId(1), ReplicaId(1), "only", (RequestId(1),))
 
 
-def test_with_nothing_waiting_only_the_heartbeat_is_due() -> None:
+def test_an_idle_core_waits_for_the_next_tick() -> None:
     scene = warm()
     scene.act(0, request(1))
     scene.act(11, Finished(B0, R0, ms(11)))
@@ -194,7 +194,7 @@ def done(batch: StartBatch, *edge_counts: tuple[int, ...], faults: tuple[int, ..
     return Finished(batch.batch, batch.replica, ms(5), edge_counts, faults)
 
 
-def test_a_graph_is_walked_stage_by_stage_and_joined() -> None:
+def test_a_request_passes_a_graph_stage_by_stage() -> None:
     scene = diamond()
     order = []
     scene.act(0, request(1))
@@ -220,7 +220,7 @@ def test_a_request_of_a_graph_that_fails_on_one_branch_ends_once() -> None:
 CHAIN = graph(a={}, b={"after": ("a",)}, c={"after": ("b",)})
 
 
-def test_what_the_stages_ahead_take_at_least_decides_who_is_hopeless() -> None:
+def test_drop_policies_are_shown_the_least_time_of_later_stages() -> None:
     scene = on(CHAIN)
     scene.act(0, request(1, slo_ms=33), request(2, slo_ms=32.9))
     assert started(scene.actions, "a").requests == (1,), "three stages of 11 ms"
@@ -232,7 +232,7 @@ def test_what_the_stages_ahead_take_at_least_decides_who_is_hopeless() -> None:
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.DROPPED}
 
 
-def test_in_full_batches_of_the_plan_there_is_more_ahead() -> None:
+def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
     scene = on(CHAIN, drop=PredictiveDrop(batch="full"))
     scene.act(0, request(1, slo_ms=41.9))
     assert outcomes(scene) == {1: Outcome.DROPPED}, "three batches of four, of 14 ms each"
@@ -240,14 +240,14 @@ def test_in_full_batches_of_the_plan_there_is_more_ahead() -> None:
     assert started(scene.actions, "a").requests == (2,)
 
 
-def test_who_waits_for_company_leaves_time_for_the_stages_ahead() -> None:
+def test_batch_policies_that_wait_leave_time_for_later_stages() -> None:
     scene = on(CHAIN, batch=Full(forever=False, patience=1e9))
     scene.core.state.stages["a"].limits.wait_ns = 1
     assert scene.act(0, request(1, slo_ms=100)) == []
     assert scene.core.wake_ns == ms(100 - 14 - 22), "a batch of four here, and two of one"
 
 
-def test_behind_a_branch_the_quickest_way_on_decides() -> None:
+def test_of_two_branches_the_quickest_counts_as_remaining_time() -> None:
     application = graph(
         a={},
         b={"after": ("a",), "when": (When("a", "kind", (1,)),)},
@@ -263,7 +263,7 @@ def test_behind_a_branch_the_quickest_way_on_decides() -> None:
     assert "slack 11.0 ms at c, where the least time to the answer is 22.0 ms" in str(dropped)
 
 
-def test_ends_that_are_no_answers_name_their_stage() -> None:
+def test_ends_without_an_answer_name_their_stage() -> None:
     def stage_of(scene: Scene) -> str:
         (end,) = [action for action in scene.actions if isinstance(action, End)]
         return end.stage

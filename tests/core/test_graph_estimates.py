@@ -1,4 +1,4 @@
-"""Visits: what is declared at first, what was measured after a while, and what was long ago forgotten."""
+"""Visit rates move from declared to measured shares; remaining times are lower bounds."""
 
 from random import Random
 
@@ -21,88 +21,85 @@ KINDS = Graph(
 PARTS = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=2.0)), GraphStage("c", ("b",), join=True)))
 
 
-def test_before_anything_was_seen_what_was_declared_counts() -> None:
+def test_visit_rates_begin_with_what_is_declared() -> None:
     assert VisitRates(KINDS).visits() == pytest.approx({"a": 1, "b": 0.5, "c": 0.5, "d": 1})
     assert VisitRates(PARTS).visits() == {"a": 1, "b": 2, "c": 1}
 
 
-def test_what_was_declared_counts_as_much_as_a_few_requests() -> None:
-    flows = VisitRates(KINDS)
+def test_a_declared_share_weighs_as_much_as_a_few_requests() -> None:
+    rates = VisitRates(KINDS)
     for _ in range(round(PRIOR)):
-        flows.finish("a", (1, 0))
-    assert flows.visits() == pytest.approx({"a": 1, "b": 0.75, "c": 0.25, "d": 1})
+        rates.finish("a", (1, 0))
+    assert rates.visits() == pytest.approx({"a": 1, "b": 0.75, "c": 0.25, "d": 1})
     for _ in range(100 * round(PRIOR)):
-        flows.finish("a", (1, 0))
-    assert flows.visits()["b"] == pytest.approx(1, abs=0.01)
+        rates.finish("a", (1, 0))
+    assert rates.visits()["b"] == pytest.approx(1, abs=0.01)
 
 
-def test_parts_are_counted() -> None:
-    flows = VisitRates(PARTS)
+def test_visit_rates_count_parts() -> None:
+    rates = VisitRates(PARTS)
     for count in (0, 4, 8) * 500:
-        flows.finish("a", (count,))
-    assert flows.visits() == pytest.approx({"a": 1, "b": 4, "c": 1}, rel=0.02)
+        rates.finish("a", (count,))
+    assert rates.visits() == pytest.approx({"a": 1, "b": 4, "c": 1}, rel=0.02)
 
 
-def test_what_is_dropped_on_its_way_does_not_make_later_stages_less_wanted() -> None:
-    flows = VisitRates(KINDS)
+def test_requests_dropped_early_do_not_lower_the_rates_of_later_stages() -> None:
+    rates = VisitRates(KINDS)
     for _ in range(1_000):
-        flows.begin(())
+        rates.begin(())
     for _ in range(10):
-        flows.finish("a", (0, 1))
-    assert flows.visits()["d"] == pytest.approx(1)
+        rates.finish("a", (0, 1))
+    assert rates.visits()["d"] == pytest.approx(1)
 
 
-def test_an_empty_answer_takes_every_edge_once() -> None:
-    flows = VisitRates(PARTS)
+def test_empty_edge_counts_mean_one_item_along_each_edge() -> None:
+    rates = VisitRates(PARTS)
     for _ in range(10_000):
-        flows.finish("a", ())
-    assert flows.visits()["b"] == pytest.approx(1, abs=0.01)
+        rates.finish("a", ())
+    assert rates.visits()["b"] == pytest.approx(1, abs=0.01)
 
 
-def test_what_was_seen_fades_by_half_a_minute_after_minute() -> None:
-    flows, once = VisitRates(KINDS), VisitRates(KINDS)
+def test_counts_halve_every_minute() -> None:
+    rates, once = VisitRates(KINDS), VisitRates(KINDS)
     for _ in range(400):
-        flows.finish("a", (1, 0))
+        rates.finish("a", (1, 0))
     for _ in range(100):
         once.finish("a", (1, 0))
-    flows.age(HALF_LIFE_NS // 2)
-    flows.age(2 * HALF_LIFE_NS)
-    assert flows.visits() == pytest.approx(once.visits())
-    flows.age(60 * HALF_LIFE_NS)
-    assert flows.visits() == pytest.approx({"a": 1, "b": 0.5, "c": 0.5, "d": 1})
+    rates.age(HALF_LIFE_NS // 2)
+    rates.age(2 * HALF_LIFE_NS)
+    assert rates.visits() == pytest.approx(once.visits())
+    rates.age(60 * HALF_LIFE_NS)
+    assert rates.visits() == pytest.approx({"a": 1, "b": 0.5, "c": 0.5, "d": 1})
 
 
-def test_where_requests_begin_is_measured() -> None:
+def test_entries_are_measured() -> None:
     steps = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")))
-    ways = (Path(("a", "c"), 1, 0.5), Path(("b", "c"), 1, 0.5))
-    flows = VisitRates(Graph(steps, ways, 1))
-    assert flows.visits() == pytest.approx({"a": 0.5, "b": 0.5, "c": 1})
+    paths = (Path(("a", "c"), 1, 0.5), Path(("b", "c"), 1, 0.5))
+    rates = VisitRates(Graph(steps, paths, 1))
+    assert rates.visits() == pytest.approx({"a": 0.5, "b": 0.5, "c": 1})
     for _ in range(5_000):
-        flows.begin(("a",))
-        flows.finish("a", ())
-    assert flows.visits() == pytest.approx({"a": 1, "b": 0, "c": 1}, abs=0.01)
+        rates.begin(("a",))
+        rates.finish("a", ())
+    assert rates.visits() == pytest.approx({"a": 1, "b": 0, "c": 1}, abs=0.01)
     for _ in range(100_000):
-        flows.begin(())
-    assert flows.visits()["b"] == pytest.approx(0.95, abs=0.01), "none named: all entered"
+        rates.begin(())
+    assert rates.visits()["b"] == pytest.approx(0.95, abs=0.01), "none named: all entered"
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), max_size=50))
-def test_a_share_lies_between_what_was_declared_and_what_was_seen(seen: list[tuple[int, int]]) -> None:
-    flows = VisitRates(KINDS)
-    for ways in seen:
-        flows.finish("a", ways)
-    visits = flows.visits()
+def test_an_estimated_share_lies_between_the_declared_and_the_measured_one(seen: list[tuple[int, int]]) -> None:
+    rates = VisitRates(KINDS)
+    for paths in seen:
+        rates.finish("a", paths)
+    visits = rates.visits()
     for at, name in enumerate("bc"):
-        measured = sum(ways[at] for ways in seen) / len(seen) if seen else 0.5
+        measured = sum(paths[at] for paths in seen) / len(seen) if seen else 0.5
         assert min(0.5, measured) - 1e-9 <= visits[name] <= max(0.5, measured) + 1e-9
 
 
-# == test_ahead: What is ahead of a request: a lower bound on every way it can go, and all of it where there is but one.
-
-
-def rests(graph: Graph, runs: EdgeHistory | None = None, /, **alone_ns: int) -> dict[str, int]:
-    """Alone; full batches take ten times as long everywhere."""
-    found = remaining_times(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.stages}, runs)
+def remaining(graph: Graph, history: EdgeHistory | None = None, /, **alone_ns: int) -> dict[str, int]:
+    """Remaining times with requests alone; full batches take ten times as long everywhere."""
+    found = remaining_times(graph, {name: (alone_ns[name], 10 * alone_ns[name]) for name in graph.stages}, history)
     assert all(full == 10 * alone for alone, full in found.values())
     return {name: alone for name, (alone, _) in found.items()}
 
@@ -111,75 +108,75 @@ def branch(name: str, value: int, share: float | None = None) -> GraphStage:
     return GraphStage(name, ("a",), (When("a", "kind", (value,), share),))
 
 
-def test_of_stages_that_are_all_visited_the_longest_way_counts() -> None:
+def test_of_unconditional_edges_the_longest_path_counts() -> None:
     diamond = Graph((GraphStage("a"), GraphStage("b", ("a",)), GraphStage("c", ("a",)), GraphStage("d", ("b", "c"))))
-    assert rests(diamond, a=1, b=2, c=30, d=400) == {"a": 430, "b": 400, "c": 400, "d": 0}
+    assert remaining(diamond, a=1, b=2, c=30, d=400) == {"a": 430, "b": 400, "c": 400, "d": 0}
 
 
 def test_of_alternatives_the_quickest_counts() -> None:
     graph = Graph((GraphStage("a"), branch("b", 1, 0.3), branch("c", 2, 0.7), GraphStage("d", ("c",))))
-    assert rests(graph, a=1, b=70, c=20, d=40) == {"a": 60, "b": 0, "c": 40, "d": 0}
+    assert remaining(graph, a=1, b=70, c=20, d=40) == {"a": 60, "b": 0, "c": 40, "d": 0}
 
 
-def test_branches_of_which_nothing_is_told_may_all_be_left_out() -> None:
+def test_undeclared_branches_may_all_be_left_out() -> None:
     graph = Graph((GraphStage("a"), branch("b", 1), branch("c", 2)))
-    assert rests(graph, a=1, b=70, c=20)["a"] == 0
+    assert remaining(graph, a=1, b=70, c=20)["a"] == 0
     covering = Graph((GraphStage("a"), branch("b", 0), GraphStage("c", ("a",), (When("a", "kind"),))))
-    assert rests(covering, a=1, b=70, c=20)["a"] == 20, "0, or not"
+    assert remaining(covering, a=1, b=70, c=20)["a"] == 20, "0, or not"
 
 
-def test_what_may_be_left_out_counts_for_nothing() -> None:
+def test_stages_that_may_be_left_out_count_for_nothing() -> None:
     graph = Graph((GraphStage("a"), branch("b", 1, 0.5), branch("c", 2, 0.3), GraphStage("d", ("a",))))
-    assert rests(graph, a=1, b=70, c=20, d=4)["a"] == 4
+    assert remaining(graph, a=1, b=70, c=20, d=4)["a"] == 4
     lone = Graph((GraphStage("a"), branch("b", 1, 0.9)))
-    assert rests(lone, a=1, b=70)["a"] == 0
+    assert remaining(lone, a=1, b=70)["a"] == 0
 
 
 PARTED = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=1.5)), GraphStage("c", ("b",), join=True)))
 
 
-def test_parts_count_once_all_of_late_had_some() -> None:
-    runs = EdgeHistory(PARTED)
+def test_a_fan_out_counts_after_a_run_of_requests_with_parts() -> None:
+    history = EdgeHistory(PARTED)
 
     def first() -> int:
-        return rests(PARTED, runs, a=1, b=20, c=300)["a"]
+        return remaining(PARTED, history, a=1, b=20, c=300)["a"]
 
-    assert rests(PARTED, a=1, b=20, c=300)["a"] == 0, "a mean says nothing of the least"
+    assert remaining(PARTED, a=1, b=20, c=300)["a"] == 0, "a mean says nothing of the least"
     for _ in range(RUN - 1):
-        runs.finish("a", (5,))
+        history.finish("a", (5,))
     assert first() == 0
-    runs.finish("a", (1,))
+    history.finish("a", (1,))
     assert first() == 320
-    runs.finish("a", (0,))
+    history.finish("a", (0,))
     assert first() == 0
     for _ in range(RUN):
-        runs.finish("a", ())
-        runs.finish("b", ())
+        history.finish("a", ())
+        history.finish("b", ())
     assert first() == 320
 
 
-def test_several_parts_are_believed_in_until_there_are_none() -> None:
+def test_a_fan_out_with_a_large_declared_mean_counts_until_a_request_has_no_part() -> None:
     several = Graph((GraphStage("a"), GraphStage("b", ("a",), each=Each("a", mean=4.0))))
-    assert rests(several, a=1, b=20)["a"] == 20
-    runs = EdgeHistory(several)
-    runs.finish("a", (2,))
-    assert rests(several, runs, a=1, b=20)["a"] == 20
-    runs.finish("a", (0,))
-    runs.finish("a", (4,))
-    assert rests(several, runs, a=1, b=20)["a"] == 0
+    assert remaining(several, a=1, b=20)["a"] == 20
+    history = EdgeHistory(several)
+    history.finish("a", (2,))
+    assert remaining(several, history, a=1, b=20)["a"] == 20
+    history.finish("a", (0,))
+    history.finish("a", (4,))
+    assert remaining(several, history, a=1, b=20)["a"] == 0
     some = Graph((GraphStage("a"), GraphStage("b", ("a",), (When("a", "kind"),), each=Each("a", mean=4.0))))
-    assert rests(some, a=1, b=20)["a"] == 0, "of which all may be left out"
+    assert remaining(some, a=1, b=20)["a"] == 0, "of which all may be left out"
 
 
-def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_one() -> None:
+def test_a_branch_counts_after_a_run_of_requests_that_took_it() -> None:
     graph = Graph((GraphStage("a"), branch("b", 1), branch("c", 2), GraphStage("d", ("a",))))
 
-    def first(*ways: tuple[int, ...]) -> int:
-        runs = EdgeHistory(graph)
+    def first(*paths: tuple[int, ...]) -> int:
+        history = EdgeHistory(graph)
         for _ in range(RUN):
-            for way in ways:
-                runs.finish("a", way)
-        return rests(graph, runs, a=1, b=70, c=20, d=4)["a"]
+            for edge_counts in paths:
+                history.finish("a", edge_counts)
+        return remaining(graph, history, a=1, b=70, c=20, d=4)["a"]
 
     assert first((1, 0, 1)) == 70
     assert first((1, 0, 1), (0, 1, 1)) == 20
@@ -188,12 +185,12 @@ def test_a_branch_counts_once_all_of_late_took_it_and_the_quickest_if_all_took_o
 
 def test_of_declared_paths_the_quickest_through_a_stage_counts() -> None:
     steps = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
-    ways = (Path(("a", "c", "d"), 1), Path(("b", "c"), 1), Path(("b", "c", "d"), 1))
-    assert rests(Graph(steps, ways), a=1, b=20, c=300, d=4000) == {"a": 4300, "b": 300, "c": 0, "d": 0}
+    paths = (Path(("a", "c", "d"), 1), Path(("b", "c"), 1), Path(("b", "c", "d"), 1))
+    assert remaining(Graph(steps, paths), a=1, b=20, c=300, d=4000) == {"a": 4300, "b": 300, "c": 0, "d": 0}
 
 
 @given(st.integers(0, 2**32))
-def test_no_request_needs_less_than_is_ahead_of_it(seed: int) -> None:
+def test_remaining_times_are_lower_bounds(seed: int) -> None:
     random = Random(seed)
     names = [f"s{number}" for number in range(random.randint(1, 7))]
     steps: list[GraphStage] = []

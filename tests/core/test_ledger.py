@@ -13,7 +13,7 @@ def reservation(cores: float, memory: int = 0, share: float = 0) -> Reservation:
     return Reservation.of(ReplicaSpec("s", "v", cores, "n0", "gpu0" if share else "", share), memory, "n0")
 
 
-def test_a_reservation_that_does_not_fit_takes_nothing() -> None:
+def test_a_reservation_that_does_not_fit_reserves_nothing() -> None:
     ledger = Ledger([NODE])
     assert ledger.reserve(ReplicaId(0), reservation(1.5, 60, 0.7))
     for refused in (reservation(0.6), reservation(0.1, 41), reservation(0.1, 0, 0.4)):
@@ -35,7 +35,7 @@ def test_growing_needs_room_and_never_shrinks() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0.01, 2)), max_size=60))
-def test_what_is_given_back_is_what_was_taken(steps: list[tuple[int, float]]) -> None:
+def test_released_reservations_free_exactly_what_they_took(steps: list[tuple[int, float]]) -> None:
     ledger = Ledger([NODE])
     for id, cores in steps:
         replica = ReplicaId(id)

@@ -5,13 +5,13 @@ from sloop.core.monitor import SLACK_BUCKETS_KEPT, Monitor
 
 
 @given(st.lists(st.tuples(st.integers(0, 35), st.integers(-3, 3)), max_size=40))
-def test_buckets_hold_the_integral_of_a_count(changes: list[tuple[int, int]]) -> None:
+def test_buckets_hold_the_integral_of_a_count_over_time(changes: list[tuple[int, int]]) -> None:
     monitor = Monitor(bucket_ns=10)
     at: dict[int, int] = {}
-    for now_ns, amount in sorted(changes):
+    for now_ns, change in sorted(changes):
         monitor.roll(now_ns)
-        monitor.queue(now_ns, amount)
-        at[now_ns] = at.get(now_ns, 0) + amount
+        monitor.queue(now_ns, change)
+        at[now_ns] = at.get(now_ns, 0) + change
     monitor.roll(40)
     level, expected = 0, [0, 0, 0, 0]
     for instant in range(40):
@@ -20,7 +20,7 @@ def test_buckets_hold_the_integral_of_a_count(changes: list[tuple[int, int]]) ->
     assert [bucket.waiting_ns for bucket in monitor.buckets] == expected
 
 
-def test_a_late_roll_closes_each_bucket_by_itself() -> None:
+def test_a_late_roll_closes_each_missed_bucket() -> None:
     monitor = Monitor(bucket_ns=10)
     monitor.ready(5, 2000)
     monitor.roll(31)

@@ -1,4 +1,4 @@
-"""Requests that are taken apart, or take one of several paths, on their way through the core."""
+"""Requests that fan out into parts, or take one of several paths, in the core."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ PARTS = graph(
 )
 
 
-def test_a_request_is_taken_apart_and_its_parts_meet() -> None:
+def test_a_request_fans_out_and_its_parts_join() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     find = started(scene.actions, "find")
@@ -37,7 +37,7 @@ def test_a_request_is_taken_apart_and_its_parts_meet() -> None:
     assert scene.act(47, done(tell)) == [End(RequestId(1), Outcome.SERVED)]
 
 
-def test_nobody_is_given_up_for_parts_that_there_may_not_be() -> None:
+def test_no_request_is_dropped_for_parts_that_it_may_not_have() -> None:
     scene = on(graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=1.5)}))
 
     def answered(id: int, parts: int) -> list[Action]:
@@ -106,14 +106,14 @@ def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> N
     assert scene.core.is_idle
 
 
-def test_what_takes_one_takes_no_two() -> None:
+def test_two_items_along_a_plain_edge_fail_the_request() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (1, 2)))
     assert "find sends 2 parts to tell, which takes at most 1 of a request" in str(failed)
 
 
-def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten() -> None:
+def test_a_request_with_a_failed_part_ends_and_its_other_parts_are_removed() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
@@ -124,7 +124,7 @@ def test_where_a_part_is_lost_the_request_ends_and_its_other_parts_are_forgotten
     assert scene.core.state.ingress.waiting == 0
 
 
-def test_parts_of_a_lost_batch_are_tried_again_as_the_parts_they_are() -> None:
+def test_parts_of_a_lost_batch_are_retried_with_their_numbers() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     read = started(scene.act(11, done(started(scene.actions, "find"), (3, 1))), "read")
@@ -137,7 +137,7 @@ def test_parts_of_a_lost_batch_are_tried_again_as_the_parts_they_are() -> None:
 
 
 @pytest.mark.parametrize("wakes", [True, False])
-def test_the_parts_of_a_request_that_is_given_up_go_all_at_once(monkeypatch: pytest.MonkeyPatch, wakes: bool) -> None:
+def test_all_parts_of_a_dropped_request_leave_the_queue_at_once(monkeypatch: pytest.MonkeyPatch, wakes: bool) -> None:
     removed: list[int] = []
     remove = Queue.remove
 
@@ -159,7 +159,7 @@ def test_the_parts_of_a_request_that_is_given_up_go_all_at_once(monkeypatch: pyt
     assert scene.core.state.stages["read"].monitor.waiting == 0
 
 
-def test_a_client_that_leaves_takes_all_its_parts_along() -> None:
+def test_cancelling_removes_all_parts_of_a_request() -> None:
     scene = on(PARTS)
     scene.act(0, request(1), request(2))
     read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
@@ -196,7 +196,7 @@ def test_each_path_has_its_deadline(goes_on: int, ends_ms: float, expected: Outc
     assert outcomes(scene) == {1: expected}
 
 
-def test_nobody_is_given_up_for_a_stage_that_its_path_may_not_reach() -> None:
+def test_no_request_is_dropped_for_a_stage_that_its_path_may_not_reach() -> None:
     scene = on(WAYS)
     scene.act(48, request(1, at_ms=48, enters=("b",)))
     scene.act(59, done(started(scene.actions, "b")))
@@ -204,7 +204,7 @@ def test_nobody_is_given_up_for_a_stage_that_its_path_may_not_reach() -> None:
     assert scene.act(88, done(middle, (0,))) == [End(RequestId(1), Outcome.SERVED)]
 
 
-def test_a_queue_that_a_request_does_not_enter_keeps_it_from_nothing() -> None:
+def test_admission_looks_only_at_the_queues_that_a_request_enters() -> None:
     scene = on(WAYS, queue_max=2)
     scene.act(0, *(request(id, enters=("a",)) for id in range(4)))
     assert outcomes(scene) == {3: Outcome.REJECTED}
@@ -214,7 +214,7 @@ def test_a_queue_that_a_request_does_not_enter_keeps_it_from_nothing() -> None:
         scene.act(0, request(5, enters=("c",)))
 
 
-def test_the_door_counts_requests_and_how_many_are_inside() -> None:
+def test_ingress_counts_requests_and_how_many_are_open() -> None:
     scene = on(PARTS, queue_max=2)
     ingress = scene.core.state.ingress
     scene.act(0, *(request(id) for id in range(3)))

@@ -1,4 +1,4 @@
-"""TODOC."""
+"""State: queues, replica pools, limits and estimates of one stage; and what the state of a graph adds."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() ->
     assert made.times.visit_ns == round(ms(14) / 4 / 2)
 
 
-def test_the_least_that_a_stage_takes_is_that_of_its_fastest_ready_replica() -> None:
+def test_the_least_time_at_a_stage_is_that_of_its_fastest_ready_replica() -> None:
     made = stage(0)
     made.limits.follow(StagePlan("only", (), 4))
     assert made.pool.least_ns() == (0, 0), "with nobody there, nobody can say"
@@ -62,7 +62,7 @@ def test_rates_are_those_of_the_largest_batches_that_the_plan_allows() -> None:
     assert made.pool.rate_rps("a", 1.0) == pytest.approx(8 / 0.018), "the variant takes no more than eight"
 
 
-def test_a_replica_counts_with_the_cores_it_has_or_is_about_to_be_left_with() -> None:
+def test_a_replica_under_resize_counts_with_the_smaller_number_of_cores() -> None:
     made = stage(1)
     replica = made.pool.replicas[ReplicaId(0)]
     made.limits.follow(StagePlan("only", (), 4))
@@ -85,7 +85,7 @@ def state(application: Application) -> State:
     return State(stages, application.graph, [Node("n", "local", 4, 1000)])
 
 
-def test_one_stage_needs_no_books_of_a_graph() -> None:
+def test_an_application_of_one_stage_keeps_no_graph_state() -> None:
     alone = state(graph(only={}))
     assert alone.open_requests is None
     assert alone.visit_rates is None
@@ -93,7 +93,7 @@ def test_one_stage_needs_no_books_of_a_graph() -> None:
     assert alone.visits() == {"only": 1.0}
 
 
-def test_visits_are_only_counted_where_they_differ() -> None:
+def test_visits_are_counted_only_where_they_differ_between_stages() -> None:
     chain = state(graph(a={}, b={"after": ("a",)}))
     assert chain.visit_rates is None
     assert chain.open_requests == {}
@@ -101,7 +101,7 @@ def test_visits_are_only_counted_where_they_differ() -> None:
     assert state(graph(a={}, b={"after": ("a",), "when": (When("a", "x"),)})).visit_rates is not None
 
 
-def test_stages_know_what_leads_away_from_them() -> None:
+def test_stages_know_whether_they_run_for_parts_and_entries_are_found() -> None:
     parts = state(
         graph(
             a={}, b={"after": ("a",), "each": Each("a", most=7)}, c={"after": ("a", "b"), "join": True, "entry": True}
@@ -111,7 +111,7 @@ def test_stages_know_what_leads_away_from_them() -> None:
     assert [stage.name for stage in parts.entries] == ["a", "c"]
 
 
-def test_what_is_ahead_follows_replicas_and_what_is_learnt() -> None:
+def test_remaining_times_follow_changes_of_replicas() -> None:
     made = state(graph(a={}, b={"after": ("a",)}, c={"after": ("b",)}))
     for id, name in enumerate("abc"):
         there = made.stages[name]
@@ -153,7 +153,7 @@ def test_fifo_keeps_the_order_of_arrival_whatever_the_deadlines() -> None:
     assert [v.request.id for v in queue.visits] == [0, 1, 2]
 
 
-def test_a_removed_request_leaves_the_rest_in_order() -> None:
+def test_removing_a_request_keeps_the_rest_in_order() -> None:
     queue = Queue(Edf())
     for id, deadline in enumerate((5, 1, 3)):
         queue.push(0, visit(id, deadline=deadline))
@@ -164,7 +164,7 @@ def test_a_removed_request_leaves_the_rest_in_order() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20))
-def test_what_is_removed_together_leaves_the_rest_in_order(waiting: list[tuple[int, bool]]) -> None:
+def test_removing_several_visits_keeps_the_rest_in_order(waiting: list[tuple[int, bool]]) -> None:
     queue = Queue(Edf())
     for id, (deadline, _) in enumerate(waiting):
         queue.push(0, visit(id, deadline=deadline))

@@ -1,4 +1,4 @@
-"""From one plan to another: what serves goes on serving until others can, and whatever fits is reached."""
+"""From one plan to another: replicas serve until others can, and every plan that fits is reached."""
 
 from dataclasses import replace
 from random import Random
@@ -17,8 +17,8 @@ from tests.core.scene import Scene, graph, plan_of, request
 from tests.core.test_control import R0, R1, notes, orders, warm
 
 
-def come_true(scene: Scene, at_ms: float, order: Action) -> list[Action]:
-    """What was ordered happens; returns what follows from that."""
+def carry_out(scene: Scene, at_ms: float, order: Action) -> list[Action]:
+    """The driver reports that an order is carried out; returns the actions that follow."""
     if isinstance(order, StartReplica):
         return scene.act(at_ms, ReplicaReady(order.replica))
     if isinstance(order, ResizeReplica):
@@ -28,10 +28,10 @@ def come_true(scene: Scene, at_ms: float, order: Action) -> list[Action]:
 
 
 def settle(scene: Scene, at_ms: float, actions: list[Action]) -> None:
-    """Everything that was ordered comes true, and all that follows from it."""
+    """All orders are carried out, and all that follow from them."""
     waiting = orders(actions)
     while waiting:
-        waiting += orders(come_true(scene, at_ms, waiting.pop(0)))
+        waiting += orders(carry_out(scene, at_ms, waiting.pop(0)))
 
 
 def kinds_of(scene: Scene) -> dict[tuple[str, str, float], int]:
@@ -43,7 +43,7 @@ def kinds_of(scene: Scene) -> dict[tuple[str, str, float], int]:
     return found
 
 
-def test_what_is_to_be_smaller_stays_large_until_the_others_are_ready() -> None:
+def test_a_replica_shrinks_only_once_the_others_are_ready() -> None:
     scene = Scene(plan_of(1, cores=4), nodes=[Node("n0", "local", 7, 1000)])
     scene.warm_up()
     scene.script.target = plan_of(4)
@@ -54,7 +54,7 @@ def test_what_is_to_be_smaller_stays_large_until_the_others_are_ready() -> None:
     assert notes(scene.actions) == ["plan", "plan"]
 
 
-def test_where_there_is_no_room_beside_it_it_is_made_smaller_first() -> None:
+def test_a_replica_shrinks_first_where_the_others_have_no_room() -> None:
     scene = warm(cores=4.0)
     scene.script.target = plan_of(4)
     assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 1)]
@@ -63,7 +63,7 @@ def test_where_there_is_no_room_beside_it_it_is_made_smaller_first() -> None:
     assert notes(scene.actions) == ["plan", "plan"], "room was on its way: nothing is short"
 
 
-def test_nothing_is_short_while_what_starts_will_make_room() -> None:
+def test_no_shortage_is_logged_while_room_will_be_freed() -> None:
     scene = Scene(plan_of(2, cores=2))
     scene.warm_up()
     scene.script.target = plan_of(4)
@@ -72,7 +72,7 @@ def test_nothing_is_short_while_what_starts_will_make_room() -> None:
     assert notes(scene.actions) == ["plan", "plan"]
 
 
-def test_what_is_to_grow_gets_the_room_of_what_waits_for_it() -> None:
+def test_a_replica_grows_into_the_room_of_replicas_that_wait_for_it() -> None:
     scene = Scene(plan_of(4))
     scene.warm_up()
     scene.script.target = plan_of(1, cores=4)
@@ -80,10 +80,10 @@ def test_what_is_to_grow_gets_the_room_of_what_waits_for_it() -> None:
     assert kinds_of(scene) == {("only", "a", 4.0): 1}
     assert notes(scene.actions) == ["plan", "plan"]
     why = {action.why for action in scene.actions if isinstance(action, StopReplica)}
-    assert why == {"its replacement has no room beside it"}
+    assert why == {"its replacement has no room while it runs"}
 
 
-def test_a_resize_that_is_refused_holds_up_nobody_else() -> None:
+def test_a_refused_resize_does_not_delay_other_replicas() -> None:
     scene = warm(2, cores=2.0)
     scene.script.target = plan_of(2, cores=1)
     scene.act(1000, WOKE)
@@ -91,11 +91,11 @@ def test_a_resize_that_is_refused_holds_up_nobody_else() -> None:
     scene.script.target = plan_of(1, cores=4, variant="b")
     waiting = orders(scene.act(2000, WOKE))
     while waiting:
-        waiting += orders(come_true(scene, 2001, waiting.pop(0)))
+        waiting += orders(carry_out(scene, 2001, waiting.pop(0)))
     assert kinds_of(scene) == {("only", "b", 4.0): 1}
 
 
-def test_what_is_to_be_replaced_goes_on_in_batches_as_large_as_before() -> None:
+def test_a_replica_to_be_replaced_keeps_its_largest_batch() -> None:
     scene = Scene(plan_of(batch_max=4), drop=Never())
     scene.warm_up()
     scene.script.target = plan_of(batch_max=1, variant="b")
@@ -131,7 +131,7 @@ def test_on_a_full_node_one_shrinks_before_another_grows(
     assert notes(scene.actions) == ["plan", "plan"], "room was on its way: nothing is short"
 
 
-def test_what_has_no_room_and_gets_none_is_short() -> None:
+def test_a_replica_without_room_is_logged_as_a_shortage() -> None:
     scene = Scene(sizes(3, 1), application=TWO)
     scene.warm_up()
     scene.script.target = sizes(3, 2)
@@ -142,7 +142,7 @@ def test_what_has_no_room_and_gets_none_is_short() -> None:
 
 
 def ready_rps(scene: Scene) -> float:
-    """What the replicas that can be given a batch are believed to do together."""
+    """Visits per second that the ready replicas are believed to serve together."""
     return sum(
         stage.pool.present_rps(replica.id)
         for stage in scene.core.state.stages.values()
@@ -151,14 +151,14 @@ def ready_rps(scene: Scene) -> float:
     )
 
 
-def test_from_heavy_to_light_no_fewer_are_ready_than_before() -> None:
+def test_from_heavy_to_light_replicas_capacity_does_not_fall() -> None:
     scene = Scene(plan_of(4), times={"b": 0.2}, nodes=[Node("n0", "local", 5, 1000)])
     scene.warm_up()
     scene.script.target = plan_of(4, variant="b")
     waiting = orders(scene.act(1000, WOKE))
     while waiting:
         assert [replica.life for replica in scene.core.state.replicas.values()].count(Life.READY) >= 4
-        waiting += orders(come_true(scene, 1001, waiting.pop(0)))
+        waiting += orders(carry_out(scene, 1001, waiting.pop(0)))
     assert kinds_of(scene) == {("only", "b", 1.0): 4}
     assert "short" not in notes(scene.actions)
 
@@ -168,7 +168,7 @@ plans = st.tuples(st.sampled_from("ab"), st.integers(1, 5), st.sampled_from([0.5
 
 @given(plans, plans, st.randoms(use_true_random=False), st.floats(0.1, 10))
 @settings(max_examples=80, deadline=None)
-def test_from_any_plan_to_any_other_what_is_ready_does_not_fall_below_either(
+def test_between_any_two_plans_ready_capacity_does_not_fall_below_either(
     first: tuple[str, int, float, bool], second: tuple[str, int, float, bool], random: Random, times: float
 ) -> None:
     def plan(variant: str, count: int, cores: float, in_place: bool) -> Plan:
@@ -182,7 +182,7 @@ def test_from_any_plan_to_any_other_what_is_ready_does_not_fall_below_either(
     waiting, at_ms = list(orders(scene.act(1000, WOKE))), 1000.0
     while waiting:
         assert ready_rps(scene) >= min(before_rps, wanted_rps) * (1 - 1e-6)
-        waiting += orders(come_true(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
+        waiting += orders(carry_out(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
     assert kinds_of(scene) == {("only", second[0], second[2]): second[1]}
     assert ready_rps(scene) == pytest.approx(wanted_rps)
     assert "short" not in notes(scene.actions)
@@ -195,8 +195,9 @@ two_stages = st.tuples(
 
 @given(two_stages, two_stages, st.randoms(use_true_random=False), st.floats(0.1, 10))
 @settings(max_examples=80, deadline=None)
-def test_whatever_fits_a_full_node_is_reached(first: Any, second: Any, random: Random, times: float) -> None:
-    """Without room beside what is there, what only waits goes first; nothing is short, as there is room in the end."""
+def test_any_plan_that_fits_is_reached_on_a_full_node(first: Any, second: Any, random: Random, times: float) -> None:
+    """Where the node is full, a replica that only waits for others goes first. No shortage is logged: all fits in the
+    end."""
     application = replace(TWO, stages=tuple(replace(s, variants=(Variant("a"), Variant("b"))) for s in TWO.stages))
 
     def plan(stages: Any) -> Plan:
@@ -222,10 +223,10 @@ def test_whatever_fits_a_full_node_is_reached(first: Any, second: Any, random: R
     scene.warm_up()
     scene.script.target = plans[1]
     waiting, at_ms = orders(scene.act(1000, WOKE)), 1000.0
-    for beat in range(2, 8):
+    for tick in range(2, 8):
         while waiting:
-            waiting += orders(come_true(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
-        at_ms = 1000.0 * beat
+            waiting += orders(carry_out(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
+        at_ms = 1000.0 * tick
         waiting += orders(scene.act(at_ms, WOKE))
     wanted = {(g.spec.stage, g.spec.variant, g.spec.cores): g.count for stage in plans[1].stages for g in stage.groups}
     assert kinds_of(scene) == wanted

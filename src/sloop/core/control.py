@@ -393,7 +393,7 @@ class ControlPath:
         if difference.hold_shrink:
             self._resize(difference.hold_shrink[:1], out)
         else:
-            self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room beside it", out)
+            self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room while it runs", out)
 
     def _report(self, stage: StageState, shortage: Shortage, holds: bool, out: list[Action]) -> None:
         """Write a shortage to the log: once, and not at all while room is about to be freed."""
