@@ -1,18 +1,22 @@
-"""One file, complete, escaped, and fit for a screen reader."""
+"""One file, complete, escaped, and fit for a screen reader; a log is all that the page of a run needs."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 from msgspec import structs
 
 from sloop.actions import Decided
-from sloop.report.explain import reasons
-from sloop.report.html import DECISIONS_MAX, Decisions, Section, page, run_page
-from sloop.report.metrics import Metrics, fold
-from sloop.report.rows import RouteRow, StageRow
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.profile.profile import Profile, Quadratic
+from sloop.report.html import DECISIONS_MAX, Section, log_page, page, run_sections
 from sloop.report.tables import Table
-from sloop.runlog import Header, Record
+from sloop.runlog import FileLog, Header, read_log
+from sloop.runlog.summary import RouteRow, RunSummary
+from sloop.systems.replay import header_of
+from sloop.systems.setup import set_up
+from sloop.vocabulary import Node
+from tests.runlog.story import GRAPH, STORY, Rows
 
-Rows = list[tuple[int, Record]]
 VOID = {"meta", "br", "path", "use", "rect"}
 
 
@@ -48,42 +52,39 @@ def read(text: str) -> Reader:
     return reader
 
 
-def test_a_run_on_a_page(story: Rows) -> None:
-    metrics, decisions = Metrics(start_ns=0), Decisions()
-    fold(story, metrics)
-    for now_ns, record in story:
-        decisions.append(now_ns, record)
-    header = Header(origin="sim", application={"name": "demo"}, system="static", seed=3, software={"sloop": "0.1.0"})
-    row = metrics.row(system="static", seed=3, assumed=["classify/small: assumed profile <by us>"])
-    text = run_page(
-        "Demo & more", [(row, metrics)], header=header, slo_ms=200, decisions=decisions, reasons=reasons(story)
-    )
+HEADER = Header(origin="sim", application={"name": "demo"}, system="static", seed=3, software={"sloop": "0.1.0"})
+
+
+def page_of(rows: Rows, title: str = "One", assumed: tuple[str, ...] = ()) -> str:
+    summary = RunSummary(GRAPH, start_ns=0).fold(rows)
+    row = summary.row(system="static", seed=3, assumed=assumed)
+    return page(title, run_sections(row, summary, rows, HEADER))
+
+
+def test_a_run_on_a_page() -> None:
+    text = page_of(STORY, "Demo & more", ("classify/small: assumed profile <by us>",))
     reader = read(text)
-    headings = [reader.text[i] for i in range(len(reader.text))]
     for heading in ("Summary", "Over time", "Why requests were missed", "Decisions", "Where the numbers come from"):
-        assert heading in headings
+        assert heading in reader.text
     assert "<by us>" not in text
     assert "Demo &amp; more" in text
     assert "demand doubled" in text
     assert "static answered 16.67 % of 6 requests in time, p99 220 ms" in text
-    assert "lean on 1 thing that nobody measured" in text
+    assert "depend on 1 value that nobody measured" in text
+    assert "Stages" not in reader.text, "there is but one"
 
 
-def test_nothing_is_fetched(story: Rows) -> None:
-    metrics = fold(story, Metrics(start_ns=0))
-    row = metrics.row(system="static", seed=3)
-    text = run_page("Two", [(row, metrics), (row, metrics)])
+def test_nothing_is_fetched() -> None:
+    text = page_of(STORY)
     for tag, attributes in read(text).tags:
         assert tag not in {"script", "link", "img", "iframe"}
         for name in ("src", "href", "xlink:href"):
             assert (attributes.get(name) or "#").startswith("#")
-    assert "static 0" in text
-    assert "Nothing here leans on" in text
+    assert "Nothing here depends on" in text
 
 
-def test_tables_have_headers_and_pictures_have_names(story: Rows) -> None:
-    metrics = fold(story, Metrics(start_ns=0))
-    tags = read(run_page("One", [(metrics.row(system="static", seed=3), metrics)])).tags
+def test_tables_have_headers_and_pictures_have_names() -> None:
+    tags = read(page_of(STORY)).tags
     assert {attributes.get("scope") for tag, attributes in tags if tag == "th"} == {"col", "row"}
     assert all(attributes.get("aria-label") for tag, attributes in tags if tag == "svg")
     assert next(attributes for tag, attributes in tags if tag == "html")["lang"] == "en"
@@ -101,35 +102,38 @@ def test_a_page_of_ones_own() -> None:
 
 
 def test_decisions_are_bounded() -> None:
-    decisions = Decisions()
-    for now_ns in range(DECISIONS_MAX + 7):
-        decisions.append(now_ns, Decided("lost", "gone", "a"))
-    assert (len(decisions.notes), decisions.left_out) == (DECISIONS_MAX, 7)
-    text = run_page("Many", [(Metrics().row(system="x", seed=0), Metrics())], decisions=decisions)
-    assert "7 more are in the log" in text
+    text = page_of([(now_ns, Decided("lost", "gone", "a")) for now_ns in range(DECISIONS_MAX + 7)])
+    assert f"{DECISIONS_MAX + 7} decisions. The first {DECISIONS_MAX} are listed, 7 more are in the log." in text
 
 
-def test_a_graph_has_a_row_for_each_stage_and_each_way() -> None:
-    stages = tuple(
-        StageRow(
-            stage=name,
-            visits=9,
-            mean_wait_ms=None,
-            max_wait_ms=None,
-            batches=0,
-            mean_batch=None,
-            max_batch=0,
-            dropped=0,
-            rejected=0,
-            failed=0,
-        )
-        for name in ("cut", "read <it>")
-    )
+def test_a_graph_has_a_row_for_each_stage_and_each_route() -> None:
+    summary = RunSummary(GRAPH, start_ns=0).fold(STORY)
+    row = summary.row(system="x", seed=0)
+    stages = tuple(structs.replace(row.stages[0], stage=name) for name in ("cut", "read <it>"))
     route = RouteRow(stages=("cut",), slo_ms=77.0, answered=4, served=3, mean_ms=20.0, p99_ms=90.0)
-    metrics = Metrics()
-    row = structs.replace(metrics.row(system="x", seed=0), stages=stages, routes=(route,))
-    text = run_page("Graph", [(row, metrics)], slo_ms=200)
-    reader = read(text)
-    for said in ("Stages", "Stage by stage", "Ways through the graph", "read <it>", "77"):
-        assert said in reader.text
-    assert "Stages" not in read(run_page("One", [(metrics.row(system="x", seed=0), metrics)])).text
+    sections = run_sections(structs.replace(row, stages=stages, routes=(route,)), summary, STORY, HEADER)
+    reader = read(page("Graph", sections))
+    for text in ("Stages", "Stage by stage", "Routes through the graph", "read <it>", "77"):
+        assert text in reader.text
+
+
+PROFILE = Profile(latency_ms=Quadratic(0, 30, 50), max_batch=4, max_cores=8, origin="assumed", source="nobody")
+APPLICATION = Application(
+    name="demo",
+    slo_ms=200,
+    stages=(Stage("classify", (Variant("small", profile=PROFILE),)),),
+    system=SystemChoice("static", {"cores": 2.0}),
+    cluster=(Node("n0", "local", 8, 2**30, usd_per_h=1.0),),
+)
+
+
+def test_a_log_on_disk_as_a_page(tmp_path: Path) -> None:
+    for origin, title in (("sim", "a simulated run of static"), ("live", "a live run of static")):
+        path = tmp_path / f"{origin}.jsonl"
+        header = structs.replace(header_of(set_up(APPLICATION), origin=origin, seed=4), date="2026-01-01")
+        with FileLog(path, header) as log:
+            for now_ns, record in STORY:
+                log.append(now_ns, record)
+        text = log_page(read_log(path))
+        for expected in (title, "cores 2.0", "2026-01-01", "assumed profile (nobody)", "Estimates", "demand doubled"):
+            assert expected in text

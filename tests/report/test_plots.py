@@ -1,11 +1,121 @@
-"""Drawings are deterministic and say what they show to those who cannot see them."""
+"""What plots show, without drawing; and that drawings are the same every time and describe themselves."""
 
 import xml.etree.ElementTree as ET
+from pathlib import Path as File
 
 import pytest
 
-from sloop.report.figures import Figure, Mark, Panel, Series
-from sloop.report.plots import FAINT, INK, png, svg
+from sloop.actions import StartReplica
+from sloop.app.graph import Graph, GraphStage, When
+from sloop.errors import InputError, MachineError
+from sloop.events import Finished
+from sloop.report.plots import (
+    FAINT,
+    INK,
+    Figure,
+    Mark,
+    Panel,
+    Series,
+    arrivals_figure,
+    latency_cdf,
+    png,
+    route_cdf,
+    svg,
+    thin,
+    timeline,
+    write_figure,
+)
+from sloop.runlog.summary import RunSummary
+from sloop.units import ms, s
+from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, ReplicaSpec
+from sloop.workload import trace_of
+from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
+
+
+def test_a_timeline_ends_with_the_last_arrival() -> None:
+    summary = RunSummary(GRAPH, start_ns=0).fold(STORY)
+    figure = timeline({"one": summary, "two": summary})
+    assert [panel.y_label for panel in figure.panels] == [
+        "requests/s",
+        "cores",
+        "violations, %",
+        "longest latency, ms",
+    ]
+    assert [series.name for series in figure.panels[1].series] == ["one", "two"]
+    assert (figure.panels[0].series[0].x, figure.panels[0].series[0].y) == ((0.0, 1.0), (4.0, 2.0))
+    assert figure.panels[2].series[0].y == (75.0, 100.0)
+    assert "the worst second missed 100%" in figure.alt
+
+
+def test_latencies_with_their_deadline() -> None:
+    figure = latency_cdf({"one": RunSummary(GRAPH).fold(STORY), "silent": RunSummary(GRAPH)}, slo_ms=200)
+    (panel,) = figure.panels
+    assert [series.name for series in panel.series] == ["one"]
+    assert (panel.series[0].x[0], panel.series[0].x[-1], panel.series[0].y[-1]) == (120.0, 220.0, 100.0)
+    assert (panel.marks[0].name, panel.marks[0].at) == ("SLO 200 ms", 200)
+
+
+def test_nothing_to_show() -> None:
+    assert timeline({}).panels[0].series[0].x == ()
+    assert latency_cdf({}).panels[0].series == ()
+
+
+def test_thinning_keeps_the_worst() -> None:
+    x = [float(place) for place in range(1000)]
+    y = [0.0] * 1000
+    y[777] = 5.0
+    few_x, few_y = thin(x, y, 100)
+    assert len(few_x) == 100
+    assert max(few_y) == 5.0
+    assert thin([1.0], [2.0]) == ([1.0], [2.0])
+    assert thin([], []) == ([], [])
+
+
+def test_one_curve_for_each_route_and_a_mark_for_each_deadline() -> None:
+    paths = [Path(("a", "b"), ms(50)), Path(("a",), ms(90))]
+    graph = Graph([GraphStage("a"), GraphStage("b", ("a",), (When("a", "kind", (1,)),))], paths, ms(100))
+    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", 1.0))) for n, stage in enumerate("ab")]
+    for id, to_b in enumerate((1, 0, 0)):
+        rows += [arrived(id, id, id, 1000), started(id, 2 * id, 0, id, stage="a")]
+        rows += [(ms(id), Finished(BatchId(2 * id), ReplicaId(0), 1, ((to_b,),)))]
+        if to_b:
+            rows += [
+                started(id, 2 * id + 1, 1, id, stage="b"),
+                (ms(id), Finished(BatchId(2 * id + 1), ReplicaId(1), 1)),
+            ]
+        rows += [ended(id, id, Outcome.SERVED)]
+    figure = route_cdf("static", RunSummary(graph, start_ns=0).fold(rows))
+    assert [series.name for series in figure.panels[0].series] == ["a", "a, b"]
+    assert [mark.at for mark in figure.panels[0].marks] == [50, 90]
+    assert route_cdf("none", RunSummary(graph)).panels[0].series == ()
+
+
+# Traces
+
+TRACE = trace_of([0, s(0.5), s(2)], duration_ns=s(3), name="three", provenance="assumed: a test")
+
+
+def test_every_second_has_its_count() -> None:
+    series = arrivals_figure(TRACE).panels[0].series[0]
+    assert list(series.x) == [0, 1, 2]
+    assert list(series.y) == [2, 0, 1]
+
+
+def test_a_figure_is_written_as_its_ending_says(tmp_path: File) -> None:
+    write_figure(arrivals_figure(TRACE), tmp_path / "a.png")
+    write_figure(arrivals_figure(TRACE), tmp_path / "a.svg")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+
+
+def test_other_names_and_places_are_refused(tmp_path: File) -> None:
+    with pytest.raises(InputError, match="neither"):
+        write_figure(arrivals_figure(TRACE), tmp_path / "a.pdf")
+    with pytest.raises(MachineError, match="cannot be written"):
+        write_figure(arrivals_figure(TRACE), tmp_path / "nowhere" / "a.png")
+
+
+# Drawings
 
 FIGURE = Figure(
     name="all",

@@ -151,13 +151,14 @@ def test_memory_log_and_tee() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "header is missing or cut"),
-        (b'{"sloop_log": 1', "header is missing or cut"),
+        (b"", "header is missing or cut off"),
+        (b'{"sloop_log": 2', "header is missing or cut off"),
         (b"name: demo\n", "not an event log"),
         (b"[1, 2]\n", "not an event log"),
         (b"\xff\xfe\n", "not an event log"),
-        (b'{"sloop_log": 99}\n', "format 99 is unknown"),
-        (b'{"sloop_log": 1, "origin": "sim"}\n', "header is damaged"),
+        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads version 2"),
+        (b'{"sloop_log": "x"}\n', "format version 'x'"),
+        (b'{"sloop_log": 2, "origin": "sim"}\n', "header is damaged"),
     ],
 )
 def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> None:
@@ -167,6 +168,18 @@ def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> Non
         runlog.read_log(path)
     assert f"{path}:1" in str(caught.value)
     assert caught.value.help
+
+
+def test_a_log_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"sloop_log":1,"origin":"sim","application":{},"system":"static"}\n[0,{"type":"woke"}]\n')
+    with pytest.raises(InputError, match="event log of format version 1; this sloop reads version 2") as caught:
+        runlog.read_log(path)
+    assert "record the run again" in caught.value.help
+    path.write_bytes(b'{"sloop_log":3}\n')
+    with pytest.raises(InputError) as caught:
+        runlog.read_log(path)
+    assert "upgrade sloop" in caught.value.help
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

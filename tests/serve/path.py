@@ -119,7 +119,7 @@ class Way:
         self.core, self.validator = setup.core(), InputValidator(wiring.signature)
         bodies = BodyMemory(1 << 20)
         self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""), bytes_max=1 << 30)
-        self.recorders: Sequence[Recorder] = (Metrics(application, bodies), journal)
+        self.recorders: Sequence[Recorder] = (Metrics(application, bodies).state, journal)
         self.driver = Driver(self.core, Echo(), wiring, slo_ns=application.slo_ns, recorders=self.recorders)
         service = InferenceService(
             "path", application.slo_ns, self.validator, self.driver, str, bytes, bytes, lambda _: b""

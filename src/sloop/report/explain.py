@@ -1,28 +1,37 @@
-"""Why: why a request ended as it did, why a decision was taken, and for what reasons requests were missed.
+"""`sloop explain`: why a request ended as it did, why a decision was taken, and for what reasons requests were missed.
 
-Promises answers made of what the log says, live or simulated alike: what was known, what was believed and what came of
-it. Beliefs, where given, must be fresh: they learn from the log as the core's did. Knows no truth.
+Answers are made of what the log says, live or simulated alike: what was known, what was estimated, and what came of it.
+Estimates, where given, must be fresh: they learn from the log as the core's did, so that a step shows what the core
+expected at that instant.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import Decided, End, StartBatch
+from sloop.actions import Decided, End, StartBatch, StopReplica
+from sloop.app.graph import Graph
 from sloop.core.views import Belief
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Cancelled, Finished, ReplicaLost, ReplicaReady
-from sloop.report.situation import Situation
-from sloop.report.words import amount, cluster_now, difference, ids, lately, target
 from sloop.runlog import Record
-from sloop.units import to_ms, to_s
-from sloop.vocabulary import Outcome, Request, RequestId
+from sloop.runlog.fold import GraphRequest, Place, RunState
+from sloop.text import counted, in_ms, numbered
+from sloop.units import NS_PER_S, to_ms, to_s
+from sloop.vocabulary import BatchId, Group, Life, Outcome, Plan, Request, RequestId, StagePlan
 
-Beliefs = Mapping[tuple[str, str], Belief]
+Estimates = Mapping[tuple[str, str], Belief]
+"""By stage and variant."""
+
+RECENT_S: Final = 10
+"""Seconds of traffic shown beside a decision; most scaling policies look back about as far."""
+UNACCOUNTED_NS_MIN: Final = 50_000
+"""What rounds to 0.1 ms; less is not worth a sentence."""
 
 
-class Step(Struct, frozen=True):
+class StoryStep(Struct, frozen=True):
     """One thing that happened: when in the run, what, and why where somebody decided it."""
 
     at_s: float
@@ -30,23 +39,48 @@ class Step(Struct, frozen=True):
     why: str = ""
 
 
+class VisitStory(Struct, frozen=True, kw_only=True):
+    """One visit of the request to a stage, as a whole or as one of its parts."""
+
+    stage: str
+    part: int
+    """Which part of the request it is, at a stage that runs for each part; otherwise 0."""
+    entered_s: float
+    wait_ms: float
+    """In the queue, before every batch it was in."""
+    service_ms: float
+    """The forward pass, as the replica measured it; the whole time in a batch that failed or had not finished."""
+    transport_ms: float
+    """The rest of the time in its batch: to the replica and back, including waiting for its process."""
+    lost_ms: float
+    """In batches whose replica was lost or given up."""
+    critical: bool
+    """Whether it lies on the critical path: the chain of visits, each entered when the one before it finished, that
+    ends with the request's end. Others ran at the same time."""
+
+
 class RequestStory(Struct, frozen=True, kw_only=True):
-    """A request's life. The four durations add up to its latency; `total_ms` is None while it has not ended."""
+    """A request's life. `total_ms` is None while it has not ended; otherwise it is the sum of the durations that
+    follow it, each over the visits of the critical path."""
 
     request: int
     outcome: str
     why: str
     slo_ms: float
     total_ms: float | None
-    way_ms: float
-    """From the client's first byte to its arrival here."""
-    queue_ms: float
+    network_ms: float
+    """From the client's first byte to its arrival, as the client or the simulator says."""
+    gateway_ms: float
+    """From its arrival to the core's hearing of it: reading, checking, and the rest of the event loop's turn."""
+    wait_ms: float
     service_ms: float
-    """In batches that finished or failed."""
+    transport_ms: float
     lost_ms: float
-    """In batches whose replica was lost."""
+    unaccounted_ms: float
+    """What no visit explains; 0 in a sound log."""
     summary: str
-    steps: tuple[Step, ...]
+    visits: tuple[VisitStory, ...]
+    steps: tuple[StoryStep, ...]
 
 
 class DecisionStory(Struct, frozen=True, kw_only=True):
@@ -55,10 +89,10 @@ class DecisionStory(Struct, frozen=True, kw_only=True):
     at_s: float
     summary: str
     why: str
-    steps: tuple[Step, ...]
+    steps: tuple[StoryStep, ...]
 
 
-class Reason(Struct, frozen=True):
+class MissReason(Struct, frozen=True):
     """Requests that ended the same way for the same reason, numbers aside."""
 
     outcome: str
@@ -69,205 +103,342 @@ class Reason(Struct, frozen=True):
     first_s: float
 
 
-def explain_request(
-    records: Iterable[tuple[int, Record]], request: int, beliefs: Beliefs | None = None
-) -> RequestStory:
-    """Why request `request` ended as it did. InputError where the log has no such request."""
-    teller, low, high = _Teller(RequestId(request), Situation(beliefs)), None, None
-    for now_ns, record in records:
-        if isinstance(record, Request):
-            low, high = min(record.id, record.id if low is None else low), max(record.id, high or 0)
-        teller.append(now_ns, record)
-        if teller.end is not None:
-            break
-    if teller.request is None:
-        there = "no requests at all" if low is None else f"requests {low} to {high}"
-        raise InputError(f"request {request} is not in this log", help=f"the log has {there}")
-    return teller.story()
+class _Estimator:
+    """What batches were estimated to take when they started, with estimates that learn as the core's did."""
+
+    def __init__(self, estimates: Estimates | None, state: RunState) -> None:
+        self._estimates = estimates or {}
+        self._state = state
+        self._expected_ns: dict[BatchId, int] = {}
+
+    def hear(self, now_ns: int, record: Record) -> None:
+        """Take a record, before the state does."""
+        if isinstance(record, StartBatch):
+            replica = self._state.replicas.get(record.replica)
+            estimate = self._estimates.get(replica.group.key) if replica else None
+            if replica is not None and estimate is not None and len(record.requests) <= estimate.batch_max:
+                self._expected_ns[record.batch] = estimate.costs_ns(replica.cores)[len(record.requests)]
+        elif isinstance(record, Finished):
+            replica = self._state.replicas.get(record.replica)
+            if replica is None or replica.running is None or replica.running.batch != record.batch:
+                return
+            estimate = self._estimates.get(replica.group.key)
+            if estimate is not None:
+                estimate.observe(len(replica.running.requests), replica.group.cores, now_ns - replica.running_ns)
+
+    def expected_ns(self, batch: BatchId) -> int:
+        """How long a batch was estimated to take; 0 where nothing was estimated."""
+        return self._expected_ns.get(batch, 0)
+
+    def compared(self, batch: BatchId, taken_ns: int) -> str:
+        """`150.0 ms, 36% longer than estimated`."""
+        expected_ns = self.expected_ns(batch)
+        if not expected_ns:
+            return in_ms(taken_ns)
+        off = taken_ns / expected_ns - 1
+        if abs(off) < 0.005:
+            return f"{in_ms(taken_ns)}, as estimated"
+        return f"{in_ms(taken_ns)}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than estimated"
+
+    def cluster(self, now_ns: int) -> str:
+        """Replicas by state of life, and how much longer busy ones are estimated to run."""
+        state = self._state
+        parts = [f"{counted(state.count(Life.READY), 'replica')} ready"]
+        parts += [f"{n} {life.value}" for life in (Life.STARTING, Life.DRAINING) if (n := state.count(life))]
+        ends_ns = [
+            replica.running_ns + expected_ns
+            for replica in state.batches()
+            if replica.running and (expected_ns := self.expected_ns(replica.running.batch))
+        ]
+        if state.batches():
+            until = f", the first for another {in_ms(max(0, min(ends_ns) - now_ns))} as estimated" if ends_ns else ""
+            parts.append(f"{len(state.batches())} busy{until}")
+        return ", ".join(parts)
 
 
-class _Teller:
+class _Visit:
+    """One visit of the request that is followed."""
+
+    def __init__(self, place: Place, now_ns: int, cause: "_Visit | None") -> None:
+        self.place = place
+        self.cause = cause
+        """The visit whose finish let this one begin; None for a first one."""
+        self.entered_ns = self.since_ns = now_ns
+        """When it was entered, and since when it waits or runs."""
+        self.batch: StartBatch | None = None
+        self.over_ns: int | None = None
+        self.wait_ns = self.service_ns = self.transport_ns = self.lost_ns = 0
+
+    @property
+    def spent_ns(self) -> int:
+        return self.wait_ns + self.service_ns + self.transport_ns + self.lost_ns
+
+    def story(self, critical: bool) -> VisitStory:
+        spent_ms = {
+            "wait_ms": to_ms(self.wait_ns),
+            "service_ms": to_ms(self.service_ns),
+            "transport_ms": to_ms(self.transport_ns),
+            "lost_ms": to_ms(self.lost_ns),
+        }
+        stage, part = self.place
+        return VisitStory(stage=stage, part=part, entered_s=to_s(self.entered_ns), critical=critical, **spent_ms)
+
+
+class _Follower:
     """Follows one request through the log."""
 
-    def __init__(self, number: RequestId, situation: Situation) -> None:
+    def __init__(self, id: RequestId, graph: Graph, estimates: Estimates | None) -> None:
         self.request: Request | None = None
         self.end: tuple[int, End] | None = None
-        self._number = number
-        self._now = situation
-        self._steps: list[Step] = []
-        self._mine: StartBatch | None = None
-        self._begun_ns = 0
-        self._queue_ns = 0
-        self._service_ns = 0
-        self._lost_ns = 0
+        self._id = id
+        self._graph = graph
+        self._state = RunState(graph)
+        self._estimator = _Estimator(estimates, self._state)
+        self._heard_ns = 0
+        self._steps: list[StoryStep] = []
+        self._visits: list[_Visit] = []
+        self._last: _Visit | None = None
+        """The visit that finished last."""
 
     def append(self, now_ns: int, record: Record) -> None:
         """Take one record."""
-        self._now.now_ns = now_ns
-        waited_since_ns = self._now.waiting.get(self._number)
-        self._tell(now_ns, record, waited_since_ns)
-        self._now.append(now_ns, record)
-
-    def _tell(self, now_ns: int, record: Record, since_ns: int | None) -> None:
+        self._estimator.hear(now_ns, record)
         if isinstance(record, Request):
-            if record.id == self._number:
+            if record.id == self._id:
                 self._arrive(now_ns, record)
-        elif self.request is None:
-            return
-        elif isinstance(record, StartBatch):
-            if self._number in record.requests:
-                self._start(now_ns, record, since_ns)
-        elif isinstance(record, Finished | BatchFailed | ReplicaLost):
-            self._leave(now_ns, record)
+        elif self.request is not None:
+            self._hear(now_ns, record)
+        self._state.append(now_ns, record)
+        if self.request is not None and isinstance(record, Request | Finished):
+            self._enter(now_ns)
+
+    def _hear(self, now_ns: int, record: Record) -> None:
+        if isinstance(record, StartBatch):
+            self._start(now_ns, record)
+        elif isinstance(record, Finished | BatchFailed | ReplicaLost | StopReplica):
+            for visit in self._visits:
+                if visit.batch is not None and visit.batch.replica == record.replica:
+                    self._leave(now_ns, visit, record)
         elif isinstance(record, End):
-            if record.request == self._number:
-                self._finish(now_ns, record, since_ns)
+            if record.request == self._id:
+                self._finish(now_ns, record)
         elif isinstance(record, Cancelled):
-            if record.request == self._number:
+            if record.request == self._id:
                 self._say(now_ns, "the client went away")
         else:
-            self._look_around(now_ns, record, since_ns)
+            self._look_around(now_ns, record)
 
     def _say(self, at_ns: int, what: str, why: str = "") -> None:
-        self._steps.append(Step(to_s(at_ns), what, why))
+        self._steps.append(StoryStep(to_s(at_ns), what, why))
+
+    def _waiting(self) -> list[_Visit]:
+        return [visit for visit in self._visits if visit.over_ns is None and visit.batch is None]
 
     def _arrive(self, now_ns: int, request: Request) -> None:
-        self.request, now = request, self._now
-        self._say(request.sent_ns, f"sent; an answer is due within {to_ms(request.slo_ns):.1f} ms")
-        left_ms = to_ms(request.deadline_ns - now_ns)
-        ahead = amount(len(now.waiting), "request")
+        self.request, self._heard_ns, state = request, now_ns, self._state
+        self._say(request.sent_ns, f"sent; an answer is due within {in_ms(request.slo_ns)}")
         self._say(
             now_ns,
-            f"arrived after {to_ms(now_ns - request.sent_ns):.1f} ms on the way, {left_ms:.1f} ms left; "
-            f"{ahead} waiting, {cluster_now(now)}",
+            f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(now_ns - request.arrived_ns)} in the "
+            f"gateway, {in_ms(request.deadline_ns - now_ns)} left; {counted(state.waiting, 'request')} waiting, "
+            f"{self._estimator.cluster(now_ns)}",
         )
-        if now.plan is not None:
-            self._say(now_ns, f"plan in force since {to_s(now.plan_ns):.3f} s: {target(now.plan)}", now.plan.why)
+        if state.plan is not None:
+            since = f"plan in force since {to_s(state.plan_ns):.3f} s"
+            self._say(now_ns, f"{since}: {plan_text(state.plan)}", state.plan.why)
 
-    def _start(self, now_ns: int, batch: StartBatch, since_ns: int | None) -> None:
-        waited_ns = now_ns - since_ns if since_ns is not None else 0
-        self._queue_ns += waited_ns
-        self._mine, self._begun_ns = batch, now_ns
-        hosted = self._now.replicas.get(batch.replica)
-        on = f"{hosted.spec.variant} on {amount(hosted.cores, 'core')}" if hosted else "unknown to the log"
-        others = [number for number in batch.requests if number != self._number]
-        company = f"with {ids('request', others)}" if others else "alone"
-        believed_ns = self._now.believed_ns(batch.replica, len(batch.requests))
-        belief = f"; believed to take {to_ms(believed_ns):.1f} ms" if believed_ns else ""
-        self._say(
-            now_ns,
-            f"started {company} in batch {batch.batch} at {batch.stage} on replica {batch.replica} ({on}) "
-            f"after {to_ms(waited_ns):.1f} ms in the queue{belief}",
-        )
-
-    def _leave(self, now_ns: int, record: Finished | BatchFailed | ReplicaLost) -> None:
-        mine = self._mine
-        if mine is None:
-            return
-        if isinstance(record, ReplicaLost):
-            if record.replica != mine.replica:
-                return
-            self._lost_ns += now_ns - self._begun_ns
-            self._say(now_ns, f"replica {record.replica} was lost and the batch with it", record.error)
-        elif record.batch != mine.batch:
-            return
+    def _enter(self, now_ns: int) -> None:
+        """Take note of the visits that the last record has begun."""
+        request = self._state.open.get(self._id)
+        if isinstance(request, GraphRequest):
+            known = {visit.place for visit in self._visits}
+            begun = [place for place in request.waiting if place not in known]
         else:
-            self._service_ns += now_ns - self._begun_ns
-            if isinstance(record, BatchFailed):
-                self._say(now_ns, "the model raised on the batch", record.error)
-            else:
-                self._say(now_ns, f"the batch finished after {self._compare(mine, now_ns - self._begun_ns)}")
-        self._mine = None
+            begun = [(next(iter(self._graph.stages)), 0)] if request is not None and not self._visits else []
+        self._visits += [_Visit(place, now_ns, self._last) for place in begun]
 
-    def _compare(self, mine: StartBatch, taken_ns: int) -> str:
-        running = self._now.batches.get(mine.batch)
-        took = f"{to_ms(taken_ns):.1f} ms"
-        if running is None or not running.believed_ns:
-            return took
-        off = taken_ns / running.believed_ns - 1
-        if abs(off) < 0.005:
-            return f"{took}, as believed"
-        return f"{took}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than believed"
+    def _name(self, visit: _Visit) -> str:
+        """Where a visit is, as a step says it."""
+        stage, part = visit.place
+        return f"{stage}, part {part}" if self._graph.scopes[stage] else stage
 
-    def _look_around(self, now_ns: int, record: Record, since_ns: int | None) -> None:
+    def _start(self, now_ns: int, batch: StartBatch) -> None:
+        mine = [part for id, part in batch.visits if id == self._id]
+        for visit in [visit for visit in self._waiting() if visit.place[0] == batch.stage and visit.place[1] in mine]:
+            waited_ns = now_ns - visit.since_ns
+            visit.wait_ns += waited_ns
+            visit.batch, visit.since_ns = batch, now_ns
+            replica = self._state.replicas.get(batch.replica)
+            on = f" ({replica.spec.variant} on {counted(replica.cores, 'core')})" if replica else ""
+            others = sorted({id for id in batch.requests if id != self._id})
+            company = f"with {numbered('request', others)}" if others else "alone"
+            expected_ns = self._estimator.expected_ns(batch.batch)
+            estimate = f"; estimated to take {in_ms(expected_ns)}" if expected_ns else ""
+            self._say(
+                now_ns,
+                f"started {company} in batch {batch.batch} at {self._name(visit)} on replica {batch.replica}{on} "
+                f"after {in_ms(waited_ns)} in the queue{estimate}",
+            )
+
+    def _leave(self, now_ns: int, visit: _Visit, record: Finished | BatchFailed | ReplicaLost | StopReplica) -> None:
+        """A visit's batch is over, or its replica is."""
+        batch, taken_ns = visit.batch, now_ns - visit.since_ns
+        assert batch is not None
+        if isinstance(record, Finished | BatchFailed) and record.batch != batch.batch:
+            return
+        visit.batch, visit.since_ns = None, now_ns
+        if isinstance(record, Finished):
+            visit.service_ns += min(record.service_ns, taken_ns)
+            visit.transport_ns += taken_ns - min(record.service_ns, taken_ns)
+            visit.over_ns, self._last = now_ns, visit
+            at = f" at {self._name(visit)}" if len(self._graph.stages) > 1 else ""
+            self._say(now_ns, f"the batch{at} finished after {self._estimator.compared(batch.batch, taken_ns)}")
+        elif isinstance(record, BatchFailed):
+            visit.service_ns += taken_ns
+            self._say(now_ns, "the model raised on the batch", record.error)
+        else:
+            visit.lost_ns += taken_ns
+            what, why = ("lost", record.error) if isinstance(record, ReplicaLost) else ("given up", record.why)
+            self._say(now_ns, f"replica {record.replica} was {what}, and the batch with it", why)
+
+    def _look_around(self, now_ns: int, record: Record) -> None:
         """What happened to the cluster while the request waited."""
-        if since_ns is None:
+        if not self._waiting():
             return
         if isinstance(record, Decided) and record.plan is not None:
-            self._say(now_ns, f"while it waited, a new plan: {target(record.plan)}", record.plan.why)
+            self._say(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
         elif isinstance(record, Decided) and record.kind == "short":
             self._say(now_ns, "while it waited, the cluster fell short of the plan", record.why)
         elif isinstance(record, ReplicaReady):
             self._say(now_ns, f"while it waited, replica {record.replica} became ready")
 
-    def _finish(self, now_ns: int, end: End, since_ns: int | None) -> None:
-        if since_ns is not None:
-            self._queue_ns += now_ns - since_ns
-        elif self._mine is not None:
-            self._service_ns += now_ns - self._begun_ns
+    def _finish(self, now_ns: int, end: End) -> None:
+        waiting = self._waiting()
+        for visit in self._visits:
+            if visit.over_ns is None:
+                if visit.batch is None:
+                    visit.wait_ns += now_ns - visit.since_ns
+                else:
+                    visit.service_ns += now_ns - visit.since_ns
         self.end = now_ns, end
-        around = f" while it waited; {cluster_now(self._now)}" if end.outcome is Outcome.DROPPED and since_ns else ""
-        self._say(now_ns, f"{end.outcome.value}{around}", end.why)
+        around = f" while it waited; {self._estimator.cluster(now_ns)}" if waiting else ""
+        dropped = end.outcome is Outcome.DROPPED
+        self._say(now_ns, f"{end.outcome.value}{around if dropped else ''}", end.why)
+
+    def _critical(self) -> list[_Visit]:
+        """The visits that led to the end, or as far as the log goes, in order."""
+        last, stage = self._last, self.end[1].stage if self.end else ""
+        unfinished = [visit for visit in self._visits if visit.over_ns is None]
+        if unfinished and (last is None or last.place[0] != stage or last.over_ns != (self.end and self.end[0])):
+            last = next((visit for visit in unfinished if visit.place[0] == stage), unfinished[0])
+        found: list[_Visit] = []
+        while last is not None:
+            found.append(last)
+            last = last.cause
+        return found[::-1]
 
     def story(self) -> RequestStory:
         """What was followed so far."""
-        assert self.request is not None
-        total_ms = to_ms(self.end[0] - self.request.sent_ns) if self.end else None
-        outcome, why = (self.end[1].outcome.value, self.end[1].why) if self.end else ("open", "the log ends before it")
-        parts = {
-            "on the way here": to_ms(self.request.elapsed_ns),
-            "in queues": to_ms(self._queue_ns),
-            "in service": to_ms(self._service_ns),
-            "in batches that were lost": to_ms(self._lost_ns),
+        request, end = self.request, self.end
+        assert request is not None
+        critical = self._critical()
+        gateway_ns = self._heard_ns - request.arrived_ns
+        spent_ns = {
+            "network": request.elapsed_ns,
+            "gateway": gateway_ns,
+            "wait": sum(visit.wait_ns for visit in critical),
+            "service": sum(visit.service_ns for visit in critical),
+            "transport": sum(visit.transport_ns for visit in critical),
+            "lost": sum(visit.lost_ns for visit in critical),
         }
-        spent = ", ".join(f"{value:.1f} ms {name}" for name, value in parts.items() if value)
-        slo_ms = to_ms(self.request.slo_ns)
+        total_ns = end[0] - request.sent_ns if end else None
+        spent_ns["unaccounted"] = total_ns - sum(spent_ns.values()) if total_ns is not None else 0
+        outcome, why = (end[1].outcome.value, end[1].why) if end else ("open", "the log ends before it")
         return RequestStory(
-            request=self._number,
+            request=self._id,
             outcome=outcome,
             why=why,
-            slo_ms=slo_ms,
-            total_ms=total_ms,
-            way_ms=parts["on the way here"],
-            queue_ms=parts["in queues"],
-            service_ms=parts["in service"],
-            lost_ms=parts["in batches that were lost"],
-            summary=f"{outcome}{f': {why}' if why else ''}. Of {slo_ms:.1f} ms it spent {spent or 'nothing'}",
+            slo_ms=to_ms(request.slo_ns),
+            total_ms=to_ms(total_ns) if total_ns is not None else None,
+            summary=f"{outcome}{f': {why}' if why else ''}. {_spent(request, spent_ns, len(self._visits), critical)}",
+            visits=tuple(visit.story(visit in critical) for visit in self._visits),
             steps=tuple(self._steps),
+            **{f"{name}_ms": to_ms(value_ns) for name, value_ns in spent_ns.items()},
         )
 
 
+def _spent(request: Request, spent_ns: Mapping[str, int], visits: int, critical: list[_Visit]) -> str:
+    """Where the time went, in words."""
+    places = {
+        "network": "in the network",
+        "gateway": "in the gateway",
+        "wait": "in queues",
+        "service": "in service",
+        "transport": "in transport",
+        "lost": "in batches that were lost",
+    }
+    parts = [f"{in_ms(spent_ns[name])} {place}" for name, place in places.items() if to_ms(spent_ns[name]) >= 0.05]
+    text = f"Of {in_ms(request.slo_ns)} it spent {', '.join(parts) or 'nothing'}"
+    beside = visits - len(critical)
+    if beside:
+        text += f" on its critical path; {counted(beside, 'visit')} ran at the same time"
+    if abs(spent_ns["unaccounted"]) >= UNACCOUNTED_NS_MIN:
+        text += f"; {in_ms(spent_ns['unaccounted'])} are not accounted for: the log does not say where it was"
+    return text
+
+
+def explain_request(
+    records: Iterable[tuple[int, Record]], request: int, graph: Graph, estimates: Estimates | None = None
+) -> RequestStory:
+    """Why `request` ended as it did; `graph` is the application's. InputError where the log has no such request."""
+    follower, low, high = _Follower(RequestId(request), graph, estimates), None, None
+    for now_ns, record in records:
+        if isinstance(record, Request):
+            low, high = min(record.id, record.id if low is None else low), max(record.id, high or 0)
+        follower.append(now_ns, record)
+        if follower.end is not None:
+            break
+    if follower.request is None:
+        there = "no requests at all" if low is None else f"requests {low} to {high}"
+        raise InputError(f"request {request} is not in this log", help=f"the log has {there}")
+    return follower.story()
+
+
 def explain_decision(
-    records: Iterable[tuple[int, Record]], at_ns: int, beliefs: Beliefs | None = None
+    records: Iterable[tuple[int, Record]], at_ns: int, graph: Graph, estimates: Estimates | None = None
 ) -> DecisionStory:
     """The decision in force at `at_ns` and its grounds. InputError where nothing had been decided by then."""
-    now, last, before = Situation(beliefs), None, None
-    moment: list[tuple[int, Decided]] = []
+    state = RunState(graph, seconds_kept=RECENT_S + 1)
+    estimator = _Estimator(estimates, state)
+    last: tuple[int, Decided] | None = None
+    before: Plan | None = None
+    notes: list[tuple[int, Decided]] = []
     grounds = ""
     for now_ns, record in records:
         if now_ns > at_ns:
             break
+        estimator.hear(now_ns, record)
         if isinstance(record, Decided):
             if record.plan is not None:
-                last, before = (now_ns, record), now.plan
-                grounds = f"{lately(now)}; {amount(len(now.waiting), 'request')} waiting; {cluster_now(now)}"
-                moment = []
-            moment.append((now_ns, record))
-        now.append(now_ns, record)
+                last, before, notes = (now_ns, record), state.plan, []
+                waiting = counted(state.waiting, "request")
+                grounds = f"{_traffic(state, now_ns)}; {waiting} waiting; {estimator.cluster(now_ns)}"
+            notes.append((now_ns, record))
+        state.append(now_ns, record)
     if last is None:
-        seen = f"the log runs from {to_s(now.start_ns):.3f} s" if now.start_ns is not None else "the log is empty"
+        seen = f"the log runs from {to_s(state.start_ns):.3f} s" if state.start_ns is not None else "the log is empty"
         raise InputError(f"nothing had been decided by {to_s(at_ns):.3f} s", help=f"{seen}; ask for a later instant")
     decided_ns, decided = last
     assert decided.plan is not None
-    steps = [
-        Step(to_s(decided_ns), f"what was known: {grounds}"),
-        Step(to_s(decided_ns), f"decided: {target(decided.plan)} ({difference(before, decided.plan)})", decided.why),
-    ]
-    steps += [Step(to_s(ns), f"{each.kind}{_about(each)}", each.why) for ns, each in moment if each.plan is None]
-    steps.append(Step(to_s(at_ns), f"in force at the instant asked for: {cluster_now(now)}; {lately(now)}"))
-    summary = f"since {to_s(decided_ns):.3f} s: {target(decided.plan)}"
+    change = f"decided: {plan_text(decided.plan)} ({_difference(before, decided.plan)})"
+    decided_s = to_s(decided_ns)
+    steps = [StoryStep(decided_s, f"what was known: {grounds}"), StoryStep(decided_s, change, decided.why)]
+    steps += [StoryStep(to_s(ns), f"{each.kind}{_about(each)}", each.why) for ns, each in notes if each.plan is None]
+    now = f"in force at the instant asked for: {estimator.cluster(state.now_ns)}; {_traffic(state, state.now_ns)}"
+    steps.append(StoryStep(to_s(at_ns), now))
+    summary = f"since {decided_s:.3f} s: {plan_text(decided.plan)}"
     if not decided.plan.feasible:
-        summary += "; nothing met every deadline, this was the best there was"
+        summary += "; no plan met every deadline, this was the best one found"
     return DecisionStory(at_s=to_s(at_ns), summary=summary, why=decided.why, steps=tuple(steps))
 
 
@@ -275,13 +446,50 @@ def _about(decided: Decided) -> str:
     return f" replica {decided.replica}" if decided.replica is not None else f" at {decided.stage}"
 
 
-def reasons(records: Iterable[tuple[int, Record]]) -> list[Reason]:
-    """Why requests were not served in time, the commonest first."""
+def miss_reasons(records: Iterable[tuple[int, Record]]) -> list[MissReason]:
+    """Why requests were not served in time, the most frequent first."""
     counts: dict[tuple[Outcome, str], tuple[int, int, float]] = {}
     for now_ns, record in records:
         if isinstance(record, End) and record.outcome is not Outcome.SERVED:
             key = record.outcome, re.sub(r"-?\d[\d,.]*\d|-?\d", "#", record.why)
             count, first, first_s = counts.get(key, (0, record.request, to_s(now_ns)))
             counts[key] = count + 1, first, first_s
-    found = [Reason(outcome.value, why, *rest) for (outcome, why), rest in counts.items()]
+    found = [MissReason(outcome.value, why, *rest) for (outcome, why), rest in counts.items()]
     return sorted(found, key=lambda reason: (-reason.count, reason.outcome, reason.why))
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan's stages: `classify: 2 × small on 4 cores, batches up to 8`."""
+    return "; ".join(_stage_text(stage) for stage in plan.stages) or "nothing"
+
+
+def _stage_text(stage: StagePlan) -> str:
+    groups = " + ".join(_group_text(group) for group in stage.groups) or "no replica"
+    return f"{stage.stage}: {groups}, batches up to {stage.batch_max}"
+
+
+def _group_text(group: Group) -> str:
+    spec = group.spec
+    device = f" and {spec.share:.0%} of {spec.device}" if spec.device else ""
+    return f"{group.count} × {spec.variant} on {counted(spec.cores, 'core')}{device}"
+
+
+def _difference(before: Plan | None, after: Plan) -> str:
+    """What changed from one plan to the next."""
+    if before is None:
+        return "the first plan"
+    old = {stage.stage: stage for stage in before.stages}
+    changes = [f"was {_stage_text(old[stage.stage])}" for stage in after.stages if stage != old.get(stage.stage, stage)]
+    changes += [f"new: {stage.stage}" for stage in after.stages if stage.stage not in old]
+    return "; ".join(changes) or "nothing changed"
+
+
+def _traffic(state: RunState, now_ns: int) -> str:
+    """Arrivals of the last seconds, and what became of them."""
+    start_s = (now_ns - (state.start_ns or 0)) // NS_PER_S - RECENT_S
+    known = [second for second in state.seconds if second.start_s >= start_s]
+    arrivals = ", ".join(str(second.arrivals) for second in known) or "none"
+    missed = sum(second.missed for second in known)
+    ended = missed + sum(second.served for second in known)
+    misses = f"{missed} of the {ended} that have ended were missed" if ended else "none has ended"
+    return f"arrivals in the last seconds: {arrivals}; {misses}"

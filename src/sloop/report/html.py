@@ -1,11 +1,12 @@
-"""A report as one HTML file: nothing is fetched, plots are drawn into it, tables are tables, dark and light both read.
+"""Pages: one HTML file each, which fetches nothing: plots are SVG inside it. Light and dark screens and paper all work.
 
-Promises valid, escaped HTML from values; `run_page` is what `simulate` and `serve` write of runs, `page` is for
-whoever has sections of their own. Knows no clock: dates come from a log's header.
+`page` renders sections of text, tables and figures as valid, escaped HTML. `log_page` is the page of one recorded run,
+live or simulated: the log is all it needs, since its header names the application, its profiles and the system.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -14,94 +15,68 @@ from msgspec import Struct
 from sloop.actions import Decided
 from sloop.errors import MachineError
 from sloop.report import tables
-from sloop.report.explain import Reason
-from sloop.report.figures import Figure, comparison, latency_cdf, timeline, ways_cdf
-from sloop.report.metrics import Metrics
-from sloop.report.plots import svg
-from sloop.report.rows import RunRow
-from sloop.report.tables import Table, shown
-from sloop.report.words import target
-from sloop.runlog import Header, Record
+from sloop.report.explain import miss_reasons, plan_text
+from sloop.report.plots import Figure, latency_cdf, route_cdf, svg, timeline
+from sloop.report.tables import Table, cell_text
+from sloop.runlog import Header, Record, RecordedLog
+from sloop.runlog.summary import RunRow, RunSummary
+from sloop.systems.replay import rebuild
+from sloop.text import counted
 from sloop.units import to_s
 
 DECISIONS_MAX: Final = 500
-"""More fill a page without being read; the log has them all."""
+"""Nobody reads more of them on a page; the log has them all."""
+OPEN_DECISIONS_MAX: Final = 20
+"""A longer table is folded, so that the sections after it are found."""
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A part of a page: a heading, paragraphs, then tables and figures."""
+    """A part of a page: a heading, paragraphs, then figures and tables."""
 
     title: str
     text: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     folded: bool = False
-    """Closed until it is asked for."""
+    """Shown only on a click."""
 
 
-class Note(Struct, frozen=True):
-    """A decision as a report lists it."""
-
-    at_s: float
-    kind: str
-    what: str
-    why: str
-
-
-class Decisions:
-    """A `Sink` that keeps the decisions of a run, the first `DECISIONS_MAX` of them, and counts the rest."""
-
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self.left_out = 0
-
-    def append(self, now_ns: int, record: Record) -> None:
-        """Take one record."""
-        if not isinstance(record, Decided):
-            return
-        if len(self.notes) >= DECISIONS_MAX:
-            self.left_out += 1
-            return
-        about = f"replica {record.replica}" if record.replica is not None else record.stage
-        what = target(record.plan) if record.plan is not None else about
-        self.notes.append(Note(to_s(now_ns), record.kind, what, record.why))
+def log_page(log: RecordedLog) -> str:
+    """The page of a recorded run. InputError where the log is damaged or its header describes no application."""
+    setup, header = rebuild(log.header), log.header
+    start_ns = 0 if header.origin == "sim" else None
+    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=start_ns).fold(log)
+    row = summary.row(system=header.system, seed=header.seed)
+    title = f"{setup.application.name}: a {_origin(header)} run of {header.system}"
+    return page(title, run_sections(row, summary, log, header))
 
 
-def run_page(
-    title: str,
-    runs: Sequence[tuple[RunRow, Metrics]],
-    *,
-    header: Header | None = None,
-    slo_ms: float | None = None,
-    decisions: Decisions | None = None,
-    reasons: Iterable[Reason] = (),
-) -> str:
-    """The page of one run or of several in the same world; `decisions` and `reasons` are those of the first."""
-    rows = [row for row, _ in runs]
-    named = _named(runs)
-    others_ms = sorted({route.slo_ms for row in rows for route in row.routes} - {slo_ms})
+def run_sections(
+    row: RunRow, summary: RunSummary, records: Iterable[tuple[int, Record]], header: Header
+) -> list[Section]:
+    """Everything a log can tell about one run, from how requests ended to where the numbers come from. `records` are
+    iterated over twice."""
+    runs, slo_ms = {row.system: summary}, summary.slo_ms
+    path_slos_ms = sorted({route.slo_ms for route in row.routes} - {slo_ms})
     sections = [
-        Section(title="Summary", text=(_summary(rows),), tables=(tables.ends(rows), tables.costs(rows))),
-        Section(title="Over time", figures=(timeline(named),)),
+        Section(title="Summary", text=(_result(row),), tables=(tables.ends([row]), tables.costs([row]))),
+        Section(title="Over time", figures=(timeline(runs),)),
+        *_stage_sections(row, summary),
         Section(
             title="Latency",
-            figures=(latency_cdf(named, slo_ms=slo_ms, others_ms=others_ms),),
-            tables=(tables.waits(named.items()),),
+            figures=(latency_cdf(runs, slo_ms=slo_ms, others_ms=path_slos_ms),),
+            tables=(tables.waits(runs.items()),),
         ),
     ]
-    if len(rows) > 1:
-        sections.insert(1, Section(title="Comparison", figures=(comparison(rows),)))
-    sections[-1:-1] = _stage_sections([(label, row) for label, row in zip(named, rows, strict=True)], named)
-    sections += _belief_sections(named)
-    sections += _worst_sections(named)
-    found = tuple((r.outcome, r.why, r.count, r.first_request, r.first_s) for r in reasons)
-    if found:
+    if errors := summary.estimate_errors():
+        sections.append(Section(title="Estimates", tables=(tables.estimate_errors(errors),)))
+    if (worst := tables.worst_seconds(summary.seconds())).rows:
+        sections.append(Section(title="Worst seconds", tables=(worst,)))
+    if reasons := miss_reasons(records):
         columns = ("outcome", "why", "requests", "for example request", "at s")
-        sections.append(Section(title="Why requests were missed", tables=(Table("", columns, found),)))
-    if decisions is not None:
-        sections.append(_decision_section(decisions))
-    sections.append(_provenance(rows, header))
-    return page(title, sections)
+        rows = tuple((r.outcome, r.why, r.count, r.first_request, r.first_s) for r in reasons)
+        sections.append(Section(title="Why requests were missed", tables=(Table("", columns, rows),)))
+    return [*sections, _decision_section(records, summary), _provenance(row, header)]
 
 
 def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
@@ -119,7 +94,7 @@ def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
 
 
 def write_page(text: str, path: Path) -> None:
-    """A page into its file. MachineError where that cannot be written."""
+    """Write a page. MachineError where the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -142,7 +117,7 @@ def _table(table: Table) -> str:
     head = "".join(f'<th scope="col"{r}>{escape(name)}</th>' for name, r in zip(table.columns, right, strict=True))
     lines = []
     for row in table.rows:
-        cells = [f"<td{r}>{escape(shown(cell))}</td>" for cell, r in zip(row, right, strict=True)]
+        cells = [f"<td{r}>{escape(cell_text(cell))}</td>" for cell, r in zip(row, right, strict=True)]
         cells[0] = cells[0].replace("<td", '<th scope="row"', 1).replace("</td>", "</th>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
@@ -153,100 +128,71 @@ def _table(table: Table) -> str:
     )
 
 
-def _summary(rows: Sequence[RunRow]) -> str:
+def _result(row: RunRow) -> str:
     """The result in words."""
-    parts = []
-    for row in rows:
-        p99 = f", p99 {row.p99_ms:.0f} ms" if row.p99_ms is not None else ""
-        parts.append(
-            f"{row.system} answered {100 * row.attainment:.2f} % of {row.requests:,} requests in time"
-            f"{p99}, with {row.core_seconds:,.0f} core-seconds"
-        )
-    return "; ".join(parts) + "."
+    p99 = f", p99 {row.p99_ms:.0f} ms" if row.p99_ms is not None else ""
+    return (
+        f"{row.system} answered {100 * row.attainment:.2f} % of {row.requests:,} requests in time{p99}, "
+        f"with {row.core_seconds:,.0f} core-seconds."
+    )
 
 
-def _named(runs: Sequence[tuple[RunRow, Metrics]]) -> dict[str, Metrics]:
-    """Runs by system; those of the same system by seed too."""
-    systems = [row.system for row, _ in runs]
-    return {
-        row.system if systems.count(row.system) == 1 else f"{row.system} {place}": metrics
-        for place, (row, metrics) in enumerate(runs)
-    }
-
-
-def _stage_sections(runs: Sequence[tuple[str, RunRow]], named: Mapping[str, Metrics]) -> list[Section]:
-    """For applications of several stages: where requests waited and were lost, and which ways they took."""
-    if not any(row.routes or len(row.stages) > 1 for _, row in runs):
+def _stage_sections(row: RunRow, summary: RunSummary) -> list[Section]:
+    """For an application of several stages: where requests waited and were lost, and which routes they took."""
+    if len(row.stages) < 2:
         return []
     text = (
-        "A visit is a request, or a part of one, at a stage. Requests take different ways where stages branch off; a "
-        "way has a deadline of its own where the application gives it one."
+        "A visit is a request, or a part of one, at a stage. Requests take different routes where stages branch off; a "
+        "route has a deadline of its own where the application declares one for its path."
     )
-    figures = tuple(
-        ways_cdf(label, metrics, name=f"ways-{place}")
-        for place, (label, metrics) in enumerate(named.items())
-        if len(metrics.routes()) > 1
+    runs = [(row.system, row)]
+    figures = (route_cdf(row.system, summary),) if len(row.routes) > 1 else ()
+    return [Section(title="Stages", text=(text,), tables=(tables.stages(runs), tables.routes(runs)), figures=figures)]
+
+
+def _decision_section(records: Iterable[tuple[int, Record]], summary: RunSummary) -> Section:
+    decided = ((now_ns, record) for now_ns, record in records if isinstance(record, Decided))
+    rows = []
+    for now_ns, record in islice(decided, DECISIONS_MAX):
+        about = f"replica {record.replica}" if record.replica is not None else record.stage
+        what = plan_text(record.plan) if record.plan is not None else about
+        rows.append((to_s(now_ns), record.kind, what, record.why))
+    total = summary.state.decisions.total()
+    left_out = total - len(rows)
+    more = f" The first {len(rows)} are listed, {left_out} more are in the log." if left_out else ""
+    return Section(
+        title="Decisions",
+        text=(f"{counted(total, 'decision')}.{more}",),
+        tables=(Table("", ("at s", "kind", "what", "why"), tuple(rows)),),
+        folded=len(rows) > OPEN_DECISIONS_MAX,
     )
-    shown_tables = (tables.stages(runs), tables.routes(runs))
-    return [Section(title="Stages", text=(text,), tables=shown_tables, figures=figures)]
 
 
-def _belief_sections(named: Mapping[str, Metrics]) -> list[Section]:
-    found = [(label, metrics.service_errors()) for label, metrics in named.items()]
-    several = len(found) > 1
-    made = []
-    for label, errors in found:
-        if errors:
-            table = tables.beliefs(errors)
-            made.append(Table(f"{table.title} ({label})" if several else table.title, table.columns, table.rows))
-    return [Section(title="Belief and outcome", tables=tuple(made))] if made else []
-
-
-def _worst_sections(named: Mapping[str, Metrics]) -> list[Section]:
-    made = []
-    for label, metrics in named.items():
-        table = tables.worst_seconds(metrics.seconds())
-        if table.rows:
-            made.append(Table(label, table.columns, table.rows))
-    return [Section(title="Worst seconds", tables=tuple(made))] if made else []
-
-
-def _decision_section(decisions: Decisions) -> Section:
-    table = Table(
-        "",
-        ("at s", "kind", "what", "why"),
-        tuple((note.at_s, note.kind, note.what, note.why) for note in decisions.notes),
+def _provenance(row: RunRow, header: Header) -> Section:
+    """Where the numbers come from."""
+    facts = (
+        ("run", _origin(header)),
+        ("application", str(header.application.get("name", ""))),
+        ("system", header.system),
+        ("parameters", _pairs(header.parameters) or "as published"),
+        ("seed", "–" if header.seed is None else str(header.seed)),
+        ("date", header.date or "not recorded"),
+        ("software", _pairs(header.software)),
     )
-    more = f" The first {len(decisions.notes)} are listed, {decisions.left_out} more are in the log."
-    text = f"{len(decisions.notes) + decisions.left_out} decisions.{more if decisions.left_out else ''}"
-    return Section(title="Decisions", text=(text,), tables=(table,), folded=len(decisions.notes) > 20)
+    text = "Nothing here depends on a value that was assumed or extrapolated."
+    found: tuple[Table, ...] = ()
+    if row.assumed:
+        text = f"These results depend on {counted(len(row.assumed), 'value')} that nobody measured:"
+        found = (Table("Assumed", ("what",), tuple((line,) for line in row.assumed)),)
+    run = Table("The run", ("", "value"), facts)
+    return Section(title="Where the numbers come from", text=(text,), tables=(*found, run))
 
 
-def _provenance(rows: Sequence[RunRow], header: Header | None) -> Section:
-    """Where the numbers come from (law 7)."""
-    facts: list[tuple[str, str]] = []
-    if header is not None:
-        facts = [
-            ("run", "live" if header.origin == "live" else "simulated"),
-            ("application", str(header.application.get("name", ""))),
-            ("system", header.system),
-            ("parameters", _listed(header.parameters) or "as published"),
-            ("seed", "–" if header.seed is None else str(header.seed)),
-            ("date", header.date or "not recorded"),
-            ("software", _listed(header.software)),
-        ]
-    assumed = sorted({line for row in rows for line in row.assumed})
-    text = (
-        f"These results lean on {len(assumed)} thing{'s' if len(assumed) > 1 else ''} that nobody measured:"
-        if assumed
-        else "Nothing here leans on a value that was assumed or extrapolated."
-    )
-    leaning = (Table("Assumed", ("what",), tuple((line,) for line in assumed)),) if assumed else ()
-    known = (Table("The run", ("", "value"), tuple(facts)),) if facts else ()
-    return Section(title="Where the numbers come from", text=(text,), tables=(*leaning, *known))
+def _origin(header: Header) -> str:
+    return "live" if header.origin == "live" else "simulated"
 
 
-def _listed(values: Mapping[str, object]) -> str:
+def _pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 

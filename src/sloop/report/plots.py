@@ -1,17 +1,197 @@
-"""Figures drawn: SVG for pages, PNG for everything else. matplotlib is loaded when the first figure is drawn.
+"""Plots: what they show, as values (panels of series over one axis), and how they are drawn, as SVG or PNG.
 
-Promises the same bytes for the same figure and version of matplotlib, and no global state changed. In an SVG everything
-that is not a series has the colour of the text around it, so that it reads on light and dark pages alike.
+Figures are values, so that what a plot shows can be tested without drawing it. Long runs are thinned to what a page can
+show, by the largest value of each stretch, so that no bad second disappears. matplotlib is loaded when the first figure
+is drawn. The same figure gives the same bytes with the same version of matplotlib, and no global state is changed. In
+an SVG everything that is not a series has the colour of the text around it: it reads on light and dark pages alike.
 """
 
 import io
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sloop.report.figures import Figure, Panel, Series
+from msgspec import Struct
+
+from sloop.errors import InputError, MachineError
+from sloop.runlog.summary import RunSummary, SecondRow
+from sloop.text import number
+from sloop.workload import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
+
+POINTS_MAX: Final = 900
+"""A page is about so many pixels wide; more points cannot be told apart and make its file large."""
+ROUTES_MAX: Final = 6
+"""Curves that can be told apart."""
+
+OTHER_ROUTES: Final = "others"
+"""The sum of the routes that are too rare to be told apart."""
+QUANTILES: Final = tuple(step / 200 for step in range(1, 201))
+
+Kind = Literal["line", "steps", "area", "bars", "points"]
+
+
+class Series(Struct, frozen=True):
+    """One named row of values: `y[i]` at `x[i]`; for bars, `x` are positions in the panel's `ticks`."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    kind: Kind = "line"
+    low: tuple[float, ...] = ()
+    """Lower ends of error bars, where there are any."""
+    high: tuple[float, ...] = ()
+
+
+class Mark(Struct, frozen=True):
+    """A line across the panel at a value that matters, such as the SLO: vertical on the `x` axis, horizontal on `y`."""
+
+    name: str
+    axis: Literal["x", "y"]
+    at: float
+
+
+class Panel(Struct, frozen=True, kw_only=True):
+    """One pair of axes."""
+
+    y_label: str
+    series: tuple[Series, ...]
+    ticks: tuple[str, ...] = ()
+    """Names along the x axis, for bars."""
+    marks: tuple[Mark, ...] = ()
+    log: bool = False
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """Panels below each other that share their x axis. `alt` describes them in a sentence, for those who cannot see."""
+
+    name: str
+    title: str
+    x_label: str
+    panels: tuple[Panel, ...]
+    alt: str
+
+
+# Figures of runs and traces
+
+
+def timeline(runs: Mapping[str, RunSummary], *, name: str = "timeline", title: str = "Over time") -> Figure:
+    """Arrivals, cores, violations and longest latency, second by second, for one run or several of the same world."""
+    seconds = {label: _busy(summary.seconds()) for label, summary in runs.items()}
+    arrivals = {"arrivals": next(iter(seconds.values()), [])}
+    panels = (
+        Panel(y_label="requests/s", series=_curves(arrivals, lambda second: second.arrivals, "area")),
+        Panel(y_label="cores", series=_curves(seconds, lambda second: second.cores, "steps")),
+        Panel(y_label="violations, %", series=_curves(seconds, lambda second: 100 * second.violations, "line")),
+        Panel(y_label="longest latency, ms", series=_curves(seconds, lambda second: second.worst_ms, "line")),
+    )
+    worst = max((row.violations for rows in seconds.values() for row in rows), default=0.0)
+    return Figure(
+        name=name,
+        title=title,
+        x_label="time, s",
+        panels=panels,
+        alt=f"Arrivals, allocated cores, violations and longest latency per second of {', '.join(runs)}; "
+        f"the worst second missed {worst:.0%} of its requests.",
+    )
+
+
+def latency_cdf(
+    runs: Mapping[str, RunSummary],
+    *,
+    slo_ms: float | None = None,
+    others_ms: Iterable[float] = (),
+    name: str = "latency",
+) -> Figure:
+    """The cumulative distribution of end-to-end latency over answered requests. `others_ms` are deadlines of paths."""
+    answered = {label: summary for label, summary in runs.items() if len(summary.latencies_ns)}
+    series = tuple(
+        Series(label, tuple(summary.latency_ms(QUANTILES)), tuple(100 * share for share in QUANTILES))
+        for label, summary in answered.items()
+    )
+    p99 = "; ".join(f"{label} p99 {summary.latency_ms([0.99])[0]:.0f} ms" for label, summary in answered.items())
+    marks: tuple[Mark, ...] = () if slo_ms is None else (Mark(f"SLO {slo_ms:g} ms", "x", slo_ms),)
+    marks += tuple(Mark(f"path {other_ms:g} ms", "x", other_ms) for other_ms in others_ms)
+    return Figure(
+        name=name,
+        title="End-to-end latency",
+        x_label="latency, ms",
+        panels=(Panel(y_label="answered requests, %", series=series, marks=marks),),
+        alt=f"Cumulative distribution of end-to-end latency. {p99}",
+    )
+
+
+def route_cdf(label: str, summary: RunSummary, *, name: str = "routes") -> Figure:
+    """The same for each of the most frequent routes through a graph, with the deadlines they have."""
+    taken = dict(list(summary.route_latencies_ms(QUANTILES).items())[:ROUTES_MAX])
+    series = tuple(
+        Series(", ".join(stages) or OTHER_ROUTES, tuple(at_ms), tuple(100 * share for share in QUANTILES))
+        for stages, at_ms in taken.items()
+    )
+    deadlines_ms = sorted({row.slo_ms for row in summary.routes() if row.stages in taken})
+    marks = tuple(Mark(f"deadline {slo_ms:g} ms", "x", slo_ms) for slo_ms in deadlines_ms)
+    return Figure(
+        name=name,
+        title=f"Latency of each route through the graph ({label})",
+        x_label="latency, ms",
+        panels=(Panel(y_label="answered requests, %", series=series, marks=marks),),
+        alt=f"Cumulative distributions of end-to-end latency, one for each of {len(series)} routes through the graph.",
+    )
+
+
+def thin(x: Sequence[float], y: Sequence[float], points_max: int = POINTS_MAX) -> tuple[list[float], list[float]]:
+    """At most `points_max` points: the largest value of each interval, at the interval's start."""
+    stretch = -(-len(x) // points_max) if x else 1
+    starts = range(0, len(x), stretch)
+    return [x[start] for start in starts], [max(y[start : start + stretch]) for start in starts]
+
+
+def _busy(rows: list[SecondRow]) -> list[SecondRow]:
+    """The seconds up to the last one with an arrival; after it only answers are awaited."""
+    last = max((place for place, row in enumerate(rows) if row.arrivals), default=len(rows) - 1)
+    return rows[: last + 1]
+
+
+def _curves(
+    seconds: Mapping[str, list[SecondRow]], value: Callable[[SecondRow], float], kind: Kind
+) -> tuple[Series, ...]:
+    """One curve per run, thinned."""
+    curves = []
+    for label, rows in seconds.items():
+        x, y = thin([float(row.start_s) for row in rows], [float(value(row)) for row in rows])
+        curves.append(Series(label, tuple(x), tuple(y), kind))
+    return tuple(curves)
+
+
+def arrivals_figure(trace: Trace) -> Figure:
+    """Requests per second of a trace; a long one is thinned by the largest second of each interval."""
+    counts = trace.counts_per_s()
+    x, y = thin([float(second) for second in range(len(counts))], [float(count) for count in counts])
+    panel = Panel(y_label="requests/s", series=(Series("arrivals", tuple(x), tuple(y), "steps"),))
+    alt = f"Requests per second of {trace.name}, at most {max(counts, default=0)}."
+    return Figure(name="arrivals", title=str(trace), x_label="time, s", panels=(panel,), alt=alt)
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as .png or .svg. InputError for another ending, MachineError where it cannot be written."""
+    if path.suffix == ".png":
+        content = png(figure)
+    elif path.suffix == ".svg":
+        content = svg(figure).encode()
+    else:
+        raise InputError(f"{path.name!r} is neither .png nor .svg", help="end its name with one of these")
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        help_text = "name a file in a folder that may be written"
+        raise MachineError(f"{path} cannot be written: {error.strerror}", help=help_text) from error
+
+
+# Drawing
+
 
 PALETTE: Final = (
     "#2f7ed8",
@@ -25,7 +205,7 @@ PALETTE: Final = (
     "#a8323a",
     "#17456e",
 )
-"""Told apart by most eyes, on white and on near-black; in the order series appear."""
+"""In the order in which series appear. Most people can tell them apart, on white and on near-black."""
 
 INK: Final = "#1b1f23"
 FAINT: Final = "#8a8f99"
@@ -34,9 +214,9 @@ PANEL_IN: Final = 1.55
 MARGIN_IN: Final = 0.95
 LEGEND_COLUMNS: Final = 6
 LEGEND_CHARS: Final = 110
-"""As much text as is wide as the axes."""
+"""How many characters of legend are as wide as the axes."""
 MARK_CHARS: Final = 8
-"""What a line's sample and the gap behind it take."""
+"""The line sample of a legend entry and the gaps around it are as wide as so many characters."""
 LEGEND_LINE_PT: Final = 14
 
 _STYLE: Final[Any] = {
@@ -66,8 +246,8 @@ _STYLE: Final[Any] = {
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an `<svg>` element to stand in a page, labelled with its `alt` for those who cannot see it."""
-    text = _drawn(figure, "svg").decode()
+    """The figure as an `<svg>` element for a page, with `alt` as its label."""
+    text = _render(figure, "svg").decode()
     text = text[text.index("<svg") :]
     for ink in (INK, FAINT):
         text = text.replace(ink, "currentColor")
@@ -78,11 +258,11 @@ def svg(figure: Figure) -> str:
 
 def png(figure: Figure, *, dpi: int = 144) -> bytes:
     """The figure as a PNG on white."""
-    return _drawn(figure, "png", dpi=dpi)
+    return _render(figure, "png", dpi=dpi)
 
 
-def _drawn(figure: Figure, format: str, *, dpi: int = 72) -> bytes:  # savefig's own word
-    import matplotlib as mpl  # noqa: PLC0415  # a second to import: only for those who draw
+def _render(figure: Figure, format: str, *, dpi: int = 72) -> bytes:  # the parameter's name in savefig
+    import matplotlib as mpl  # noqa: PLC0415  # takes a second: only where something is drawn
     from matplotlib.figure import Figure as Canvas  # noqa: PLC0415
 
     with mpl.rc_context(_STYLE):
@@ -107,7 +287,7 @@ def _draw(canvas: "Canvas", figure: Figure) -> None:
 
 
 def _colours(figure: Figure) -> dict[str, str]:
-    """A name has one colour in all panels; areas are background and grey."""
+    """One colour per name in all panels; grey for areas, which are background."""
     drawn = [series for panel in figure.panels for series in panel.series]
     names = dict.fromkeys(series.name for series in drawn if series.kind != "area")
     grey = {series.name: PALETTE[-1] for series in drawn if series.kind == "area"}
@@ -115,7 +295,7 @@ def _colours(figure: Figure) -> dict[str, str]:
 
 
 def _legend(axes: Any, figure: Figure, colours: dict[str, str]) -> int:  # noqa: ANN401  # an array of axes
-    """One legend for the whole figure, above it, if there is anything to tell apart; returns its lines."""
+    """One legend above the whole figure, unless there is only one series; returns the number of its lines."""
     marked = any(panel.marks for panel in figure.panels)
     if (len(colours) < 2 and not marked) or all(panel.ticks and len(panel.series) == 1 for panel in figure.panels):
         return 0
@@ -173,9 +353,5 @@ def _draw_bars(axis: "Axes", series: Series, colour: str, *, width: float, shift
     lines = {"ecolor": FAINT, "elinewidth": 1.2, "capsize": 2}
     drawn = axis.bar(places, series.y, width=width, color=colour, label=series.name, yerr=spread, error_kw=lines)
     if labelled:
-        axis.bar_label(drawn, labels=[_short(value) for value in series.y], padding=2, fontsize=8)
+        axis.bar_label(drawn, labels=[number(float(value)) for value in series.y], padding=2, fontsize=8)
         axis.set_ylim(top=1.18 * max(tops, default=1.0) or 1.0)
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

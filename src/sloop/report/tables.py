@@ -1,18 +1,19 @@
-"""Tables as values, and as text: the same rows for terminals, Markdown and pages.
+"""Tables as values, as text, as Markdown and for terminals, and the tables that describe runs.
 
-Promises that a table says its units in its columns. Knows nothing of terminals: `rich` renders `as_rich`.
+Columns name their units. Pages render the same values (see `html`).
 """
 
 from collections.abc import Iterable, Sequence
-from math import isinf
+from typing import Final
 
 from msgspec import Struct
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from sloop.report.metrics import Metrics
-from sloop.report.rows import RunRow, Second, ServiceError
+from sloop.report.plots import OTHER_ROUTES
+from sloop.runlog.summary import EstimateError, RunRow, RunSummary, SecondRow
+from sloop.text import number
 
 Cell = str | int | float | bool | None
 
@@ -25,50 +26,20 @@ class Table(Struct, frozen=True):
     rows: tuple[tuple[Cell, ...], ...]
 
     def is_number(self, column: int) -> bool:
-        """Whether the column holds figures, which stand to the right."""
+        """Whether the column holds numbers only; they are aligned to the right."""
         cells = [row[column] for row in self.rows if row[column] is not None]
         return bool(cells) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells)
 
 
-def shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """A cell as people read it: four significant digits, – for nothing."""
-    if cell is None or cell != cell:  # noqa: PLR0124  # nan
+    if cell is None:
         return "–"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, float):
-        if isinf(cell):
-            return "∞" if cell > 0 else "-∞"
-        if cell == int(cell) and abs(cell) < 1e12:
-            return f"{int(cell):,}"
-        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}"
+        return number(cell)
     return f"{cell:,}" if isinstance(cell, int) else cell
-
-
-def as_text(table: Table) -> str:
-    """Plain text in aligned columns, its title above."""
-    cells = [table.columns, *(tuple(shown(cell) for cell in row) for row in table.rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(table.columns))]
-    right = [table.is_number(column) for column in range(len(table.columns))]
-
-    def line(row: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        return "  ".join(padded).rstrip()
-
-    lines = [line(row) for row in cells]
-    lines.insert(1, "  ".join("─" * width for width in widths))
-    return "\n".join([table.title, *lines] if table.title else lines)
-
-
-def as_markdown(table: Table) -> str:
-    """A Markdown table, its title in bold above."""
-    right = [table.is_number(column) for column in range(len(table.columns))]
-    lines = [
-        f"| {' | '.join(table.columns)} |",
-        f"| {' | '.join('---:' if r else '---' for r in right)} |",
-        *(f"| {' | '.join(shown(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in table.rows),
-    ]
-    return "\n".join([f"**{table.title}**", "", *lines] if table.title else lines)
 
 
 def as_rich(table: Table) -> RichTable:
@@ -77,7 +48,7 @@ def as_rich(table: Table) -> RichTable:
     for column, name in enumerate(table.columns):
         made.add_column(name, justify="right" if table.is_number(column) else "left", overflow="fold")
     for row in table.rows:
-        made.add_row(*(Text(shown(cell)) for cell in row))
+        made.add_row(*(Text(cell_text(cell)) for cell in row))
     return made
 
 
@@ -94,28 +65,36 @@ def ends(rows: Iterable[RunRow]) -> Table:
 
 
 def costs(rows: Iterable[RunRow]) -> Table:
-    """What it took, one run a line."""
+    """Resources and accuracy, one run a line."""
     return Table(
-        "What it took",
+        "Cost",
         ("system", "goodput rps", "core-seconds", "USD", "cold starts", "accuracy"),
         tuple((r.system, r.goodput_rps, r.core_seconds, r.usd, r.cold_starts, r.accuracy) for r in rows),
     )
 
 
-def waits(runs: Iterable[tuple[str, Metrics]]) -> Table:
+def waits(runs: Iterable[tuple[str, RunSummary]]) -> Table:
     """Queues, batches and cores, one run a line."""
     return Table(
         "Queues and batches",
         ("system", "mean wait ms", "longest wait ms", "mean batch", "largest batch", "mean cores"),
         tuple(
-            (label, m.wait_mean_ms, m.wait_max_ms, m.batch_mean, max(m.batch_sizes, default=0), m.cores_mean)
-            for label, m in runs
+            (
+                label,
+                run.wait_mean_ms,
+                run.wait_max_ms,
+                run.batch_mean,
+                max(run.batch_sizes(), default=0),
+                run.cores_mean,
+            )
+            for label, run in runs
         ),
     )
 
 
 def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """What each stage of an application saw, one run after another; with several, each line says whose it is."""
+    """Visits, waits, batches and losses of each stage, one run after another; the first column names the run where
+    there are several."""
     several = len(runs) > 1
     columns = ("stage", "visits", "mean wait ms", "longest wait ms", "batches", "mean batch", "largest batch")
     return Table(
@@ -134,16 +113,16 @@ def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
 
 
 def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """Which ways answered requests took through an application of several stages, and whether in time."""
+    """The routes that answered requests took through an application of several stages, and whether in time."""
     several = len(runs) > 1
     columns = ("stages visited", "answered", "% of all", "in time %", "deadline ms", "mean ms", "p99 ms")
     return Table(
-        "Ways through the graph",
+        "Routes through the graph",
         (*(("system",) if several else ()), *columns),
         tuple(
             (
                 *((label,) if several else ()),
-                *(", ".join(r.stages) or "rarer ones", r.answered, 100 * r.answered / max(1, row.requests)),
+                *(", ".join(r.stages) or OTHER_ROUTES, r.answered, 100 * r.answered / max(1, row.requests)),
                 *(100 * r.served / r.answered, r.slo_ms, r.mean_ms, r.p99_ms),
             )
             for label, row in runs
@@ -152,17 +131,17 @@ def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
     )
 
 
-def beliefs(errors: Iterable[ServiceError]) -> Table:
-    """Estimate and outcome side by side (law 2)."""
+def estimate_errors(errors: Iterable[EstimateError]) -> Table:
+    """Estimated and actual durations of batches."""
     return Table(
-        "What was believed of a batch, and what it took",
-        ("stage", "variant", "batches", "believed ms", "actual ms", "bias %", "mean error %"),
-        tuple((e.stage, e.variant, e.batches, e.believed_ms, e.actual_ms, 100 * e.bias, 100 * e.mape) for e in errors),
+        "Estimated and actual time of a batch",
+        ("stage", "variant", "batches", "estimated ms", "actual ms", "bias %", "mean error %"),
+        tuple((e.stage, e.variant, e.batches, e.estimated_ms, e.actual_ms, 100 * e.bias, 100 * e.mape) for e in errors),
     )
 
 
-def worst_seconds(seconds: Iterable[Second], count: int = 10) -> Table:
-    """The seconds that missed most, the worst first; those without a miss are left out."""
+def worst_seconds(seconds: Iterable[SecondRow], count: int = 10) -> Table:
+    """The seconds with the largest share of misses, the worst first; seconds without a miss are left out."""
     bad = sorted((s for s in seconds if s.violations), key=lambda s: (-s.violations, s.start_s))[:count]
     return Table(
         "Worst seconds",
@@ -172,3 +151,73 @@ def worst_seconds(seconds: Iterable[Second], count: int = 10) -> Table:
             for s in bad
         ),
     )
+
+
+# == compare: Do the simulator and the live server agree on the same trace under the same system?
+#
+# Promises rows that show both numbers, how far apart they may be, and whether they are. The bounds are the design's:
+# attainment within one point, p99 within ten per cent.
+
+
+ATTAINMENT_POINTS_MAX: Final = 1.0
+P99_PERCENT_MAX: Final = 10.0
+
+
+class Agreement(Struct, frozen=True):
+    """One measure, live and simulated."""
+
+    metric: str
+    unit: str
+    live: float | None
+    simulated: float | None
+    apart: float | None
+    """Points for shares, per cent of the live value for the rest; None where one of them is missing."""
+    apart_max: float | None
+    """None where the measure is for information only."""
+
+    @property
+    def agrees(self) -> bool | None:
+        """None where nothing is demanded."""
+        if self.apart_max is None:
+            return None
+        return self.apart is not None and abs(self.apart) <= self.apart_max
+
+
+def agreement(live: RunRow, simulated: RunRow) -> list[Agreement]:
+    """Both runs, measure by measure; the first two decide."""
+    return [
+        Agreement(
+            "attainment",
+            "%",
+            100 * live.attainment,
+            100 * simulated.attainment,
+            100 * (simulated.attainment - live.attainment),
+            ATTAINMENT_POINTS_MAX,
+        ),
+        _relative("p99", "ms", live.p99_ms, simulated.p99_ms, P99_PERCENT_MAX),
+        _relative("p50", "ms", live.p50_ms, simulated.p50_ms, None),
+        _relative("mean", "ms", live.mean_ms, simulated.mean_ms, None),
+        _relative("goodput", "rps", live.goodput_rps, simulated.goodput_rps, None),
+        _relative("core-seconds", "core·s", live.core_seconds, simulated.core_seconds, None),
+    ]
+
+
+def agreement_table(rows: list[Agreement]) -> Table:
+    """For people."""
+    return Table(
+        "Live against simulated",
+        ("measure", "unit", "live", "simulated", "apart", "at most", "agrees"),
+        tuple((r.metric, r.unit, r.live, r.simulated, r.apart, r.apart_max, r.agrees) for r in rows),
+    )
+
+
+def _relative(
+    metric: str, unit: str, live: float | None, simulated: float | None, apart_max: float | None
+) -> Agreement:
+    if live is None or simulated is None:
+        apart = 0.0 if live is simulated else None
+    elif live == 0:
+        apart = 0.0 if simulated == 0 else None
+    else:
+        apart = 100 * (simulated / live - 1)
+    return Agreement(metric, unit, live, simulated, apart, apart_max)

@@ -1,8 +1,9 @@
-"""The event log: the product of a run, live or simulated (law 7). Every number and every answer is a fold over it.
+"""The event log: everything that happened and was decided in a run, live or simulated, and its file format.
 
-Promises that what is appended is read back equal and in order, that a file names what is needed to understand and to
-replay it (its `Header`), and that a log cut short by a crash is read up to the cut. Knows no clock: instants and the
-date are given. A file is JSON lines: the header, then one `[now_ns, record]` a line, records tagged by `type`.
+A file is JSON lines: the header, then one `[now_ns, record]` per line, where a record is an event or an action, tagged
+by `type`. What is appended is read back equal and in order; the header names what is needed to understand and to
+replay the run; a log that a crash has cut short is read up to the cut. Every figure of a run is computed from these
+records (see `runlog.fold`). Instants and dates are given by the caller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,17 @@ from msgspec import Struct
 from sloop.actions import Action
 from sloop.errors import InputError, MachineError
 from sloop.events import Event
+from sloop.text import QUOTED_CHARS_MAX, quoted
 
-VERSION: Final = 1
-"""Of the file's format; raised when an old reader would misread a new file."""
+VERSION: Final = 2
+"""Version of the file's format, raised when an old reader would misread a new file, or a new one an old file.
+
+2: `finished` has `edge_counts` and `faults` (was `ways`, with a negative number for a fault).
+"""
 
 RECORDS_PER_WRITE: Final = 1024
-"""How many records a `FileLog` holds back at most: what a crash can cost, and what one write is worth."""
+"""How many records a `FileLog` buffers: so many may be lost in a crash. Writing one by one would cost a system call for
+every record; a server flushes every second besides."""
 
 EVENTS: Final = get_args(Event)
 ACTIONS: Final = get_args(Action)
@@ -30,27 +36,27 @@ Record = Event | Action
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a run was: enough to say where its numbers come from, and to build the same core again for a replay."""
+    """What a run was: enough to tell where its numbers come from, and to build the same core again for a replay."""
 
     origin: str
     """`live` or `sim`."""
     application: dict[str, Any]
-    """The application as it was declared, defaults filled in."""
+    """The application as declared, with the defaults filled in."""
     system: str
     parameters: dict[str, Any] = {}  # msgspec copies the empty dict for each instance
     """The system's parameters that differ from its published ones."""
     profiles: dict[str, Any] = {}
-    """Per `stage/variant`, what was believed of its speed, each with its provenance."""
+    """Per `stage/variant` the profile that the core estimated with, including its provenance."""
     seed: int | None = None
-    """Of the simulated world; None for a live run."""
+    """The seed of the simulated world; None for a live run."""
     software: dict[str, str] = {}
     """Versions of what ran: sloop, Python, the runtime."""
     date: str = ""
-    """When the run began, as its caller says it (ISO 8601)."""
+    """When the run began (ISO 8601)."""
 
 
 class Sink(Protocol):
-    """Whatever wants to be told what happens: a log, a fold, or several of them."""
+    """Takes the records of a run one by one: a log, a fold, or several of them."""
 
     def append(self, now_ns: int, record: Record) -> None:
         """Take one event or action; instants never decrease."""
@@ -58,7 +64,7 @@ class Sink(Protocol):
 
 
 class Recorder(Protocol):
-    """Whatever wants to be told of a live run, an instant at a time."""
+    """Takes the records of a live run, an instant at a time."""
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
         """Take the events and actions of one instant, in order; instants increase from call to call."""
@@ -66,7 +72,7 @@ class Recorder(Protocol):
 
 
 class MemoryLog:
-    """A log in memory: `records` is the list, in order."""
+    """A log in memory: `records` is a list, in order."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, Record]] = []
@@ -85,7 +91,7 @@ class MemoryLog:
 
 
 class Tee:
-    """Hands every record to several sinks, in the order given."""
+    """Passes every record to several sinks, in the order given."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._appends = tuple(sink.append for sink in sinks)
@@ -96,38 +102,36 @@ class Tee:
 
 
 class FileLog:
-    """A log on disk, replacing what was there; holds back about `RECORDS_PER_WRITE` records at most until `flush`.
-
-    Raises MachineError where the file cannot be written.
-    """
+    """A log on disk. It replaces the file that was there, and buffers about `RECORDS_PER_WRITE` records at most until
+    `flush`. MachineError where the file cannot be written."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self._encoder = msgspec.json.Encoder()
-        self._held: list[tuple[int, Record]] = []
+        self._buffer: list[tuple[int, Record]] = []
         try:
             self._file: BinaryIO = path.open("wb", buffering=0)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _write_error(path, error) from error
         self._write(self._encoder.encode({"sloop_log": VERSION} | msgspec.to_builtins(header)) + b"\n")
 
     def append(self, now_ns: int, record: Record) -> None:
         self.extend(now_ns, (record,))
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        self._held += [(now_ns, record) for record in records]
-        if len(self._held) >= RECORDS_PER_WRITE:
+        self._buffer += [(now_ns, record) for record in records]
+        if len(self._buffer) >= RECORDS_PER_WRITE:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is held back to the operating system."""
-        if self._held:
-            lines = self._encoder.encode_lines(self._held)
-            self._held.clear()
+        """Write the buffered records."""
+        if self._buffer:
+            lines = self._encoder.encode_lines(self._buffer)
+            self._buffer.clear()
             self._write(lines)
 
     def close(self) -> None:
-        """Flush and close; closing twice does no harm."""
+        """Flush and close; closing a second time has no effect."""
         if not self._file.closed:
             try:
                 self.flush()
@@ -142,20 +146,21 @@ class FileLog:
 
     def _write(self, lines: bytes) -> None:
         if self._file.closed:
-            raise MachineError(f"{self.path}: the event log is closed", help="what was appended since then is lost")
+            raise MachineError(f"{self.path}: the event log is closed", help="records appended since then are lost")
         rest = memoryview(lines)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._file.close()  # what follows would leave a gap
-            raise _unwritable(self.path, error) from error
+            self._file.close()  # later records would leave a gap
+            raise _write_error(self.path, error) from error
 
 
 class RecordedLog:
-    """A log read from a file: `header`, and an iterator over its records that reads as it goes (any number of times).
+    """A log in a file. Iterating, any number of times, reads record by record.
 
-    `cut` says after an iteration where the file stopped in the middle of a record, and is empty if it did not.
+    After an iteration `cut` says where the file ended in the middle of a record; it is empty if it did not. InputError
+    names the line of a record that cannot be read.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -174,45 +179,42 @@ class RecordedLog:
                     now_ns, record = decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     if not line.endswith(b"\n"):
-                        self.cut = f"{self.path}:{number}: the last record is cut; read up to the one before"
+                        self.cut = f"{self.path}:{number}: the last record is cut off and was ignored"
                         return
                     raise InputError(
-                        f"not a record of a log: {error}: {_shown(line)}",
+                        f"not a record of a log: {error}: {_quoted(line)}",
                         where=f"{self.path}:{number}",
-                        help="the file was changed or damaged; cut it before this line to read what precedes it",
+                        help="the file was changed or damaged; delete this line and all that follow to read the rest",
                     ) from error
                 if now_ns < last_ns:
                     raise InputError(
                         f"time goes back from {last_ns} to {now_ns} ns",
                         where=f"{self.path}:{number}",
-                        help="a log holds one run in order; do not join or sort logs",
+                        help="a log holds the records of one run in order; do not concatenate or sort logs",
                     )
                 last_ns = now_ns
                 yield now_ns, record
 
 
 def read_log(path: Path) -> RecordedLog:
-    """The log in `path`. Raises InputError naming file and line where it cannot be read or is no log of ours."""
+    """The log in `path`. InputError, naming file and line, where it cannot be read, is no event log, or has another
+    version of the format."""
     with _open(path) as file:
         line = file.readline()
     where = f"{path}:1"
     if not line.endswith(b"\n"):
         raise InputError(
-            "the header is missing or cut", where=where, help="the run ended before it began; run it again"
+            "the header is missing or cut off", where=where, help="the run stopped at its very start; run it again"
         )
     try:
         first = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _no_log(where, line) from error
+        raise _not_a_log(where, line) from error
     if not isinstance(first, dict) or "sloop_log" not in first:
-        raise _no_log(where, line)
+        raise _not_a_log(where, line)
     version = first.pop("sloop_log")
     if version != VERSION:
-        raise InputError(
-            f"log format {version!r} is unknown; this sloop reads format {VERSION}",
-            where=where,
-            help="read it with the sloop that wrote it, or record the run again",
-        )
+        raise _other_version(version, where)
     try:
         return RecordedLog(path, msgspec.convert(first, Header))
     except msgspec.ValidationError as error:
@@ -226,21 +228,33 @@ def _open(path: Path) -> BinaryIO:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path), help="name an event log") from error
 
 
-def _no_log(where: str, line: bytes) -> InputError:
+def _other_version(version: object, where: str) -> InputError:
+    if isinstance(version, int) and version < VERSION:
+        help_text = (
+            "logs of older versions are not converted: record the run again (a simulation with the same scenario and "
+            "seed gives the same run), or read this log with the release of sloop that is named in its header"
+        )
+    else:
+        help_text = "a newer sloop has written it: upgrade sloop to read it"
     return InputError(
-        f"not an event log: it begins with {_shown(line)}",
+        f"event log of format version {version!r}; this sloop reads version {VERSION}", where=where, help=help_text
+    )
+
+
+def _not_a_log(where: str, line: bytes) -> InputError:
+    return InputError(
+        f"not an event log: it begins with {_quoted(line)}",
         where=where,
         help="event logs are written by `sloop simulate --log FILE`, and by `sloop serve` into its state folder",
     )
 
 
-def _unwritable(path: Path, error: OSError) -> MachineError:
+def _write_error(path: Path, error: OSError) -> MachineError:
     return MachineError(
         f"{path}: the event log cannot be written: {error.strerror}",
         help="name a file in a folder that exists, may be written and has room",
     )
 
 
-def _shown(line: bytes) -> str:
-    text = line[:60].decode(errors="replace").rstrip("\n")
-    return repr(text if len(line) <= 60 else text + "…")
+def _quoted(line: bytes) -> str:
+    return quoted(line[: 2 * QUOTED_CHARS_MAX].decode(errors="replace").rstrip("\n"))

@@ -1,0 +1,108 @@
+"""Cost accounting: allocated cores and money, integrated over time.
+
+A replica's cores are allocated from the order to start it until it has stopped or is lost. Growth counts from its
+order, because the cores are reserved from then on; shrinkage counts from its effect. A replica pays the larger of its
+shares of its node's cores and devices, since neither can be sold twice; or, with `whole_nodes`, every node that hosts a
+replica is paid in full.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from sloop.units import NS_PER_S
+from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
+
+MICROCORES: Final = 1_000_000
+"""Cores are summed as integer millionths, so that a thousand resizes leave no rounding error behind."""
+
+
+class Allocation:
+    """What one replica takes from its node."""
+
+    __slots__ = ("microcores", "spec", "usd_per_h")
+
+    def __init__(self, spec: ReplicaSpec, microcores: int, usd_per_h: float) -> None:
+        self.spec = spec
+        self.microcores = microcores
+        self.usd_per_h = usd_per_h
+
+
+class CostAccount:
+    """All allocations of a run and their integrals up to `charged_ns`."""
+
+    def __init__(self, nodes: Iterable[Node] = (), *, whole_nodes: bool = False) -> None:
+        self.charged_ns = 0
+        self.microcores: dict[str, int] = {}
+        """Per stage, allocated now."""
+        self.microcore_ns: dict[str, int] = {}
+        """Per stage, integral over time of the allocated microcores."""
+        self._nodes = {node.name: node for node in nodes}
+        self._whole_nodes = whole_nodes
+        self._allocations: dict[ReplicaId, Allocation] = {}
+        self._usd_per_h = 0.0
+        self._usd_per_h_ns = 0.0
+
+    @property
+    def cores(self) -> float:
+        """Allocated now, in all stages."""
+        return sum(self.microcores.values()) / MICROCORES
+
+    @property
+    def total_microcore_ns(self) -> int:
+        """Integral over all stages."""
+        return sum(self.microcore_ns.values())
+
+    @property
+    def usd(self) -> float:
+        """Cost up to `charged_ns`, in US dollars."""
+        return self._usd_per_h_ns / NS_PER_S / 3600
+
+    def charge(self, until_ns: int) -> None:
+        """Integrate up to `until_ns`."""
+        passed_ns = until_ns - self.charged_ns
+        if passed_ns:
+            for stage, microcores in self.microcores.items():
+                self.microcore_ns[stage] += microcores * passed_ns
+            self._usd_per_h_ns += self._usd_per_h * passed_ns
+            self.charged_ns = until_ns
+
+    def allocate(self, now_ns: int, replica: ReplicaId, spec: ReplicaSpec, cores: float) -> None:
+        """From now on `replica` has `cores`."""
+        self.release(now_ns, replica)
+        made = Allocation(spec, round(cores * MICROCORES), self._price_usd_per_h(spec, cores))
+        self._allocations[replica] = made
+        self.microcores[spec.stage] = self.microcores.get(spec.stage, 0) + made.microcores
+        self.microcore_ns.setdefault(spec.stage, 0)
+        self._usd_per_h = self._total_usd_per_h()
+
+    def grow(self, now_ns: int, replica: ReplicaId, cores: float) -> None:
+        """`replica` was ordered to have `cores`: if these are more than it has, they are its own from now on."""
+        found = self._allocations.get(replica)
+        if found is not None and round(cores * MICROCORES) > found.microcores:
+            self.allocate(now_ns, replica, found.spec, cores)
+
+    def release(self, now_ns: int, replica: ReplicaId) -> None:
+        """From now on `replica` has nothing."""
+        self.charge(now_ns)
+        found = self._allocations.pop(replica, None)
+        if found is not None:
+            self.microcores[found.spec.stage] -= found.microcores
+            self._usd_per_h = self._total_usd_per_h()
+
+    def _price_usd_per_h(self, spec: ReplicaSpec, cores: float) -> float:
+        node = self._nodes.get(spec.node or "")
+        if node is None or not node.usd_per_h:
+            return 0.0
+        of_cores = cores / node.cores if node.cores else 0.0
+        of_devices = spec.share / len(node.devices) if spec.device and node.devices else 0.0
+        return node.usd_per_h * min(1.0, max(of_cores, of_devices))
+
+    def _total_usd_per_h(self) -> float:
+        """Summed anew at each change: adding and subtracting floats would drift."""
+        if not self._nodes:
+            return 0.0
+        if self._whole_nodes:
+            used = {found.spec.node for found in self._allocations.values()}
+            return math.fsum(node.usd_per_h for node in self._nodes.values() if node.name in used)
+        return math.fsum(found.usd_per_h for found in self._allocations.values())

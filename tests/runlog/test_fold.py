@@ -1,0 +1,362 @@
+"""The state of a run: the story by hand, requests that fan out and join by hand, and random worlds against the log."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.app.graph import Each, Graph, GraphStage, When
+from sloop.events import WOKE, BatchFailed, Draining, Finished, ReplicaLost, ReplicaStopped
+from sloop.runlog import MemoryLog, Record
+from sloop.runlog.fold import ROUTES_MAX, GraphRequest, RunState, combined_accuracy
+from sloop.sim import simulate
+from sloop.sim.fuzz import random_world
+from sloop.units import ms, s
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
+
+
+def state_at(at_ms: float, rows: Rows = STORY, graph: Graph = GRAPH) -> RunState:
+    state = RunState(graph, start_ns=0)
+    for now_ns, record in rows:
+        if now_ns <= ms(at_ms):
+            state.append(now_ns, record)
+    return state
+
+
+def waiting_since(state: RunState) -> dict[int, int]:
+    """Of an application of one stage: per request that is in no batch, since when."""
+    running = {id for replica in state.batches() if replica.running for id in replica.running.requests}
+    return {id: request.since_ns for id, request in state.open.items() if id not in running}
+
+
+def test_the_state_at_several_instants() -> None:
+    first = state_at(20)
+    assert (first.count(Life.STARTING), first.replicas[ReplicaId(0)].step) == (1, "loading")
+    second = state_at(130)
+    assert (second.waiting, second.queued("classify"), list(second.open)) == (2, 2, [1, 2, 3])
+    (busy,) = second.batches()
+    assert busy.running is not None
+    assert (busy.running.requests, busy.running_ns, busy.batches) == ((1,), ms(100), 1)
+    third = state_at(1100)
+    assert third.plan is not None
+    assert (third.plan.why, third.plan_ns, third.replicas[ReplicaId(0)].cores) == ("demand doubled", ms(1000), 4.0)
+    assert waiting_since(state_at(1200)) == {5: ms(1200)}
+    assert state_at(1800).count(Life.DRAINING) == 1
+    last = state_at(9999)
+    assert (last.replicas, last.batches(), last.open, last.waiting) == ({}, [], {}, 0)
+    assert [(second.start_s, second.arrivals, second.missed) for second in last.seconds] == [
+        (0, 4, 3),
+        (1, 2, 2),
+        (2, 0, 0),
+    ]
+
+
+def test_samples_and_counts_of_rare_things() -> None:
+    state = state_at(9999)
+    assert (list(state.served_ns), list(state.late_ns)) == ([ms(120)], [ms(220), ms(220)])
+    assert {outcome: list(found) for outcome, found in state.missed_ns.items()} == {
+        Outcome.DROPPED: [ms(400)],
+        Outcome.REJECTED: [0],
+        Outcome.FAILED: [ms(50)],
+    }
+    assert {key: list(found) for key, found in state.cold_start_ns.items()} == {
+        ("classify", "small", "loading"): [ms(40)],
+        ("classify", "small", "total"): [ms(50), ms(300)],
+    }
+    assert {key: list(found) for key, found in state.resize_ns.items()} == {"classify": [ms(50)]}
+    assert state.decisions == {"plan": 2, "resize": 1, "retry": 1}
+    assert state.lost_replicas == {("classify", "small"): 1}
+    assert (state.draining, state.cold_starts) == (False, 2)
+    state.append(s(9), Draining())
+    assert state.draining
+
+
+def test_a_batch_counts_for_the_cores_it_ran_on() -> None:
+    state = state_at(9999)
+    sizes = {cores: dict(group.sizes) for (_, _, cores), group in state.groups.items()}
+    assert sizes == {2.0: {1: 2, 2: 1}, 4.0: {1: 1}}
+    durations = {size: list(found) for size, found in state.groups["classify", "small", 2.0].durations_ns.items()}
+    assert durations == {1: [ms(80), ms(100)], 2: [ms(150)]}
+
+
+def test_a_batch_that_was_resized_meanwhile_counts_for_no_number_of_cores() -> None:
+    rows: Rows = [row for row in STORY if row[0] <= ms(50)]
+    rows += [arrived(1, 60, 60), started(60, 0, 0, 1)]
+    rows += [(at_ns - ms(930), record) for at_ns, record in STORY if ms(1000) <= at_ns <= ms(1050)]
+    rows += [(ms(140), Finished(BatchId(0), ReplicaId(0), ms(79))), ended(140, 1, Outcome.SERVED)]
+    rows += [arrived(2, 150, 150), started(150, 1, 0, 2), (ms(160), Finished(BatchId(1), ReplicaId(0), 1))]
+    group = state_at(999, rows).groups["classify", "small", 4.0]
+    assert ({size: list(n) for size, n in group.durations_ns.items()}, dict(group.sizes)) == ({1: [ms(10)]}, {1: 1})
+    assert {size: list(n) for size, n in group.resized_ns.items()} == {1: [ms(80)]}
+
+
+def test_service_times_are_kept_only_if_asked_for() -> None:
+    asked = RunState(GRAPH, service=True)
+    asked.extend(0, [record for _, record in STORY])
+    assert list(asked.groups["classify", "small", 2.0].service_ns) == [ms(78), ms(148), ms(99)]
+    assert not state_at(9999).groups["classify", "small", 2.0].service_ns
+
+
+def test_what_is_remembered_of_the_past_is_bounded() -> None:
+    state = RunState(GRAPH, seconds_kept=3, decisions_kept=2)
+    ends = list[int]()
+    state.on_second = lambda: ends.append(state.seconds[-1].start_s)
+    for at_s in range(10, 20):
+        state.append(s(at_s), Decided("plan", f"at {at_s}"))
+    assert (state.start_ns, ends) == (s(10), list(range(9)))
+    assert [second.start_s for second in state.seconds] == [7, 8, 9]
+    assert [decided.why for _, decided in state.last_decisions] == ["at 18", "at 19"]
+    assert state.decisions["plan"] == 10
+
+
+def test_a_request_keeps_its_second_after_that_is_forgotten() -> None:
+    state = RunState(GRAPH, seconds_kept=1)
+    for now_ns, record in [arrived(1, 0, 0), (s(9), WOKE), ended(9000, 1, Outcome.LATE)]:
+        state.append(now_ns, record)
+    assert (list(state.late_ns), state.seconds[0].late) == ([s(9)], 0)
+
+
+def test_a_failed_batch_waits_again() -> None:
+    rows: Rows = [STORY[1], arrived(1, 0, 0)]
+    for number, at_ms in ((1, 10), (2, 30)):
+        rows += [started(at_ms, number, 0, 1), (ms(at_ms + 15), BatchFailed(BatchId(number), ReplicaId(0), "nan"))]
+        rows += [(ms(at_ms + 15), BatchFailed(BatchId(number), ReplicaId(0), "repeated"))]
+    state = state_at(999, rows)
+    assert list(state.stages["classify"].waits_ns) == [ms(10), ms(5)]
+    assert state.failed_batches == {("classify", "small"): 2}
+
+
+def test_records_about_unknown_requests_batches_and_replicas_change_nothing() -> None:
+    strange: Rows = [
+        (0, End(RequestId(5), Outcome.SERVED)),
+        (0, Finished(BatchId(5), ReplicaId(0), 1)),
+        (0, ReplicaStopped(ReplicaId(7))),
+        (0, StopReplica(ReplicaId(7), "x")),
+        started(0, 1, 7, 1),
+    ]
+    state = state_at(0, strange)
+    assert (len(state.served_ns), state.replicas, state.groups) == (0, {}, {})
+
+
+# Requests that fan out, branch and join
+
+FANNED = Graph(
+    [
+        GraphStage("cut"),
+        GraphStage("read", ("cut",), each=Each("cut", "boxes", mean=2, most=3)),
+        GraphStage("join", ("read",), join=True),
+        GraphStage("face", ("cut",), when=(When("cut", "kind", (1,), 0.5),)),
+    ],
+    slo_ns=ms(500),
+)
+ACCURACIES = {("cut", "v"): 0.5, ("read", "good"): 1.0, ("read", "bad"): 0.5, ("join", "v"): 0.8, ("face", "v"): 0.1}
+REPLICAS = {"cut": ("v", 0), "read": ("good", 1), "join": ("v", 3), "face": ("v", 4)}
+BAD = 2
+"""A replica of the variant `bad` of `read`."""
+
+
+def batch(number: int, stage: str, *visits: tuple[int, int], replica: int | None = None) -> StartBatch:
+    requests = tuple(RequestId(request) for request, _ in visits)
+    where = ReplicaId(REPLICAS[stage][1] if replica is None else replica)
+    return StartBatch(BatchId(number), where, stage, requests, tuple(part for _, part in visits))
+
+
+def finished(of: StartBatch, edge_counts: Sequence[tuple[int, ...]] = ()) -> Finished:
+    return Finished(of.batch, of.replica, 1, tuple(edge_counts))
+
+
+def after_cut(edge_counts: Sequence[tuple[int, ...]], **options: object) -> RunState:
+    """Requests 1, 2, … that were cut at 10 ms, in a batch that began at 4 ms."""
+    state = RunState(FANNED, start_ns=0, **{"accuracies": ACCURACIES} | options)  # type: ignore[arg-type]
+    for stage, (variant, number) in REPLICAS.items():
+        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, variant, 1.0)))
+    state.append(0, StartReplica(ReplicaId(BAD), ReplicaSpec("read", "bad", 1.0)))
+    ids = range(1, len(edge_counts) + 1)
+    for id in ids:
+        state.append(0, Request(RequestId(id), 0, 0, ms(500)))
+    first = batch(0, "cut", *((id, 0) for id in ids))
+    state.append(ms(4), first)
+    state.append(ms(10), finished(first, edge_counts))
+    return state
+
+
+def waits_ms(state: RunState) -> dict[str, list[float]]:
+    return {name: [wait_ns / 1e6 for wait_ns in stage.waits_ns] for name, stage in state.stages.items()}
+
+
+def queued(state: RunState) -> dict[str, int]:
+    return {name: state.queued(name) for name in state.stages if state.queued(name)}
+
+
+def test_every_part_and_branch_waits_for_itself() -> None:
+    state = after_cut([(2, 1)])
+    assert queued(state) == {"read": 2, "face": 1}
+    one, other, face = batch(1, "read", (1, 0)), batch(2, "read", (1, 1), replica=BAD), batch(3, "face", (1, 0))
+    state.append(ms(10), one)
+    state.append(ms(11), face)
+    state.append(ms(13), other)
+    assert state.waiting == 0
+    state.append(ms(20), finished(one))
+    state.append(ms(22), finished(face))
+    assert state.waiting == 0, "the parts have not met"
+    state.append(ms(30), finished(other))
+    assert queued(state) == {"join": 1}
+    last = batch(4, "join", (1, 0))
+    state.append(ms(31), last)
+    state.append(ms(40), finished(last))
+    state.append(ms(40), End(RequestId(1), Outcome.SERVED))
+    assert waits_ms(state) == {"cut": [4], "read": [0, 3], "join": [1], "face": [1]}
+    assert state.accuracy_sum == pytest.approx(0.5 * 0.75 * 0.8 * 0.1)
+    ((visited, route),) = state.routes.items()
+    assert (visited, route.served, list(route.latencies_ns)) == ({"cut", "read", "join", "face"}, 1, [ms(40)])
+
+
+def test_the_accuracy_of_a_request_is_that_of_its_own_route() -> None:
+    state = after_cut([(0, 0), (0, 1)])
+    state.append(ms(10), End(RequestId(1), Outcome.SERVED))
+    face = batch(1, "face", (2, 0))
+    state.append(ms(10), face)
+    state.append(ms(20), finished(face))
+    state.append(ms(20), End(RequestId(2), Outcome.LATE))
+    assert (state.accuracy_sum, state.accuracy_count) == (pytest.approx(0.5 + 0.5 * 0.1), 2)
+    assert {tuple(sorted(visited)): route.served for visited, route in state.routes.items()} == {
+        ("cut",): 1,
+        ("cut", "face"): 0,
+    }
+
+
+def test_an_unknown_accuracy_is_told() -> None:
+    assert not after_cut([(0, 0)]).unknown_accuracy
+    assert after_cut([(0, 0)], accuracies=ACCURACIES | {("cut", "v"): None}).unknown_accuracy
+    assert after_cut([(0, 0)], accuracies={}).unknown_accuracy
+
+
+def test_accuracies_in_per_cent_stay_so() -> None:
+    assert combined_accuracy([0.9, 0.8]) == pytest.approx(0.72)
+    assert combined_accuracy([90.0, 80.0]) == pytest.approx(72.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "at"),
+    [(Outcome.DROPPED, "face"), (Outcome.REJECTED, "cut"), (Outcome.FAILED, "read"), (Outcome.DROPPED, "")],
+)
+def test_ends_count_at_the_stage_they_name(outcome: Outcome, at: str) -> None:
+    state = after_cut([(2, 1)])
+    state.append(ms(11), End(RequestId(1), outcome, "slack 3.0 ms at join, as prose has it", stage=at))
+    assert state.waiting == 0
+    counted = {name: stage.dropped + stage.rejected + stage.failed for name, stage in state.stages.items()}
+    assert counted == {name: int(name == at) for name in FANNED.stages}
+
+
+def test_an_end_that_names_no_stage_counts_where_the_request_waited() -> None:
+    state = after_cut([(2, 0), (2, 1)])
+    state.append(ms(11), End(RequestId(1), Outcome.DROPPED, "the client went away"))
+    state.append(ms(11), End(RequestId(2), Outcome.DROPPED, "the client went away"))
+    assert {name: stage.dropped for name, stage in state.stages.items()} == {"cut": 0, "read": 1, "join": 0, "face": 0}
+
+
+def test_a_failed_part_waits_until_the_end_of_its_request() -> None:
+    state = after_cut([(2, 1)])
+    read = batch(1, "read", (1, 1))
+    state.append(ms(11), read)
+    assert state.waiting == 2
+    state.append(ms(12), BatchFailed(read.batch, read.replica, "nan"))
+    assert state.waiting == 3
+    state.append(ms(12), End(RequestId(1), Outcome.FAILED, "nan", stage="read"))
+    assert ({name: stage.failed for name, stage in state.stages.items()}["read"], state.waiting) == (1, 0)
+
+
+def test_more_parts_than_the_graph_allows_wait_nowhere() -> None:
+    state = after_cut([(2, 1), (4, 0)])
+    assert queued(state) == {"read": 2, "face": 1}
+    state.append(ms(10), End(RequestId(2), Outcome.FAILED, "4 parts", stage="cut"))
+    assert state.stages["cut"].failed == 1
+
+
+def test_routes_are_bounded_and_can_be_left_out() -> None:
+    steps = [GraphStage("a"), *(GraphStage(f"b{n}", ("a",), (When("a", f"k{n}", (1,)),)) for n in range(8))]
+    state = RunState(Graph(steps, slo_ns=ms(500)), start_ns=0)
+    state.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "v", 1.0)))
+    for n in range(8):
+        state.append(0, StartReplica(ReplicaId(n + 1), ReplicaSpec(f"b{n}", "v", 1.0)))
+    batches = 0
+    for id in range(256):
+        state.append(0, Request(RequestId(id), 0, 0, ms(500)))
+        bits = [id >> n & 1 for n in range(8)]
+        for stage, replica, counts in [("a", 0, (tuple(bits),)), *((f"b{n}", n + 1, ()) for n in range(8) if bits[n])]:
+            batches += 1
+            state.append(0, StartBatch(BatchId(batches), ReplicaId(replica), stage, (RequestId(id),)))
+            state.append(0, Finished(BatchId(batches), ReplicaId(replica), 1, counts))
+        state.append(0, End(RequestId(id), Outcome.SERVED))
+    assert len(state.routes) == ROUTES_MAX + 1
+    assert len(state.routes[frozenset()].latencies_ns) == 256 - ROUTES_MAX
+    assert not after_cut([(0, 0)], routes=False).routes
+
+
+CHAIN = Graph(
+    [GraphStage("a"), GraphStage("b", ("a",)), GraphStage("c", ("a",)), GraphStage("d", ("b", "c"))], slo_ns=ms(500)
+)
+
+
+def chain(*rows: tuple[float, Record]) -> RunState:
+    """Request 1 in a batch on replica 0 of stage a at 1 ms; replica 1 is one of a as well, 2 of b, 3 of c."""
+    state = RunState(CHAIN, start_ns=0)
+    for number, stage in enumerate("aabc"):
+        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, "v", 1.0)))
+    state.append(ms(1), Request(RequestId(1), ms(1), ms(1), ms(501)))
+    for at_ms, record in [(1, started(1, 0, 0, 1, stage="a")[1]), *rows]:
+        state.append(ms(at_ms), record)
+    return state
+
+
+def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
+    again = started(8, 1, 1, 1, stage="a")[1]
+    lost = (5, ReplicaLost(ReplicaId(0), "killed"))
+    late = (9, Finished(BatchId(0), ReplicaId(0), 1))
+    state = chain(lost, (8, again), late)
+    assert (waits_ms(state)["a"], state.waiting, len(state.batches())) == ([0, 3], 0, 1)
+    assert not state.groups["a", "v", 1.0].durations_ns
+
+
+def test_a_stuck_batch_waits_again_once_wherever_it_is_when_its_replica_is_gone() -> None:
+    given_up = (10_001, StopReplica(ReplicaId(0), "its batch has run for 10.0 s"))
+    assert queued(chain(given_up)) == {"a": 1}
+    gone = (10_008, ReplicaStopped(ReplicaId(0)))
+    assert queued(chain(given_up, gone)) == {"a": 1}
+    again = (10_005, started(0, 1, 1, 1, stage="a")[1])
+    state = chain(given_up, again, gone)
+    assert (queued(state), waits_ms(state)["a"]) == ({}, [0, 4]), "it runs elsewhere"
+    over = (10_006, Finished(BatchId(1), ReplicaId(1), 1))
+    state = chain(given_up, again, over, (10_006, started(0, 2, 2, 1, stage="b")[1]), gone)
+    assert queued(state) == {"c": 1}, "it has gone on"
+
+
+@pytest.mark.parametrize("seed", [*range(8), 11, 17, 49, 62])
+def test_random_worlds_leave_nothing_behind(seed: int) -> None:
+    """Faults, lost replicas, clients that go away: all that is counted adds up to what the log says."""
+    world, log = random_world(seed), MemoryLog()
+    state = RunState(world.application.graph, start_ns=0, seconds_kept=2)
+    simulate(world, [state, log])
+    ends = Counter(record.outcome for _, record in log if isinstance(record, End))
+    samples = {Outcome.SERVED: state.served_ns, Outcome.LATE: state.late_ns, **state.missed_ns}
+    assert {outcome: len(found) for outcome, found in samples.items() if found} == ends
+    started_visits = Counter[str]()
+    for _, record in log:
+        if isinstance(record, StartBatch):
+            started_visits[record.stage] += len(record.requests)
+    assert {name: len(stage.waits_ns) for name, stage in state.stages.items() if stage.waits_ns} == started_visits
+    assert (state.open, state.waiting, state.batches()) == ({}, 0, [])
+    gone = sum(isinstance(record, End) and record.why == "the client went away" for _, record in log)
+    kinds = ("dropped", "rejected", "failed")
+    at_stages = {kind: sum(getattr(stage, kind) for stage in state.stages.values()) for kind in kinds}
+    assert ends[Outcome.DROPPED] - gone <= at_stages["dropped"] <= ends[Outcome.DROPPED]
+    assert (at_stages["rejected"], at_stages["failed"]) == (ends[Outcome.REJECTED], ends[Outcome.FAILED])
+    assert state.decisions.total() == sum(isinstance(record, Decided) for _, record in log)
+
+
+def test_an_open_request_of_a_graph_knows_where_it_waits() -> None:
+    request = after_cut([(2, 1)]).open[RequestId(1)]
+    assert isinstance(request, GraphRequest)
+    assert request.waiting == {("read", 0): ms(10), ("read", 1): ms(10), ("face", 0): ms(10)}

@@ -1,0 +1,303 @@
+"""The figures of a run: of the story by hand, and of random and simulated runs against a plain count."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
+from sloop.app.graph import Graph, GraphStage, When
+from sloop.app.load import load_application, load_scenario
+from sloop.events import WOKE, Finished, ReplicaStopped, Resized
+from sloop.runlog import MemoryLog
+from sloop.runlog.summary import RunSummary
+from sloop.sim import World, simulate
+from sloop.systems.setup import beliefs_of
+from sloop.units import NS_PER_S, ms, s
+from sloop.vocabulary import BatchId, Node, Outcome, Path, ReplicaId, ReplicaSpec, Request, RequestId
+from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
+
+
+class Known:
+    """An estimate that never learns: 50 ms and 30 ms for each request."""
+
+    batch_max = 4
+
+    def __init__(self, accuracy: float | None = 0.9) -> None:
+        self.accuracy = accuracy
+
+    def costs_ns(self, cores: float) -> Sequence[int]:
+        return [0, *(ms(50.0 + 30.0 * batch) for batch in range(1, self.batch_max + 1))]
+
+
+SMALL = ("classify", "small")
+
+
+def test_the_story_in_one_row() -> None:
+    node = Node("n0", "local", 8, 0, usd_per_h=3.6)
+    summary = RunSummary(GRAPH, nodes=[node], estimates={SMALL: Known()}, start_ns=0).fold(STORY)
+    row = summary.row(system="static", seed=3, wall_s=0.5, assumed=["cold start", "cold start"])
+    (stage,) = row.stages
+    assert (stage.stage, stage.visits, stage.batches, stage.dropped, stage.rejected, stage.failed) == (
+        *("classify", 5, 4),
+        *(1, 1, 1),
+    )
+    expected = {
+        "system": "static",
+        "seed": 3,
+        "requests": 6,
+        "served": 1,
+        "late": 2,
+        "dropped": 1,
+        "rejected": 1,
+        "failed": 1,
+        "attainment": 1 / 6,
+        "goodput_rps": 1 / 2.5,
+        "mean_ms": pytest.approx((120 + 220 + 220) / 3),
+        "p50_ms": 220.0,
+        "p99_ms": 220.0,
+        "core_seconds": pytest.approx(2 * 1.0 + 4 * 0.2 + 2 * 0.8),
+        "usd": pytest.approx((2 * 1.0 + 4 * 0.2 + 2 * 0.8) / 8 * 3.6 / 3600),
+        "accuracy": pytest.approx(0.9),
+        "cold_starts": 2,
+        "wall_s": 0.5,
+        "assumed": ("cold start",),
+        "routes": (),
+    }
+    found = msgspec.to_builtins(row)
+    assert {key: found[key] for key in expected} == expected
+    assert row.violations == pytest.approx(5 / 6)
+
+
+def test_the_story_by_second() -> None:
+    first, second, third = RunSummary(GRAPH, start_ns=0).fold(STORY).seconds()
+    assert (first.arrivals, first.served, first.late, first.rejected) == (4, 1, 2, 1)
+    assert (first.cores, first.queue, first.worst_ms) == (2.0, 0, 220.0)
+    assert first.violations == pytest.approx(3 / 4)
+    assert (second.arrivals, second.dropped, second.failed, second.worst_ms) == (2, 1, 1, 0.0)
+    assert second.cores == pytest.approx(4 * 0.2 + 2 * 0.8)
+    assert (third.start_s, third.arrivals, third.cores, third.violations) == (2, 0, 0.0, 0.0)
+
+
+def test_waits_batches_and_estimates() -> None:
+    summary = RunSummary(GRAPH, estimates={SMALL: Known(None)}).fold(STORY)
+    assert summary.wait_mean_ms == pytest.approx((0 + 60 + 50 + 0 + 0) / 5)
+    assert summary.wait_max_ms == 60
+    assert summary.batch_sizes() == {1: 3, 2: 1}
+    assert summary.batch_mean == pytest.approx(5 / 4)
+    assert summary.accuracy is None
+    (error,) = summary.estimate_errors()
+    assert (error.stage, error.variant, error.batches) == ("classify", "small", 3)
+    assert error.estimated_ms == pytest.approx((80 + 110 + 80) / 3)
+    assert error.actual_ms == pytest.approx((80 + 150 + 100) / 3)
+    assert error.mape == pytest.approx((0 / 80 + 40 / 110 + 20 / 80) / 3)
+    assert error.bias == pytest.approx(330 / 270 - 1)
+
+
+def test_batches_beyond_an_estimate_are_compared_with_nothing_and_weigh_in_the_accuracy() -> None:
+    class One(Known):
+        batch_max = 1
+
+    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec("classify", v, 1.0))) for n, v in enumerate("vw")]
+    rows += [arrived(n, 0, 0) for n in range(4)]
+    rows += [started(0, 0, 0, 0), started(0, 1, 1, 1, 2, 3)]
+    rows += [(ms(120), Finished(BatchId(n), ReplicaId(n), 1)) for n in range(2)]
+    estimates = {("classify", "v"): One(0.8), ("classify", "w"): One(0.4)}
+    summary = RunSummary(GRAPH, estimates=estimates).fold(rows)
+    (error,) = summary.estimate_errors()
+    assert (error.variant, error.batches, error.estimated_ms, error.actual_ms, error.mape) == ("v", 1, 80, 120, 0.5)
+    assert summary.accuracy == pytest.approx((0.8 + 3 * 0.4) / 4)
+    assert RunSummary(GRAPH).fold(rows).estimate_errors() == []
+
+
+def test_a_run_without_records() -> None:
+    summary = RunSummary(GRAPH)
+    assert summary.seconds() == []
+    row = summary.row(system="none", seed=None)
+    assert (row.requests, row.attainment, row.goodput_rps, row.p99_ms, row.mean_ms) == (0, 1.0, 0.0, None, None)
+    assert (summary.wait_mean_ms, summary.wait_max_ms, summary.batch_mean, summary.cores_mean) == (0, 0, 0, 0)
+    assert (row.stages[0].mean_wait_ms, row.stages[0].mean_batch, row.accuracy) == (None, None, None)
+
+
+def test_a_live_run_starts_when_its_log_does() -> None:
+    summary = RunSummary(GRAPH).fold([(s(1_000_000), WOKE), (s(1_000_003), WOKE)])
+    assert summary.duration_s == 3.0
+    assert len(summary.seconds()) == 4
+
+
+def test_growth_counts_from_its_order_and_shrinkage_from_its_effect() -> None:
+    replica = ReplicaId(0)
+    rows: Rows = [
+        (0, StartReplica(replica, ReplicaSpec("classify", "v", 1.0))),
+        (s(1), ResizeReplica(replica, 3.0)),
+        (s(2), Resized(replica, 3.0)),
+        (s(3), ResizeReplica(replica, 1.0)),
+        (s(4), Resized(replica, 1.0)),
+        (s(5), ReplicaStopped(replica)),
+        (s(6), Resized(replica, 9.0)),
+    ]
+    summary = RunSummary(GRAPH, start_ns=0).fold(rows)
+    assert [second.cores for second in summary.seconds()] == [1, 3, 3, 3, 1, 0, 0]
+    assert summary.core_seconds == 11.0
+    assert summary.cores_mean == pytest.approx(11 / 6)
+
+
+def random_run(seed: int) -> Rows:
+    """Requests of one stage through random batches; every end there is."""
+    chance = random.Random(seed)
+    rows: Rows = [(0, StartReplica(ReplicaId(0), ReplicaSpec("classify", "v", 1.0)))]
+    now_ns, waiting = 0, list[Request]()
+    for number in range(chance.randint(1, 60)):
+        now_ns += chance.randint(0, ms(400))
+        request = Request(RequestId(number), now_ns - chance.randint(0, ms(50)), now_ns, now_ns + ms(200))
+        rows.append((now_ns, request))
+        waiting.append(request)
+        if chance.random() < 0.5:
+            batch = StartBatch(BatchId(number), ReplicaId(0), "classify", tuple(request.id for request in waiting))
+            rows.append((now_ns, batch))
+            now_ns += chance.randint(0, ms(300))
+            rows.append((now_ns, Finished(batch.batch, batch.replica, 1)))
+            rows.extend((now_ns, End(request.id, chance.choice(list(Outcome)))) for request in waiting)
+            waiting.clear()
+    return rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32))
+def test_against_a_plain_count(seed: int) -> None:
+    rows = random_run(seed)
+    summary = RunSummary(GRAPH, start_ns=0).fold(rows)
+    came = {record.id: (at_ns, record) for at_ns, record in rows if isinstance(record, Request)}
+    ends = {record.request: (at_ns, record.outcome) for at_ns, record in rows if isinstance(record, End)}
+    answered = sorted(
+        at_ns - came[number][1].sent_ns
+        for number, (at_ns, outcome) in ends.items()
+        if outcome in {Outcome.SERVED, Outcome.LATE}
+    )
+    row = summary.row(system="x", seed=seed)
+    assert row.requests == len(came)
+    for outcome in Outcome:
+        assert getattr(row, outcome) == sum(end is outcome for _, end in ends.values())
+    for second in summary.seconds():
+        here = {number for number, (at_ns, _) in came.items() if at_ns // NS_PER_S == second.start_s}
+        assert second.arrivals == len(here)
+        assert second.late == sum(ends[number][1] is Outcome.LATE for number in here & ends.keys())
+    for quantile in (0.01, 0.5, 0.9, 0.99, 1.0):
+        if answered:
+            rank = max(0, math.ceil(round(quantile * len(answered), 6)) - 1)
+            assert summary.latency_ms([quantile]) == [answered[rank] / 1e6]
+    if answered:
+        assert row.mean_ms == pytest.approx(sum(answered) / len(answered) / 1e6)
+
+
+# Applications of several stages
+
+
+def test_paths_keep_their_deadlines() -> None:
+    paths = [Path(("a", "b"), ms(50)), Path(("a", "c"), ms(90))]
+    steps = [
+        GraphStage("a"),
+        GraphStage("b", ("a",), (When("a", "k", (1,)),)),
+        GraphStage("c", ("a",), (When("a", "k", (2,)),)),
+    ]
+    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", 1.0))) for n, stage in enumerate("abc")]
+    for id, counts in ((1, (1, 0)), (2, (0, 1)), (3, (0, 0))):
+        rows += [arrived(id, 0, 0), started(id, id, 0, id, stage="a")]
+        rows += [(ms(id), Finished(BatchId(id), ReplicaId(0), 1, (counts,)))]
+        if id < 3:
+            rows += [started(id, 10 + id, id, id, stage="b" if id == 1 else "c")]
+            rows += [(ms(id), Finished(BatchId(10 + id), ReplicaId(id), 1))]
+        rows += [ended(id, id, Outcome.SERVED)]
+    summary = RunSummary(Graph(steps, paths, ms(100)), start_ns=0).fold(rows)
+    assert {row.stages: row.slo_ms for row in summary.routes()} == {("a", "b"): 50, ("a", "c"): 90, ("a",): 100}
+    latencies_ms = summary.route_latencies_ms([0.5, 1])
+    assert latencies_ms == {("a",): [3, 3], ("a", "b"): [1, 1], ("a", "c"): [2, 2]}
+    assert summary.slo_ms == 100
+
+
+def scenario(seed: int, rate: float, share: float, mean: float) -> dict[str, Any]:
+    form = {"form": "amdahl", "gamma": 4, "epsilon": 1, "delta": 0, "eta": 2}
+
+    def stage(name: str, accuracy: float, **how: Any) -> dict[str, Any]:
+        profile = {"latency_ms": form, "max_batch": 4, "max_cores": 2, "load_s": 0, "memory_bytes": 1000}
+        return {"name": name, "variants": [{"name": "v", "accuracy": accuracy, "profile": profile}], **how}
+
+    return {
+        "name": "x",
+        "slo_ms": 120,
+        "stages": [
+            stage("cut", 0.9),
+            stage("read", 0.8, after="cut", each={"output": "boxes", "mean": mean, "most": 40}),
+            stage("check", 0.5, after="read", when={"output": "odd", "share": share}),
+            stage("join", 0.7, after=["read", "check"], join=True),
+            stage("face", 0.6, after="cut", when={"output": "kind", "is": 1, "share": share}),
+        ],
+        "system": "static",
+        "cluster": {"nodes": [{"hardware": "custom", "cores": 8, "memory_bytes": 1_000_000}]},
+        "trace": {"kind": "poisson", "rate": rate},
+        "duration_s": 3,
+        "seed": seed,
+    }
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([5, 40, 120]), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 4]))
+def test_simulated_runs_against_a_plain_count(seed: int, rate: float, share: float, mean: float) -> None:
+    made = load_scenario(scenario(seed, rate, share, mean))
+    log = MemoryLog()
+    summary = RunSummary(made.application, start_ns=0, estimates=beliefs_of(made.application))
+    simulate(World.from_scenario(made, made.systems[0]), [summary, log])
+    visits = Counter[str]()
+    for _, record in log:
+        if isinstance(record, StartBatch):
+            visits[record.stage] += len(record.requests)
+    row = summary.row(system="static", seed=seed)
+    assert {stage.stage: stage.visits for stage in row.stages} == {
+        name: visits[name] for name in made.application.graph.stages
+    }
+    assert sum(stage.dropped for stage in row.stages) == row.dropped
+    assert sum(route.answered for route in row.routes) == row.served + row.late
+    assert sum(route.served for route in row.routes) == row.served
+    accuracy = {"cut": 0.9, "read": 0.8, "check": 0.5, "join": 0.7, "face": 0.6}
+    if row.routes:
+        total = sum(math.prod(accuracy[name] for name in route.stages) * route.answered for route in row.routes)
+        assert row.accuracy == pytest.approx(total / (row.served + row.late))
+    assert summary.seconds()[-1].queue == 0
+
+
+# Assumptions
+
+AMDAHL = {"form": "amdahl", "gamma": 10, "epsilon": 0, "delta": 0, "eta": 1}
+
+
+def assumed(profile: object, *batches: tuple[int, float]) -> tuple[str, ...]:
+    """What a run leaned on that had batches of these sizes, on so many cores, of a variant with this profile."""
+    application = load_application({"name": "x", "slo_ms": 9, "stages": [{"name": "a", "profile": profile}]})
+    summary = RunSummary(application)
+    summary.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "a", 8.0)))
+    for size, cores in batches:
+        summary.append(0, Resized(ReplicaId(0), cores))
+        summary.append(0, StartBatch(BatchId(0), ReplicaId(0), "a", tuple(map(RequestId, range(size)))))
+    return summary.row(system="x", seed=0).assumed
+
+
+def test_an_assumed_profile_is_named_once_it_has_run() -> None:
+    guess = {"latency_ms": AMDAHL, "max_batch": 4, "source": "a guess"}
+    assert assumed(guess) == ()
+    assert assumed(guess, (1, 1), (2, 1)) == ("a/a: assumed profile (a guess)",)
+
+
+def test_a_fitted_profile_within_its_measurements_is_no_assumption() -> None:
+    assert assumed("ResNet-T", (8, 8)) == ()
+
+
+def test_what_lies_beyond_the_measurements_is_named_with_its_span() -> None:
+    assert assumed("ResNet-T", (8, 8), (12, 8), (8, 16)) == (
+        "a/a: extrapolated to batch 8–12 on 8–16 cores, measured batch 1–8 on 1–8 cores",
+    )
