@@ -1,6 +1,22 @@
 """The files the tests of this room read, and break."""
 
+from pathlib import Path
+
 import pytest
+
+from sloop.app.application import Application
+from sloop.app.document import parse_yaml
+from sloop.app.load import read_application, read_scenario
+from sloop.app.scenario import Scenario
+
+
+def application_from_text(text: str, *, file: str = "<text>") -> Application:
+    return read_application(parse_yaml(text, file), Path())
+
+
+def scenario_from_text(text: str, *, file: str = "<text>") -> Scenario:
+    return read_scenario(parse_yaml(text, file), Path())
+
 
 DEMO = """\
 name: demo

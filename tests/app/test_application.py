@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.app.application import Application, Stage, SystemChoice, Variant, find_cycle
-from sloop.app.document import parse
-from sloop.app.read_application import read_application
+from sloop.app.document import parse_yaml
+from sloop.app.load import read_application
 
 
 def test_locates_keys_and_the_nearest_above(demo: str) -> None:
-    app = read_application(parse(demo, "a.yaml"), Path())
-    assert app.locate("system.margin") == "a.yaml:20"
-    assert app.locate("system.nothing") == "a.yaml:20"
-    assert app.locate("stages[1].variants[1].accuracy") == "a.yaml:12"
-    assert app.locate("nowhere") == "a.yaml:1"
+    app = read_application(parse_yaml(demo, "a.yaml"), Path())
+    assert app.locate("system.margin") == "a.yaml:20: system.margin"
+    assert app.locate("system.nothing") == "a.yaml:20: system.nothing"
+    assert app.locate("stages[1].variants[1].accuracy") == "a.yaml:12: stages[1].variants[1].accuracy"
+    assert app.locate("nowhere") == "a.yaml:1: nowhere"
 
 
 def test_order_is_topological_whatever_the_files_order() -> None:

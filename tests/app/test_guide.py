@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sloop.app.load import application_from_text, scenario_from_text
 from sloop.app.scenario import Truth
 from sloop.errors import InputError
+from tests.app.conftest import application_from_text, scenario_from_text
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "applications.md"
 BLOCKS = [block.split("```")[0] for block in GUIDE.read_text().split("```yaml\n")[1:]]

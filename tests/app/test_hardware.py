@@ -1,6 +1,10 @@
-"""Hardware kinds: sound figures with a source, and the machine we are on."""
+"""HardwareKind kinds: sound figures with a source, and the machine we are on."""
 
-from sloop.app.hardware import CUSTOM, GIB, KINDS, LOCAL, known, local
+import pytest
+
+from sloop.app import hardware
+from sloop.app.hardware import CUSTOM, GIB, KINDS, LOCAL, foreign_profiles, known_kinds, local
+from sloop.app.load import load_application
 from sloop.vocabulary import Node
 
 
@@ -24,5 +28,23 @@ def test_this_machine() -> None:
 
 
 def test_names() -> None:
-    assert known()[:2] == (LOCAL, CUSTOM)
-    assert "p3.2xlarge" in known()
+    assert known_kinds()[:2] == (LOCAL, CUSTOM)
+    assert "p3.2xlarge" in known_kinds()
+
+
+MEASURED = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1}, "max_batch": 4, "max_cores": 1}
+
+
+def foreign(processor: str, node: str = "local") -> tuple[str, ...]:
+    profile = MEASURED | ({"hardware": processor} if processor else {})
+    stages = [{"name": "a", "profile": profile}]
+    cluster = {"nodes": [{"hardware": node}]}
+    return foreign_profiles(load_application({"name": "x", "slo_ms": 9, "stages": stages, "cluster": cluster}))
+
+
+def test_another_processor_is_told_another_number_of_cores_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "processor", lambda: "Chip 1")
+    [told] = foreign("Chip 2, 8 cores")
+    assert told.startswith("a/a: its profile is of Chip 2, this machine has Chip 1; measure it here")
+    assert foreign("Chip 1, 8 cores") == foreign("Chip 1") == foreign("") == ()
+    assert foreign("Chip 2, 8 cores", node="c5.4xlarge") == ()

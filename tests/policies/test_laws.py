@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sloop.core.protocols import Take
 from sloop.core.views import Bucket, NodeView, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
-from sloop.policies import POLICIES
-from sloop.policies.build import build, keys_of
+from sloop.options import keys_of
+from sloop.policies import POLICIES, build
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
-from sloop.solvers.lstm import Network
+from sloop.solvers.forecasting import LstmNetwork
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 from tests.policies.conftest import make_stage, make_view
@@ -179,7 +179,7 @@ def test_a_forecast_lies_within_what_was_seen(name: str, counts: list[int]) -> N
 
 
 ODD = (0, -0.0, 5e-324, 1e-9, 0.3, 1, 1.5, 60, 1e6, 1e9, 1e10, 1e300, 1e308, math.inf, math.nan, -1e-9, -1, 10**400)
-WILD = Network(2, 1, 1, np.resize([3e38, -3e38, 1e-38], 4 + 9 + 1)).encoded()
+WILD = LstmNetwork(2, 1, 1, np.resize([3e38, -3e38, 1e-38], 4 + 9 + 1)).encoded()
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name in POLICIES["forecast"] for key in _keys(name)])

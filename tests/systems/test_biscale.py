@@ -7,9 +7,9 @@ import pytest
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.load import load_scenario
 from sloop.events import ReplicaReady, Resized
-from sloop.policies.batch.full import Full
-from sloop.policies.drop.predictive import Predictive
-from sloop.policies.forecast.lstm import Lstm
+from sloop.policies.batch import Full
+from sloop.policies.drop import PredictiveDrop
+from sloop.policies.forecast import Lstm
 from sloop.policies.scale.biscale import Biscale
 from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
@@ -27,7 +27,7 @@ START_S = 5.5
 def test_published_parameters() -> None:
     policies = build_system("biscale").policies
     assert policies.scale == Biscale(throughput="with_queue", reference="max10", stable="ge", settle=5)
-    assert (policies.batch, policies.drop) == (Full(patience=1.0), Predictive(batch="full"))
+    assert (policies.batch, policies.drop) == (Full(patience=1.0), PredictiveDrop(batch="full"))
 
 
 def test_the_artefacts_ways_are_parameters() -> None:

@@ -7,22 +7,21 @@ import pytest
 from sloop.actions import StartReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ServiceTruth, Truth
-from sloop.policies.batch.full import Full
-from sloop.policies.drop.age import Age
-from sloop.policies.forecast.lstm import Lstm
-from sloop.policies.order.fifo import Fifo
-from sloop.policies.route.round_robin import RoundRobin
+from sloop.policies.batch import Full
+from sloop.policies.drop import Age
+from sloop.policies.forecast import Lstm
+from sloop.policies.order import Fifo
+from sloop.policies.route import RoundRobin
 from sloop.policies.scale.ipa import Ipa
-from sloop.profile.forms import Quadratic
-from sloop.profile.profile import Profile
-from sloop.report.metrics import Metrics
+from sloop.profile.profile import Profile, Quadratic
+from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.systems import build_system
 from sloop.units import s
 from sloop.vocabulary import Node
 from sloop.workload.generate import generated, kind_of
-from tests.solvers.variants_scene import CLASSIFICATION, DETECTION
+from tests.solvers.ipa_scene import CLASSIFICATION, DETECTION
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def pipeline(rate_rps: float, *, shape: str = "uniform", system: str = "ipa", **
         cluster=(Node("n", "local", 64, 1 << 40),),
         estimates=Estimates(correct=False),
     )
-    trace = generated(kind_of(shape, {"rate": rate_rps}, where="test"), seed=1, duration_ns=s(60))
+    trace = generated(kind_of({"kind": shape, "rate": rate_rps}), seed=1, duration_ns=s(60))
     truth = Truth(service=ServiceTruth(ratio=1.0, cv=0.0))
     return World(seed=1, application=application, trace=trace, duration_ns=s(60), truth=truth)
 
@@ -81,9 +80,10 @@ def pipeline(rate_rps: float, *, shape: str = "uniform", system: str = "ipa", **
 @pytest.mark.parametrize("rate_rps", [5, 7, 10, 20, 30])
 def test_what_it_plans_is_in_time(rate_rps: float) -> None:
     """Evenly spaced arrivals keep the deadline wherever a fifth of it is to spare (specification 7.5, property 5)."""
-    metrics = Metrics(start_ns=0)
-    simulate(pipeline(rate_rps), [metrics])
-    row = metrics.row(system="ipa", seed=1)
+    world = pipeline(rate_rps)
+    summary = RunSummary(world.application.graph, start_ns=0)
+    simulate(world, [summary])
+    row = summary.row(system="ipa", seed=1)
     assert row.requests == pytest.approx(60 * rate_rps, abs=1)
     assert row.attainment >= 0.99
 
@@ -97,9 +97,9 @@ def test_no_request_is_lost_in_a_switch_of_variants() -> None:
         def append(self, now_ns: int, record: Any) -> None:
             records.append(record)
 
-    metrics = Metrics(start_ns=0)
-    simulate(world, [metrics, Listed()])
-    row = metrics.row(system="ipa", seed=1)
+    summary = RunSummary(world.application.graph, start_ns=0)
+    simulate(world, [summary, Listed()])
+    row = summary.row(system="ipa", seed=1)
     started = {record.spec.variant for record in records if isinstance(record, StartReplica)}
     assert len(started) > 2
     assert row.served + row.late == row.requests

@@ -57,7 +57,7 @@ def test_what_a_system_cannot_plan_is_refused_with_its_line(tmp_path: Path) -> N
     file.write_text(
         "name: x\nslo_ms: 9\nstages: [{name: a, profile: ResNet-T}]\nsystem: {name: static, stages: {b: {cores: 1}}}\n"
     )
-    with pytest.raises(InputError, match=r"app.yaml:4: system static: no stage 'b'"):
+    with pytest.raises(InputError, match=r"app.yaml:4: system: system static: no stage 'b'"):
         set_up(load_application(file))
 
 

@@ -1,81 +1,105 @@
-"""Systems from what a user wrote: overrides, errors, memory, and how they are shown."""
+"""Systems: what users declare beside a name, mistakes in it, and systems in files of a user's own."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sloop.app.load import load_application
 from sloop.errors import InputError
+from sloop.options import Value
 from sloop.policies import POLICIES
-from sloop.policies.batch.timeout import Timeout
-from sloop.policies.drop.age import Age
-from sloop.policies.drop.predictive import Predictive
+from sloop.policies.batch import Timeout
+from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS, build_system
-from sloop.systems.system import VERBS
+from sloop.systems.setup import set_up
+from sloop.systems.system import VERBS, is_system_file, system_in_file
 from sloop.units import ms, s
 
 
-def test_verbs_are_the_registry_s() -> None:
+def test_verbs_are_those_of_the_registry() -> None:
     assert set(VERBS) == set(POLICIES)
 
 
-def test_parameters_are_the_scale_policy_s_and_verbs_replace_slots() -> None:
-    written = {"replicas": 2, "period_s": 5, "batch": {"name": "timeout", "wait_ms": 5}, "drop": "predictive"}
-    policies = build_system("static", written).policies
+def test_parameters_are_the_scale_policy_s_and_verbs_replace_policies() -> None:
+    declared = {"replicas": 2, "period_s": 5, "batch": {"name": "timeout", "wait_ms": 5}, "drop": "predictive"}
+    policies = build_system("static", declared).policies
     assert policies.scale == Static(replicas=2, period_ns=s(5))
     assert policies.batch == Timeout(wait_ns=ms(5))
-    assert policies.drop == Predictive()
+    assert policies.drop == PredictiveDrop()
 
 
-def test_a_slot_without_a_name_adjusts_the_policy_in_it() -> None:
+def test_a_verb_without_a_name_changes_the_parameters_of_its_policy() -> None:
     assert build_system("static", {"drop": {"limit": 3}}).policies.drop == Age(limit=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "message", "help_"),
-    [
-        ("sttic", {}, "unknown system 'sttic'", "did you mean 'static'?"),
-        ("static", {"replica": 2}, "system static has no parameter 'replica'", "did you mean 'replicas'?"),
-        ("static", {"bach": "slack"}, "system static has no parameter 'bach'", "did you mean 'batch'?"),
-        ("static", {"batch": "slak"}, "batch: unknown batch policy 'slak'", "did you mean 'slack'?"),
-        ("static", {"batch": 8}, "batch = 8 is neither", "batch: NAME"),
-        ("static", {"drop": {"limt": 3}}, "drop: unknown key 'limt'", "did you mean 'limit'?"),
-        ("static", {"drop": {"name": 3}}, "unknown drop policy 3", "known: never, age, predictive"),
-        ("static", {"cores": 0}, "cores = 0 is out of range", "cores must be above 0"),
-    ],
-)
-def test_mistakes_are_named_with_place_and_fix(name: str, written: dict[str, object], message: str, help_: str) -> None:
-    with pytest.raises(InputError) as caught:
-        build_system(name, written, where=lambda key: f"app.yaml:{key}")
-    assert str(caught.value).startswith("app.yaml:")
-    assert message in caught.value.what
-    assert help_ in caught.value.help
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_reads_what_it_shows_and_has_its_own_memory(name: str) -> None:
-    first, second = build_system(name), build_system(name)
-    assert first.name == name
-    assert first.source
-    assert first.policies == second.policies
-    for verb in VERBS:
-        assert getattr(first.policies, verb) is not getattr(second.policies, verb)
-    shown = first.slots
-    assert set(shown) == set(VERBS)
-    assert build_system(name, shown).policies == first.policies
+LINES = {"": 1, "system": 3, "system.drop": 5}
 
 
 @pytest.mark.parametrize(
-    ("written", "place"),
+    ("name", "declared", "message"),
     [
-        ({"replica": 2}, "replica"),
-        ({"cores": "many"}, "cores"),
-        ({"cores": 0}, "cores"),
-        ({"batch": "slak"}, "batch.name, batch"),
-        ({"batch": {"name": "timeout", "wait_ms": -1}}, "batch.wait_ms, batch"),
-        ({"drop": {"limt": 3}}, "drop.limt, drop"),
-        ({"drop": 3}, "drop, drop"),
+        ("sttic", {}, "3: system: unknown system 'sttic'\nhelp: did you mean 'static'?"),
+        ("static", {"replica": 2}, "3: system.replica: unknown key 'replica'\nhelp: did you mean 'replicas'?"),
+        ("static", {"bach": "slack"}, "3: system.bach: unknown key 'bach'\nhelp: did you mean 'batch'?"),
+        ("static", {"cores": 0}, "3: system.cores: must be a number above 0, not 0"),
+        ("static", {"cores": "many"}, "3: system.cores: must be a number, not 'many'"),
+        ("static", {"batch": "slak"}, "3: system.batch: unknown batch policy 'slak'\nhelp: did you mean 'slack'?"),
+        ("static", {"batch": 8}, "3: system.batch: must be a policy's name or a mapping, not 8\nhelp: write `batch:"),
+        ("static", {"batch": {"name": "timeout", "wait_ms": -1}}, "3: system.batch.wait_ms: must be a number of at"),
+        ("static", {"drop": {"limt": 3}}, "5: system.drop.limt: unknown key 'limt'\nhelp: did you mean 'limit'?"),
+        ("static", {"drop": {"name": 3}}, "5: system.drop.name: must be the name of a drop policy, not 3\nhelp: known"),
+        ("static", {"drop": {"name": "age", "limit": 0}}, "5: system.drop.limit: must be a number above 0, not 0"),
     ],
 )
-def test_the_place_is_that_of_the_key(written: dict[str, object], place: str) -> None:
+def test_mistakes_are_named_with_place_and_fix(name: str, declared: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        build_system("static", written, where=lambda key: key)
-    assert caught.value.where == place
+        build_system(name, Value(declared, "system", "a.yaml", LINES))
+    assert str(caught.value).startswith(f"a.yaml:{message}")
+
+
+OWN = """
+from dataclasses import replace
+from sloop.systems import SYSTEMS
+SYSTEM = replace(SYSTEMS["static"], name="mine")
+"""
+
+
+@pytest.mark.parametrize(("name", "own"), [("static", False), ("./mine.py", True), ("/a/b.py", True)])
+def test_a_path_is_no_name(name: str, own: bool) -> None:
+    assert is_system_file(name) is own
+
+
+def test_a_system_in_a_file_takes_parameters_as_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "own_system.py"
+    path.write_text(OWN)
+    assert system_in_file(str(path)) == replace(SYSTEMS["static"], name="mine")
+    built = build_system(str(path), {"replicas": 3, "batch": "slack"})
+    assert built.slots["scale"]["replicas"] == 3
+    assert built.slots["batch"]["name"] == "slack"
+    with pytest.raises(InputError, match="unknown key 'replica'"):
+        build_system(str(path), {"replica": 3})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("SYSTM = 1", r"own\.py: it has no SYSTEM\nhelp: end it with SYSTEM = System\("),
+        ("SYSTEM = 1", r"own\.py: its SYSTEM is a int, not a System"),
+        ("SYSTEM = 1/0", r"own\.py:1: it cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_system_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "own.py").write_text(content)
+    stage = {"name": "a", "profile": "ResNet-T"}
+    application = load_application({"name": "x", "slo_ms": 10, "stages": [stage], "system": str(tmp_path / "own.py")})
+    with pytest.raises(InputError, match=says):
+        set_up(application)
+
+
+def test_a_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "app.yaml").write_text("name: x\nslo_ms: 10\nsystem: ./mine.py\nstages: [{name: a, profile: ResNet-T}]")
+    with pytest.raises(InputError, match=r"app\.yaml:3: system: no system file '\./mine\.py'"):
+        load_application(tmp_path / "app.yaml")

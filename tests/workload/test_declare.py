@@ -45,22 +45,28 @@ def test_shapes(tmp_path: Path) -> None:
     [
         ({}, "trace: a trace has either `kind` or `file`"),
         ({"kind": "poisson", "file": "x"}, "trace: a trace has either `kind` or `file`"),
-        ({"kind": ["poisson"]}, "trace.kind: unknown kind of trace ['poisson']"),
+        ({"kind": ["poisson"]}, "trace.kind: must be the name of a kind of trace, not a list"),
         ({"kind": "diurnl"}, "help: did you mean 'diurnal'?"),
-        ({"kind": "poisson", "rate": 1, "scal": 2}, "trace: unknown key 'scal'\nhelp: did you mean 'scale'?"),
-        ({"kind": "poisson", "rate": 1, "repeat": 0}, "trace.repeat: 0.0 is out of range"),
+        ({"kind": "poisson", "rate": 1, "scal": 2}, "trace.scal: unknown key 'scal'\nhelp: did you mean 'scale'?"),
+        (
+            {"kind": "poisson", "rate": 1, "repeat": 0},
+            "trace.repeat: must be a whole number of at least 1 and at most 1e+06, not 0",
+        ),
         ({"kind": "poisson", "rate": 1, "duration_s": 1e12}, "trace.duration_s"),
-        ({"kind": "poisson", "rate": 1, "duration_s": 0}, "trace.duration_s: 0.0 is out of range"),
+        (
+            {"kind": "poisson", "rate": 1, "duration_s": 0},
+            "trace.duration_s: must be a number above 0 and at most 1e+08, not 0",
+        ),
         ({"kind": "poisson", "rate": 1}, "trace: no duration"),
         (
             {"kind": "poisson", "rate": 1, "duration_s": 1e6, "repeat": 200},
-            "trace duration_s: 200000000.0 is out of range",
+            "trace.duration_s: must be a number of at least 0 and at most 1e+08, not 200000000",
         ),
-        ({"kind": "poisson", "rate": 1, "duration_s": 1e6, "compress": 1e-6}, "trace duration_s"),
+        ({"kind": "poisson", "rate": 1, "duration_s": 1e6, "compress": 1e-6}, "trace.duration_s: must be"),
         ({"file": "none.txt"}, "no such file"),
-        ({"file": 5}, "trace.file: 5 is not text"),
+        ({"file": 5}, "trace.file: must be text, not 5"),
         ({"file": "x", "gap": "fill"}, "unknown key 'gap'\nhelp: did you mean 'gaps'?"),
-        ({"file": "x", "gaps": "ignore"}, "trace.gaps: 'ignore' is not one of the choices"),
+        ({"file": "x", "gaps": "ignore"}, "trace.gaps: must be one of refuse, fill, not 'ignore'"),
     ],
 )
 def test_what_is_wrong_is_said(spec: dict[str, object], message: str) -> None:
@@ -82,7 +88,7 @@ def test_only_input_errors_escape(kind: str, rest: dict[str, object], duration_s
         trace_from({"kind": kind, **rest}, seed=0, duration_s=duration_s, folder=HERE)
     except InputError as error:
         assert error.where  # noqa: PT017
-        assert error.help  # noqa: PT017
+        assert error.help or "must be" in error.what  # noqa: PT017
 
 
 def documented(heading: str) -> list[dict[str, object]]:

@@ -99,16 +99,20 @@ def test_equal_is_equal_to_the_nanosecond(rate: float, duration_ns: int) -> None
     ("name", "values", "message"),
     [
         ("poison", {}, "unknown kind of trace 'poison'\nhelp: did you mean 'poisson'?"),
-        (7, {}, "unknown kind of trace 7"),
+        (7, {}, "trace.kind: must be the name of a kind of trace, not 7"),
         ("poisson", {}, "the key 'rate' is missing"),
         ("poisson", {"rat": 5}, "unknown key 'rat'\nhelp: did you mean 'rate'?"),
-        ("poisson", {"rate": "fast"}, "trace.rate: 'fast' is not a number"),
-        ("poisson", {"rate": True}, "trace.rate: True is not a number"),
-        ("poisson", {"rate": -1}, "trace.rate: -1.0 is out of range"),
-        ("poisson", {"rate": float("nan")}, "trace.rate: nan is out of range"),
-        ("equal", {"rate": 0}, "trace.rate: 0.0 is out of range"),
-        ("step", {"rates": [], "each_s": 1}, "trace.rates: [] is not a list of numbers"),
-        ("step", {"rates": [1, "x"], "each_s": 1}, "trace.rates[1]: 'x' is not a number"),
+        ("poisson", {"rate": "fast"}, "trace.rate: must be a number of at least 0 and at most 1e+07, not 'fast'"),
+        ("poisson", {"rate": True}, "trace.rate: must be a number of at least 0 and at most 1e+07, not true"),
+        ("poisson", {"rate": -1}, "trace.rate: must be a number of at least 0 and at most 1e+07, not -1"),
+        ("poisson", {"rate": float("nan")}, "trace.rate: must be a number of at least 0 and at most 1e+07, not nan"),
+        ("equal", {"rate": 0}, "trace.rate: must be a number above 0 and at most 1e+07, not 0"),
+        ("step", {"rates": [], "each_s": 1}, "trace.rates: must be a list that is not empty"),
+        (
+            "step",
+            {"rates": [1, "x"], "each_s": 1},
+            "trace.rates[1]: must be a number of at least 0 and at most 1e+07, not 'x'",
+        ),
         ("square", {"rate": 1, "burst_rate": 2, "period_s": 1, "burst_s": 2}, "trace: burst_s 2 is longer"),
         ("mmpp", {"rates": [1], "mean_s": [1]}, "trace: 1 rates and 1 mean_s"),
         ("map", {"d0": [[-1]], "d1": [[1, 2]]}, "trace: d1 is not a 1 by 1 matrix"),
@@ -117,7 +121,7 @@ def test_equal_is_equal_to_the_nanosecond(rate: float, duration_ns: int) -> None
 )
 def test_what_is_wrong_is_said(name: object, values: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        kind_of(name, values, where="trace")
+        kind_of({"kind": name, **values})
     assert message in str(caught.value)
 
 

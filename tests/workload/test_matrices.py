@@ -46,7 +46,10 @@ def test_one_pair_by_the_beginning_of_its_name(tmp_path: Path) -> None:
         ({"MAP1_D0": "", "MAP1_D1": "1"}, "the matrix is empty"),
         ({"MAP1_D0": "-1,x", "MAP1_D1": "1"}, "MAP1_D0:1: 'x' is not a number"),
         ({"MAP1_D0": "-1\n-2", "MAP1_D1": "1"}, "MAP1_D0: d0 is not a 2 by 2 matrix"),
-        ({"MAP1_D0": "-1", "MAP1_D1": "nan"}, "MAP1_D1:1: nan is out of range"),
+        (
+            {"MAP1_D0": "-1", "MAP1_D1": "nan"},
+            "MAP1_D1:1: must be a number of at least -1e+07 and at most 1e+07, not nan",
+        ),
         (
             {"MAP1_D0": "-5", "MAP1_D1": "1"},
             "row 1 of d0 + d1 sums to -4, not 0\nhelp: d0's diagonal there should be -1",

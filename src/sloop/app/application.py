@@ -1,14 +1,15 @@
-"""An application: stages and their order, models and their variants, the deadline, the system, the cluster.
+"""An application: its stages and their models, the deadline, the system that runs it, and the cluster.
 
-Plain values that hold what the user declared, checked; promises that stages form a DAG and names are unique. Knows
-nothing of YAML (see `sloop.app.load`) or of what a system's parameters mean.
+Plain values as the user declared them; `sloop.app.load` reads and checks them. Knows neither YAML nor the meaning of a
+system's parameters.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sloop.app.graph import Each, Graph, Step, When
+from sloop.app.graph import Each, Graph, GraphStage, When
+from sloop.options import Value, limited
 from sloop.profile.profile import Profile
 from sloop.units import ms
 from sloop.vocabulary import Node, Path
@@ -16,18 +17,18 @@ from sloop.vocabulary import Node, Path
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to do a stage's work: a model file, a profile, or both. Accuracy in the user's own scale."""
+    """One model that can do a stage's work: a file, a profile, or both. Accuracy is on the user's own scale."""
 
     name: str
     model: str | None = None
-    """Path of the model file, made absolute against the application file's folder."""
+    """Absolute path of the model file."""
     accuracy: float | None = None
     profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of the pipeline, done by one of its variants once all stages in `after` are done (see `app.graph`)."""
+    """A stage of the graph, executed by one of its variants; `sloop.app.graph` explains the edges."""
 
     name: str
     variants: tuple[Variant, ...]
@@ -47,30 +48,30 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SystemChoice:
-    """Which system runs the application, with the parameters that differ from its published ones."""
+    """The system that runs an application, and the parameters that differ from the published ones."""
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
     path: str = "system"
-    """Its key in the file, for `Application.locate`."""
+    """The dotted key of the system in the file, for error messages."""
 
     @property
     def label(self) -> str:
-        """What it is called: its name, or that of the file it is in."""
+        """Its name, or the name of its file without folder and ending."""
         return self.name.rpartition("/")[2].removesuffix(".py")
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """How profiles become beliefs: `margin` times slower, and with `correct`, corrected by finished batches."""
+    """How profiles become beliefs: slower by `margin`, and with `correct`, corrected by finished batches."""
 
     correct: bool = True
-    margin: float = 1.0
+    margin: float = limited(1.0, above=0, most=100)
 
 
 @dataclass(frozen=True)
 class Application:
-    """Everything `serve`, `plan` and `simulate` share."""
+    """What `serve`, `plan` and `simulate` run."""
 
     name: str
     slo_ms: float
@@ -79,7 +80,7 @@ class Application:
     cluster: tuple[Node, ...] = ()
     estimates: Estimates = Estimates()
     declared_paths: tuple[Path, ...] = ()
-    """Paths with deadlines or shares of their own, as declared; empty for those that the stages make."""
+    """Paths with deadlines or shares of their own; empty if the user declared none."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """Line of every dotted key of the file."""
@@ -96,23 +97,23 @@ class Application:
 
     @cached_property
     def graph(self) -> Graph:
-        """What leads where. InputError for stages that fit no graph, see `app.graph.scopes_of`."""
-        steps = [Step(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
+        """The graph of the stages. InputError for edges that do not fit together, see `app.graph.scopes_of`."""
+        steps = [GraphStage(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
         return Graph(steps, self.declared_paths, self.slo_ns)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Every way through the graph, as declared or as the stages make them."""
+        """Every path through the graph: the declared ones, or all that the edges allow."""
         return self.graph.paths
 
     @cached_property
     def visits(self) -> Mapping[str, float]:
-        """How often a request is believed to visit each stage, before any has come."""
+        """Expected visits of a request to each stage, before any request has been seen."""
         return self.graph.visits()
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
-        """The stages in topological order; the file's order where both are possible."""
+        """The stages in topological order, and in the file's order where the edges leave a choice."""
         after = {stage.name: stage.after for stage in self.stages}
         cycle = find_cycle(after)
         assert not cycle, cycle
@@ -122,16 +123,17 @@ class Application:
             done[ready.name] = ready
         return tuple(done.values())
 
+    def declared(self, path: str, content: object = None) -> Value:
+        """`content` as the value of the dotted key `path` of the application's file, so that errors name its line."""
+        return Value(content, path, self.file, self.lines)
+
     def locate(self, path: str) -> str:
-        """`file:line` of a dotted key such as `system.margin`, or of the nearest key above it that is there."""
-        while path and path not in self.lines:
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        line = self.lines.get(path)
-        return f"{self.file}:{line}" if line else self.file
+        """`file:line: key` of a dotted key such as `system.margin`; the line is that of the nearest key around it."""
+        return self.declared(path).where
 
 
 def find_cycle(after: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """A cycle among stages, first name repeated at the end; empty where there is none."""
+    """A cycle among stages, with its first name repeated at the end; empty if there is none."""
     state: dict[str, int] = {}  # 1 on the current path, 2 done
     for start in after:
         path = [(start, iter(after[start]))] if start not in state else []

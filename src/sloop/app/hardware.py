@@ -1,31 +1,32 @@
-"""Kinds of hardware: what a node of a kind has and costs, and the machine we are on.
+"""Hardware: what a node of each kind has and costs, and the machine we are on.
 
-Promises that every price says where it was published. `local` is looked up when first asked for; nothing else here
-touches the machine. Knows nothing of applications.
+Promises that every price names its source. Only `local` and `foreign_profiles` look at the machine.
 
 Sources: prices and instance types of Ribbon (Li et al., SC 2021, price list of its artefact) and of Paldia (Table II);
 cores and memory as Amazon lists them for those types.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 
-from sloop.machine import usable_cpus
+from sloop.app.application import Application
+from sloop.machine import processor, usable_cpus
 from sloop.vocabulary import Node
 
 GIB = 1 << 30
 LOCAL, CUSTOM = "local", "custom"
 ANY_BYTES = 1 << 62
-"""Memory of a node of which nobody has said how much it has: enough for anything, for it must not stop replicas."""
+"""Memory of a node whose memory is unknown: enough for anything, so that it refuses no replica."""
 
 _RIBBON = "EC2 on demand, us-east-1, as listed by Ribbon (SC 2021)"
 _PALDIA = "EC2 on demand, us-east-1, as listed by Paldia (Table II)"
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
-    """A kind of node. `cores` are virtual ones; `devices` names its accelerators; prices are on demand."""
+class HardwareKind:
+    """A kind of node: virtual cores, the names of its accelerators, its on-demand price and the source of both."""
 
     name: str
     cores: float
@@ -41,11 +42,11 @@ class Hardware:
 
 def _kind(
     name: str, cores: int, memory_gib: float, usd_per_h: float, device: str = "", source: str = _RIBBON
-) -> Hardware:
-    return Hardware(name, cores, int(memory_gib * GIB), (device,) if device else (), usd_per_h, source)
+) -> HardwareKind:
+    return HardwareKind(name, cores, int(memory_gib * GIB), (device,) if device else (), usd_per_h, source)
 
 
-KINDS: dict[str, Hardware] = {
+KINDS: dict[str, HardwareKind] = {
     kind.name: kind
     for kind in (
         _kind("c4.2xlarge", 8, 15, 0.398),
@@ -91,15 +92,38 @@ KINDS: dict[str, Hardware] = {
 
 
 @cache
-def local() -> Hardware:
-    """The machine we are on: the cores this process may use, all memory, no price."""
+def local() -> HardwareKind:
+    """This machine: the cores that this process may use, all memory, no price."""
     try:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # no sysconf on this system
         memory_bytes = ANY_BYTES
-    return Hardware(LOCAL, float(len(usable_cpus())), memory_bytes, source="this machine")
+    return HardwareKind(LOCAL, float(len(usable_cpus())), memory_bytes, source="this machine")
 
 
-def known() -> tuple[str, ...]:
-    """Every name a node's `hardware` may have."""
+def known_kinds() -> tuple[str, ...]:
+    """Every value that a node's `hardware` may have."""
     return (LOCAL, CUSTOM, *KINDS)
+
+
+def foreign_profiles(application: Application) -> tuple[str, ...]:
+    """A warning for each variant whose profile was measured on another processor than this machine's.
+
+    Latencies do not carry over between processors. Only clusters with `local` nodes are checked: the processor of a
+    cloud's instance type is the cloud's choice.
+    """
+    if not any(node.hardware == LOCAL for node in application.cluster):
+        return ()
+    here = processor()
+    return tuple(
+        f"{stage.name}/{variant.name}: its profile is of {there}, this machine has {here}; "
+        f"measure it here with `sloop profile {variant.model or 'MODEL'}`"
+        for stage in application.stages
+        for variant in stage.variants
+        if variant.profile is not None and (there := _processor_of(variant.profile.hardware)) not in ("", here)
+    )
+
+
+def _processor_of(hardware: str) -> str:
+    """The name of the processor in `sloop.machine.hardware_name`, without the number of cores."""
+    return re.sub(r", \d+ cores$", "", hardware)

@@ -1,51 +1,25 @@
-"""Policies: every decision the core leaves open, one per file, in a folder named for its verb.
+"""Policies: every decision that the core leaves open. One module per verb; scaling policies have a module each.
 
-This is the registry and nothing else; `sloop.policies.build` makes policies from what a user wrote.
+This is the registry. A policy is a frozen dataclass whose fields are its parameters, see `sloop.core.protocols`.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sloop.policies.admit.bounded import Bounded
-from sloop.policies.admit.open import Open
-from sloop.policies.admit.predictive import Predictive as AdmitPredictive
-from sloop.policies.batch.deadline import Deadline
-from sloop.policies.batch.full import Full
-from sloop.policies.batch.slack import Slack
-from sloop.policies.batch.timeout import Timeout
-from sloop.policies.batch.work_conserving import WorkConserving
-from sloop.policies.drop.age import Age
-from sloop.policies.drop.never import Never
-from sloop.policies.drop.predictive import Predictive as DropPredictive
-from sloop.policies.forecast.ewma import Ewma
-from sloop.policies.forecast.holt import Holt
-from sloop.policies.forecast.last import Last
-from sloop.policies.forecast.lstm import Lstm
-from sloop.policies.forecast.moving_max import MovingMax
-from sloop.policies.forecast.oracle import Oracle
-from sloop.policies.forecast.p99_rate import P99Rate
-from sloop.policies.forecast.times import Times
-from sloop.policies.order.edf import Edf
-from sloop.policies.order.fifo import Fifo
-from sloop.policies.place.best_fit import BestFit
-from sloop.policies.place.spread import Spread
-from sloop.policies.route.first_idle import FirstIdle
-from sloop.policies.route.least_loaded import LeastLoaded
-from sloop.policies.route.round_robin import RoundRobin
-from sloop.policies.route.smooth_weighted import SmoothWeighted
-from sloop.policies.scale.biscale import Biscale
-from sloop.policies.scale.ds2 import Ds2
-from sloop.policies.scale.fa2 import Fa2
-from sloop.policies.scale.fa2_single import Fa2Single
-from sloop.policies.scale.grandslam import Grandslam
-from sloop.policies.scale.hpa import Hpa
-from sloop.policies.scale.inferline import Inferline
+from sloop.options import Declared, Value, read_options
+from sloop.policies.admit import Bounded, Open, PredictiveAdmit
+from sloop.policies.batch import Deadline, Full, Slack, Timeout, WorkConserving
+from sloop.policies.drop import Age, Never, PredictiveDrop
+from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
+from sloop.policies.order import Edf, Fifo
+from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.route import FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
+from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
-from sloop.policies.scale.kpa import Kpa
+from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
-from sloop.policies.scale.vertical import Vertical
-from sloop.policies.scale.vpa import Vpa
 
 POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "order": {"edf": Edf, "fifo": Fifo},
@@ -62,9 +36,9 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "smooth_weighted": SmoothWeighted,
         "least_loaded": LeastLoaded,
     },
-    "drop": {"never": Never, "age": Age, "predictive": DropPredictive},
-    "admit": {"open": Open, "bounded": Bounded, "predictive": AdmitPredictive},
-    "place": {"best_fit": BestFit, "spread": Spread},
+    "drop": {"never": Never, "age": Age, "predictive": PredictiveDrop},
+    "admit": {"open": Open, "bounded": Bounded, "predictive": PredictiveAdmit},
+    "place": {"best_fit": BestFit, "spread": SpreadPlacement},
     "forecast": {
         "last": Last,
         "times": Times,
@@ -73,7 +47,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "holt": Holt,
         "p99_rate": P99Rate,
         "lstm": Lstm,
-        "oracle": Oracle,
+        "oracle": OracleForecast,
     },
     "scale": {
         "static": Static,
@@ -91,3 +65,12 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "vertical": Vertical,
     },
 }
+
+
+def build(verb: str, name: str, parameters: Declared | None = None) -> object:
+    """The policy `name` for `verb`, e.g. `build("batch", "timeout", {"wait_ms": 5})`.
+
+    Raises `InputError` for an unknown verb, policy or key, a wrong type, or a value out of range.
+    """
+    kind = Value(name).entry(Value(verb).entry(POLICIES, "verb"), f"{verb} policy")
+    return read_options(kind, {} if parameters is None else parameters)

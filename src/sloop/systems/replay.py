@@ -1,7 +1,7 @@
-"""What a log's header says of a run, the way back from it to the same core, and the comparison of the two.
+"""Replay: from a log's header back to the core that was recorded, and the comparison of its actions with the recorded.
 
-Promises that `rebuild(header_of(setup, …))` decides as the recorded core did: the header holds the application with its
-profiles and its system with its parameters. Knows no driver, no clock, no file.
+Promises that the core of `rebuild(header_of(setup, …))` decides as the recorded one did: the header holds the
+application with its profiles and its system with its parameters. Knows no driver, clock or file.
 """
 
 import platform
@@ -28,8 +28,8 @@ from sloop.systems.setup import Setup, set_up
 
 
 def header_of(setup: Setup, *, origin: str, seed: int | None = None, date: str = "") -> Header:
-    """What a log of this run begins with; `origin` is `live` or `sim`, `date` an ISO 8601 instant."""
-    application = replace(setup.application, lines={})  # a copy has no cached values, and lines belong to the file
+    """The header of this run's log; `origin` is `live` or `sim`, `date` an ISO 8601 instant."""
+    application = replace(setup.application, lines={})  # a copy without cached values; lines belong to the file
     return Header(
         origin=origin,
         application=msgspec.to_builtins(application, str_keys=True),
@@ -46,12 +46,12 @@ def header_of(setup: Setup, *, origin: str, seed: int | None = None, date: str =
 
 
 def rebuild(header: Header) -> Setup:
-    """The setup a log was recorded with, as fresh as it was then. InputError where the header does not say it all."""
+    """The setup with which a log was recorded, fresh. InputError for a header that does not describe it completely."""
     try:
         application = msgspec.convert(header.application, Application, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(
-            f"the log's header describes no application: {error}", help="record the run again with this sloop"
+            f"the log's header does not describe an application: {error}", help="record the run again with this sloop"
         ) from error
     return set_up(application, SystemChoice(header.system, header.parameters))
 
@@ -98,31 +98,31 @@ def _newest(model: Path, logged: Profile) -> Profile:
     return kept if kept.model_digest == logged.model_digest else logged
 
 
-class Difference(Struct, frozen=True):
-    """Where a replay left its recording."""
+class ReplayDifference(Struct, frozen=True):
+    """The first place where a replay differs from its recording."""
 
     at_ns: int
     record: int
-    """Which record of the log, from 1; the header is not counted."""
+    """Number of the record in the log, from 1, without the header."""
     recorded: dict[str, Any]
-    """What the log has there."""
+    """The record in the log."""
     replayed: dict[str, Any] | None
-    """What the core answered instead; None where it answered nothing more."""
+    """The core's action instead; None if it had no further one."""
 
 
 class Replayed(Struct, frozen=True):
-    """How a replay went; `difference` is None where every action was the recorded one."""
+    """The result of a replay; `difference` is None if every action equals the recorded one."""
 
     events: int
     actions: int
-    difference: Difference | None
+    difference: ReplayDifference | None
 
 
 def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: bool = False) -> Replayed:
-    """Feed the recorded events to a fresh core and compare its answers with the recorded actions, up to the first
-    difference. What follows an event in a log is the answer to it; a log that was cut may lack the end of the last one.
+    """Feed the recorded events to a fresh core and compare its actions with the recorded ones, up to the first
+    difference. The actions after an event in a log answer that event; a log that was cut may lack the last ones.
 
-    `together` for a log whose events of equal instants were handed over together: every live one (`together_in`).
+    `together`: the events of one instant were handed to the core as one batch, as the live driver does (`together_in`).
     """
     events = actions = 0
     for step in _steps(records):
@@ -138,18 +138,18 @@ def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: b
 
 
 def together_in(header: Header) -> bool:
-    """Whether the core was told of all events of an instant before it made batches: so does the live driver."""
+    """Whether the core received all events of an instant before it formed batches: so in every live log."""
     return header.origin == "live"
 
 
 @dataclass(slots=True)
 class _Step:
-    """An event of a log, the actions that follow it, and what comes then: None at the log's end."""
+    """An event of a log, the actions that follow it, and the next event: None at the log's end."""
 
     now_ns: int
     event: Event
     record: int
-    """Which record of the log the event is, from 1."""
+    """Number of the event's record in the log, from 1."""
     actions: list[Action] = field(default_factory=list)
     next_ns: int | None = None
     next_record: Record | None = None
@@ -160,7 +160,7 @@ def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
     for number, (now_ns, record) in enumerate(records, start=1):
         if isinstance(record, ACTIONS):
             if step is None:
-                what = f"the log begins with an answer: {type(record).__name__}"
+                what = f"the log begins with an action ({type(record).__name__}) before any event"
                 raise InputError(what, help="the file was changed; record the run again")
             step.actions.append(record)
             continue
@@ -173,10 +173,10 @@ def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
         yield step
 
 
-def _difference(step: _Step, place: int, answers: Sequence[Action]) -> Difference:
-    """At the action in `place` after the step's event, or at the event that follows too early."""
+def _difference(step: _Step, place: int, answers: Sequence[Action]) -> ReplayDifference:
+    """The difference at action number `place` after the step's event, or at the next event if the log has none."""
     recorded = step.actions[place] if place < len(step.actions) else step.next_record
-    return Difference(
+    return ReplayDifference(
         at_ns=step.now_ns if place < len(step.actions) or step.next_ns is None else step.next_ns,
         record=step.record + 1 + place,
         recorded=msgspec.to_builtins(recorded),

@@ -1,7 +1,7 @@
-"""From an application to a core: what both drivers, planning and replay begin with.
+"""From an application to a core that can run it: the start of both drivers, of planning and of replay.
 
-Promises that a setup is fresh: its policies and beliefs have seen nothing; and that its system has a plan for this
-application whose replicas the cluster's nodes could hold, at least one by one. Knows no driver, no clock, no file.
+Promises that a setup is fresh, its policies and beliefs having seen nothing, and that its system has a plan for this
+application of which every single replica fits on some node. Knows no driver, clock or file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,61 +12,60 @@ from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core import Core
 from sloop.core.ledger import fits
 from sloop.errors import InputError
+from sloop.events import WOKE
+from sloop.options import placed
 from sloop.profile.estimate import Estimate
-from sloop.solvers import targets
 from sloop.systems import build_system
 from sloop.systems.system import System
+from sloop.text import counted
 from sloop.vocabulary import Node
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything a driver needs to know before a run; `beliefs` and the policies in `system` are fresh."""
+    """What a driver needs before a run; `beliefs`, by (stage, variant), and the policies in `system` are fresh."""
 
     application: Application
     system: System
     beliefs: Mapping[tuple[str, str], Estimate]
 
     def core(self) -> Core:
-        """The core of this run. One for each setup: policies and beliefs have memories."""
+        """The core of this run. Two cores of one setup would share the memories of policies and beliefs."""
         return Core(self.application, self.beliefs, self.system.policies, self.application.cluster)
 
 
 def set_up(application: Application, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
-    """An application under the system it names, or under `choice`. InputError for a variant without a profile, for
-    a system that cannot plan for this application, and for one that wants replicas which no node could ever hold;
-    unless they need not fit, because it is explained why they do not.
+    """The setup of an application under the system it names, or under `choice`.
+
+    InputError for a variant without a profile, and for a system that cannot plan for this application or, with
+    `must_fit`, wants a replica that no node could hold. `sloop plan` goes without it, to explain what is missing.
     """
     if choice is not None:
         application = replace(application, system=choice)
     choice = application.system
-    system = build_system(choice.name, choice.parameters, where=lambda key: application.locate(f"{choice.path}.{key}"))
+    system = build_system(choice.name, application.declared(choice.path, choice.parameters))
     setup = Setup(application, system, beliefs_of(application))
     _rehearse(setup, must_fit=must_fit)
     return setup
 
 
 def _rehearse(setup: Setup, *, must_fit: bool) -> None:
-    """Ask for the first plan, as the core will, so that what cannot be is refused before anything has begun."""
-    application, nodes = setup.application, setup.application.cluster
-    fresh = Setup(application, setup.system.fresh(), setup.beliefs)
-    view = fresh.core().view(0)
-    where = application.locate(application.system.path)
-    try:
-        plan = fresh.system.policies.scale.plan(0, view)
-    except InputError as error:
-        raise InputError(error.what, where=error.where or where, help=error.help) from None
-    specs = [group.spec for target in plan.stages for group in target.groups] if plan and nodes and must_fit else []
-    for spec in specs:
+    """Let a core make its first plan, so that an impossible one is refused before anything has started."""
+    application = setup.application
+    system = application.declared(application.system.path, application.system.parameters)
+    core = Setup(application, setup.system.fresh(), setup.beliefs).core()
+    empty_nodes = core.state.ledger.views()
+    with placed(system):
+        core.handle(0, WOKE)
+    if core.plan is None or not empty_nodes or not must_fit:
+        return
+    for spec in (group.spec for target in core.plan.stages for group in target.groups):
         memory_bytes = setup.beliefs[spec.stage, spec.variant].memory_bytes
-        allowed = [node for node in view.nodes if spec.node in (None, node.node.name)]
+        allowed = [node for node in empty_nodes if spec.node in (None, node.node.name)]
         if not any(fits(spec, memory_bytes, node) for node in allowed):
-            raise InputError(
-                f"system {setup.system.name} wants replicas of {spec.stage}/{spec.variant} with "
-                f"{_size(spec.cores, memory_bytes, spec.device)}, which no node could hold",
-                where=where,
-                help=f"the largest node, {_largest(nodes)}",
-            )
+            wanted = f"{spec.stage}/{spec.variant} with {_size(spec.cores, memory_bytes, spec.device)}"
+            what = f"system {setup.system.name} wants replicas of {wanted}, which no node could hold"
+            system.fail(what, f"the largest node, {_largest(application.cluster)}")
 
 
 def _largest(nodes: Sequence[Node]) -> str:
@@ -76,17 +75,17 @@ def _largest(nodes: Sequence[Node]) -> str:
 
 def _size(cores: float, memory_bytes: int, devices: str) -> str:
     memory = f", {memory_bytes / GIB:.3g} GiB" if GIB / 1000 <= memory_bytes < ANY_BYTES else ""
-    return targets.amount(cores, "core") + memory + (f", {devices}" if devices else "")
+    return counted(cores, "core") + memory + (f", {devices}" if devices else "")
 
 
 def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
-    """An estimate for every (stage, variant), fresh. InputError for a variant without a profile."""
+    """A fresh estimate for every (stage, variant). InputError for a variant without a profile."""
     found: dict[tuple[str, str], Estimate] = {}
     for index, stage in enumerate(application.stages):
         for variant in stage.variants:
             if variant.profile is None:
                 raise InputError(
-                    f"no profile covers {stage.name}/{variant.name}: nothing is known of its speed",
+                    f"{stage.name}/{variant.name} has no profile, so its speed is unknown",
                     where=application.locate(f"stages[{index}]"),
                     help=f"measure it with `sloop profile {variant.model or 'MODEL'}`",
                 )

@@ -1,23 +1,24 @@
-"""What a system is: one policy for each verb, with its published parameters and its source (law 4).
+"""A system: one policy for each verb, with its published parameters and its source (law 4); users may write their own.
 
-Knows the kit of policies and how to print and copy them, no single system.
+A user's own system is a Python file with a `SYSTEM`, named by its path; see `docs/write-a-system.md`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
+from sloop.options import Declared, Value, adjust, as_value, keys_of, read_options, written
 from sloop.policies import POLICIES
-from sloop.policies.build import Where, adjust, build, keys_of, nowhere, suggestion, written
+from sloop.user_code import module_in
 
 VERBS: Final = tuple(field.name for field in fields(Policies))
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A composition of policies. Those in the registry are prototypes; `fresh` gives one whose memory is its own."""
+    """A composition of policies. A run needs one with a memory of its own: `fresh`."""
 
     name: str
     kind: Literal["system", "baseline"]
@@ -27,7 +28,7 @@ class System:
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
-        """Per verb the policy's name and its parameters, under the keys a user writes them with."""
+        """Per verb the policy's name and its parameters, under the keys a user writes."""
         return {verb: _slot(verb, getattr(self.policies, verb)) for verb in VERBS}
 
     @property
@@ -35,29 +36,18 @@ class System:
         """The keys a user may write beside the verbs: those of the scale policy."""
         return keys_of(type(self.policies.scale))
 
-    def fresh(self, overrides: Mapping[str, Any] | None = None, *, where: Where = nowhere) -> "System":
-        """A copy with empty memory in which `overrides` hold.
+    def fresh(self, declared: Declared | None = None) -> "System":
+        """A copy with empty memory in which the declared parameters and policies replace the system's own.
 
-        A key that is a verb replaces that slot (`batch: slack`, `drop: {name: age, limit: 3}`) or, without a name,
-        adjusts the policy in it (`drop: {limit: 3}`); every other key is a parameter of the scale policy. Raises
-        `InputError` with its place for an unknown key, policy or value.
+        A key that is a verb replaces that policy (`batch: slack`, `drop: {name: age, limit: 3}`) or, without a name,
+        changes its parameters (`drop: {limit: 3}`); every other key is a parameter of the scale policy. Raises
+        `InputError` at its place for an unknown key, policy or value.
         """
-        overrides = overrides or {}
-        slots: dict[str, Any] = {
-            verb: _chosen(verb, getattr(self.policies, verb), overrides.get(verb), where) for verb in VERBS
-        }
-        own = {key: value for key, value in overrides.items() if key not in VERBS}
-        parameters = keys_of(type(slots["scale"]))
-        for key in own:
-            if key not in parameters and not _is_duration(key, parameters):
-                message = f"system {self.name} has no parameter {key!r}"
-                raise InputError(message, where=where(key), help=suggestion(key, (*parameters, *VERBS)))
-        slots["scale"] = adjust(slots["scale"], own, where=where)
-        return replace(self, policies=Policies(**slots))
-
-
-def _is_duration(key: str, parameters: tuple[str, ...]) -> bool:
-    return key.endswith("_s") and key.removesuffix("_s") + "_ms" in parameters
+        value = as_value({} if declared is None else declared)
+        fields = value.mapping()
+        policies = {verb: _declared_policy(verb, getattr(self.policies, verb), fields.get(verb)) for verb in VERBS}
+        policies["scale"] = adjust(policies["scale"], value, also=VERBS)
+        return replace(self, policies=Policies(**policies))
 
 
 def _slot(verb: str, policy: object) -> dict[str, Any]:
@@ -65,21 +55,30 @@ def _slot(verb: str, policy: object) -> dict[str, Any]:
     return {"name": name, **written(policy)}
 
 
-def _chosen(verb: str, default: object, choice: object, where: Where) -> object:
-    """The policy a user chose for one verb, or a fresh copy of the system's own."""
+def _declared_policy(verb: str, default: object, value: Value | None) -> Any:  # noqa: ANN401  # of that verb
+    """The policy declared for one verb, or `default` with empty memory and the declared parameters."""
+    if value is None:
+        return adjust(default, {})
+    if isinstance(value.content, str):
+        return read_options(value.entry(POLICIES[verb], f"{verb} policy"), {})
+    if not isinstance(value.content, dict):
+        value.wrong("a policy's name or a mapping", f"write `{verb}: NAME` or `{verb}: {{name: NAME, …}}`")
+    fields = value.mapping()
+    if "name" not in fields:
+        return adjust(default, value)
+    return read_options(fields["name"].entry(POLICIES[verb], f"{verb} policy"), value, also=("name",))
 
-    def within(key: str) -> str:
-        place = where(f"{verb}.{key}" if key else verb)
-        return f"{place}, {verb}" if place else verb
 
-    if choice is None:
-        return adjust(default, {}, where=within)
-    if isinstance(choice, str):
-        return build(verb, choice, {}, where=within)
-    if not isinstance(choice, Mapping):
-        message = f"{verb} = {choice!r} is neither a policy's name nor a mapping"
-        raise InputError(message, where=within(""), help=f"write `{verb}: NAME` or `{verb}: {{name: NAME, …}}`")
-    parameters = {key: value for key, value in choice.items() if key != "name"}
-    if "name" not in choice:
-        return adjust(default, parameters, where=within)
-    return build(verb, choice["name"], parameters, where=within)
+def is_system_file(name: str) -> bool:
+    """Whether a system's name is the path of a user's own."""
+    return name.endswith(".py")
+
+
+def system_in_file(name: str) -> System:
+    """The system in a user's Python file, which is read once. InputError where there is none."""
+    found = getattr(module_in(Path(name)), "SYSTEM", None)
+    if not isinstance(found, System) or not isinstance(found.policies, Policies):
+        what = "it has no SYSTEM" if found is None else f"its SYSTEM is a {type(found).__name__}, not a System"
+        fix = "end it with SYSTEM = System(name=…, kind='system', source=…, policies=Policies(…))"
+        raise InputError(what, where=name, help=fix)
+    return found

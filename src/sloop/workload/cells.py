@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from sloop.errors import InputError
+from sloop.options import nearest
 from sloop.units import NS_PER_S
 from sloop.workload.archive import Text
-from sloop.workload.fields import nearest
 
 COUNT_MAX: Final = 10_000_000
 INSTANT_S_MAX: Final = 5 * 10**9

@@ -11,9 +11,10 @@ from random import Random
 from typing import Protocol
 
 from sloop.errors import InputError
+from sloop.options import Limits, limited
 from sloop.units import NS_PER_S, to_s
-from sloop.workload.fields import ANY, POSITIVE, RATE, Limits, limited
 from sloop.workload.spread import poisson_ns
+from sloop.workload.trace import NOT_NEGATIVE, POSITIVE, RATE
 
 
 class Curve(Protocol):
@@ -83,9 +84,9 @@ class Diurnal:
     """
 
     rate: float = limited(limits=RATE)
-    swing: float = limited(0.5, limits=Limits(high=1.0))
+    swing: float = limited(0.5, limits=Limits(least=0, most=1.0))
     period_s: float = limited(86_400.0, limits=POSITIVE)
-    phase_s: float = limited(0.0, limits=ANY)
+    phase_s: float = limited(0.0, limits=NOT_NEGATIVE)
 
     def rate_rps(self, at_s: float) -> float:
         return self.rate * (1.0 - self.swing * cos(2.0 * pi * (at_s + self.phase_s) / self.period_s))

@@ -1,90 +1,88 @@
-"""What a user writes under `trace:` becomes a `Trace`.
+"""What a user declares under `trace:` becomes a `Trace`.
 
-Promises that anything wrong raises `InputError` with the key, the value and the nearest known key. Knows the two ways
-to say a trace: `{kind: poisson, rate: 100}` generates one, `{file: trace.txt, start_s: 60}` reads one; `shape` follows
-for both: `thin`, `compress`, `repeat` (and `scale`), in this order.
+`{kind: poisson, rate: 100}` generates one, `{file: trace.txt, start_s: 60}` reads one; for both `thin`, `compress` and
+`repeat` follow, in this order. Anything wrong raises `InputError` with the key, the value and the nearest known key.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sloop.errors import InputError
+from sloop.options import Declared, Limits, Value, as_value, keys_of, limited, read_options
 from sloop.units import s, to_s
 from sloop.workload.cells import LENGTH_S_MAX
-from sloop.workload.fields import POSITIVE, Limits, build, limited, nearest, refuse_unknown
-from sloop.workload.generate import KINDS, generated, kind_of
+from sloop.workload.generate import KINDS, Kind, generated, kind_of
 from sloop.workload.read import TraceFile, read_trace
 from sloop.workload.shape import compress, cut, repeat, scale, thin
-from sloop.workload.trace import Trace
+from sloop.workload.trace import POSITIVE, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Changes any trace can be asked for."""
+    """Changes that apply to any trace."""
 
-    thin: float = limited(1.0, limits=Limits(high=1.0, above=True))
-    compress: float = limited(1.0, limits=Limits(high=1e9, above=True))
-    repeat: int = limited(1, limits=Limits(low=1, high=1e6))
+    thin: float = limited(1.0, above=0, most=1.0)
+    compress: float = limited(1.0, above=0, most=1e9)
+    repeat: int = limited(1, least=1, most=1e6)
 
 
 @dataclass(frozen=True, slots=True)
-class _Generated:
-    """Beside the kind's own keys."""
+class GeneratedLength:
+    """The options of a generated trace beside those of its kind."""
 
-    duration_s: float | None = limited(None, limits=Limits(high=LENGTH_S_MAX, above=True))
+    duration_s: float | None = limited(None, above=0, most=LENGTH_S_MAX)
     """Of one round, before it is compressed or repeated."""
-    scale: float = limited(1.0, limits=Limits(high=1e6, above=True))
+    scale: float = limited(1.0, above=0, most=1e6)
 
 
-def trace_from(
-    spec: Mapping[str, object], *, seed: int, duration_s: float | None, folder: Path, where: str = "trace"
-) -> Trace:
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What is declared under `trace:`, read and checked."""
+
+    source: TraceFile | Kind
+    shape: Shape
+    length: GeneratedLength
+    """Of a generated trace."""
+
+
+def trace_options(value: Value) -> TraceOptions:
+    """The options in `value`. InputError for what is wrong with them; no file is looked at."""
+    fields = value.mapping()
+    if ("kind" in fields) == ("file" in fields):
+        value.fail("a trace has either `kind` or `file`", f"kinds: {', '.join(KINDS)}; or `file:` and a path to read")
+    if "file" in fields:
+        recorded = read_options(TraceFile, value, also=keys_of(Shape))
+        return TraceOptions(recorded, read_options(Shape, value, also=keys_of(TraceFile)), GeneratedLength())
+    beside = (*keys_of(Shape), *keys_of(GeneratedLength))
+    kind = kind_of(value, also=beside)
+    own = ("kind", *keys_of(type(kind)), *beside)
+    return TraceOptions(kind, read_options(Shape, value, also=own), read_options(GeneratedLength, value, also=own))
+
+
+def trace_from(spec: Declared, *, seed: int, duration_s: float | None, folder: Path) -> Trace:
     """The trace that `spec` declares, at most `duration_s` long.
 
-    `folder` is where relative file names start; `where` says where `spec` stands, for messages. A recorded trace that
-    is shorter than `duration_s` stays so (say `repeat:`); a generated one needs a duration from here or from itself.
+    Relative file names start at `folder`. A recorded trace that is shorter than `duration_s` stays so (unless it is
+    repeated); a generated one needs a duration from here or from itself.
     """
     if duration_s is not None:
         POSITIVE.check(duration_s, "duration_s")
-    if ("kind" in spec) == ("file" in spec):
-        kinds = ", ".join(KINDS)
-        raise InputError(
-            "a trace has either `kind` or `file`", where=where, help=f"kinds: {kinds}; or `file:` and a path to read"
-        )
-    shape_keys = {field.name for field in fields(Shape)}
-    shape = build(Shape, {key: value for key, value in spec.items() if key in shape_keys}, where=where)
-    rest = {key: value for key, value in spec.items() if key not in shape_keys}
-    if "file" in rest:
-        trace = _read(rest, seed=seed, folder=folder, where=where)
+    value = as_value(spec, "trace")
+    options = trace_options(value)
+    shape = options.shape
+    if isinstance(options.source, TraceFile):
+        trace = read_trace(replace(options.source, file=folder / options.source.file), seed=seed)
     else:
-        trace = _made(rest, shape, seed=seed, duration_s=duration_s, where=where)
+        trace = _generated(options, options.source, value, seed=seed, duration_s=duration_s)
     shaped = repeat(compress(thin(trace, shape.thin, seed=seed), shape.compress), shape.repeat)
-    Limits(high=LENGTH_S_MAX).check(to_s(shaped.duration_ns), f"{where} duration_s")
+    Limits(least=0, most=LENGTH_S_MAX).check(to_s(shaped.duration_ns), value.under("duration_s", None).where)
     return shaped if duration_s is None else cut(shaped, duration_ns=s(duration_s))
 
 
-def _read(spec: Mapping[str, object], *, seed: int, folder: Path, where: str) -> Trace:
-    refuse_unknown(spec, [field.name for field in (*fields(TraceFile), *fields(Shape))], where=where)
-    recorded = build(TraceFile, spec, where=where)
-    return read_trace(replace(recorded, file=folder / recorded.file), seed=seed)
-
-
-def _made(spec: Mapping[str, object], shape: Shape, *, seed: int, duration_s: float | None, where: str) -> Trace:
-    name = spec["kind"]
-    kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InputError(f"unknown kind of trace {name!r}", where=f"{where}.kind", help=nearest(str(name), KINDS))
-    own_keys = [field.name for field in fields(kind)]
-    length_keys = [field.name for field in fields(_Generated)]
-    shape_keys = [field.name for field in fields(Shape)]
-    refuse_unknown(spec, ["kind", *own_keys, *length_keys, *shape_keys], where=where)
-    process = kind_of(name, {key: spec[key] for key in own_keys if key in spec}, where=where)
-    length = build(_Generated, {key: spec[key] for key in length_keys if key in spec}, where=where)
-    length_s = length.duration_s
+def _generated(options: TraceOptions, kind: Kind, value: Value, *, seed: int, duration_s: float | None) -> Trace:
+    length_s = options.length.duration_s
     if length_s is None:
         if duration_s is None:
-            raise InputError("no duration", where=where, help="say `duration_s:`, in the trace or for the whole run")
-        length_s = duration_s * shape.compress / shape.repeat
-    Limits(high=LENGTH_S_MAX, above=True).check(length_s, f"{where}.duration_s")
-    return scale(generated(process, seed=seed, duration_ns=max(1, s(length_s))), length.scale, seed=seed)
+            value.fail("no duration", "add `duration_s:` to the trace or to the whole run")
+        length_s = duration_s * options.shape.compress / options.shape.repeat
+    Limits(above=0, most=LENGTH_S_MAX).check(length_s, value.under("duration_s", None).where)
+    return scale(generated(kind, seed=seed, duration_ns=max(1, s(length_s))), options.length.scale, seed=seed)

@@ -12,12 +12,12 @@ from itertools import chain, takewhile
 import msgspec
 
 from sloop.errors import InputError
+from sloop.options import Limits, nearest
 from sloop.streams import stream
 from sloop.units import ms, s
 from sloop.workload.archive import Text
-from sloop.workload.fields import RATE_ABOVE_0, Limits, nearest
 from sloop.workload.generate import Equal, Poisson
-from sloop.workload.trace import Trace, trace_of
+from sloop.workload.trace import RATE_ABOVE_0, Trace, trace_of
 
 ARRIVALS_MAX = 50_000_000
 CONTINUOUS = "continuous"
@@ -47,7 +47,7 @@ def parse(text: Text, *, client: str, seed: int) -> Trace:
         raise InputError(
             f"not a DISB workload: {error}", where=text.where, help="see the DISB workload format"
         ) from None
-    Limits(high=1e7, above=True).check(workload.time, f"{text.where} time")
+    Limits(above=0, most=1e7).check(workload.time, f"{text.where} time")
     chosen = _chosen(workload, client, text.where)
     closed = [one.id for one in chosen if one.load.type == CONTINUOUS]
     opened = [one for one in chosen if one.load.type != CONTINUOUS]
@@ -70,7 +70,7 @@ def _chosen(workload: _Workload, client: str, where: str) -> list[_Client]:
     chosen = [one for one in workload.clients if one.id == client]
     if not chosen:
         raise InputError(
-            f"no client {client!r}", where=where, help=nearest(client, (one.id for one in workload.clients))
+            f"no client {client!r}", where=where, help=nearest(client, [one.id for one in workload.clients])
         )
     return chosen
 
@@ -95,7 +95,7 @@ def _times_ns(one: _Client, duration_ns: int, seed: int, where: str) -> Iterator
 def _traced_ns(times_ms: list[float], duration_ns: int, where: str) -> Iterator[int]:
     if not times_ms:
         raise InputError("the trace is empty", where=where, help="list times of arrival in ms")
-    limits = Limits(high=1e10)
+    limits = Limits(least=0, most=1e10)
     times_ns = [ms(limits.check(at_ms, f"{where}.trace[{place}]")) for place, at_ms in enumerate(times_ms)]
     if times_ns != sorted(times_ns):
         raise InputError("the trace is not sorted", where=where, help="sort it by time")

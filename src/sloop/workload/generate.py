@@ -4,26 +4,27 @@ Promises that one seed gives the same arrivals on any machine, drawn in plain Py
 A kind's fields are its options in a scenario's `trace:`; rates are requests per second.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from random import Random
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
-from sloop.errors import InputError
+from sloop.options import Declared, Limits, as_value, limited, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_S
 from sloop.workload.curves import Diurnal, Ramp, Square, Step
-from sloop.workload.fields import RATE, RATE_ABOVE_0, Limits, Options, build, limited, nearest
 from sloop.workload.markov import Map, Mmpp, OnOff
 from sloop.workload.spread import Spread, counts_at, poisson_ns, spread_counts
-from sloop.workload.trace import BLOCK_ARRIVALS, Trace
+from sloop.workload.trace import BLOCK_ARRIVALS, RATE, RATE_ABOVE_0, Trace
 
 STREAM: Final = "arrivals"
 
 
-class Kind(Options, Protocol):
+class Kind(Protocol):
     """An arrival process; its dataclass fields are its options."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         """Sorted runs of arrival offsets in `[0, duration_ns)`, in ns."""
@@ -78,7 +79,7 @@ class Burst:
     """
 
     rate: float = limited(limits=RATE)
-    mean_ms: float = limited(50.0, limits=Limits(high=60_000.0, above=True))
+    mean_ms: float = limited(50.0, limits=Limits(above=0, most=60_000.0))
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         counts = counts_at(self.rate, duration_ns)
@@ -90,7 +91,7 @@ class Gamma:
     """Independent gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, more is burstier."""
 
     rate: float = limited(limits=RATE_ABOVE_0)
-    cv: float = limited(limits=Limits(low=0.01, high=100.0))
+    cv: float = limited(limits=Limits(least=0.01, most=100.0))
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         shape = self.cv**-2.0
@@ -127,17 +128,11 @@ KINDS: Final[Mapping[str, type[Kind]]] = MappingProxyType(
 )
 
 
-def kind_of(name: object, values: Mapping[str, object], *, where: str) -> Kind:
-    """The arrival process called `name` with these options."""
-    found = KINDS.get(name) if isinstance(name, str) else None
-    if found is None:
-        raise InputError(f"unknown kind of trace {name!r}", where=where, help=nearest(str(name), KINDS))
-    try:
-        return build(found, values, where=where)
-    except InputError as error:
-        if error.where:
-            raise
-        raise InputError(error.what, where=where, help=error.help) from None
+def kind_of(declared: Declared, *, also: Collection[str] = ()) -> Kind:
+    """The arrival process that `kind:` names, with the options beside it; `also` are keys for other readers."""
+    value = as_value(declared, "trace")
+    kind = value.mapping(required=("kind",))["kind"].entry(KINDS, "kind of trace")
+    return read_options(kind, value, also=("kind", *also))
 
 
 def generated(kind: Kind, *, seed: int, duration_ns: int, name: str = STREAM) -> Trace:

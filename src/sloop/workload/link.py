@@ -16,10 +16,11 @@ from random import Random
 from typing import Final
 
 from sloop.errors import InputError
+from sloop.options import Declared, Limits, Value, as_value, limited, nearest, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.workload.archive import Text, read_text
-from sloop.workload.fields import ANY, POSITIVE, Limits, build, limited, nearest, number
+from sloop.workload.trace import NOT_NEGATIVE, POSITIVE
 
 BYTES_PER_MS_PER_MBPS: Final = 125.0
 MIB_PER_S: Final = 1048.576
@@ -80,17 +81,17 @@ class LinkFile:
     column: str = "throughput_mbps"
     only: Mapping[str, str] = field(default_factory=dict)
     """For CSV: rows whose columns have these values, such as `{carrier: VERIZON, run_num: 1}`."""
-    start_s: int = limited(0, limits=Limits(high=1e8))
-    rows_max: int = limited(10_000_000, limits=Limits(low=1, high=1e8))
-    rtt_ms: float = limited(0.0, limits=Limits(high=60_000.0))
+    start_s: int = limited(0, limits=Limits(least=0, most=1e8))
+    rows_max: int = limited(10_000_000, limits=Limits(least=1, most=1e8))
+    rtt_ms: float = limited(0.0, limits=Limits(least=0, most=60_000.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
     """The same bandwidth all the time."""
 
-    mbps: float = limited(limits=Limits(high=1e6, above=True))
-    rtt_ms: float = limited(0.0, limits=Limits(high=60_000.0))
+    mbps: float = limited(limits=Limits(above=0, most=1e6))
+    rtt_ms: float = limited(0.0, limits=Limits(least=0, most=60_000.0))
 
     def link(self, seed: int) -> Link:
         rate = self.mbps * BYTES_PER_MS_PER_MBPS
@@ -105,15 +106,15 @@ class Lte:
     `[low, high]`, then fades: one in `fade_every_s` seconds on average, of 1 or 2 s, to 15 to 40 % of the bandwidth.
     """
 
-    seconds: int = limited(600, limits=Limits(low=1, high=1e7))
-    mu: float = limited(1.108, limits=Limits(low=-20.0, high=20.0))
-    sigma: float = limited(0.435, limits=Limits(high=5.0))
-    share: float = limited(0.88, limits=Limits(high=1.0))
-    phi: float = limited(0.84, limits=Limits(low=-0.999, high=0.999))
-    low: float = limited(0.4, limits=Limits(high=1e5, above=True))
-    high: float = limited(7.0, limits=Limits(high=1e5, above=True))
+    seconds: int = limited(600, limits=Limits(least=1, most=1e7))
+    mu: float = limited(1.108, limits=Limits(least=-20.0, most=20.0))
+    sigma: float = limited(0.435, limits=Limits(least=0, most=5.0))
+    share: float = limited(0.88, limits=Limits(least=0, most=1.0))
+    phi: float = limited(0.84, limits=Limits(least=-0.999, most=0.999))
+    low: float = limited(0.4, limits=Limits(above=0, most=1e5))
+    high: float = limited(7.0, limits=Limits(above=0, most=1e5))
     fade_every_s: float = limited(200.0, limits=POSITIVE)
-    rtt_ms: float = limited(0.0, limits=Limits(high=60_000.0))
+    rtt_ms: float = limited(0.0, limits=Limits(least=0, most=60_000.0))
 
     def link(self, seed: int) -> Link:
         rng = stream(seed, "link")
@@ -138,23 +139,27 @@ class Lte:
 LINKS: Final[Mapping[str, type[Constant | Lte]]] = {"constant": Constant, "lte": Lte}
 
 
-def link_from(spec: Mapping[str, object], *, seed: int, folder: Path, where: str = "link") -> Link:
+def link_options(value: Value) -> LinkFile | Constant | Lte:
+    """The options in `value`. InputError for what is wrong with them; no file is looked at."""
+    fields = value.mapping()
+    if ("kind" in fields) == ("file" in fields):
+        value.fail("a link has either `kind` or `file`", f"kinds: {', '.join(LINKS)}; or `file:` and a path to read")
+    if "file" in fields:
+        return read_options(LinkFile, value, readers={"only": _wanted_cells})
+    return read_options(fields["kind"].entry(LINKS, "kind of link"), value, also=("kind",))
+
+
+def _wanted_cells(value: Value) -> dict[str, str]:
+    """Cells are text, also where YAML reads a number."""
+    return {key: str(each.content) for key, each in value.mapping().items()}
+
+
+def link_from(spec: Declared, *, seed: int, folder: Path) -> Link:
     """The link a user declares: `{kind: constant, mbps: 20}`, `{kind: lte}` or `{file: report_bus_0001.log}`."""
-    if ("kind" in spec) == ("file" in spec):
-        raise InputError("a link has either `kind` or `file`", where=where, help=f"kinds: {', '.join(LINKS)}")
-    if "file" in spec:
-        only = spec.get("only", {})
-        if not isinstance(only, Mapping):
-            raise InputError(f"{only!r} is not a mapping", where=f"{where}.only", help="write {carrier: VERIZON}")
-        plain = {key: value for key, value in spec.items() if key != "only"}
-        recorded = build(LinkFile, plain, where=where)
-        wanted = {str(key): str(value) for key, value in only.items()}
-        return read_link(replace(recorded, file=folder / recorded.file, only=wanted))
-    name = spec["kind"]
-    kind = LINKS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InputError(f"unknown kind of link {name!r}", where=f"{where}.kind", help=nearest(str(name), LINKS))
-    return build(kind, {key: value for key, value in spec.items() if key != "kind"}, where=where).link(seed)
+    options = link_options(as_value(spec, "link"))
+    if isinstance(options, LinkFile):
+        return read_link(replace(options, file=folder / options.file))
+    return options.link(seed)
 
 
 def read_link(source: LinkFile | Path | str) -> Link:
@@ -188,7 +193,7 @@ def _ghent_rates(text: Text) -> Iterator[float]:
                 where=where,
                 help="a line is: unix_ms ms_since_start latitude longitude bytes interval_ms",
             )
-        carried = ANY.check(_read_number(cells[4], f"{where} bytes"), f"{where} bytes")
+        carried = NOT_NEGATIVE.check(_read_number(cells[4], f"{where} bytes"), f"{where} bytes")
         interval_ms = POSITIVE.check(_read_number(cells[5], f"{where} interval_ms"), f"{where} interval_ms")
         yield float(carried // interval_ms)
 
@@ -205,7 +210,7 @@ def _csv_rates(text: Text, recorded: LinkFile) -> Iterator[float]:
             cell = row[recorded.column]
             if cell and all(row[name] == value for name, value in recorded.only.items()):
                 where = f"{text.where}:{rows.line_num}"
-                mbps = Limits(high=1e6).check(_read_number(cell, where), where)
+                mbps = Limits(least=0, most=1e6).check(_read_number(cell, where), where)
                 yield mbps * BYTES_PER_MS_PER_MBPS
     except csv.Error as error:
         raise InputError(f"not CSV: {error}", where=f"{text.where}:{rows.line_num}", help="check that line") from None
@@ -213,6 +218,6 @@ def _csv_rates(text: Text, recorded: LinkFile) -> Iterator[float]:
 
 def _read_number(text: str, where: str) -> float:
     try:
-        return number(float(text), where)
+        return float(text)
     except ValueError:
         raise InputError(f"{text[:40]!r} is not a number", where=where, help="bandwidth files hold numbers") from None

@@ -13,8 +13,9 @@ from math import log
 from random import Random
 
 from sloop.errors import InputError
+from sloop.options import Limits, limited
 from sloop.units import NS_PER_S
-from sloop.workload.fields import POSITIVE, RATE, Limits, limited
+from sloop.workload.trace import POSITIVE, RATE
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -27,7 +28,7 @@ ROW_SUM_TOLERANCE = 0.01
 class Map:
     """A MAP given by its matrices; the chain starts in its stationary distribution."""
 
-    d0: tuple[tuple[float, ...], ...] = limited(limits=Limits(low=-1e7, high=1e7))
+    d0: tuple[tuple[float, ...], ...] = limited(limits=Limits(least=-1e7, most=1e7))
     d1: tuple[tuple[float, ...], ...] = limited(limits=RATE)
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class Mmpp:
     """
 
     rates: tuple[float, ...] = limited(limits=RATE)
-    mean_s: tuple[float, ...] = limited(limits=Limits(low=1e-6, high=1e9))
+    mean_s: tuple[float, ...] = limited(limits=Limits(least=1e-6, most=1e9))
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.rates) == len(self.mean_s) <= STATES_MAX:

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 from sloop.errors import InputError
+from sloop.options import Limits
 from sloop.streams import stream
 from sloop.units import s
 from sloop.workload.archive import Text, read_folder
-from sloop.workload.fields import Limits, number
 from sloop.workload.markov import STATES_MAX, Map, Matrix
 from sloop.workload.trace import Trace
 
@@ -79,6 +79,6 @@ def _matrix(text: Text) -> Matrix:
 
 def _rate(cell: str, where: str) -> float:
     try:
-        return Limits(low=-1e7, high=1e7).check(number(float(cell), where), where)
+        return Limits(least=-1e7, most=1e7).check(float(cell), where)
     except ValueError:
         raise InputError(f"{cell[:40]!r} is not a number", where=where, help="entries are rates per second") from None

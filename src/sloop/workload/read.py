@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from sloop.errors import InputError
+from sloop.options import Limits, limited
 from sloop.streams import stream
 from sloop.units import NS_PER_S, s
 from sloop.workload import disb, matrices
@@ -31,10 +32,9 @@ from sloop.workload.cells import (
     quick_counts,
     words,
 )
-from sloop.workload.fields import ANY, POSITIVE, Limits, limited
 from sloop.workload.shape import cut, scale
 from sloop.workload.spread import Spread, scaled_counts, spread_counts
-from sloop.workload.trace import Trace, trace_of
+from sloop.workload.trace import NOT_NEGATIVE, POSITIVE, Trace, trace_of
 
 COUNT_COLUMNS: Final = ("count", "counts", "requests", "rps", "rate", "arrivals", "value")
 TIME_COLUMNS: Final = ("timestamp", "time", "arrival", "arrival_time", "arrived", "start", "timestamp_ms", "ts")
@@ -71,13 +71,13 @@ class TraceFile:
     """Which client of a DISB workload; all of its open-loop clients together where none is named."""
     gaps: Gaps = Gaps.REFUSE
     spread: Spread = Spread.UNIFORM
-    mean_ms: float = limited(50.0, limits=Limits(high=60_000.0, above=True))
+    mean_ms: float = limited(50.0, limits=Limits(above=0, most=60_000.0))
     """Of a burst's exponential offsets."""
-    dwell_s: float = limited(3600.0, limits=Limits(high=1e5, above=True))
+    dwell_s: float = limited(3600.0, limits=Limits(above=0, most=1e5))
     """How long each pair of a folder of matrices is in force."""
-    start_s: float = limited(0.0, limits=ANY)
+    start_s: float = limited(0.0, limits=NOT_NEGATIVE)
     duration_s: float | None = limited(None, limits=POSITIVE)
-    scale: float = limited(1.0, limits=Limits(high=1e6, above=True))
+    scale: float = limited(1.0, limits=Limits(above=0, most=1e6))
 
 
 def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:

@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from sloop.options import Limits
 from sloop.units import NS_PER_S, to_s
 
 Blocks = Callable[[], Iterator[Sequence[int]]]
 """Starts a walk: sorted runs of arrival offsets in ns, each run after the one before; runs may be empty."""
 
 BLOCK_ARRIVALS = 65_536
+
+POSITIVE = Limits(above=0, most=1e12)
+NOT_NEGATIVE = Limits(least=0, most=1e12)
+RATE = Limits(least=0, most=1e7)
+"""Of requests per second."""
+RATE_ABOVE_0 = Limits(above=0, most=1e7)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

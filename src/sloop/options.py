@@ -1,0 +1,422 @@
+"""Options: reads mappings of keys to values, as users declare them, into frozen dataclasses with a field for each key.
+
+Everything that a user may declare is read here: applications and scenarios, systems, policies, traces and links. So
+each kind of mistake has one text (an unknown key, a missing one, a wrong type, a value out of range), and every error
+names file, line, key and the fix. Knows neither YAML (see `sloop.app.document`) nor the meaning of the options.
+"""
+
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from math import inf, isfinite
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, NoReturn, TypeVar, Union
+
+import msgspec
+
+from sloop.errors import InputError
+from sloop.text import quoted
+from sloop.units import LONGEST_NS, NS_PER_MS, NS_PER_S, to_ms
+
+KEY_MAX: Final = 200
+"""Characters in a key."""
+INT_MAX: Final = 2**62
+"""The largest whole number: larger ones leave the range of floats and of nanoseconds in 64 bits."""
+ELEMENTS_MAX: Final = 1_000_000
+DURATIONS: Final[Mapping[str, int]] = {"_ms": NS_PER_MS, "_s": NS_PER_S}
+"""Durations are `_ns` fields of integers; a user writes them with one of these endings."""
+
+T = TypeVar("T")
+
+
+class OutOfRange(InputError):
+    """The value of the option `key` is out of range; `key` is written as a user writes it."""
+
+    def __init__(self, key: str, wrong: str, help: str = "") -> None:
+        super().__init__(f"{key} {wrong}", help=help)
+        self.key = key
+        self.wrong = wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The range of a number: above < value, least ≤ value ≤ most."""
+
+    above: float = -inf
+    least: float = -inf
+    most: float = inf
+
+    def hold(self, value: float) -> bool:
+        """Whether `value` is a finite number in the range."""
+        return isfinite(value) and value > self.above and self.least <= value <= self.most
+
+    def check(self, value: float, where: str) -> float:
+        """`value`. InputError at `where` if it is out of range."""
+        if not self.hold(value):
+            raise InputError(f"must be a number{self.text(value)}, not {shown(value)}", where=where)
+        return value
+
+    def text(self, value: float, unit: str = "") -> str:
+        """The range as an error states it; a very large upper limit is left out unless `value` exceeds it."""
+        lower = ""
+        if self.above > -inf:
+            lower = f" above {self.above:g}{unit}"
+        elif self.least > -inf:
+            lower = f" of at least {self.least:g}{unit}"
+        upper = f" at most {self.most:g}{unit}" if self.most < 1e9 or self.most < value < inf else ""
+        return lower + (" and" if lower and upper else "") + upper
+
+
+NO_LIMITS: Final = Limits()
+
+
+def limited(
+    default: object = MISSING,
+    limits: Limits | None = None,
+    *,
+    above: float = -inf,
+    least: float = -inf,
+    most: float = inf,
+) -> Any:  # noqa: ANN401  # as dataclasses.field
+    """A field for a number, or for numbers, in a range that is checked when the option is read."""
+    metadata = {"limits": limits or Limits(above, least, most)}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+def check_range(key: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf) -> None:
+    """Raise `OutOfRange` unless above < value, least ≤ value ≤ most and `value` is finite.
+
+    For the `__post_init__` of options that may also be made without a file. Durations, whose `key` ends in `_ns`, are
+    reported in milliseconds.
+    """
+    limits = Limits(above, least, most)
+    if limits.hold(value):
+        return
+    if key.endswith("_ns") and isfinite(value):
+        limits = Limits(above / NS_PER_MS, least / NS_PER_MS, most / NS_PER_MS)
+        wrong = f"must be a time{limits.text(value / NS_PER_MS, ' ms')}, not {to_ms(int(value)):g} ms"
+    else:
+        wrong = f"must be a number{limits.text(value)}, not {shown(value)}"
+    raise OutOfRange(_written_key(key), wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that a user declared, and its place: `path` is the dotted key from the root of `file`.
+
+    `lines` has the line of every dotted key of the file and is shared by all its values.
+    """
+
+    content: object
+    path: str = ""
+    file: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def line(self) -> int:
+        """The line of the key, or of the nearest key around it, from 1; 0 without a file."""
+        path = self.path
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.lines.get(path, 0)
+
+    @property
+    def where(self) -> str:
+        """`file:line: key`, as errors begin."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(part for part in (place, self.path) if part)
+
+    def fail(self, what: str, help: str = "") -> NoReturn:
+        """Raise the InputError that says what is wrong with this value."""
+        raise InputError(what, where=self.where, help=help)
+
+    def wrong(self, wanted: str, help: str = "") -> NoReturn:
+        """Raise the InputError for a value of the wrong type or range."""
+        self.fail(f"must be {wanted}, not {shown(self.content)}", help)
+
+    def under(self, key: object, content: object) -> "Value":
+        """`content` as the value of `key` in this mapping, or of element `[index]` in this list."""
+        step = f"[{key}]" if isinstance(self.content, list | tuple) else f".{key}" if self.path else str(key)
+        return Value(content, self.path + step, self.file, self.lines)
+
+    def entry(self, table: Mapping[str, T], noun: str) -> T:
+        """The entry of `table` that this value names. InputError with the nearest name where there is none."""
+        if isinstance(self.content, str) and self.content in table:
+            return table[self.content]
+        if not isinstance(self.content, str):
+            self.wrong(f"the name of a {noun}", f"known here: {', '.join(table)}")
+        self.fail(f"unknown {noun} {shown(self.content)}", nearest(self.content, tuple(table)))
+
+    def mapping(self, known: Collection[str] | None = None, required: Collection[str] = ()) -> dict[str, "Value"]:
+        """Its keys and values. InputError for a key that is not `known` (where given) or misses though `required`."""
+        if not isinstance(self.content, Mapping):
+            self.wrong("a mapping (key: value)" + (f" with the keys {', '.join(known)}" if known else ""))
+        found = {}
+        for key, content in self.content.items():
+            value = found[key] = self.under(key, content)
+            if not isinstance(key, str):
+                value.fail(f"the key {key!r} must be text", "put it in quotes")
+            if known is not None and key not in known:
+                value.fail(f"unknown key {shown(key)}", nearest(key, known))
+        for key in required:
+            if key not in found:
+                self.fail(f"the key {key!r} is missing", f"add '{key}:' here")
+        return found
+
+    def elements(self) -> list["Value"]:
+        """The elements of a list."""
+        if not isinstance(self.content, list | tuple):
+            self.wrong("a list")
+        if len(self.content) > ELEMENTS_MAX:
+            self.wrong(f"a list of at most {ELEMENTS_MAX:,} elements")
+        return [self.under(index, content) for index, content in enumerate(self.content)]
+
+    def one_or_more(self) -> list["Value"]:
+        """The elements of a list, or the value itself as the only one."""
+        return self.elements() if isinstance(self.content, list | tuple) else [self]
+
+    def text(self, *, may_be_empty: bool = False) -> str:
+        """Text, by default not empty."""
+        if not isinstance(self.content, str):
+            self.wrong("text", "put it in quotes" if isinstance(self.content, bool | int | float) else "")
+        if not (self.content.strip() or may_be_empty):
+            self.wrong("text that is not empty")
+        return self.content
+
+    def choice(self, known: Sequence[str]) -> str:
+        """One of the words in `known`."""
+        if not isinstance(self.content, str) or self.content not in known:
+            self.wrong(f"one of {', '.join(known)}", _did_you_mean(self.content, known))
+        return self.content
+
+    def boolean(self) -> bool:
+        """true or false."""
+        if not isinstance(self.content, bool):
+            self.wrong("true or false")
+        return self.content
+
+    def number(self, *, above: float = -inf, least: float = -inf, most: float = inf) -> float:
+        """A finite number with above < number and least ≤ number ≤ most."""
+        return self._number("a number", Limits(above, least, most))
+
+    def integer(self, *, above: float = -inf, least: float = -inf, most: float = INT_MAX) -> int:
+        """A whole number with above < number and least ≤ number ≤ most; 1e9 is one."""
+        limits = Limits(above, least, min(most, INT_MAX))
+        number = self._number("a whole number", limits)
+        if number != int(number):
+            self.wrong("a whole number" + limits.text(number))
+        return self.content if isinstance(self.content, int) else int(number)
+
+    def _number(self, noun: str, limits: Limits) -> float:
+        content = self.content
+        if isinstance(content, bool) or not isinstance(content, int | float):
+            is_text_of_one = isinstance(content, str) and any(map(str.isdigit, content))
+            self.wrong(noun + limits.text(0.0), "write digits only, without unit or quotes" if is_text_of_one else "")
+        try:
+            number = float(content)
+        except OverflowError:
+            number = inf
+        if not limits.hold(number):
+            self.wrong(noun + limits.text(number))
+        return number
+
+
+Declared = Mapping[str, object] | Value
+"""What a user declared: a mapping, or a value that knows its place."""
+
+
+def as_value(declared: Declared, path: str = "") -> Value:
+    """`declared` as a value; a mapping becomes one without a file, at `path`."""
+    return declared if isinstance(declared, Value) else Value(declared, path)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The help for a word that is not known: the nearest one, or all."""
+    return _did_you_mean(word, known) or f"known here: {', '.join(known) or 'none'}"
+
+
+def _did_you_mean(content: object, known: Collection[str]) -> str:
+    if not isinstance(content, str) or len(content) > KEY_MAX:
+        return ""
+    close = get_close_matches(content, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def shown(content: object) -> str:
+    """A value as an error shows it."""
+    if isinstance(content, bool):
+        return "true" if content else "false"
+    if isinstance(content, int):
+        return str(content) if abs(content) < 10**40 else "a huge number"
+    if isinstance(content, float):
+        return f"{content:.12g}"
+    if isinstance(content, str):
+        return quoted(content)
+    names = {type(None): "empty", dict: "a mapping", list: "a list", tuple: "a list"}
+    return names.get(type(content), f"a {type(content).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One field of a class of options."""
+
+    name: str
+    hint: Any
+    limits: Limits
+    required: bool
+
+
+def _options_of(kind: type[object]) -> Mapping[str, _Option]:
+    """The fields of a dataclass or of a msgspec Struct by name, without those that `__init__` does not take."""
+    hints = typing.get_type_hints(kind)
+    if not is_dataclass(kind):
+        return {f.name: _Option(f.name, hints[f.name], NO_LIMITS, f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
+    return {
+        f.name: _Option(
+            f.name,
+            hints[f.name],
+            f.metadata.get("limits", NO_LIMITS),
+            required=f.default is MISSING and f.default_factory is MISSING,
+        )
+        for f in fields(kind)
+        if f.init
+    }
+
+
+def _written_key(name: str) -> str:
+    return name[:-3] + "_ms" if name.endswith("_ns") else name
+
+
+def keys_of(kind: type[object]) -> tuple[str, ...]:
+    """The keys that a user may write for the options `kind`, in the order of its fields; durations in `_ms`."""
+    return tuple(map(_written_key, _options_of(kind)))
+
+
+def written(options: object) -> dict[str, Any]:
+    """The values of a dataclass of options under the keys, and in the units, that a user writes."""
+    found = {}
+    for name in _options_of(type(options)):
+        value = getattr(options, name)
+        found[_written_key(name)] = to_ms(value) if name.endswith("_ns") else msgspec.to_builtins(value, enc_hook=str)
+    return found
+
+
+Reader = Callable[[Value], object]
+
+
+def read_options(
+    kind: type[T], declared: Declared, *, also: Collection[str] = (), readers: Mapping[str, Reader] | None = None
+) -> T:
+    """A `kind`, a dataclass or Struct, whose options are as declared; those left out keep their defaults.
+
+    `also` are further keys of the mapping, which the caller reads. `readers` read the options that their type does not
+    describe well enough. InputError, at its place, for an unknown or missing key, a wrong type, or a value out of
+    range, also where the class itself refuses it.
+    """
+    value = as_value(declared)
+    found = _read_fields(kind, value, also, readers or {})
+    for option in _options_of(kind).values():
+        if option.required and option.name not in found:
+            value.fail(f"the key {_written_key(option.name)!r} is missing", f"add '{_written_key(option.name)}:' here")
+    with placed(value):
+        return kind(**found)
+
+
+def adjust(options: T, declared: Declared, *, also: Collection[str] = ()) -> T:
+    """A copy of `options`, with empty memory, in which the declared values replace its own.
+
+    Arguments and errors as for `read_options`.
+    """
+    value = as_value(declared)
+    found = _read_fields(type(options), value, also, {})
+    with placed(value):
+        return replace(options, **found)  # type: ignore[type-var]  # all options are dataclasses
+
+
+@contextmanager
+def placed(value: Value) -> Iterator[None]:
+    """Give errors without a place the place of the option that they are about, or of `value`; also to a ValueError."""
+    try:
+        yield
+    except OutOfRange as error:
+        content = value.content if isinstance(value.content, Mapping) else {}
+        stem = error.key.removesuffix("_ms")
+        key = next((key for key in (error.key, f"{stem}_s") if key in content), None)
+        if key is None:
+            raise InputError(error.what, where=value.where, help=error.help) from None
+        value.under(key, content[key]).fail(error.wrong, error.help)
+    except InputError as error:
+        if error.where:
+            raise
+        raise InputError(error.what, where=value.where, help=error.help) from None
+    except ValueError as error:
+        value.fail(str(error))
+
+
+def _option(kind: type[object], key: str) -> _Option | None:
+    """The option that a user writes as `key`."""
+    options = _options_of(kind)
+    if key in options:
+        return None if key.endswith("_ns") else options[key]
+    suffix = next((suffix for suffix in DURATIONS if key.endswith(suffix)), "")
+    return options.get(key.removesuffix(suffix) + "_ns") if suffix else None
+
+
+def _read_fields(
+    kind: type[object], value: Value, also: Collection[str], readers: Mapping[str, Reader]
+) -> dict[str, Any]:
+    """The declared options by the names of their fields."""
+    found: dict[str, Any] = {}
+    for key, each in value.mapping().items():
+        option = _option(kind, key)
+        if option is None:
+            if key not in also:
+                each.fail(f"unknown key {shown(key)}", nearest(key, (*keys_of(kind), *also)))
+        elif option.name in found:
+            each.fail("given twice, in _ms and in _s", "keep one of them")
+        elif key in readers:
+            found[key] = readers[key](each)
+        elif option.name.endswith("_ns"):
+            unit_ns = DURATIONS[key[key.rindex("_") :]]
+            # Checked before it is multiplied: the product of a large float is infinite, and no whole number.
+            found[option.name] = round(each.number(least=0, most=LONGEST_NS / unit_ns) * unit_ns)
+        else:
+            found[option.name] = _read(each, option.hint, option.limits)
+            if option.required and found[option.name] == ():
+                each.fail("must be a list that is not empty")
+    return found
+
+
+def _read(value: Value, hint: Any, limits: Limits) -> Any:  # noqa: ANN401  # of the type that `hint` says
+    """The value as a `hint`, which may be nested: numbers, text, choices, lists, mappings and classes of options."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, UnionType) and NoneType in arguments:
+        (hint,) = (each for each in arguments if each is not NoneType)
+        return None if value.content is None else _read(value, hint, limits)
+    if origin is Literal:
+        return value.choice(arguments)
+    if origin is tuple:
+        return tuple(_read(each, arguments[0], limits) for each in value.one_or_more())
+    if origin is not None and issubclass(origin, Mapping):
+        return {key: _read(each, arguments[1], limits) for key, each in value.mapping().items()}
+    assert isinstance(hint, type), hint
+    is_nested = is_dataclass(hint) or issubclass(hint, msgspec.Struct)
+    return read_options(hint, value) if is_nested else _read_scalar(value, hint, limits)
+
+
+def _read_scalar(value: Value, kind: type[object], limits: Limits) -> object:
+    if kind is bool:
+        return value.boolean()
+    if kind is float:
+        return value.number(above=limits.above, least=limits.least, most=limits.most)
+    if kind is int:
+        return value.integer(above=limits.above, least=limits.least, most=limits.most)
+    if kind is str:
+        return value.text(may_be_empty=True)
+    if isinstance(value.content, kind):
+        return value.content
+    text = value.choice([str(word) for word in kind]) if issubclass(kind, StrEnum) else value.text()
+    return kind(text)  # type: ignore[call-arg]  # a class that is made from text, such as a path

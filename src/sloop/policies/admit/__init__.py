@@ -1,1 +1,0 @@
-"""Which requests may enter. One policy per file; they never import each other."""

@@ -1,1 +1,0 @@
-"""Which waiting visit comes first. One policy per file; they never import each other."""

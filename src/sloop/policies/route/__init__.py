@@ -1,1 +1,0 @@
-"""Which idle replica takes the next batch. One policy per file; they never import each other."""

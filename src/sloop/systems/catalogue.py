@@ -1,0 +1,187 @@
+"""The catalogue: every published system and every baseline, with its policies, published parameters and source.
+
+A system is one entry of `CATALOGUE`. Its policies stand in the order of the verbs: order, batch, route, drop, admit,
+place, forecast, scale. Parameters that are not written have the policy's default.
+
+The entries are prototypes: `build_system` gives a copy whose policies have a memory of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from sloop.core.protocols import Policies
+from sloop.options import Declared, as_value
+from sloop.policies.admit import Open, PredictiveAdmit
+from sloop.policies.batch import Deadline, Full, WorkConserving
+from sloop.policies.drop import Age, PredictiveDrop
+from sloop.policies.forecast import Last, Lstm, MovingMax
+from sloop.policies.order import Edf, Fifo
+from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.route import FirstIdle, LeastLoaded, RoundRobin
+from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
+from sloop.policies.scale.ipa import Ipa
+from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.scale.sponge import Sponge
+from sloop.policies.scale.static import Static
+from sloop.systems.system import System, is_system_file, system_in_file
+from sloop.units import s
+
+AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
+DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
+
+LAST_10_S: Final = Last(window_ns=s(10))
+"""FA2 plans for what arrived, not for what was finished: under overload the replicas finish less than arrives."""
+QUEUE_TRUST: Final = 0.7
+"""Batches are believed to take their P99, but a queue of them takes the sum of their means: 0.7 to 0.85 of the sum of
+P99s for the models we measured. What is admitted and then late after all is dropped before it costs anything."""
+
+_IPA: Final = Policies(
+    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa()
+)
+_BISCALE: Final = Policies(
+    Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(),
+    # The node with the most free cores, so that a replica has room to grow in place.
+    SpreadPlacement(),
+    # The published network is `forecast: {name: lstm, weights: biscale}`; it does no better and costs slightly more.
+    MovingMax(horizon_ns=s(10), window_ns=s(1)),
+    Biscale(),
+)  # fmt: skip
+
+CATALOGUE: Final = (
+    # One replica per application, resized in place.
+    System(
+        "sponge",
+        "system",
+        "Razavi et al., Sponge: Inference Serving with Dynamic SLOs Using In-Place Vertical Scaling, EuroMLSys 2024",
+        Policies(Edf(), WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(), Sponge(margin=0.9)),
+    ),
+    # The fewest replicas over a whole graph, every ten seconds.
+    System(
+        "fa2",
+        "system",
+        "Razavi et al., FA2, RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1",
+        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Fa2()),
+    ),
+    # Replicas by rate alone, no batches: the baseline of FA2 that spends most.
+    System(
+        "ds2",
+        "baseline",
+        f"Kalavri et al., DS2, OSDI 2018, {AS_IN_FA2}",
+        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Ds2()),
+    ),
+    # Batches grown stage by stage: FA2's closest baseline.
+    System(
+        "inferline",
+        "baseline",
+        f"Crankshaw et al., InferLine, SoCC 2020, {AS_IN_FA2}",
+        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Inferline()),
+    ),
+    # Fixed shares of the deadline and the batches that fit them, on FA2's replicas.
+    System(
+        "grandslam",
+        "baseline",
+        f"Kannan et al., GrandSLAm, EuroSys 2019, {AS_IN_FA2}",
+        Policies(Edf(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Grandslam()),
+    ),
+    # FA2's rule for a single model: replicas of one core, the baseline of Sponge.
+    System(
+        "fa2-single",
+        "baseline",
+        "FA2 (RTAS 2022) as compared with in Razavi et al., Sponge, EuroMLSys 2024, for one model",
+        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), BestFit(), Last(), Fa2Single(margin=0.9)),
+    ),
+    # The most accurate variants that are worth their cores, with batches and replicas, every ten seconds.
+    System("ipa", "system", f"{DISSERTATION} P3; Ghafouri et al., IPA: arXiv 2308.12871", _IPA),
+    System(
+        "fa2-low",
+        "baseline",
+        "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: the lightest variants",
+        replace(_IPA, scale=Ipa(only="lightest")),
+    ),
+    # The publication takes heavy variants, not always the heaviest, because its cluster is small: name such under
+    # `stages`.
+    System(
+        "fa2-high",
+        "baseline",
+        "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: heavy variants",
+        replace(_IPA, scale=Ipa(only="heaviest")),
+    ),
+    # A fixed number of replicas, and the most accurate variants with which they keep up.
+    System(
+        "rim",
+        "baseline",
+        f"RIM with batching, as compared with in {DISSERTATION} P3",
+        replace(_IPA, scale=Ipa(replicas=4)),
+    ),
+    # Larger replicas in place through a surge, then more of them.
+    System("biscale", "system", f"{DISSERTATION} P4; as Themis: arXiv 2407.14843", _BISCALE),
+    # One replica for each stage, resized in place: Sponge extended to pipelines.
+    System(
+        "vertical-only",
+        "baseline",
+        f"the vertical baseline of Biscale: {DISSERTATION} P4",
+        replace(_BISCALE, forecast=Last(window_ns=s(2)), scale=Vertical()),
+    ),
+    # A fixed number of replicas that take only what they can answer in time, so that overload costs no goodput. It
+    # refuses what could have been served where the profile believes the machine to be too slow.
+    System(
+        "early-drop",
+        "system",
+        "after the early drop of Nexus (Shen et al., SOSP 2019), with admission by the believed drain time",
+        Policies(
+            Edf(),
+            Deadline(),
+            FirstIdle(),
+            PredictiveDrop(),
+            PredictiveAdmit(trust=QUEUE_TRUST),
+            BestFit(),
+            Last(),
+            Static(),
+        ),
+    ),
+    # Replicas by utilisation.
+    System(
+        "hpa",
+        "baseline",
+        "Kubernetes, Horizontal Pod Autoscaling, autoscaling/v2 with its default behaviour",
+        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), SpreadPlacement(), Last(), Hpa()),
+    ),
+    # Replicas by concurrency, down to none.
+    System(
+        "kpa",
+        "baseline",
+        "Knative Serving's autoscaler with its default configuration; a cold start's backlog counted once",
+        Policies(Fifo(), WorkConserving(), LeastLoaded(), Age(), Open(), SpreadPlacement(), Last(), Kpa()),
+    ),
+    # Replica size by utilisation, changed by restart.
+    System(
+        "vpa",
+        "baseline",
+        "a threshold scaler after Kubernetes' Vertical Pod Autoscaler: target 0.7, a restart at most every 60 s",
+        Policies(Fifo(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Vpa()),
+    ),
+    # A fixed number of replicas with fixed cores.
+    System(
+        "static",
+        "baseline",
+        "the fixed allocations that Sponge (EuroMLSys 2024), FA2 and Biscale are compared with",
+        Policies(Edf(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Static()),
+    ),
+)
+
+SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in CATALOGUE}
+
+
+def build_system(name: str, parameters: Declared | None = None) -> System:
+    """The system `name` with the parameters that a user declared, e.g. `build_system("sponge", {"margin": 0.9})`; a
+    name that ends in `.py` is the path of a file with a `SYSTEM` of its own.
+
+    Each call gives policies with a memory of their own. Raises `InputError` for an unknown system, parameter or policy
+    (naming the nearest) and for values of the wrong type or out of range, at the place of the key.
+    """
+    declared = as_value({} if parameters is None else parameters)
+    if is_system_file(name):
+        return system_in_file(name).fresh(declared)
+    return replace(declared, content=name).entry(SYSTEMS, "system").fresh(declared)

@@ -1,0 +1,207 @@
+"""Batch policies: when a batch starts, how large it is, and until when it waits."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.core.protocols import Take
+from sloop.errors import InputError
+from sloop.policies.batch import LOOKAHEAD_BATCHES, Deadline, Full, Slack, Timeout, WorkConserving
+from sloop.units import FOREVER_NS, ms
+from sloop.vocabulary import Request, RequestId, Visit
+
+
+@pytest.mark.parametrize(("waiting", "limit", "count"), [(1, 8, 1), (8, 8, 8), (20, 8, 8)])
+def test_takes_all_up_to_the_limit(visit: Callable[..., Visit], waiting: int, limit: int, count: int) -> None:
+    queue = [visit(number) for number in range(waiting)]
+    assert WorkConserving().decide(0, queue, limit, range(limit + 1)) == Take(count=count)
+
+
+# timeout
+
+
+COSTS_NS = range(17)
+
+
+def test_a_full_batch_starts_at_once(visit: Callable[..., Visit]) -> None:
+    queue = [visit(number) for number in range(9)]
+    assert Timeout(size=4).decide(0, queue, 16, COSTS_NS) == Take(count=4)
+    assert Timeout().decide(0, queue, 8, COSTS_NS) == Take(count=8)
+    assert Timeout(size=12).decide(0, queue, 8, COSTS_NS) == Take(count=8)
+
+
+def test_the_wait_counts_from_the_oldest_arrival_wherever_it_stands(visit: Callable[..., Visit]) -> None:
+    queue = [visit(1, arrived_ms=7, deadline_ms=50), visit(2, arrived_ms=2, deadline_ms=900)]
+    policy = Timeout(size=4, wait_ns=ms(10))
+    assert policy.decide(ms(8), queue, 16, COSTS_NS) == Take(count=0, wait_until_ns=ms(12))
+    assert policy.decide(ms(12), queue, 16, COSTS_NS) == Take(count=2)
+
+
+@pytest.mark.parametrize("parameters", [{"size": -1}, {"wait_ns": -1}])
+def test_refuses_negative_parameters(parameters: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="must be a"):
+        Timeout(**parameters)
+
+
+# full
+
+
+FULL_COSTS_NS = [0, ms(10), ms(15), ms(20), ms(25)]
+MakeVisit = Callable[..., Visit]
+
+
+def test_a_full_batch_goes_at_once(visit: MakeVisit) -> None:
+    queue = [visit(number) for number in range(6)]
+    assert Full().decide(0, queue, 4, FULL_COSTS_NS, ms(50)) == Take(4)
+    assert Full(forever=True).decide(0, queue, 4, FULL_COSTS_NS, ms(50)) == Take(4)
+
+
+def test_it_waits_as_long_as_the_plan_counts_on_times_its_patience(visit: MakeVisit) -> None:
+    queue = [visit(arrived_ms=100), visit(arrived_ms=120)]
+    assert Full().decide(ms(130), queue, 4, FULL_COSTS_NS, ms(50)) == Take(0, wait_until_ns=ms(200))
+    assert Full(patience=1.0).decide(ms(130), queue, 4, FULL_COSTS_NS, ms(50)) == Take(0, wait_until_ns=ms(150))
+    assert Full().decide(ms(200), queue, 4, FULL_COSTS_NS, ms(50)) == Take(2)
+
+
+def test_the_wait_counts_from_the_oldest_wherever_it_stands(visit: MakeVisit) -> None:
+    queue = [visit(1, arrived_ms=7, deadline_ms=500), visit(2, arrived_ms=2, deadline_ms=900)]
+    assert Full(patience=1).decide(ms(8), queue, 4, FULL_COSTS_NS, ms(10)) == Take(0, wait_until_ns=ms(12))
+    assert Full(patience=1).decide(ms(12), queue, 4, FULL_COSTS_NS, ms(10)) == Take(2)
+
+
+def test_full_leaves_time_for_the_remaining_stages(visit: MakeVisit) -> None:
+    queue = [visit(arrived_ms=100, deadline_ms=180)]
+    assert Full().decide(ms(110), queue, 4, FULL_COSTS_NS, ms(50), ms(30)) == Take(0, wait_until_ns=ms(125))
+
+
+def test_it_does_not_wait_past_what_the_tightest_can_afford(visit: MakeVisit) -> None:
+    queue = [visit(arrived_ms=100, deadline_ms=180)]
+    assert Full().decide(ms(130), queue, 4, FULL_COSTS_NS, ms(50)) == Take(0, wait_until_ns=ms(155))
+    assert Full().decide(ms(155), queue, 4, FULL_COSTS_NS, ms(50)) == Take(1)
+    assert Full().decide(ms(999), queue, 4, FULL_COSTS_NS, ms(9_999)) == Take(1), "too late anyway"
+
+
+def test_full_does_not_wait_without_a_planned_wait(visit: MakeVisit) -> None:
+    assert Full().decide(ms(1), [visit()], 4, FULL_COSTS_NS) == Take(1)
+
+
+def test_full_may_wait_forever(visit: MakeVisit) -> None:
+    take = Full(forever=True).decide(ms(5_000), [visit(deadline_ms=10)], 4, FULL_COSTS_NS, ms(50))
+    assert take == Take(0, wait_until_ns=FOREVER_NS)
+
+
+def test_refuses_what_cannot_be() -> None:
+    with pytest.raises(InputError, match="patience must be a number of at least 0, not -1"):
+        Full(patience=-1)
+
+
+# slack
+
+
+SLACK_COSTS_NS = [0, *(ms(10 + n) for n in range(1, 9))]
+
+
+def test_waits_until_a_full_batch_would_just_make_it(visit: Callable[..., Visit]) -> None:
+    queue = [visit(1, deadline_ms=500), visit(2, deadline_ms=100)]
+    start_by_ns = ms(100 - 18 - 20)
+    assert Slack().decide(0, queue, 8, SLACK_COSTS_NS) == Take(count=0, wait_until_ns=start_by_ns)
+    assert Slack().decide(start_by_ns, queue, 8, SLACK_COSTS_NS) == Take(count=2)
+    assert Slack(guard_ns=0).decide(start_by_ns, queue, 8, SLACK_COSTS_NS) == Take(count=0, wait_until_ns=ms(82))
+
+
+def test_slack_leaves_time_for_the_remaining_stages(visit: Callable[..., Visit]) -> None:
+    queue = [visit(1, deadline_ms=100)]
+    assert Slack().decide(0, queue, 8, SLACK_COSTS_NS, 0, ms(30)) == Take(count=0, wait_until_ns=ms(100 - 30 - 18 - 20))
+
+
+def test_slack_starts_a_full_batch_at_once(visit: Callable[..., Visit]) -> None:
+    assert Slack().decide(0, [visit(number) for number in range(9)], 8, SLACK_COSTS_NS) == Take(count=8)
+
+
+def test_refuses_a_negative_guard() -> None:
+    with pytest.raises(InputError, match="guard_ms must be a time of at least 0 ms, not -1 ms"):
+        Slack(guard_ns=ms(-1))
+
+
+# deadline
+
+
+DEADLINE_COSTS_NS = [0, *(ms(10 + n) for n in range(1, 33))]
+
+
+def queue_of(*deadlines_ms: float) -> list[Visit]:
+    requests = [Request(RequestId(n), 0, 0, ms(deadline)) for n, deadline in enumerate(deadlines_ms)]
+    return [Visit(request, "stage", 0, request.deadline_ns) for request in requests]
+
+
+def test_with_time_enough_it_takes_everything_up_to_the_limit() -> None:
+    assert Deadline().decide(0, queue_of(*[500] * 5), 32, DEADLINE_COSTS_NS) == Take(count=5)
+    assert Deadline().decide(0, queue_of(*[500] * 50), 32, DEADLINE_COSTS_NS) == Take(count=32)
+
+
+def test_the_batch_is_as_large_as_the_head_affords() -> None:
+    assert Deadline().decide(0, queue_of(14, 500, 500, 500, 500, 500), 32, DEADLINE_COSTS_NS) == Take(count=4)
+
+
+def test_the_remaining_stages_take_their_part_of_the_slack() -> None:
+    assert Deadline().decide(0, queue_of(24, *[500] * 5), 32, DEADLINE_COSTS_NS, 0, ms(10)) == Take(count=4)
+    waiting = Deadline(wait_ns=ms(100)).decide(0, queue_of(60), 32, DEADLINE_COSTS_NS, 0, ms(10))
+    assert waiting == Take(count=0, wait_until_ns=ms(60 - 10 - 12))
+
+
+def test_a_head_that_costs_nobody_else_anything_is_served() -> None:
+    assert Deadline().decide(0, queue_of(11, 200, 200), 32, DEADLINE_COSTS_NS) == Take(count=1)
+
+
+def test_a_head_that_would_make_many_others_late_is_passed_over() -> None:
+    queue = queue_of(11, *[42] * 32)  # serving the head alone leaves 31 ms for a batch of 32 that takes 42
+    assert Deadline().decide(0, queue, 32, DEADLINE_COSTS_NS) == Take(count=32, skip=1)
+
+
+def test_a_queue_without_hope_is_dropped_as_far_as_it_looks() -> None:
+    assert Deadline().decide(ms(100), queue_of(20, 30, 110), 32, DEADLINE_COSTS_NS) == Take(count=0, skip=3)
+    many = Deadline().decide(ms(100), queue_of(*[20] * 500), 8, DEADLINE_COSTS_NS)
+    assert many == Take(count=0, skip=8 * LOOKAHEAD_BATCHES)
+
+
+def test_waits_for_company_only_as_long_as_the_head_can_afford() -> None:
+    only = queue_of(15)
+    assert Deadline(wait_ns=ms(50)).decide(0, only, 8, DEADLINE_COSTS_NS) == Take(count=0, wait_until_ns=ms(15 - 12))
+    assert Deadline(wait_ns=ms(50)).decide(ms(3), only, 8, DEADLINE_COSTS_NS) == Take(count=1)
+    assert Deadline(wait_ns=ms(2)).decide(0, only, 8, DEADLINE_COSTS_NS) == Take(count=0, wait_until_ns=ms(2))
+    assert Deadline(wait_ns=ms(50)).decide(0, queue_of(*[900] * 8), 8, DEADLINE_COSTS_NS) == Take(count=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 120), min_size=1, max_size=80), st.integers(1, 32))
+def test_laws(deadlines_ms: list[int], limit: int) -> None:
+    queue = queue_of(*sorted(deadlines_ms))
+    before = list(queue)
+    take = Deadline().decide(0, queue, limit, DEADLINE_COSTS_NS)
+    assert queue == before, "the queue is the core's"
+    assert take == Deadline().decide(0, queue, limit, DEADLINE_COSTS_NS), "the same question has the same answer"
+    assert take.count <= limit
+    assert take.skip + take.count <= len(queue)
+    assert take.skip + take.count > 0, "it starts something or gives something up"
+    if take.count:
+        assert DEADLINE_COSTS_NS[take.count] <= queue[take.skip].deadline_ns, "whatever it starts can be in time"
+
+
+def test_work_is_bounded_on_long_queues(visit: Callable[..., Visit]) -> None:
+    class Counted(list[Visit]):
+        reads = 0
+
+        def __getitem__(self, index: int) -> Visit:  # type: ignore[override]  # only indexed here
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    queue = Counted(visit(number, deadline_ms=11 + number / 1000) for number in range(100_000))
+    Deadline().decide(0, queue, 32, DEADLINE_COSTS_NS)
+    assert Counted.reads <= 32 * LOOKAHEAD_BATCHES + 1
+
+
+def test_refuses_a_negative_wait() -> None:
+    with pytest.raises(InputError, match="wait_ms"):
+        Deadline(wait_ns=-ms(1))

@@ -1,0 +1,95 @@
+"""The registry of policies, and what users' mistakes in the parameters of one are called."""
+
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from sloop.errors import InputError
+from sloop.options import adjust, keys_of, written
+from sloop.policies import POLICIES, build
+from sloop.policies.batch import Slack, Timeout
+from sloop.policies.drop import Age
+from sloop.policies.route import SmoothWeighted
+from sloop.policies.scale.static import Static
+from sloop.units import ms, s
+from sloop.vocabulary import ReplicaId
+
+EVERY = [(verb, name) for verb, kinds in POLICIES.items() for name in kinds]
+
+
+def test_durations_are_written_in_ms_or_s() -> None:
+    assert build("batch", "timeout", {"size": 4, "wait_ms": 2.5}) == Timeout(size=4, wait_ns=ms(2.5))
+    assert build("batch", "timeout", {"wait_s": 2}) == Timeout(wait_ns=s(2))
+    assert build("batch", "slack", {"guard_ms": 5}) == Slack(guard_ns=ms(5))
+
+
+def test_nested_values_are_checked_too() -> None:
+    built = build("scale", "static", {"stages": {"detect": {"replicas": 2, "cores": 0.5}}})
+    assert isinstance(built, Static)
+    assert (built.stages["detect"].replicas, built.stages["detect"].cores) == (2, 0.5)
+    with pytest.raises(
+        InputError, match=r"stages\.detect\.replica: unknown key 'replica'\nhelp: did you mean 'replicas'"
+    ):
+        build("scale", "static", {"stages": {"detect": {"replica": 2}}})
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "parameters", "message"),
+    [
+        ("bach", "slack", {}, "unknown verb 'bach'\nhelp: did you mean 'batch'?"),
+        ("batch", "slak", {}, "unknown batch policy 'slak'\nhelp: did you mean 'slack'?"),
+        ("batch", "slack", {"gard_ms": 1}, "gard_ms: unknown key 'gard_ms'\nhelp: did you mean 'guard_ms'?"),
+        ("batch", "slack", {"guard_ns": 1}, "guard_ns: unknown key 'guard_ns'\nhelp: did you mean 'guard_ms'?"),
+        ("batch", "slack", {"guard_ms": "5ms"}, "guard_ms: must be a number of at least 0, not '5ms'"),
+        ("batch", "slack", {"guard_ms": float("inf")}, "guard_ms: must be a number of at least 0, not inf"),
+        ("scale", "hpa", {"replicas_max": 10**400}, "replicas_max: must be a whole number, not a huge number"),
+        ("batch", "timeout", {"size": 2.5}, "size: must be a whole number, not 2.5"),
+        ("batch", "timeout", {"size": True}, "size: must be a whole number, not true"),
+        ("batch", "timeout", {"size": -1}, "size: must be a number of at least 0, not -1"),
+        ("drop", "age", {"limit": -1}, "limit: must be a number above 0, not -1"),
+        ("drop", "never", {"x": 1}, "x: unknown key 'x'\nhelp: known here: none"),
+    ],
+)
+def test_mistakes_are_named_with_the_fix(verb: str, name: str, parameters: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build(verb, name, parameters)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_copy_starts_with_an_empty_memory() -> None:
+    assert adjust(Timeout(size=4), {"wait_ms": 1}) == Timeout(size=4, wait_ns=ms(1))
+    with pytest.raises(InputError, match=r"limit: must be a number above 0, not 0"):
+        adjust(Age(), {"limit": 0})
+    used = SmoothWeighted()
+    used._credit[ReplicaId(1)] = 3.0
+    assert not adjust(used, {})._credit
+
+
+@pytest.mark.parametrize("value", [1e17, 1e300, -1e300])
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_no_duration_is_negative_or_longer_than_a_hundred_years(verb: str, name: str, value: float) -> None:
+    for key in keys_of(POLICIES[verb][name]):
+        if key.endswith("_ms"):
+            for key_written in (key, key.removesuffix("_ms") + "_s"):
+                with pytest.raises(InputError, match=rf"^{key_written}: must be a number of at least 0"):
+                    build(verb, name, {key_written: value})
+
+
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_every_policy_is_a_frozen_slotted_dataclass_that_reads_what_it_writes(verb: str, name: str) -> None:
+    policy = build(verb, name)
+    assert is_dataclass(policy)
+    assert not hasattr(policy, "__dict__"), "slots=True"
+    for field in fields(policy):
+        with pytest.raises(FrozenInstanceError):
+            setattr(policy, field.name, 0)
+    assert tuple(written(policy)) == keys_of(type(policy))
+    assert build(verb, name, written(policy)) == policy
+
+
+@pytest.mark.parametrize("name", POLICIES["scale"])
+def test_no_scale_parameter_is_called_like_a_verb(name: str) -> None:
+    """Both stand side by side in an application file: `{name: sponge, margin: 0.9, batch: slack}`."""
+    assert not set(keys_of(POLICIES["scale"][name])) & POLICIES.keys()

@@ -1,0 +1,181 @@
+"""The catalogue: published parameters, and that every entry can be shown, changed, copied and is documented."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloop.core.protocols import Policies
+from sloop.options import keys_of
+from sloop.policies import POLICIES
+from sloop.policies.admit import Open, PredictiveAdmit
+from sloop.policies.batch import Deadline, Full, Slack, WorkConserving
+from sloop.policies.drop import Age, PredictiveDrop
+from sloop.policies.forecast import Last, Lstm, MovingMax
+from sloop.policies.order import Edf, Fifo
+from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.route import FirstIdle, LeastLoaded, RoundRobin
+from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
+from sloop.policies.scale.ipa import Ipa
+from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.scale.sponge import Sponge
+from sloop.policies.scale.static import Static
+from sloop.systems import SYSTEMS, build_system
+from sloop.systems.system import VERBS
+from sloop.units import s
+
+PUBLISHED: dict[str, tuple[str, Any]] = {
+    "sponge": (
+        "system",
+        Sponge(planning_set="rate", criterion="burst", budget="clmax", margin=0.9, batch_max=16, period_ns=s(1)),
+    ),
+    "fa2": ("system", Fa2(cores=1, period_ns=s(10))),
+    "ds2": ("baseline", Ds2(cores=1, period_ns=s(10))),
+    "inferline": ("baseline", Inferline(cores=1, period_ns=s(10))),
+    "grandslam": ("baseline", Grandslam(cores=1, period_ns=s(10))),
+    "fa2-single": ("baseline", Fa2Single(cores=1, replicas_max=16, initial=1, batch_max=8, margin=0.9)),
+    "ipa": ("system", Ipa(interval_ns=s(10))),
+    "fa2-low": ("baseline", Ipa(only="lightest")),
+    "fa2-high": ("baseline", Ipa(only="heaviest")),
+    "rim": ("baseline", Ipa(replicas=4)),
+    "biscale": ("system", Biscale(throughput="with_queue", reference="max10", stable="ge", settle=5)),
+    "vertical-only": ("baseline", Vertical(replicas=1)),
+    "early-drop": ("system", Static()),
+    "hpa": ("baseline", Hpa(target=0.8, tolerance=0.1, stabilisation_ns=s(300), period_ns=s(15))),
+    "kpa": (
+        "baseline",
+        Kpa(
+            stable_ns=s(60),
+            panic_ns=s(6),
+            period_ns=s(2),
+            zero_delay_ns=s(30),
+            utilisation=0.7,
+            panic_threshold=2.0,
+            up_rate=1000.0,
+            down_rate=2.0,
+        ),
+    ),
+    "vpa": ("baseline", Vpa(target=0.7, settle_ns=s(60))),
+    "static": ("baseline", Static()),
+}
+"""Kind and scale policy; the figures stand here although most are defaults, because they are published."""
+
+_FA2 = (Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
+_IPA = (Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"))
+_BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
+_ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
+DATA_PATHS: dict[str, tuple[Any, ...]] = {
+    "sponge": (Edf(), *_ONE_REPLICA),
+    "fa2": (Fifo(), *_FA2),
+    "ds2": (Fifo(), WorkConserving(), *_FA2[1:]),
+    "inferline": (Fifo(), *_FA2),
+    "grandslam": (Edf(), *_FA2),
+    "fa2-single": (Fifo(), WorkConserving(), RoundRobin(), *_ONE_REPLICA[2:]),
+    **dict.fromkeys(("ipa", "fa2-low", "fa2-high", "rim"), _IPA),
+    "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
+    "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
+    "early-drop": (Edf(), Deadline(), FirstIdle(), PredictiveDrop(), PredictiveAdmit(trust=0.7), BestFit(), Last()),
+    "hpa": (Fifo(), WorkConserving(), RoundRobin(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
+    "kpa": (Fifo(), WorkConserving(), LeastLoaded(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
+    "vpa": (Fifo(), *_ONE_REPLICA),
+    "static": (Edf(), *_ONE_REPLICA),
+}
+"""All policies but the scale policy, in the order of the verbs."""
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_published_parameters(name: str) -> None:
+    system = build_system(name)
+    kind, scale = PUBLISHED[name]
+    assert (system.kind, system.policies) == (kind, Policies(*(*DATA_PATHS[name], scale)))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_reads_what_it_shows_and_has_a_memory_of_its_own(name: str) -> None:
+    first, second = build_system(name), build_system(name)
+    assert first.name == name
+    assert first.source
+    for verb in VERBS:
+        assert getattr(first.policies, verb) is not getattr(second.policies, verb)
+    shown = first.slots
+    assert set(shown) == set(VERBS)
+    assert build_system(name, shown).policies == first.policies
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "changes"),
+    [
+        (
+            "sponge",
+            {
+                "margin": 0.95,
+                "budget": "per_batch",
+                "cores": [0.25, 0.5, 1, 2],
+                "batch": "slack",
+                "drop": {"limit": 3},
+            },
+            {
+                "scale": Sponge(margin=0.95, budget="per_batch", cores=(0.25, 0.5, 1, 2)),
+                "batch": Slack(),
+                "drop": Age(limit=3),
+            },
+        ),
+        (
+            "biscale",
+            {"shrink": False, "blocking": True, "whole": True, "reference": "now", "settle": 10, "drop": "age"},
+            {"scale": Biscale(shrink=False, blocking=True, whole=True, reference="now", settle=10), "drop": Age()},
+        ),
+        ("biscale", {"forecast": {"name": "lstm", "weights": "biscale"}}, {"forecast": Lstm(weights="biscale")}),
+        ("static", {"cores": 8}, {"scale": Static(replicas=1, cores=8)}),
+        ("early-drop", {"replicas": 2, "cores": 4}, {"scale": Static(replicas=2, cores=4)}),
+    ],
+    ids=["sponge's variants", "biscale's artefact", "biscale's published network", "static-8", "early-drop"],
+)
+def test_published_variants_are_parameters(name: str, declared: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert build_system(name, declared).policies == replace(build_system(name).policies, **changes)
+
+
+def test_parameters_of_single_stages_are_written_as_mappings() -> None:
+    scale = build_system("ipa", {"stages": {"detect": {"cores": {"n": 1}, "threshold_rps": 4}}}).policies.scale
+    assert isinstance(scale, Ipa)
+    assert (scale.stages["detect"].cores, scale.stages["detect"].threshold_rps) == ({"n": 1}, 4)
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "systems.md").read_text()
+COMMON = {"batch_max", "variant", "period_ms"}
+
+
+def rows(heading: str) -> dict[str, str]:
+    """The rows below a heading, joined by the last name in their first column."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in PAGE.partition(f"\n{heading}\n")[2].partition("\n#")[0].splitlines():
+        if match := re.match(r"\| `([\w-]+)` \|", line):
+            name = match[1]
+        if line.startswith("| ") and name:
+            found[name] = found.get(name, "") + line
+    return found
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_is_documented_with_its_parameters(name: str) -> None:
+    assert name in rows("## Systems")
+    described = rows("### Parameters")[name]
+    missing = [key for key in SYSTEMS[name].parameters if key not in COMMON and f"`{key}`" not in described]
+    assert not missing, f"docs/systems.md: describe {missing} of {name}"
+
+
+@pytest.mark.parametrize("verb", sorted(POLICIES.keys() - {"scale"}))
+def test_every_policy_is_documented_with_its_parameters(verb: str) -> None:
+    described = rows("## Policies")[verb]
+    for name, kind in POLICIES[verb].items():
+        assert f"`{name}`" in described, f"docs/systems.md: describe the {verb} policy {name}"
+        missing = [key for key in keys_of(kind) if f"`{key}`" not in described]
+        assert not missing, f"docs/systems.md: describe {missing} of {name}"
+
+
+def test_every_scale_policy_is_documented() -> None:
+    assert all(f"`{name}`" in PAGE for name in POLICIES["scale"])
