@@ -235,6 +235,15 @@ def test_the_deadline_is_that_of_the_loosest_possible_path() -> None:
     assert progress.open_visits == 0
 
 
+def test_a_path_that_begins_at_another_entry_does_not_loosen_the_deadline() -> None:
+    stages = (GraphStage("detect"), GraphStage("read", ("detect",), entry=True))
+    paths = (Path(("detect", "read"), ms(600)), Path(("read",), ms(300)))
+    for enters, slo_ms in ((("detect",), 600), (("read",), 300)):
+        progress = RequestProgress(Graph(stages, paths, ms(600)), Request(RequestId(1), 0, 0, ms(600), enters))
+        progress.begin()
+        assert progress.deadline_ns() == ms(slo_ms)
+
+
 def test_a_request_s_own_budget_is_scaled_like_the_path_s() -> None:
     progress = RequestProgress(PATHS, Request(RequestId(1), 0, 0, ms(40), ("a",)))
     progress.begin()

@@ -41,9 +41,12 @@ class RequestProgress:
     def begin(self) -> Entered:
         """The first visits: at the entries that the request names, at all entries if it names none."""
         entered: Entered = []
-        enters = self.request.enters
+        enters = self.request.enters or self._graph.entries
+        if self._graph.has_deadlines:
+            paths = enumerate(self._graph.declared_paths)
+            self._paths = sum(1 << bit for bit, path in paths if path.stages[0] in enters)
         for name in self._graph.entries:
-            self._send(name, 0, not enters or name in enters, entered)
+            self._send(name, 0, name in enters, entered)
         return entered
 
     def finish(self, stage: str, part: int, edge_counts: Sequence[int] = ()) -> Entered:
