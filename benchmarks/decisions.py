@@ -22,11 +22,9 @@ from sloop.policies.batch import Deadline
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import YOLOV5S_S
-from sloop.reproduce.biscale import trials as biscale
-from sloop.reproduce.biscale.pipelines import PIPELINES
-from sloop.reproduce.fa2 import trials as fa2
-from sloop.reproduce.ipa import trials as ipa
-from sloop.reproduce.ipa.pipelines import ARTEFACT
+from sloop.reproduce.biscale import runs as biscale
+from sloop.reproduce.fa2 import runs as fa2
+from sloop.reproduce.ipa import runs as ipa
 from sloop.systems.planning.steady import steady_plan
 from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
@@ -123,13 +121,13 @@ class Planned(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """The applications of three publications as those have them, then the invented ones."""
-    vision = fa2.world_of(fa2.Trial(system="fa2", paths=6)).application
+    vision = fa2.world_of(fa2.Fa2Trial(system="fa2", paths=6)).application
     yield Case("FA2's ten models, six paths", vision, (*TARGETS_MS, *BASELINES))
-    for name in ARTEFACT:
-        yield Case(f"IPA's {name}", ipa.world_of(ipa.Trial(pipeline=name, workload="bursty")).application)
-    for name in PIPELINES:
-        yield Case(f"Biscale's {name}", biscale.world_of(biscale.Trial(pipeline=name)).application)
-    longest = biscale.world_of(biscale.Trial(pipeline="nlp")).application
+    for name in ipa.PIPELINES:
+        yield Case(f"IPA's {name}", ipa.world_of(ipa.IpaTrial(pipeline=name, workload="bursty")).application)
+    for name in biscale.PIPELINES:
+        yield Case(f"Biscale's {name}", biscale.world_of(biscale.BiscaleTrial(pipeline=name)).application)
+    longest = biscale.world_of(biscale.BiscaleTrial(pipeline="nlp")).application
     nodes = tuple(node_of(number, 8) for number in range(2))
     yield Case("Biscale's nlp, 10 × too much", replace(longest, cluster=nodes), rates_rps=BEYOND_RPS)
     yield Case("1 to 8 in parallel to 1", fan_in(8))

@@ -6,13 +6,10 @@ python -m benchmarks.reproductions [--data FOLDER] [--only NAME …]
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Final
 
 from benchmarks.notebook import arguments, publish, say, table
 from sloop.reproduce import REPRODUCTIONS, Reproduction, reproduce
-from sloop.reproduce.rows import Verdict
-
-VERDICTS: Final[tuple[Verdict, ...]] = ("reproduced", "shape", "off", "source-inconsistent")
+from sloop.reproduce.rows import VERDICTS
 
 
 def timed(name: str, data: Path | None, *, quick: bool) -> tuple[Reproduction, float]:

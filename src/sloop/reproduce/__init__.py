@@ -1,6 +1,7 @@
-"""Reproductions of publications, by name: `reproduce("sponge", quick=True)` gives rows with verdicts and figures.
+"""Reproductions of publications, by name: `reproduce("sponge", quick=True)` gives rows with verdicts, and figures.
 
-One file or folder for each publication; adding one is adding a line to `REPRODUCTIONS`.
+Each publication is a folder: `__init__` puts rows and figures together, `offline` holds what is computed without a
+simulation, `runs` the simulated experiments. `harness` plays them, `rows` says how figures are compared.
 """
 
 import os
@@ -11,8 +12,7 @@ from typing import Final, Protocol
 
 from sloop.errors import InputError
 from sloop.reproduce import biscale, fa2, ipa, sponge
-from sloop.reproduce.outcome import Reproduction
-from sloop.reproduce.parallel import Progress, silent
+from sloop.reproduce.harness import Progress, Reproduction, silent
 from sloop.reproduce.rows import Row
 
 __all__ = ["REPRODUCTIONS", "Reproduction", "Row", "data_folder", "reproduce"]
@@ -42,22 +42,22 @@ def reproduce(
     processes: int = 0,
     progress: Progress = silent,
 ) -> Reproduction:
-    """Reproduce the publication `name`; `quick` takes less than a minute and answers less.
+    """Reproduce the publication `name`; `quick` takes less than a minute and simulates less.
 
     `data` is the folder of public data (default: `data_folder()`). InputError for an unknown name.
     """
     found = REPRODUCTIONS.get(name)
     if found is None:
         near = get_close_matches(name, REPRODUCTIONS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REPRODUCTIONS)}"
-        raise InputError(f"nothing to reproduce is called {name!r}", help=hint)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(REPRODUCTIONS)}"
+        raise InputError(f"there is no reproduction of {name!r}", help=hint)
     return found(quick=quick, data=data or data_folder(), processes=processes, progress=progress)
 
 
 def data_folder() -> Path | None:
-    """Where public traces and profiles lie: `data/` in the folder that SLOOP_SHARED names, or in `shared` beside a
-    checkout. None where there is neither."""
+    """The folder of public traces and profiles: `data/` inside the folder that SLOOP_SHARED names, or inside `shared`
+    next to a checkout. None if there is neither."""
     named = os.environ.get("SLOOP_SHARED")
-    beside = Path(__file__).resolve().parents[4] / "shared"
-    folder = (Path(named) if named else beside) / "data"
+    beside_checkout = Path(__file__).resolve().parents[4] / "shared"
+    folder = (Path(named) if named else beside_checkout) / "data"
     return folder if folder.is_dir() else None

@@ -1,28 +1,88 @@
-"""Rows of a reproduction: what was published, what came out here, and a verdict that follows from the two.
+"""Rows of a reproduction: a published or derived figure, what came out here, and a verdict that follows from the two.
 
-Promises that no verdict is written by hand: each is computed from numbers and from a shape that was tested. `paper` is
-what a publication prints; `derived` what was worked out from it before (by an independent simulation, or arithmetic);
-`low` and `high` are the smallest and largest of our samples, one for each seed.
+No verdict is written by hand. It follows from the numbers, from one table of tolerances (`TOLERANCES`), and from a
+shape (an order or a direction) that was tested. How far ours may be from a figure depends only on how the figure is
+known:
+
+| the figure is | ours may be off by | but at least by | and in % or points at most by |
+| --- | --- | --- | --- |
+| `exact`: a table cell, a count, a recorded output, a derivation | half a unit of its last printed digit | | |
+| `simulated`: the mean of somebody's simulation or experiment | 10 % | 0.1 | 2 points |
+| `plot`: read off a figure | 15 % | 1, or 0.3 points | 3 points |
+| `text`: "about", "up to", "x times" | 20 % | 1, or 0.5 points | 5 points |
+
+A row may ask for less, never for more. What is simulated here has to be known well enough as well: at least three runs,
+whose mean has a standard error of at most half the tolerance (so that the 95 % confidence interval is no wider than the
+tolerance). Fewer or more scattered runs, such as those of `--quick`, can only be `shape`.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Literal
+from statistics import fmean, stdev
+from typing import Final, Literal, get_args
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from sloop.quantities import ROUNDING
 from sloop.report.tables import Table
+from sloop.text import number
 
-Verdict = Literal["reproduced", "shape", "off", "source-inconsistent"]
+Verdict = Literal["reproduced", "within-bound", "shape", "off", "source-inconsistent"]
+Known = Literal["exact", "simulated", "plot", "text"]
+
+VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
+MEANINGS: Final = (
+    "reproduced: our mean is as close to the published figure, or to the derived one where none was published, as the "
+    "kind of figure allows: half a unit of the last digit for exact figures and 10 % for means of simulations; 15 % "
+    "where the figure was read off a plot and 20 % where it is 'about' or 'up to' in a text. Simulated means need at "
+    "least three runs that agree.",
+    "within-bound: an inequality that was published, or that we set ourselves as an acceptance test, holds in every "
+    "run. It is weaker than a figure.",
+    "shape: the figure differs or is not known well enough, but the expected order or direction came out.",
+    "off: none of these. source-inconsistent: the source's own figures contradict each other.",
+)
+RUNS_MIN: Final = 3
+"""Fewer runs say nothing about how much a mean scatters."""
+
+
+class Tolerance(Struct, frozen=True):
+    """By how much our mean may differ from a figure of one kind."""
+
+    relative: float
+    least: float
+    least_points: float
+    most_points: float
+
+    def of(self, figure: float, unit: str) -> float:
+        """In the figure's unit. Percentages are compared in points, since 10 % of 90 % would allow for anything."""
+        wide = self.relative * abs(figure)
+        if unit in {"%", "points"}:
+            return max(self.least_points, min(wide, self.most_points))
+        return max(self.least, wide)
+
+
+TOLERANCES: Final = {
+    "simulated": Tolerance(relative=0.10, least=0.1, least_points=0.1, most_points=2.0),
+    "plot": Tolerance(relative=0.15, least=1.0, least_points=0.3, most_points=3.0),
+    "text": Tolerance(relative=0.20, least=1.0, least_points=0.5, most_points=5.0),
+}
+IN_WORDS: Final = {
+    "exact": "exact figure",
+    "simulated": "mean of a simulation",
+    "plot": "read off a plot",
+    "text": "given in the text",
+}
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One number of a publication beside ours."""
+    """One figure beside ours. `low` and `high` are the smallest and largest of our samples, one for each run."""
 
     experiment: str
     metric: str
     unit: str
     paper: float | None
     derived: float | None = None
+    """Worked out independently from what was published: by arithmetic, or by another simulation."""
     ours: float
     low: float
     high: float
@@ -31,25 +91,60 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """What is being compared: which experiment, which metric, in which unit, and what is known of it."""
+    """What is compared: which metric of which experiment, and the figure with how it is known."""
 
     experiment: str
     metric: str
     unit: str
+    known: Known = "simulated"
     paper: float | None = None
     derived: float | None = None
     note: str = ""
+    computed: bool = False
+    """Ours is computed rather than simulated: one value is all there is. `exact` figures always are."""
+
+    @property
+    def figure(self) -> float:
+        """The published figure, or else the derived one."""
+        found = self.paper if self.paper is not None else self.derived
+        assert found is not None, self
+        return found
+
+    def tolerance(self, within: float | None = None) -> float:
+        """By how much ours may be off, `within` if that is less. An exact figure is as exact as it is written here."""
+        if self.known == "exact":
+            widest = 0.5 * 10.0 ** -len(repr(self.figure).partition(".")[2])
+        else:
+            widest = TOLERANCES[self.known].of(self.figure, self.unit)
+        return widest if within is None else min(within, widest)
 
 
-def equals(claim: Claim, samples: Sequence[float], *, within: float, shape: bool = False) -> Row:
-    """`reproduced` where our mean is within `within` of the published number (else of the derived one), or our samples
-    enclose it; `shape` where at least the shape holds."""
-    expected = claim.paper if claim.paper is not None else claim.derived
-    assert expected is not None, claim
-    mean = sum(samples) / len(samples)
-    close = abs(mean - expected) <= within * (1 + 1e-9) or min(samples) <= expected <= max(samples)
-    verdict: Verdict = "reproduced" if close else "shape" if shape else "off"
-    return _row(claim, samples, verdict, f"within {within:.3g}")
+def compare(
+    claim: Claim,
+    samples: Sequence[float],
+    *,
+    shape: bool = False,
+    within: float | None = None,
+    runs: int = 0,
+    error: float = 0.0,
+) -> Row:
+    """Set our samples beside the claim's figure.
+
+    `shape` says whether the expected order or direction holds, `within` narrows the tolerance. Where the one sample is
+    itself a mean or a ratio of means, `runs` is the number of runs behind it and `error` its standard error, if known.
+    """
+    tolerance, mean = claim.tolerance(within), fmean(samples)
+    apart = abs(mean - claim.figure)
+    rounding = ROUNDING * max(1.0, abs(claim.figure))
+    note = f"{IN_WORDS[claim.known]}, within {number(tolerance)}"
+    error = error or (_standard_error(samples) if len(samples) > 1 else 0.0)
+    enough = max(runs, len(samples)) >= RUNS_MIN and error <= tolerance / 2
+    if claim.known == "exact" or claim.computed or enough:
+        verdict: Verdict = "reproduced" if apart <= tolerance + rounding else "shape" if shape else "off"
+    else:
+        verdict = "shape" if shape or apart <= 2 * tolerance + rounding else "off"
+        note += f"; {_uncertainty(max(runs, len(samples)), error)}"
+    return _row(claim, samples, verdict, note)
 
 
 def bounded(
@@ -59,39 +154,45 @@ def bounded(
     at_most: float | None = None,
     at_least: float | None = None,
     shape: bool = False,
+    runs: int = 0,
 ) -> Row:
-    """For claims that are inequalities: `reproduced` where every sample keeps the bounds, `shape` where the shape
-    holds."""
-    kept = all(
-        (at_most is None or sample <= at_most) and (at_least is None or sample >= at_least) for sample in samples
-    )
-    verdict: Verdict = "reproduced" if kept else "shape" if shape else "off"
-    bounds = [f"at least {at_least:.4g}"] if at_least is not None else []
-    bounds += [f"at most {at_most:.4g}"] if at_most is not None else []
-    return _row(claim, samples, verdict, " and ".join(bounds))
+    """For inequalities, published or our own: `within-bound` if every sample keeps the bounds."""
+    kept = all((at_most is None or x <= at_most) and (at_least is None or x >= at_least) for x in samples)
+    runs = max(runs, len(samples))
+    enough = claim.computed or runs >= RUNS_MIN
+    verdict: Verdict = "within-bound" if kept and enough else "shape" if shape or kept else "off"
+    limits = [f"at least {number(at_least)}"] if at_least is not None else []
+    limits += [f"at most {number(at_most)}"] if at_most is not None else []
+    whose = "published bound" if claim.paper is not None else "our bound"
+    note = f"{whose}: {' and '.join(limits)}" + ("" if enough else f"; {_uncertainty(runs, 0.0)}")
+    return _row(claim, samples, verdict, note)
 
 
-def shaped(claim: Claim, samples: Sequence[float], *, shape: bool, expect: str) -> Row:
-    """For experiments nobody printed numbers of: `shape` where what is to be expected came out, else `off`."""
-    return _row(claim, samples, "shape" if shape else "off", expect)
+def directed(claim: Claim, samples: Sequence[float], *, holds: bool, expect: str) -> Row:
+    """For what nobody printed a figure of: `shape` if the expected order or direction came out, else `off`."""
+    return _row(claim, samples, "shape" if holds else "off", f"expected: {expect}")
 
 
-def contradicted(claim: Claim, samples: Sequence[float], *, rival: float, within: float = 0.0) -> Row:
-    """For claims that another figure of the same source contradicts: `source-inconsistent` where the two differ and
-    ours is the rival; `reproduced` where ours is the claim."""
+def contradicted(claim: Claim, samples: Sequence[float], *, other: float, within: float | None = None) -> Row:
+    """For a figure that another one of the same source contradicts: `source-inconsistent` if ours is like `other`."""
     assert claim.paper is not None, claim
-    mean = sum(samples) / len(samples)
-    if abs(mean - claim.paper) <= within:
-        verdict: Verdict = "reproduced"
-    elif abs(mean - rival) <= within and abs(rival - claim.paper) > within:
+    mean = fmean(samples)
+    rival = structs.replace(claim, paper=other)
+    verdict: Verdict = "off"
+    if abs(mean - claim.paper) <= claim.tolerance(within):
+        verdict = "reproduced"
+    elif abs(mean - other) <= rival.tolerance(within):
         verdict = "source-inconsistent"
-    else:
-        verdict = "off"
-    return _row(claim, samples, verdict, f"the source's own figures give {rival:.4g}")
+    return _row(claim, samples, verdict, f"the source's own figures give {number(other)}")
+
+
+def with_note(rows: Sequence[Row], note: str) -> list[Row]:
+    """The rows, each with a further note."""
+    return [structs.replace(row, note=f"{row.note}; {note}") for row in rows]
 
 
 def as_table(rows: Sequence[Row], title: str = "") -> Table:
-    """For people; the experiment, if it is one for all, is the title."""
+    """For people; the experiment is the title if it is the same for all."""
     return Table(
         title,
         ("metric", "unit", "paper", "derived", "ours", "low", "high", "verdict", "note"),
@@ -99,22 +200,30 @@ def as_table(rows: Sequence[Row], title: str = "") -> Table:
     )
 
 
-def tally(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """`58 rows: 50 reproduced, 6 shape, 1 off, 1 source-inconsistent`."""
-    verdicts: tuple[Verdict, ...] = ("reproduced", "shape", "off", "source-inconsistent")
-    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in verdicts}
+    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
     return f"{len(rows)} rows: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
 
 
+def _standard_error(samples: Sequence[float]) -> float:
+    return stdev(samples) / math.sqrt(len(samples))
+
+
+def _uncertainty(runs: int, error: float) -> str:
+    if runs < RUNS_MIN:
+        return "one run, which says nothing about the scatter" if runs == 1 else f"only {runs} runs"
+    return f"the mean of {runs} runs has a standard error of {number(error)}"
+
+
 def _row(claim: Claim, samples: Sequence[float], verdict: Verdict, rule: str) -> Row:
-    assert samples, claim
     return Row(
         experiment=claim.experiment,
         metric=claim.metric,
         unit=claim.unit,
         paper=claim.paper,
         derived=claim.derived,
-        ours=sum(samples) / len(samples),
+        ours=fmean(samples),
         low=min(samples),
         high=max(samples),
         verdict=verdict,

@@ -4,58 +4,131 @@ Source: Razavi et al., FA2: Fast, Accurate Autoscaling for Serving Deep Learning
 2022 (chapter P1 of Razavi's dissertation, TU Darmstadt 2024).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
-from msgspec import structs
-
-from sloop.reproduce.fa2 import offline, pictures
+from sloop.report.plots import Figure, Mark, Panel, Series
 from sloop.reproduce.fa2.application import CPU, GPU, SOURCE, VISION
-from sloop.reproduce.fa2.evaluation import ALONE, Evaluation
-from sloop.reproduce.fa2.trials import Results, Trial, play
-from sloop.reproduce.outcome import Reproduction
-from sloop.reproduce.parallel import Progress, each, silent
+from sloop.reproduce.fa2.offline import RATES, Sweep, offline_rows, swept, throughputs
+from sloop.reproduce.fa2.runs import FULL, LONG_NOTE, QUICK, RATIOS, SYSTEMS, Fa2Evaluation, Fa2Result
+from sloop.reproduce.harness import Progress, Reproduction, Results, bars, by_second, run_trials, silent
 
 PAPER: Final = "Razavi et al., FA2, RTAS 2022"
-SEEDS: Final = (0, 1, 2)
-SEEDS_QUICK: Final = (0,)
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
     """All rows; `quick` plays one seed, shorter, and leaves the long traces out. `data` is not needed."""
-    evaluation = Evaluation(quick=quick)
-    seeds = SEEDS_QUICK if quick else SEEDS
-    wanted, long = evaluation.trials(), evaluation.long()
-    ready = [structs.replace(trial, seed=seed) for trial in wanted for seed in seeds]
-    # The long ones first: whoever plays the last of them must not be waited for.
-    outcomes = each(play, [*long, *ready], processes=processes, progress=progress, what=_said)
-    played = dict(zip([*long, *ready], outcomes, strict=True))
-    results = Results(played, seeds)
-    sweeps = (offline.swept(CPU, VISION), offline.swept(GPU, 6))
-    rows = [
-        *offline.rows(sweeps, quick=quick),
-        *evaluation.rows(results, Results(played, (0,)) if long else None),
-    ]
+    evaluation = QUICK if quick else FULL
+    results = run_trials(evaluation.wanted(), processes=processes, progress=progress)
+    sweeps = (swept(CPU, VISION), swept(GPU, 6))
+    rows = [*offline_rows(sweeps, quick=quick), *evaluation.rows(results)]
     figures = (
-        pictures.of_sizes(),
-        pictures.of_sweep(sweeps[0], "sweep-cores"),
-        pictures.of_sweep(sweeps[1], "sweep-slices"),
-        pictures.of_moving(evaluation, results),
-        pictures.of_fixed(evaluation, results),
-        pictures.of_headroom(evaluation, results),
+        sizes_figure(),
+        sweep_figure(sweeps[0], "sweep-cores"),
+        sweep_figure(sweeps[1], "sweep-slices"),
+        moving_figure(evaluation, results),
+        fixed_figure(evaluation, results),
+        headroom_figure(evaluation, results),
     )
-    return Reproduction("fa2", PAPER, tuple(rows), figures, _assumed(long))
-
-
-def _said(trial: Trial) -> str:
-    return f"{trial.plan or trial.system}, {trial.load}/s, {trial.paths} paths"
-
-
-def _assumed(long: Sequence[Trial]) -> tuple[str, ...]:
-    lines = (
+    assumed = (
         f"latencies of the ten models: fitted ({SOURCE})",
         "service times: normal, mean d/1.15, variation 4 %: assumed, as the specification recommends",
         "starting replicas do not slow down others: published as interference, not simulated",
+        *(() if quick else (f"long traces: {LONG_NOTE}",)),
     )
-    return (*lines, f"long traces: {ALONE}") if long else lines
+    return Reproduction("fa2", PAPER, tuple(rows), figures, assumed)
+
+
+def sizes_figure() -> Figure:
+    """Fig. P1.2: four cores divided in three ways."""
+    series = tuple(
+        Series(f"{name} cores", tuple(own for own, _ in points), tuple(rate for _, rate in points), "points")
+        for name, points in throughputs().items()
+    )
+    return Figure(
+        name="sizes",
+        title="The same four cores, batches of 1 to 9",
+        x_label="latency of a batch, ms",
+        panels=(Panel(y_label="requests/s", series=series),),
+        alt="Throughput over latency of 4 × 1, 2 × 2 and 1 × 4 cores: small replicas do most, large ones are quick.",
+    )
+
+
+def sweep_figure(sweep: Sweep, name: str) -> Figure:
+    """Fig. P1.12 and P1.14: replicas by rate, and how many more than FA2."""
+    rates = tuple(map(float, RATES))
+    # FA2 comes last so that it is drawn above the others.
+    totals = tuple(
+        Series(planner, rates, tuple(map(float, sweep.totals[planner])), "steps")
+        for planner in ("ds2", "inferline", "optimal", "fa2")
+    )
+    rivals = ("inferline", "ds2")
+    over = tuple(Series(planner, rates, tuple(sweep.over(planner)), "steps") for planner in rivals)
+    spoken = ", ".join(f"{planner} {fmean(sweep.over(planner)):.1f} % more on average" for planner in rivals)
+    return Figure(
+        name=name,
+        title=f"{sweep.paths} paths, replicas of one {sweep.hardware.name}",
+        x_label="requests/s",
+        panels=(Panel(y_label="replicas", series=totals), Panel(y_label="more than FA2, %", series=over)),
+        alt=f"Replicas at 6 to 60 requests a second; {spoken}.",
+    )
+
+
+def moving_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
+    """One seed of the load that jumps; violations as means of 5 s, for the eye."""
+    runs = {name: results.of(evaluation.moving(name, "fluctuating"))[0] for name in SYSTEMS}
+    load = runs["fa2"].arrivals_by_second
+    area = Series("arrivals", tuple(map(float, range(len(load)))), tuple(map(float, load)), "area")
+    replicas = tuple(by_second(name, run.cores_by_second, steps=True) for name, run in runs.items())
+    violations = tuple(by_second(name, _smooth(run.violations_by_second)) for name, run in runs.items())
+    return Figure(
+        name="fluctuating",
+        title="From 8 to 27 requests/s and back, seed 0",
+        x_label="time, s",
+        panels=(
+            Panel(y_label="requests/s", series=(area,)),
+            Panel(y_label="replicas", series=replicas),
+            Panel(y_label="violations, %", series=violations),
+        ),
+        alt="Arrivals, replicas and violations: all miss after the step until new replicas have started.",
+    )
+
+
+def fixed_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
+    """Late and dropped on the same replicas."""
+    trials = {plan: evaluation.fixed(plan) for plan in SYSTEMS}
+    series = tuple(
+        bars(field, [results.each(trial, field) for trial in trials.values()]) for field in ("late", "dropped")
+    )
+    spoken = "; ".join(f"{plan} {results.mean(trial, 'violations'):.1f} %" for plan, trial in trials.items())
+    return Figure(
+        name="fixed",
+        title="50 requests/s on the optimum's 27 replicas",
+        x_label="",
+        panels=(Panel(y_label="requests, %", ticks=SYSTEMS, series=series),),
+        alt=f"Late and dropped requests: {spoken}.",
+    )
+
+
+def headroom_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
+    """What the head-room of the profile does."""
+    found = {f"d/{ratio:g}": results.violations(evaluation.headroom(ratio)) for ratio in RATIOS}
+    panel = Panel(
+        y_label="violations, %",
+        ticks=tuple(found),
+        series=(bars("violations", list(found.values())),),
+        marks=(Mark("1.4 %", "y", 1.4),),
+    )
+    return Figure(
+        name="head-room",
+        title="FA2's safety margin: three paths, 24 requests/s, by true mean service time",
+        x_label="mean service time",
+        panels=(panel,),
+        alt="; ".join(f"{tick} {fmean(values):.2f} %" for tick, values in found.items()),
+    )
+
+
+def _smooth(values: tuple[float, ...], width: int = 5) -> list[float]:
+    """Means of the last `width` seconds."""
+    return [fmean(values[max(0, place + 1 - width) : place + 1]) for place in range(len(values))]

@@ -2,16 +2,15 @@
 
 Paths and deadlines are published (dissertation chapter P1, table of paths); latencies of the single models are not.
 Theirs are `fitted`: each path's deadline is five times the sum of its latencies, equal models are equal, and the
-rest is chosen within that (the specification's §3.3 and §3.4). d(b) = αb² + βb + γ with α = κ d(1), γ = ρ d(1).
+rest is chosen within that (the specification's 3.3 and 3.4). d(b) = αb² + βb + γ with α = κ d(1), γ = ρ d(1).
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from sloop.profile.forms import Quadratic
-from sloop.profile.profile import Profile
-from sloop.solvers.fa2 import Stage
-from sloop.solvers.graph import Way
+from sloop.profile.profile import Profile, Quadratic
+from sloop.solvers.fa2 import Fa2Stage
+from sloop.solvers.graph import IndexedPath
 
 BATCH_MAX: Final = 16
 KAPPA: Final = 0.004
@@ -35,7 +34,7 @@ VISION: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One column of the tables: deadlines by path, d(1) by model, what of it does not grow with the batch (ρ)."""
+    """One column of the tables: deadlines by path, d(1) by model, the share of d(1) independent of the batch (ρ)."""
 
     name: str
     slos_ms: tuple[float, ...]
@@ -56,8 +55,8 @@ class Problem:
     """The application at a rate, as solvers see it."""
 
     names: tuple[str, ...]
-    stages: tuple[Stage, ...]
-    ways: tuple[Way, ...]
+    stages: tuple[Fa2Stage, ...]
+    paths: tuple[IndexedPath, ...]
 
 
 def form_of(alone_ms: float, fixed: float) -> Quadratic:
@@ -71,22 +70,22 @@ def models(hardware: Hardware) -> dict[str, Quadratic]:
 
 
 def problem(hardware: Hardware, paths: int, rate_rps: float) -> Problem:
-    """The first `paths` paths, between which requests divide evenly."""
+    """The first `paths` paths, over which requests spread evenly."""
     chains, forms = PATHS[:paths], models(hardware)
     names = tuple(name for name in ORDER if any(name in chain for chain in chains))
     stages = tuple(
-        Stage(
+        Fa2Stage(
             name,
             sum(rate_rps / paths for chain in chains if name in chain),
             tuple(forms[name].latency_ms(batch, 1.0) for batch in range(1, BATCH_MAX + 1)),
         )
         for name in names
     )
-    ways = tuple(
-        Way(tuple(names.index(name) for name in chain), slo_ms)
+    indexed = tuple(
+        IndexedPath(tuple(names.index(name) for name in chain), slo_ms)
         for chain, slo_ms in zip(chains, hardware.slos_ms, strict=False)
     )
-    return Problem(names, stages, ways)
+    return Problem(names, stages, indexed)
 
 
 def profile_of(hardware: Hardware, name: str) -> Profile:

@@ -1,80 +1,196 @@
-"""IPA reproduced: its optima, its evaluation on the Twitter trace beside FA2-low, FA2-high and RIM, and its knobs.
+"""IPA reproduced: its optima, its evaluation on the Twitter trace beside FA2-low, FA2-high and RIM, and its parameters.
 
 Source: Razavi, Resource Efficient Inference Serving with SLO Guarantee (dissertation, TU Darmstadt 2024), chapter P3,
 and IPA's public artefact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from msgspec import structs
 
-from sloop.reproduce.ipa import evaluation, knobs, offline, pictures
-from sloop.reproduce.ipa.pipelines import ARTEFACT
-from sloop.reproduce.ipa.trials import WORKLOADS, Results, Trial, Workload, excerpt_of, play, seeded
-from sloop.reproduce.outcome import Reproduction
-from sloop.reproduce.parallel import Progress, each, silent
-from sloop.reproduce.rows import Row
+from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.reproduce.harness import Progress, Reproduction, Results, bars, run_trials, silent
+from sloop.reproduce.ipa.offline import offline_rows, timing_rows, timings
+from sloop.reproduce.ipa.published import PIPELINES, Policy
+from sloop.reproduce.ipa.runs import (
+    INTERVAL_S,
+    PREDICTORS,
+    PREFERENCES,
+    WORKLOADS,
+    IpaEvaluation,
+    IpaResult,
+    IpaTrial,
+    excerpt_of,
+    foreseeing,
+    preferring,
+)
+from sloop.reproduce.rows import with_note
 
 SOURCE: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter P3 (IPA)"
-SEEDS: Final = tuple(range(3))
-SEEDS_QUICK: Final = (0,)
-QUICK: Final = ("video", "audio-sent")
-QUICK_WORKLOADS: Final[tuple[Workload, ...]] = ("steady_low", "bursty", "steady_high")
-"""What a quick reproduction plays."""
+DRAWN: Final[tuple[Policy, ...]] = ("fa2-low", "fa2-high", "rim", "ipa")
+"""IPA last, above those it coincides with."""
+PERCENT_DRAWN: Final = 99
+"""The slowest request of all would compress the other 99 %."""
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
     """All rows; `quick` plays two of the five pipelines under three of the four workloads, once instead of thrice.
 
-    `data` holds the Twitter trace, without which excerpts of the same shape stand in, and every row that depends on
-    them says so.
+    `data` holds the Twitter trace. Without it excerpts of the same shape stand in, and every row that depends on them
+    says so.
     """
-    pipelines, workloads = (QUICK, QUICK_WORKLOADS) if quick else (tuple(ARTEFACT), WORKLOADS)
-    seeds = SEEDS_QUICK if quick else SEEDS
+    evaluation = IpaEvaluation(quick=quick)
     folder = str(data) if data is not None else ""
-    wanted = [*evaluation.trials(pipelines, workloads), *knobs.trials(pipelines, quick=quick)]
     # Before anything else keeps the machine busy: decisions are timed.
-    sizes, slowest = offline.timings()
-    results = run(wanted, seeds, folder, processes=processes, progress=progress)
+    sizes, slowest = timings()
+    results = run_trials(evaluation.wanted(), folder, processes=processes, progress=progress)
     excerpt = excerpt_of(WORKLOADS[0], folder)
-    played = [*evaluation.rows(results, pipelines), *knobs.rows(results, pipelines, quick=quick)]
+    rows = evaluation.rows(results)
     if not excerpt.is_measured:
-        played = [_on_a_stand_in(row) for row in played]
-    rows = [*offline.rows(), *offline.timing_rows(sizes, slowest), *played]
+        rows = with_note(rows, "on a made-up excerpt, because the Twitter trace is not there")
     figures = [
-        *pictures.of_runs(results, pipelines, folder),
-        pictures.of_deciding(sizes),
-        pictures.of_preferences(results, pipelines),
-        pictures.of_latencies(results, pipelines),
-        pictures.of_forecasters(results, pipelines, quick=quick),
+        *(course_figure(results, evaluation, name, folder) for name in evaluation.pipelines),
+        timing_figure(sizes),
+        preferences_figure(results, evaluation),
+        latencies_figure(results, evaluation),
+        forecasters_figure(results, evaluation),
     ]
-    return Reproduction("ipa", SOURCE, tuple(rows), tuple(figures), tuple(_assumed(pipelines, excerpt.provenance)))
+    assumed = [] if excerpt.is_measured else [f"requests: {excerpt.provenance}"]
+    for name in evaluation.pipelines:
+        models = [(stage, model) for stage in PIPELINES[name].stages for model in stage.models]
+        assumed += [f"{name}, {s.name}: {m.name}: {m.origin} speed ({m.profile.source})" for s, m in models]
+    rows = [*offline_rows(), *timing_rows(sizes, slowest), *rows]
+    return Reproduction("ipa", SOURCE, tuple(rows), tuple(figures), tuple(assumed))
 
 
-def run(
-    wanted: Sequence[Trial], seeds: tuple[int, ...], data: str, *, processes: int = 0, progress: Progress = silent
-) -> Results:
-    """Play each of the trials once per seed; the same trial twice is played once."""
-    ready = list(dict.fromkeys(seeded(trial, seed, data) for trial in wanted for seed in seeds))
-    outcomes = each(
-        play, ready, processes=processes, progress=progress, what=lambda trial: f"{trial.pipeline}, {trial.policy}"
+def course_figure(results: Results[IpaResult], evaluation: IpaEvaluation, name: str, data: str) -> Figure:
+    """Fig. P3.8 to P3.12: a pipeline under its workloads, one after another, first seed."""
+    workloads = evaluation.workloads
+    runs = {
+        policy: [results.of(IpaTrial(pipeline=name, workload=w, policy=policy))[0] for w in workloads]
+        for policy in DRAWN
+    }
+    counts = [excerpt_of(workload, data).counts for workload in workloads]
+    rates = [float(max(own[at : at + INTERVAL_S])) for own in counts for at in range(0, len(own), INTERVAL_S)]
+    minutes = tuple(place * INTERVAL_S / 60 for place in range(len(rates)))
+    ends = tuple(Mark("next workload", "x", minutes[-1] * n / len(workloads)) for n in range(1, len(workloads)))
+
+    def joined(field: str) -> tuple[Series, ...]:
+        return tuple(
+            Series(policy, minutes, tuple(value for run in own for value in getattr(run, field)), "steps")
+            for policy, own in runs.items()
+        )
+
+    accuracy = joined("pas_by_interval")
+    lowest = accuracy[DRAWN.index("fa2-low")].y
+    above = tuple(
+        structs.replace(own, y=tuple(y - low for y, low in zip(own.y, lowest, strict=True))) for own in accuracy
     )
-    return Results(dict(zip(ready, outcomes, strict=True)), seeds, data)
+    means = "; ".join(
+        f"{policy} {fmean(run.cores for run in own):.1f} cores, 100 · PAS {fmean(run.pas for run in own):.1f}"
+        for policy, own in runs.items()
+    )
+    rate = Series("rate", minutes, tuple(rates), "area")
+    return Figure(
+        name=f"over-time-{name}",
+        title=f"{name}: {', '.join(workload.replace('_', ' ') for workload in workloads)}; seed 0",
+        x_label="time, minutes",
+        panels=(
+            Panel(y_label="busiest second,\nrequests/s", series=(rate,), marks=ends),
+            Panel(y_label="cores", series=joined("cores_by_interval"), marks=ends),
+            Panel(y_label="100 · PAS\nabove FA2-low's", series=above, marks=ends),
+            Panel(y_label="violations, %", series=joined("violations_by_interval"), marks=ends),
+        ),
+        alt=f"Rate, cores, accuracy and violations of {name}, workload after workload. Means: {means}.",
+    )
 
 
-def _on_a_stand_in(row: Row) -> Row:
-    return structs.replace(row, note=f"{row.note}; a made-up excerpt: the Twitter trace is not at hand")
+def timing_figure(sizes: Mapping[int, float]) -> Figure:
+    """Fig. P3.13: how long a decision takes as pipelines grow."""
+    taken = tuple(sizes.values())
+    panel = Panel(
+        y_label="ms (log)",
+        series=(Series("label setting, slowest of 3", tuple(map(float, sizes)), taken),),
+        marks=(Mark("published: less than 2 s", "y", 2000.0),),
+        log=True,
+    )
+    return Figure(
+        name="deciding",
+        title="Time of a decision, n stages of n variants",
+        x_label="n",
+        panels=(panel,),
+        alt=f"From {taken[0]:.2f} ms for one stage of one variant to {taken[-1]:.0f} ms for ten of ten.",
+    )
 
 
-def _assumed(pipelines: Sequence[str], provenance: str) -> list[str]:
-    """What nobody measured here."""
-    found = [] if provenance.startswith("measured") else [f"requests: {provenance}"]
-    for name in pipelines:
-        for step in ARTEFACT[name].steps:
-            found += [
-                f"{name}, {step.name}: {model.name}: {model.origin} speed ({model.profile.source})"
-                for model in step.models
-            ]
-    return list(dict.fromkeys(found))
+def preferences_figure(results: Results[IpaResult], evaluation: IpaEvaluation) -> Figure:
+    """Fig. P3.14: cores and accuracy by what is preferred."""
+    names = evaluation.pipelines
+    panels = [
+        Panel(
+            y_label=label,
+            ticks=tuple(names),
+            series=tuple(
+                bars(preferred, [results.each(preferring(name, place), field) for name in names])
+                for place, preferred in enumerate(PREFERENCES)
+            ),
+        )
+        for label, field in (("cores", "cores"), ("100 · PAS", "pas"))
+    ]
+    return Figure(
+        name="preferences",
+        title="What is preferred, under the bursty excerpt",
+        x_label="",
+        panels=tuple(panels),
+        alt="Cores and accuracy both fall from accuracy to balance to resources preferred.",
+    )
+
+
+def latencies_figure(results: Results[IpaResult], evaluation: IpaEvaluation) -> Figure:
+    """Fig. P3.15: distributions under the steady high load, first seed."""
+    percent = tuple(float(share) for share in range(1, PERCENT_DRAWN + 1))
+
+    def curve(name: str, policy: Policy) -> Series:
+        result = results.of(IpaTrial(pipeline=name, workload="steady_high", policy=policy))[0]
+        return Series(policy, tuple(latency_ms / 1000 for latency_ms in result.latencies_ms[:PERCENT_DRAWN]), percent)
+
+    panels = tuple(
+        Panel(
+            y_label=f"{name},\n% below",
+            series=tuple(curve(name, policy) for policy in DRAWN),
+            marks=(Mark("deadline", "x", PIPELINES[name].slo_s),),
+        )
+        for name in evaluation.pipelines
+    )
+    return Figure(
+        name="latencies",
+        title="End-to-end latency, steady high load",
+        x_label="latency, s",
+        panels=panels,
+        alt="Distributions of latency up to the 99th percentile for all policies, with each pipeline's deadline.",
+    )
+
+
+def forecasters_figure(results: Results[IpaResult], evaluation: IpaEvaluation) -> Figure:
+    """Fig. P3.16: violations by forecaster, for quick and for slow starts."""
+    names = evaluation.pipelines
+    panels = [
+        Panel(
+            y_label=f"violations, %,\nstarts of {start_s:g} s",
+            ticks=tuple(names),
+            series=tuple(
+                bars(p, [results.violations(foreseeing(name, p, start_s)) for name in names]) for p in PREDICTORS
+            ),
+        )
+        for start_s in evaluation.starts_s
+    ]
+    return Figure(
+        name="forecasters",
+        title="Forecasters, under the bursty excerpt",
+        x_label="",
+        panels=tuple(panels),
+        alt="Violations of the pipelines with the LSTM, reactive and oracle forecaster.",
+    )

@@ -4,56 +4,158 @@ Source: Razavi et al., Sponge: Inference Serving with Dynamic SLOs Using In-Plac
 (chapter P2 of Razavi's dissertation, TU Darmstadt 2024), and its public artefact.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
-from msgspec import structs
-
+from sloop.profile.fit import fit_amdahl
 from sloop.profile.published import YOLOV5S_S
-from sloop.reproduce.outcome import Reproduction
-from sloop.reproduce.parallel import Progress, each, silent
-from sloop.reproduce.rows import Row
-from sloop.reproduce.sponge import ablations, evaluation, offline, pictures, sensitivity
-from sloop.reproduce.sponge.trials import Results, Trial, link_of, play, seeded
+from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.reproduce.harness import Progress, Reproduction, Results, RunResult, bars, by_second, run_trials, silent
+from sloop.reproduce.rows import with_note
+from sloop.reproduce.sponge.offline import LINK, SYNTHETIC, grid_points, offline_rows
+from sloop.reproduce.sponge.runs import (
+    BYTES_PER_KB,
+    FA2_COLD,
+    FA2_WARM,
+    KNOBS,
+    MIDDLE,
+    RATIOS,
+    SLO_MS,
+    SPONGE,
+    STATIC_8,
+    STATIC_16,
+    SpongeTrial,
+    ablation_rows,
+    at,
+    check_rows,
+    evaluation_rows,
+    link_of,
+    wanted,
+)
+from sloop.workload import Link
 
 SOURCE: Final = "Razavi et al., Sponge, EuroMLSys 2024"
 ARTEFACT: Final = "saeid93__sponge"
 """The public artefact's folder among public data, named owner__repository."""
-
-SEEDS: Final = tuple(range(5))
-SEEDS_QUICK: Final = (0,)
+SEEDS, SEEDS_QUICK = 5, 1
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
     """All rows; `quick` plays one seed instead of five and leaves the ablations out.
 
-    `data` holds the artefact's folder, without which a synthetic link stands in for the recorded one, and every row
-    says so that depends on it.
+    `data` holds the artefact's folder. Without it a synthetic link stands in for the recorded one, and every row that
+    depends on the link says so.
     """
-    artefact = data / ARTEFACT if data is not None and (data / ARTEFACT / offline.LINK).exists() else None
-    path = str(artefact / offline.LINK) if artefact else ""
+    artefact = data / ARTEFACT if data is not None and (data / ARTEFACT / LINK).exists() else None
+    path = str(artefact / LINK) if artefact else ""
     link = link_of(path)
-    seeds = SEEDS_QUICK if quick else SEEDS
-    wanted = [*evaluation.trials(), *sensitivity.trials(), *([] if quick else ablations.trials())]
-    results = run(wanted, seeds, path, processes=processes, progress=progress)
-    played = [*evaluation.rows(results), *sensitivity.rows(results), *([] if quick else ablations.rows(results))]
-    rows = [*offline.rows(link, artefact), *(played if artefact else map(_on_a_synthetic_link, played))]
-    figures = [pictures.of_link(link), pictures.of_fit(), *pictures.of_evaluation(results)]
-    if not quick:
-        figures += pictures.of_ablations(results)
+    trials = wanted(SEEDS_QUICK if quick else SEEDS, ablations=not quick)
+    results = run_trials(trials, path, processes=processes, progress=progress)
+    simulated = [*evaluation_rows(results), *check_rows(results), *([] if quick else ablation_rows(results))]
+    rows = [*offline_rows(link, artefact), *(simulated if artefact else with_note(simulated, SYNTHETIC))]
+    figures = [link_figure(link), fit_figure(), policies_figure(results), course_figure(results)]
     assumed = [f"YOLOv5s: {YOLOV5S_S.origin} profile ({YOLOV5S_S.source})"]
     assumed += [] if artefact else [f"link: {link.provenance}"]
+    figures += [] if quick else ablation_figures(results)
     return Reproduction("sponge", SOURCE, tuple(rows), tuple(figures), tuple(assumed))
 
 
-def _on_a_synthetic_link(row: Row) -> Row:
-    return structs.replace(row, note=f"{row.note}; {offline.SYNTHETIC}")
+def link_figure(link: Link) -> Figure:
+    """Fig. P2.1: bandwidth, and what it leaves of a second for three payloads."""
+    rates = tuple(rate * 1000 / 1e6 for rate in link.bytes_per_ms)
+    area = Series("bandwidth", tuple(map(float, range(len(rates)))), rates, "area")
+    budgets = tuple(by_second(f"{kb} KB", link.remaining_ms(kb * BYTES_PER_KB, SLO_MS)) for kb in (100, 200, 500))
+    return Figure(
+        name="link",
+        title="The link, and what it leaves of one second",
+        x_label="time, s",
+        panels=(Panel(y_label="bandwidth, MB/s", series=(area,)), Panel(y_label="budget left, ms", series=budgets)),
+        alt=f"Bandwidth between {min(rates):.2f} and {max(rates):.2f} MB/s; the budgets left for 100, 200 and 500 KB.",
+    )
 
 
-def run(
-    wanted: list[Trial], seeds: tuple[int, ...], link: str, *, processes: int = 0, progress: Progress = silent
-) -> Results:
-    """Play each of the trials once per seed, over this link; the same trial twice is played once."""
-    ready = list(dict.fromkeys(seeded(trial, seed, link) for trial in wanted for seed in seeds))
-    outcomes = each(play, ready, processes=processes, progress=progress, what=lambda trial: trial.system)
-    return Results(dict(zip(ready, outcomes, strict=True)), seeds, link)
+def fit_figure() -> Figure:
+    """Fig. P2.3: predicted against measured, both axes in ms."""
+    points = grid_points()
+    fitted = fit_amdahl(points, relative=True)
+    series = []
+    for batch in (1, 2, 4, 8, 16):
+        row = [point for point in points if point.batch == batch]
+        predicted = tuple(fitted.params.latency_ms(point.batch, point.cores) for point in row)
+        series.append(Series(f"batch {batch}", tuple(point.latency_ms for point in row), predicted, "points"))
+    most = max(point.latency_ms for point in points)
+    return Figure(
+        name="fit",
+        title="The performance model, ResNet18",
+        x_label="measured P99, ms",
+        panels=(Panel(y_label="predicted, ms", series=(*series, Series("equal", (0.0, most), (0.0, most)))),),
+        alt=f"Predicted against measured latency of 30 settings; mean error {fitted.mape:.1%}.",
+    )
+
+
+def policies_figure(results: Results[RunResult]) -> Figure:
+    """Fig. P2.4: all policies at all true service times."""
+    policies = (STATIC_8, STATIC_16, *SPONGE.values(), FA2_COLD, FA2_WARM)
+    violations = tuple(
+        bars(f"mean = l/{ratio:g}", [results.violations(at(policy, ratio)) for policy in policies]) for ratio in RATIOS
+    )
+    cores = [results.mean(at(policy, MIDDLE), "cores") for policy in policies]
+    ticks = tuple(policy.policy.replace(" from ", "\n") for policy in policies)
+    spoken = "; ".join(
+        f"{policy.policy} {results.mean(at(policy, MIDDLE), 'violations'):.2f} %, {count:.1f} cores"
+        for policy, count in zip(policies, cores, strict=True)
+    )
+    return Figure(
+        name="evaluation",
+        title="20 requests/s of YOLOv5s over the link, 600 s",
+        x_label="",
+        panels=(
+            Panel(y_label="violations, % (log)", ticks=ticks, series=violations, log=True),
+            Panel(y_label="cores", ticks=ticks, series=(bars("cores", [[count] for count in cores]),)),
+        ),
+        alt=f"Violations and cores at l/{MIDDLE:g}: {spoken}.",
+    )
+
+
+def course_figure(results: Results[RunResult]) -> Figure:
+    """One seed of three policies over time."""
+    runs = [(policy.policy, results.of(at(policy, MIDDLE))[0]) for policy in (SPONGE[0.9], STATIC_16, FA2_COLD)]
+    violations = tuple(by_second(name, run.violations_by_second) for name, run in runs)
+    cores = tuple(by_second(name, run.cores_by_second, steps=True) for name, run in runs)
+    return Figure(
+        name="over-time",
+        title=f"Second by second, mean = l/{MIDDLE:g}, seed 0",
+        x_label="time, s",
+        panels=(Panel(y_label="violations, %", series=violations), Panel(y_label="cores", series=cores)),
+        alt="Violations and cores per second of Sponge, static-16 and FA2: FA2 misses everything until its replicas "
+        "have started, all three miss in the deepest fades.",
+    )
+
+
+def ablation_figures(results: Results[RunResult]) -> list[Figure]:
+    """One figure for every four parameters."""
+    panels = [_knob_panel(knob, settings, results) for knob, _, _, settings in KNOBS]
+    return [
+        Figure(
+            name=f"knobs-{start // 4 + 1}",
+            title="Violations by setting, %" if not start else "Violations by setting, %, continued",
+            x_label="",
+            panels=tuple(panels[start : start + 4]),
+            alt="; ".join(panel.y_label.replace("\n", " ") for panel in panels[start : start + 4]),
+        )
+        for start in range(0, len(panels), 4)
+    ]
+
+
+def _knob_panel(knob: str, settings: Sequence[tuple[str, SpongeTrial]], results: Results[RunResult]) -> Panel:
+    found = [results.violations(at(trial, MIDDLE)) for _, trial in settings]
+    words = knob.split()
+    half = len(words) // 2
+    return Panel(
+        y_label="\n".join(filter(None, (" ".join(words[:half]), " ".join(words[half:])))),
+        ticks=tuple(name for name, _ in settings),
+        series=(bars("violations", found),),
+        marks=(Mark("the first setting", "y", fmean(found[0])),),
+    )

@@ -1,0 +1,197 @@
+"""What all reproductions share: trials, playing them in parallel, results by trial, and the finished reproduction.
+
+A trial is a value that says what to simulate; its result depends on nothing else, so that the same trial is played only
+once per seed and results are found by trial. A publication derives its own kind of trial and, where it looks at more
+than violations and cores, its own kind of result.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from statistics import fmean
+from typing import Any, Final, Generic, Self, TypeVar
+
+from msgspec import Struct, structs
+
+from sloop.machine import usable_cpus
+from sloop.report.html import Section, page
+from sloop.report.plots import Figure, Series
+from sloop.report.tables import Table
+from sloop.reproduce.rows import MEANINGS, Row, as_table, summary
+
+Progress = Callable[[float, str], None]
+"""Called with the share that is done, 0 to 1, and what is being done."""
+
+PROCESSES_MAX: Final = 16
+"""More would need more memory than a workstation has: each holds a simulator and its log."""
+
+Value = TypeVar("Value")
+Product = TypeVar("Product")
+
+
+class RunResult(Struct, frozen=True, kw_only=True):
+    """What came of one run."""
+
+    violations: float
+    """Percent of the requests that were late or dropped."""
+    cores: float
+    """Mean over the run."""
+    violations_by_second: tuple[float, ...] = ()
+    """Percent of the requests that arrived in each second."""
+    cores_by_second: tuple[float, ...] = ()
+
+
+Result = TypeVar("Result", bound=RunResult)
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """One run: what is served, under which policy and load, in which world."""
+
+    seed: int = 0
+    data: str = ""
+    """Where recorded data lies; empty for a synthetic stand-in."""
+
+    def play(self) -> RunResult:
+        """Simulate it."""
+        raise NotImplementedError
+
+    def label(self) -> str:
+        """What progress bars say."""
+        raise NotImplementedError
+
+    def key(self) -> Self:
+        """The trial without its world and without names that change nothing: equal keys are the same experiment."""
+        return structs.replace(self, seed=0, data="")
+
+
+AnyTrial = TypeVar("AnyTrial", bound=Trial)
+Wanted = Sequence[tuple[AnyTrial, int]]
+"""Trials, each with the number of seeds to play."""
+
+
+class Results(Generic[Result]):
+    """Results by trial, one for each seed that was played."""
+
+    def __init__(self, played: Mapping[Any, Result]) -> None:
+        self._by_trial: dict[Trial, dict[int, Result]] = {}
+        for trial, result in played.items():
+            self._by_trial.setdefault(trial.key(), {})[trial.seed] = result
+
+    def of(self, trial: Trial, runs: int = 0) -> list[Result]:
+        """By ascending seed, the first `runs` of them (0: all). The trial's own seed and data do not matter."""
+        found = self._by_trial[trial.key()]
+        return [found[seed] for seed in sorted(found)][: runs or None]
+
+    def each(self, trial: Trial, field: str, runs: int = 0) -> list[float]:
+        """One number of the result, for each seed."""
+        return [float(getattr(result, field)) for result in self.of(trial, runs)]
+
+    def mean(self, trial: Trial, field: str, runs: int = 0) -> float:
+        """The mean of `each`."""
+        return fmean(self.each(trial, field, runs))
+
+    def violations(self, trial: Trial, runs: int = 0) -> list[float]:
+        """Percent, for each seed."""
+        return self.each(trial, "violations", runs)
+
+    def cores(self, trial: Trial, runs: int = 0) -> list[float]:
+        """Mean cores, for each seed."""
+        return self.each(trial, "cores", runs)
+
+
+class Reproduction(Struct, frozen=True):
+    """One publication, reproduced: rows with verdicts, figures, and what was assumed."""
+
+    name: str
+    source: str
+    rows: tuple[Row, ...]
+    figures: tuple[Figure, ...]
+    assumed: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """How many rows have which verdict."""
+        return summary(self.rows)
+
+    def tables(self) -> list[Table]:
+        """One for each experiment, in the order in which they were made."""
+        experiments = dict.fromkeys(row.experiment for row in self.rows)
+        return [
+            as_table([row for row in self.rows if row.experiment == name], name[0].upper() + name[1:])
+            for name in experiments
+        ]
+
+    def page(self) -> str:
+        """One self-contained HTML file."""
+        assumptions = Table(
+            "Assumptions and sources that nobody measured here", ("assumed",), tuple((a,) for a in self.assumed)
+        )
+        sections = [
+            Section(title="Verdicts", text=(f"{self.summary}.", *MEANINGS)),
+            Section(title="Figures", figures=self.figures),
+            *(Section(title=table.title, tables=(structs.replace(table, title=""),)) for table in self.tables()),
+            Section(title="Where the numbers come from", tables=(assumptions,)),
+        ]
+        return page(f"{self.name.capitalize()}, reproduced", sections, lead=self.source)
+
+
+def silent(share: float, what: str) -> None:
+    """Progress that nobody looks at."""
+
+
+def run_trials(
+    wanted: Wanted[AnyTrial], data: str = "", *, processes: int = 0, progress: Progress = silent
+) -> Results[Any]:
+    """Play every trial once per seed in processes of their own; a trial that is wanted twice is played once."""
+    ready = list(
+        dict.fromkeys(
+            structs.replace(trial.key(), seed=seed, data=data) for trial, seeds in wanted for seed in range(seeds)
+        )
+    )
+    results = in_parallel(_play, ready, processes=processes, progress=progress, what=lambda trial: trial.label())
+    return Results(dict(zip(ready, results, strict=True)))
+
+
+def _play(trial: AnyTrial) -> RunResult:
+    return trial.play()
+
+
+def in_parallel(
+    run: Callable[[Value], Product],
+    values: Sequence[Value],
+    *,
+    processes: int = 0,
+    progress: Progress = silent,
+    what: Callable[[Value], str] = str,
+) -> list[Product]:
+    """`[run(value) for value in values]`, by `processes` at once (0: one for each core; 1: in this one)."""
+    processes = min(processes or default_processes(), len(values))
+    products: list[Product] = []
+    if processes <= 1:
+        for place, value in enumerate(values):
+            products.append(run(value))
+            progress((place + 1) / len(values), what(value))
+        return products
+    # Fresh interpreters: forking a process that may have threads is not safe.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for place, product in enumerate(pool.map(run, values, chunksize=1)):
+            products.append(product)
+            progress((place + 1) / len(values), what(values[place]))
+    return products
+
+
+def default_processes() -> int:
+    """As many as there are cores to run on."""
+    return max(1, min(PROCESSES_MAX, len(usable_cpus())))
+
+
+def bars(name: str, samples: Sequence[Sequence[float]]) -> Series:
+    """Means with their smallest and largest sample, at positions 0, 1, 2, …"""
+    places = tuple(map(float, range(len(samples))))
+    return Series(name, places, tuple(map(fmean, samples)), "bars", tuple(map(min, samples)), tuple(map(max, samples)))
+
+
+def by_second(name: str, values: Sequence[float], *, steps: bool = False) -> Series:
+    """One value for each second of a run."""
+    return Series(name, tuple(map(float, range(len(values)))), tuple(map(float, values)), "steps" if steps else "line")

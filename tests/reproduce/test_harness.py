@@ -1,0 +1,92 @@
+"""Trials are played once per seed, in order, and found again by trial."""
+
+from math import sqrt
+from typing import Self
+
+from msgspec import structs
+
+from sloop.reproduce.harness import (
+    Reproduction,
+    Results,
+    RunResult,
+    Trial,
+    bars,
+    by_second,
+    default_processes,
+    in_parallel,
+    run_trials,
+    silent,
+)
+from sloop.reproduce.rows import Claim, compare
+
+PLAYED: list["Square"] = []
+
+
+class Square(Trial, frozen=True, kw_only=True):
+    """As many violations as the square of a number, and one more for each seed."""
+
+    number: int
+    name: str = ""
+
+    def label(self) -> str:
+        return f"{self.number}²"
+
+    def key(self) -> Self:
+        return structs.replace(self, seed=0, data="", name="")
+
+    def play(self) -> RunResult:
+        PLAYED.append(self)
+        return RunResult(violations=self.number**2 + self.seed, cores=1.0)
+
+
+def test_twins_are_played_once_and_found_by_either_name() -> None:
+    PLAYED.clear()
+    wanted = [(Square(number=2, name="a"), 2), (Square(number=2, name="b"), 3), (Square(number=3), 1)]
+    results: Results[RunResult] = run_trials(wanted, "folder", processes=1)
+    assert [(trial.number, trial.seed, trial.data) for trial in PLAYED] == [
+        (2, 0, "folder"),
+        (2, 1, "folder"),
+        (2, 2, "folder"),
+        (3, 0, "folder"),
+    ]
+    assert results.violations(Square(number=2)) == [4, 5, 6]
+    assert results.violations(Square(number=2, name="c", seed=7), 2) == [4, 5]
+    assert results.mean(Square(number=2), "violations") == 5
+    assert results.cores(Square(number=3)) == [1.0]
+
+
+def test_in_one_process() -> None:
+    seen: list[tuple[float, str]] = []
+    assert in_parallel(sqrt, [1, 4, 9, 16], processes=1, progress=lambda *now: seen.append(now)) == [1, 2, 3, 4]
+    assert seen == [(0.25, "1"), (0.5, "4"), (0.75, "9"), (1.0, "16")]
+
+
+def test_in_several() -> None:
+    seen: list[float] = []
+    values = [float(n * n) for n in range(7)]
+    found = in_parallel(sqrt, values, processes=2, progress=lambda share, _: seen.append(share))
+    assert found == [0, 1, 2, 3, 4, 5, 6]
+    assert seen[-1] == 1.0
+
+
+def test_nothing_to_do() -> None:
+    assert in_parallel(sqrt, [], progress=silent) == []
+    assert default_processes() >= 1
+
+
+def test_a_reproduction_on_a_page() -> None:
+    row = compare(Claim(experiment="check 1", metric="m < n", unit="%", paper=1.0), [1.0] * 3)
+    found = Reproduction("sponge", "Somebody, 2024", (row,), (), ("a guess",))
+    assert found.summary == "1 rows: 1 reproduced"
+    text = found.page()
+    assert "m &lt; n" in text
+    assert "a guess" in text
+    assert "within-bound: an inequality" in text, "what verdicts mean"
+    assert [table.title for table in found.tables()] == ["Check 1"]
+
+
+def test_series() -> None:
+    series = bars("x", [[1.0, 3.0], [5.0]])
+    assert (series.x, series.y, series.low, series.high) == ((0.0, 1.0), (2.0, 5.0), (1.0, 5.0), (3.0, 5.0))
+    assert by_second("x", [3, 4]).x == (0.0, 1.0)
+    assert (by_second("x", [3]).kind, by_second("x", [3], steps=True).kind) == ("line", "steps")
