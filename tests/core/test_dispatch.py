@@ -1,3 +1,5 @@
+"""The data path: requests from arrival through batches to their end, in one stage and in a graph."""
+
 from collections.abc import Sequence
 
 from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica

@@ -1,3 +1,5 @@
+"""What fits on a node, and that reservations free exactly what they took."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Buckets hold exact integrals of counts."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
