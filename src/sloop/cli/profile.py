@@ -1,24 +1,30 @@
 """`sloop profile`: the latency of a model on this machine, measured or refined from a server's log."""
 
+import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import RenderableType
 
 from sloop.cli.command import CommandOutput, Number, command, counts, numbers, progress, shape, table
-from sloop.errors import InputError
+from sloop.demo.service_pass import service_pass
+from sloop.errors import InputError, MachineError
 from sloop.profile.examine import check_rows
 from sloop.profile.examine import free_batch as open_batch
 from sloop.profile.fit import Percentile
 from sloop.profile.measure import PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
 from sloop.profile.passes import speed_range
-from sloop.profile.profile import Profile, Sample, path_beside, save_profile
+from sloop.profile.profile import Pass, Profile, Sample, path_beside, save_profile
 from sloop.report.tables import Table
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
 from sloop.systems.replay import refined_profiles
+
+_log: Final = logging.getLogger("sloop.profile")
 
 FORMS = ["table", "amdahl", "quadratic"]
 EXAMPLE = """
@@ -65,7 +71,7 @@ sloop profile --from-log .sloop/events.jsonl
 @click.option(
     "--alone",
     is_flag=True,
-    help="Measure without the stand-in for gateway and clients that shares the machine by default.",
+    help="Measure the model by itself: without other work on the machine, and not in a server under load.",
 )
 @click.option(
     "--shape",
@@ -142,10 +148,20 @@ def profile(  # one parameter for each option
             progress=update,
             percentile=percentile,
             alone=alone,
+            in_service=None if alone else partial(_in_service, model, rows),
         )
     path = out or path_beside(model)
     made = _saved(made, form, path)
     return CommandOutput(value_of(model, made), display(made, path, form))
+
+
+def _in_service(model: Path, rows: dict[str, tuple[int, ...]], samples: Sequence[Sample]) -> Pass | None:
+    """A pass in real service; without one, and a warning, if the model cannot be served or sent requests to."""
+    try:
+        return service_pass(model, samples, rows, seed=len(samples))
+    except (InputError, MachineError) as error:
+        _log.warning("not measured in service: %s", error.what)
+        return None
 
 
 def _opened(model: Path, rows: dict[str, tuple[int, ...]]) -> Path:

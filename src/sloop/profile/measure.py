@@ -33,10 +33,11 @@ from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.examine import RefusedModel
 from sloop.profile.fit import Percentile, fit_all
+from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import Pass, Profile, Sample, Startup, digest, sample_of
 from sloop.profile.service_load import ServiceLoad, service_load
 from sloop.profile.timed_process import READY, RUN, STOP, BatchReady, LoadReport, Message, TimingOrder, receive_into
-from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, lay_out
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
 from sloop.units import NS_PER_MS, NS_PER_S
 
 BATCHES: Final = (1, 2, 4, 8)
@@ -65,6 +66,8 @@ Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to `cores` while the context is open."""
 Progress = Callable[[int, int, Sample], None]
 """Called with the number of cells done in all passes, of cells in all, and the newest sample."""
+ServicePass = Callable[[Sequence[Sample]], Pass | None]
+"""Serves the model for some seconds, at rates that follow from these samples, and returns what batches took."""
 
 
 class CellRuns(NamedTuple):
@@ -110,12 +113,14 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     progress: Progress = lambda done, cells, sample: None,
     percentile: Percentile = "p99",
     alone: bool = False,
+    in_service: ServicePass | None = None,
 ) -> Profile:
     """The profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
 
     `shapes` gives one row's shape for inputs with open dimensions, unless the model has an example; `latency_ms` will
-    promise `percentile`; `alone` leaves out the stand-in for gateway and clients. InputError for a model or choice that
-    cannot be measured, MachineError if a process dies.
+    promise `percentile`; `alone` leaves out the stand-in for gateway and clients. `in_service`, if given, is called
+    after each pass with its samples and may return one more pass, whose cells replace the others
+    (`sloop.profile.passes`). InputError for a model or choice that cannot be measured, MachineError if a process dies.
     """
     batches = _checked_batches(batches)
     cores = _checked_cores(default_cores() if cores is None else cores)
@@ -140,6 +145,8 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
                     done += 1
                     progress(done, passes * len(batches) * len(cores), samples[-1])
             made.append(Pass(date=date, beside=_beside(load), samples=tuple(samples)))
+        if in_service is not None and (shown := in_service(samples)) is not None:
+            made.append(shown)
     pooled = [sample_of(batch, count, runs_ns) for (count, batch), runs_ns in runs.items()]
     return _profile(model_path, pooled, made, reports, percentile)
 
@@ -285,7 +292,7 @@ class Timing:
         def run_ns() -> int:
             begin_ns = perf_counter_ns()
             if shared is not None:
-                lay_out(shared, [[array] for array in inputs])
+                write_tensors(shared, [[array] for array in inputs])
                 self._sock.sendall(RUN)
             else:
                 self._sock.sendall(message)
@@ -349,6 +356,8 @@ def _died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> M
 def _profile(
     path: Path, samples: Sequence[Sample], passes: Sequence[Pass], reports: Sequence[LoadReport], percentile: Percentile
 ) -> Profile:
+    if any(one.in_service for one in passes):
+        samples = in_service_samples(passes, fit_all(samples, percentile)["table"].params)
     fits = fit_all(samples, percentile)
     startup = _startup(reports)
     return Profile(

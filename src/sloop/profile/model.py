@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from sloop.errors import InputError
 from sloop.tensor import NUMPY_TYPES, Port, Signature
-from sloop.user_code import module_in, raise_theirs
+from sloop.user_code import module_in, raise_user_error
 
 PYTHON: Final = ".py"
 DATATYPES: Final[Mapping[str, str]] = {
@@ -262,7 +262,7 @@ class PythonSession:
             self._model = declared(threads)
             self.software = str(getattr(self._model, "software", ""))
         except (Exception, SystemExit) as error:  # the author's code
-            raise_theirs(error, path, "its class 'Model' cannot be made")
+            raise_user_error(error, path, "its class 'Model' cannot be made")
 
     def example(self, rows: int) -> dict[str, Array] | None:
         """What the class's own `example` returns, checked against `inputs`; None if it has no such method."""
@@ -271,7 +271,7 @@ class PythonSession:
         try:
             made = _declared_arrays(self._model.example(rows), self.signature.inputs, "example")
         except (Exception, SystemExit) as error:
-            raise_theirs(error, self._path, "its 'example' fails")
+            raise_user_error(error, self._path, "its 'example' fails")
         feed = {port.name: array for port, array in zip(self.signature.inputs, made, strict=True)}
         for port, array in zip(self.signature.inputs, made, strict=True):
             if port.shape and len(array) != rows:

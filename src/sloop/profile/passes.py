@@ -6,15 +6,16 @@ server's log shows as one more pass: in service a batch can take longer than whe
 has shown replace the measured ones, and the others are scaled by the same ratio.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Final
 
 from msgspec import Struct, structs
 
 from sloop.profile.fit import Percentile, fit_all
-from sloop.profile.profile import FLOOR_MS, LIKELY, LatencyTable, Pass, Profile, Sample, likely, sample_of
+from sloop.profile.profile import FLOOR_MS, LIKELY, Latency, LatencyTable, Pass, Profile, Sample, likely, sample_of
 from sloop.quantities import quantile
 
 CellKey = tuple[int, float]
@@ -54,9 +55,15 @@ def speed_range(profile: Profile) -> SpeedRange | None:
 
 
 def _speeds(passes: Sequence[Pass]) -> list[float]:
-    means_ms = [{(sample.batch, sample.cores): sample.mean_ms for sample in one.samples} for one in passes]
-    common = sorted(set.intersection(*map(set, means_ms))) if means_ms else []
-    return [fmean(log(one[cell]) for cell in common) for one in means_ms] if common else []
+    cells = _pooled_cells(passes)
+    counts = Counter((sample.batch, sample.cores) for one in passes for sample in one.samples)
+    speeds: list[float] = []
+    for one in passes:
+        shared = [sample for sample in one.samples if counts[sample.batch, sample.cores] > 1]
+        if shared:
+            expected_ms = sum(max(1, s.n) * cells[s.batch, s.cores].mean_ms for s in shared)
+            speeds.append(log(sum(max(1, s.n) * s.mean_ms for s in shared) / expected_ms))
+    return speeds
 
 
 def pooled(samples: Sequence[Sample]) -> Sample:
@@ -112,7 +119,7 @@ def refined(
     before = [one for one in profile.passes or measured if not (one.in_service and one.date == date)]
     shown = tuple(sample_of(*cell, runs[cell]) for cell in sorted(runs))
     passes = (*before, Pass(date=date, in_service=True, beside=beside, samples=shown))
-    samples = _in_service(profile, passes)
+    samples = in_service_samples(passes, profile.latency_ms)
     fits = fit_all(samples, percentile)
     return structs.replace(
         profile,
@@ -128,14 +135,15 @@ def refined(
     )
 
 
-def _in_service(profile: Profile, passes: Sequence[Pass]) -> tuple[Sample, ...]:
+def in_service_samples(passes: Sequence[Pass], latency: Latency) -> tuple[Sample, ...]:
     """Samples of the full grid of batch sizes and cores: as seen in service, otherwise as measured × a ratio.
 
-    The ratio is that of cells in service over the same cells as measured, on the same core count if there are any.
+    `latency` stands for the measured samples if there are none. The ratio is that of cells in service over the same
+    cells as measured, on the same core count if there are any.
     """
     alone = _pooled_cells([one for one in passes if not one.in_service])
     seen = _pooled_cells([one for one in passes if one.in_service])
-    base = _Base(profile, list(alone.values()))
+    base = _Base(list(alone.values()), latency)
     batches = sorted({cell[0] for cell in (*alone, *seen)})
     all_cores = sorted({cell[1] for cell in (*alone, *seen)})
     samples: list[Sample] = []
@@ -157,10 +165,10 @@ def _pooled_cells(passes: Sequence[Pass]) -> dict[CellKey, Sample]:
 class _Base:
     """Samples as they were measured, interpolated between cells; of a profile without any, its latency function."""
 
-    def __init__(self, profile: Profile, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], latency: Latency) -> None:
         self._cells = {(sample.batch, sample.cores): sample for sample in samples}
         self._tables = tables_of(samples) if samples and all(sample.likely_ms for sample in samples) else []
-        self._latency = profile.latency_ms
+        self._latency = latency
 
     def at(self, batch: int, cores: float, ratio: float = 1.0) -> Sample:
         """The sample of a cell, its durations times `ratio`."""

@@ -24,7 +24,7 @@ from msgspec import Struct
 from sloop.errors import InputError
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import Array, Session, feed_for, input_shapes, open_model
-from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, places
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of
 from sloop.units import NS_PER_MS
 
@@ -139,9 +139,9 @@ def run_on_demand(
 
 def arrays_in(shared: SharedMemory, like: Mapping[str, Array]) -> dict[str, Array]:
     """Views of arrays that the parent has written to shared memory, of the types and shapes of `like`."""
-    starts, size = places(array.nbytes for array in like.values())
+    starts, size = offsets(array.nbytes for array in like.values())
     kinds = [(array.dtype, array.shape) for array in like.values()]
-    return dict(zip(like, arrays_at(shared.seen(size), kinds, starts), strict=True))
+    return dict(zip(like, arrays_at(shared.readable(size), kinds, starts), strict=True))
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:

@@ -1,0 +1,83 @@
+"""A pass over a model in real service: a server for it, some seconds of requests, the durations in the server's log.
+
+No stand-in shares a machine as the server and its clients do, so `sloop profile` also measures the model where it will
+run. The rate varies from half of what batches of 1 can carry to a little more than that, so that batches of several
+sizes occur; the deadline is long, so that nothing is dropped.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import yaml
+
+from sloop.demo.live import serving
+from sloop.errors import MachineError
+from sloop.load import LoadPlan, run_load
+from sloop.profile.profile import LatencyTable, Pass, Profile, Sample, sample_of, save_profile
+from sloop.runlog import read_log
+from sloop.runlog.durations import batch_durations
+from sloop.workload import trace_from
+
+RATES: Final = (0.4, 0.6, 0.8, 0.5, 0.7, 0.9, 0.9, 0.4)
+"""Requests in each step, as shares of what batches of 1 carried in the pass before; in service they carry less."""
+STEP_S: Final = 1
+REQUESTS_MIN: Final = 10
+"""In each step; a slow model gets longer steps."""
+RATE_RPS_MAX: Final = 600.0
+"""Faster models are not driven to saturation: the load generator would saturate first."""
+SLO_MS: Final = 30_000.0
+
+
+def service_pass(
+    model: Path, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]], *, seed: int
+) -> Pass | None:
+    """Serve the model on each core count of `samples` for some seconds; None if no cell ran often enough.
+
+    `samples` are those of the pass before, which say how many requests it can take; `shapes` gives one row's shape for
+    inputs with open dimensions. MachineError if the server does not start or answers nothing.
+    """
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    shown: list[Sample] = []
+    sent = 0
+    for cores in sorted({sample.cores for sample in samples}):
+        chosen = [sample for sample in samples if sample.cores == cores]
+        with TemporaryDirectory(prefix="sloop-profile-") as name:
+            requests, log = _serve(Path(name), model, chosen, shapes, seed)
+            sent += requests
+            for cells in batch_durations(read_log(log)).values():
+                shown += [sample_of(*cell, runs_ns) for cell, runs_ns in sorted(cells.items())]
+    beside = f"the server and a load generator, {sent} requests"
+    return Pass(date=date, in_service=True, beside=beside, samples=tuple(shown)) if shown else None
+
+
+def _serve(
+    folder: Path, model: Path, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]], seed: int
+) -> tuple[int, Path]:
+    """How many requests were answered, and the server's log."""
+    cores, single_ms = samples[0].cores, samples[0].p50_ms / samples[0].batch
+    profile = Profile(
+        latency_ms=LatencyTable({sample.batch: {cores: sample.p50_ms} for sample in samples}),
+        max_batch=max(sample.batch for sample in samples),
+        max_cores=cores,
+    )
+    save_profile(profile, folder / "p.json")
+    stage = {"name": "model", "variants": [{"name": "model", "model": str(model.absolute()), "profile": "p.json"}]}
+    app = {"name": "profiled", "slo_ms": SLO_MS, "stages": [stage], "system": {"name": "static", "cores": cores}}
+    (folder / "app.yaml").write_text(yaml.safe_dump(app))
+    rate_rps = min(RATE_RPS_MAX, 1e3 / single_ms)
+    step_s = max(STEP_S, round(REQUESTS_MIN / (rate_rps * median(RATES))))
+    counts = [round(share * rate_rps) for share in RATES for _ in range(step_s)]
+    (folder / "counts.txt").write_text("".join(f"{count}\n" for count in counts))
+    trace = trace_from({"file": "counts.txt", "spread": "poisson"}, seed=seed, duration_s=len(counts), folder=folder)
+    with serving(folder / "app.yaml", folder / "state") as where:
+        rows = {name: (1, *sizes) for name, sizes in shapes.items()}
+        plan = LoadPlan(url=where.http, model=where.application, arrivals=trace, slo_ms=SLO_MS, shapes=rows)
+        result = run_load(plan)
+    if not result.ok:
+        what = f"the server answered none of {result.sent} requests to {model.name!r}"
+        raise MachineError(what, help="measure without it, with --alone")
+    return result.ok, Path(where.log)
