@@ -156,23 +156,23 @@ class PlanProgress(IntEnum):
     """Something could not be ordered, for want of room or so soon after a loss: compare as well at each tick."""
 
 
-MET = PlanProgress.MET
-
-
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """Something the plan wants and no node has room for: a new replica, or more cores for one that runs."""
 
     variant: str
     cores: float
-    replica: Replica | None = None
+    replica: ReplicaId | None = None
+    present_cores: float = 0.0
+    node: str | None = None
 
+    @property
     def why(self) -> str:
         """In words, for the log."""
         if self.replica is None:
             return f"no node has room for a replica of {self.variant} with {self.cores:g} cores"
-        has = f"replica {self.replica.id} has {self.replica.target_cores:g} cores, not {self.cores:g}"
-        return f"{has}: {self.replica.spec.node} has no more free"
+        has = f"replica {self.replica} has {self.present_cores:g} cores, not {self.cores:g}"
+        return f"{has}: {self.node} has no more free"
 
 
 class ControlPath:
@@ -197,7 +197,7 @@ class ControlPath:
         self._data = data
         self._progress = PlanProgress.WAITING
         """Assigned in `_compare` only."""
-        self._reported: dict[str, str] = {}
+        self._reported: dict[str, Shortage] = {}
         """By stage, the shortage that was last written to the log."""
         self._stuck_check_ns = 0
         """Before then no batch can have become stuck."""
@@ -213,15 +213,14 @@ class ControlPath:
 
     def _view(self, now_ns: int) -> ClusterView:
         """The cluster as a scaling policy is shown it. It asks the forecast policy, which may remember being asked."""
-        state = self._state
-        visits = state.visits()
+        state, stages = self._state, self.stage_views()
         ingress = Traffic(buckets=tuple(state.ingress.buckets), bucket_ns=state.ingress.bucket_ns)
         forecast_rps = self._policies.forecast.demand_rps(now_ns, ingress)
         return ClusterView(
-            stages=self.stage_views(),
+            stages=stages,
             nodes=state.ledger.views(),
             plan=self.plan,
-            demand_rps={name: forecast_rps * often for name, often in visits.items()},
+            demand_rps={stage.name: forecast_rps * stage.visits for stage in stages},
             ingress=ingress,
             forecast_rps=forecast_rps,
             paths=state.graph.paths,
@@ -264,7 +263,7 @@ class ControlPath:
             return
         self._state.set_life(now_ns, replica, Life.READY)
         replica.stage.pool.add_idle(replica)
-        if self._progress is not MET:
+        if self._progress is not PlanProgress.MET:
             self._compare(now_ns, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
@@ -289,7 +288,9 @@ class ControlPath:
             return
         self._state.forget(now_ns, replica)
         self._data.lose(now_ns, replica, "it was stopped", out)
-        if replica.life is not Life.DRAINING or self._progress is not MET:  # one that nobody stopped is missed
+        if (
+            replica.life is not Life.DRAINING or self._progress is not PlanProgress.MET
+        ):  # or nobody ordered it
             self._compare(now_ns, out)
 
     def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
@@ -301,7 +302,7 @@ class ControlPath:
         replica.resizing = max(0, replica.resizing - 1)
         if not replica.resizing:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
-        if self._progress is not MET:
+        if self._progress is not PlanProgress.MET:
             self._compare(now_ns, out)
 
     def _ask(self, now_ns: int, out: list[Action]) -> bool:
@@ -322,8 +323,8 @@ class ControlPath:
     def _compare(self, now_ns: int, out: list[Action]) -> None:
         """Compare the cluster with the plan and order the difference, as far as that is possible now.
 
-        Stops and shrinks of all stages come first: they are not waited for, but nothing is reported as short of room
-        while some is about to be freed.
+        Stops and shrinks of all stages come first. Their room is free only once a driver has carried them out; until
+        then what finds no room is not reported as a shortage.
         """
         if self.plan is None:
             return
@@ -333,7 +334,7 @@ class ControlPath:
         for _, difference in differences:
             self._resize(difference.shrink, out)
         holds = any(difference.holds for _, difference in differences)
-        progress = MET
+        progress = PlanProgress.MET
         for stage, difference in differences:
             progress = max(progress, self._advance(now_ns, stage, difference, holds, out))
         self._progress = progress
@@ -360,7 +361,7 @@ class ControlPath:
             return PlanProgress.RETRY
         if is_too_soon:
             return PlanProgress.RETRY
-        return PlanProgress.WAITING if difference.holds else MET
+        return PlanProgress.WAITING if difference.holds else PlanProgress.MET
 
     def _resize(self, resizes: Resizes, out: list[Action]) -> Shortage | None:
         """Order resizes; returns which has no room, the last if there are several."""
@@ -370,7 +371,7 @@ class ControlPath:
             if replica.target_cores == cores:
                 continue
             if not self._state.ledger.grow(replica.id, cores):
-                shortage = Shortage(replica.spec.variant, cores, replica)
+                shortage = Shortage(replica.spec.variant, cores, id, replica.target_cores, replica.spec.node)
                 continue
             replica.target_cores = cores
             replica.resizing += 1
@@ -397,11 +398,10 @@ class ControlPath:
 
     def _report(self, stage: StageState, shortage: Shortage, holds: bool, out: list[Action]) -> None:
         """Write a shortage to the log: once, and not at all while room is about to be freed."""
-        why = shortage.why()
         will_have_room = holds or any(replica.will_free_cores for replica in self._state.replicas.values())
-        if self._reported.get(stage.name) != why and not will_have_room:
-            self._reported[stage.name] = why
-            out.append(Decided("short", why, stage=stage.name))
+        if self._reported.get(stage.name) != shortage and not will_have_room:
+            self._reported[stage.name] = shortage
+            out.append(Decided("short", shortage.why, stage=stage.name))
 
     def _place(self, now_ns: int, stage: StageState, spec: ReplicaSpec, out: list[Action]) -> bool:
         """Start one replica if a node has room."""

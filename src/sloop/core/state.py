@@ -32,9 +32,9 @@ from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Reques
 
 STUCK_FACTOR = 20
 STUCK_NS_MIN = s(10)
-"""A batch that takes 20 times its believed duration, and at least this long, counts as lost. Beliefs may be wrong by a
-factor of a few on an unknown machine, and a page fault storm takes seconds; a replica that is killed in vain costs a
-cold start, so both are generous."""
+"""A batch that takes 20 times its believed duration, and at least this long, counts as lost. Both are generous: beliefs
+may be wrong by a factor of a few, the first batch after a start may be slow, and a replica stopped in vain costs a cold
+start while its requests wait."""
 
 RESTART_NS_MAX = s(30)
 """Lost replicas are replaced at once, then after 1, 2, 4, … seconds, at most this. Kubernetes doubles from 10 s to 5
