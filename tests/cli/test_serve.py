@@ -1,3 +1,5 @@
+"""The commands that work on this machine: `sloop serve`, `load`, `profile` and `demo`."""
+
 import json
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sloop.cli import main
+from sloop.profile.profile import load_profile
 
 
 @pytest.mark.live
@@ -27,3 +30,128 @@ def test_an_application_without_models_is_refused(app: Path) -> None:
     result = CliRunner().invoke(main, ["serve", str(app)])
     assert result.exit_code == 1
     assert "has no model" in result.stderr
+
+
+KEYS = {"sent", "ok", "late", "dropped", "rejected", "errors", "attainment", "goodput_rps", "p50_ms", "p99_ms"}
+
+
+@pytest.mark.live
+def test_a_trace_is_sent_and_counted(server: "subprocess.Popen[str]") -> None:
+    assert server.stdout is not None
+    url = json.loads(server.stdout.readline())["http"]
+    arguments = ["load", url, "--trace", "{kind: equal, rate: 20}", "--duration-s", "1", "--slo-ms", "20000", "--json"]
+    result = CliRunner().invoke(main, [*arguments, "--link", "{kind: constant, mbps: 100}"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer.keys() >= KEYS
+    assert (answer["sent"], answer["ok"]) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (
+            ["http://127.0.0.1:1", "--slo-ms", "1", "--trace", "{kind: equal, rate: 1}", "--duration-s", "1"],
+            1,
+            "no server",
+        ),
+        (
+            ["nonsense", "--model", "m", "--slo-ms", "1", "--trace", "{kind: equal, rate: 1, duration_s: 1}"],
+            1,
+            "http://",
+        ),
+        (["http://127.0.0.1:1", "--slo-ms", "1"], 2, "--trace"),
+    ],
+)
+def test_what_cannot_be_sent_is_said(arguments: list[str], code: int, said: str) -> None:
+    result = CliRunner().invoke(main, ["load", *arguments, "--slo-ms", "1"])
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_json_has_the_promised_keys_and_the_profile_lies_beside_the_model(model: Path) -> None:
+    arguments = [
+        "profile",
+        str(model),
+        "--batches",
+        "1,2",
+        "--cores",
+        "1",
+        "--seconds",
+        "0.02",
+        "--passes",
+        "2",
+        "--json",
+    ]
+    arguments.append("--alone")
+    result = CliRunner().invoke(main, arguments)
+    answer = json.loads(result.stdout)
+    assert answer.keys() >= {"model", "hardware", "samples", "load_ms", "memory_bytes", "fits"}
+    assert [sample["batch"] for sample in answer["samples"]] == [1, 2]
+    assert answer["samples"][0].keys() >= {"batch", "cores", "p50_ms", "p99_ms", "n"}
+    assert answer["fits"]["table"].keys() >= {"params", "r2", "mape"}
+    kept = load_profile(model.with_name("tiny.onnx.profile.json"))
+    assert kept.origin == "measured"
+    assert len(kept.samples) == 2
+    assert [len(one.samples) for one in kept.passes] == [2, 2]
+    assert answer["passes"][0].keys() == {"date", "in_service", "beside", "cells"}
+    assert answer["speed_range"].keys() == {"fast", "slow", "passes"}
+    assert answer["load_ms"] == pytest.approx(1e3 * sum(answer["startup"].values()))
+
+
+@pytest.mark.live
+def test_a_profile_is_also_measured_in_service(model: Path) -> None:
+    arguments = ["profile", str(model), "--batches", "1,2", "--cores", "1", "--seconds", "0.02", "--passes", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    alone, in_service = json.loads(result.stdout)["passes"]
+    assert "stand-in for gateway and clients" in alone["beside"]
+    assert in_service["in_service"]
+    assert "the server and a load generator" in in_service["beside"]
+    kept = load_profile(model.with_name("tiny.onnx.profile.json"))
+    shown = {(s.batch, s.cores): s for s in kept.passes[1].samples}
+    assert (1, 1.0) in shown
+    assert next(s for s in kept.samples if s.batch == 1) == shown[1, 1.0]
+
+
+def test_a_form_that_needs_more_cells_is_refused(model: Path) -> None:
+    arguments = ["profile", str(model), "--batches", "1", "--cores", "1", "--seconds", "0.01", "--form", "amdahl"]
+    arguments += ["--alone", "--passes", "1"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert "too few measurements" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere.onnx"], 1, "no such file"),
+        (["nowhere.onnx", "--batches", "1,x"], 2, "1,2,4"),
+        ([], 2, "MODEL"),
+    ],
+)
+def test_wrong_use_of_profile_is_refused(arguments: list[str], code: int, said: str) -> None:
+    result = CliRunner().invoke(main, ["profile", *arguments])
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_a_model_in_python_is_measured_or_refused(tmp_path: Path) -> None:
+    stage = tmp_path / "stage.py"
+    ports = "inputs = {'x': ('FP32', (1, 2))}\n    outputs = {'y': ('FP32', (1, 2))}"
+    stage.write_text(
+        f"class Model:\n    {ports}\n    def __init__(self, threads): pass\n    def run(self, x): return x\n"
+    )
+    asked = ["profile", str(stage), "--cores", "1", "--seconds", "0.01", "--passes", "1", "--alone", "--json"]
+    result = CliRunner().invoke(main, [*asked, "--batches", "1"])
+    assert [sample["batch"] for sample in json.loads(result.stdout)["samples"]] == [1]
+    assert load_profile(tmp_path / "stage.py.profile.json").software.startswith("Python 3")
+    assert "measure what one request needs, with --batches 1\n" in CliRunner().invoke(main, asked).stderr
+    assert "changes ONNX files only" in CliRunner().invoke(main, [*asked, "--free-batch"]).stderr
+
+
+def test_its_length_is_bounded() -> None:
+    """The whole of it is what `make demo` is for; here only that wrong use is refused before anything begins."""
+    result = CliRunner().invoke(main, ["demo", "--seconds", "5"])
+    assert result.exit_code == 2
+    assert "10<=x<=600" in result.stderr

@@ -1,15 +1,18 @@
-"""TODOC."""
+"""Logs and their setups: headers, replay, and profiles refined from a server's log."""
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sloop.actions import End, StartReplica
-from sloop.app.load import load_application
+from sloop.app.load import load_application, load_scenario
 from sloop.errors import InputError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
-from sloop.systems.replay import header_of, rebuild, replay_log
+from sloop.sim.scenarios import run_scenario
+from sloop.systems.replay import header_of, rebuild, refined_profiles, replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
@@ -126,3 +129,55 @@ def test_another_system_answers_differently() -> None:
 def test_a_header_that_describes_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="does not describe an application"):
         rebuild(Header(origin="sim", application={"name": "x"}, system="static"))
+
+
+MODEL_APP = """
+name: one
+slo_ms: 1000
+stages: [{name: only, variants: [{name: net, model: net.onnx, profile: p.json}]}]
+system: {name: static, cores: 1}
+cluster: {nodes: [{hardware: custom, count: 1, cores: 1}]}
+trace: {kind: poisson, rate: 30}
+duration_s: 10
+seed: 1
+truth: {profile_error: 1.5}
+"""
+
+
+def logged(folder: Path, origin: str) -> Path:
+    """The log of a run in which every batch took 1.5 × its profile."""
+    samples = tuple(sample_of(batch, 1.0, [ms(10 * batch)] * 100) for batch in (1, 2, 4))
+    table = LatencyTable({sample.batch: {1.0: sample.p99_ms} for sample in samples})
+    profile = Profile(latency_ms=table, max_batch=4, max_cores=1, origin="measured", samples=samples, date="2026-11-20")
+    save_profile(profile, folder / "p.json")
+    (folder / "net.onnx").write_bytes(b"a model")
+    (folder / "scene.yaml").write_text(MODEL_APP)
+    scenario = load_scenario(folder / "scene.yaml")
+    path = folder / "run.jsonl"
+    run_scenario(scenario, scenario.systems[0], log=path)
+    header, rest = path.read_bytes().split(b"\n", 1)
+    first = msgspec.json.decode(header) | {"origin": origin, "date": "2026-11-22T10:00:00"}
+    path.write_bytes(msgspec.json.encode(first) + b"\n" + rest)
+    return path
+
+
+def test_a_servers_log_refines_the_profiles_of_its_models(tmp_path: Path) -> None:
+    log = read_log(logged(tmp_path, "live"))
+    found = refined_profiles(log)
+    assert list(found) == [tmp_path / "net.onnx"]
+    refined = found[tmp_path / "net.onnx"]
+    means = {sample.batch: sample.mean_ms for sample in refined.samples}
+    assert means == pytest.approx({1: 15, 2: 30, 4: 60}, rel=0.01)
+    assert refined.passes[-1].in_service
+    assert refined.passes[-1].beside == "a server under static, run.jsonl"
+    save_profile(refined, tmp_path / "net.onnx.profile.json")
+    assert refined_profiles(log)[tmp_path / "net.onnx"] == refined  # the same log adds nothing
+
+
+def test_only_servers_logs_of_that_model_refine_a_profile(tmp_path: Path) -> None:
+    path = logged(tmp_path, "sim")
+    with pytest.raises(InputError, match="a simulated run shows nothing about a machine"):
+        refined_profiles(read_log(path))
+    path = logged(tmp_path, "live")
+    with pytest.raises(InputError, match=r"no 20 batches .* were run by 'other.onnx'"):
+        refined_profiles(read_log(path), tmp_path / "other.onnx")

@@ -1,4 +1,4 @@
-"""`sloop simulate`: a scenario under one system or several."""
+"""`sloop simulate`: a scenario in the simulator, under one system or several."""
 
 from pathlib import Path
 
@@ -6,11 +6,10 @@ import click
 from rich.console import RenderableType
 
 from sloop.app.load import load_scenario
-from sloop.cli.command import Answer, command
-from sloop.cli.screen import progress, table
+from sloop.cli.command import CommandOutput, command, progress, table
 from sloop.report import tables
-from sloop.report.rows import RunRow
-from sloop.report.simulated import choices, play_all
+from sloop.runlog.summary import RunRow
+from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, run_systems
 
 EXAMPLE = """
 sloop simulate burst.yaml --seed 7
@@ -21,32 +20,46 @@ sloop simulate burst.yaml --recorded .sloop/demo/events.jsonl
 
 @command("simulate", example=EXAMPLE)
 @click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--system", "names", metavar="A,B", help="These systems rather than those SCENARIO names.")
-@click.option("--seed", type=click.IntRange(min=0), help="Another world than the scenario's own.")
-@click.option("--log", type=click.Path(path_type=Path), help="Write the event log here, for explain and replay.")
+@click.option("--system", "names", metavar="A,B", help="Systems to run instead of those that SCENARIO names.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: the scenario's].")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    help="Write the event log to this file, for `sloop explain` and `sloop replay`.",
+)
 @click.option(
     "--recorded",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Batches take what they took in this event log of a live run, rather than what the profile says, and requests "
-    "the branches and parts they had there.",
+    help="Take durations of batches, branches, numbers of parts and delays of arrivals from this event log of a live "
+    "run, instead of the profile and the scenario.",
 )
-def simulate(scenario: Path, names: str | None, seed: int | None, log: Path | None, recorded: Path | None) -> Answer:
-    """Run the scenario in SCENARIO in the simulator: same requests and same truth for each system."""
+@click.option(
+    "--check",
+    is_flag=True,
+    help=f"Check the invariants in the whole event log instead of its first {CHECK_FIRST:,} records.",
+)
+def simulate(
+    scenario: Path, names: str | None, seed: int | None, log: Path | None, recorded: Path | None, check: bool
+) -> CommandOutput:
+    """Simulate the scenario in SCENARIO. Every system gets the same requests and the same random draws."""
     world = load_scenario(scenario)
-    chosen = choices(world, [name.strip() for name in names.split(",")] if names else [])
+    chosen = chosen_systems(world, [name.strip() for name in names.split(",")] if names else [])
     rows: list[RunRow] = []
     with progress("simulating", total=len(chosen)) as advance:
-        for counted in play_all(world, chosen, seed, log, recorded):
-            rows.append(counted.row)
-            advance(len(rows), counted.row.system)
-    return Answer({"runs": rows}, shown(rows))
+        check_first = None if check else CHECK_FIRST
+        for run in run_systems(world, chosen, seed=seed, log=log, recorded=recorded, check_first=check_first):
+            rows.append(run.row)
+            advance(len(rows), run.row.system)
+    return CommandOutput({"runs": rows}, display(rows))
 
 
-def shown(rows: list[RunRow]) -> list[RenderableType]:
-    """Runs side by side."""
+def display(rows: list[RunRow]) -> list[RenderableType]:
+    """The runs in tables, and what they assumed."""
     assumed = sorted({line for row in rows for line in row.assumed})
     graphs = [(row.system, row) for row in rows if len(row.stages) > 1]
     made: list[RenderableType] = [table(tables.ends(rows)), table(tables.costs(rows))]
+    if any(row.attainment_low is not None for row in rows):
+        made.insert(1, table(tables.ranges(rows)))
     if graphs:
         made += [table(tables.stages(graphs)), table(tables.routes(graphs))]
-    return [*made, *(f"leans on {line}" for line in assumed)]
+    return [*made, *(f"assumed: {line}" for line in assumed)]

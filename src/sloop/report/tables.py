@@ -64,6 +64,29 @@ def ends(rows: Iterable[RunRow]) -> Table:
     )
 
 
+def ranges(rows: Iterable[RunRow]) -> Table:
+    """Where a run on a real machine is expected, one run a line; only of runs that have such a range."""
+    return Table(
+        "Expected on a real machine, nine times in ten",
+        ("system", "attainment %", "goodput rps", "p99 ms"),
+        tuple(
+            (
+                r.system,
+                _between(100 * r.attainment_low, 100 * r.attainment_high),
+                _between(r.goodput_rps_low, r.goodput_rps_high),
+                _between(r.p99_ms_low, r.p99_ms_high),
+            )
+            for r in rows
+            if r.attainment_low is not None and r.attainment_high is not None
+        ),
+    )
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """Both ends of a range, such as `84.1–91.3`."""
+    return "" if low is None or high is None else f"{low:.3g}–{high:.3g}"
+
+
 def costs(rows: Iterable[RunRow]) -> Table:
     """Resources and accuracy, one run a line."""
     return Table(
