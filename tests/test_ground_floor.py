@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop import units
+from sloop.events import Finished
 from sloop.machine import hardware_name, processor, usable_cpus
 from sloop.quantities import at_least, quantile, rank, round_down, round_up
 from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
 from sloop.text import chain, counted, in_ms, in_s, listed, number, numbered, quoted, shortened
 from sloop.units import ms, s
-from sloop.vocabulary import Group, Plan, ReplicaSpec, Request, RequestId, StagePlan
+from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
 
 
 def test_edges_convert_to_integer_nanoseconds() -> None:
@@ -189,3 +190,19 @@ def test_reasons_do_not_make_plans_differ() -> None:
     assert plan("demand fell", 2).same_target(plan("nothing changed", 2))
     assert not plan("demand fell", 2).same_target(plan("demand fell", 3))
     assert not plan("demand fell", 2).same_target(None)
+
+
+def test_a_finished_batch_names_the_visits_that_continue() -> None:
+    visits = ["a", "b", "c"]
+    plain = Finished(BatchId(1), ReplicaId(0), 7)
+    assert list(plain.continuing(visits)) == [("a", ()), ("b", ()), ("c", ())]
+    graph = Finished(BatchId(1), ReplicaId(0), 7, ((1, 0), (), (0, 3)), faults=(1,))
+    assert list(graph.continuing(visits)) == [("a", (1, 0)), ("c", (0, 3))]
+    with pytest.raises(ValueError, match="longer"):
+        list(graph.continuing(["a"]))
+
+
+def test_the_log_leaves_out_what_a_finished_batch_does_not_say() -> None:
+    written = msgspec.json.encode(Finished(BatchId(1), ReplicaId(0), 7))
+    assert written == b'{"type":"finished","batch":1,"replica":0,"service_ns":7}'
+    assert msgspec.json.decode(written, type=Finished) == Finished(BatchId(1), ReplicaId(0), 7)

@@ -109,6 +109,17 @@ def test_a_full_queue_rejects_with_the_time_it_needs_to_drain() -> None:
     assert end.retry_after_ns == 2 * round(ms(14) / 4)
 
 
+def test_faults_fail_alone_also_in_an_application_of_one_stage() -> None:
+    scene = warm()
+    first = started(scene.act(0, request(0), request(1), request(2)), "only")
+    start = started(scene.act(11, Finished(first.batch, first.replica, ms(11))), "only")
+    assert start.requests == (1, 2)
+    failed, served = scene.act(23, Finished(start.batch, start.replica, ms(12), faults=(1,)))
+    why = "its tensors do not fit stage 'only', or the stage's outputs for it fit no later one"
+    assert failed == End(RequestId(2), Outcome.FAILED, why, stage="only")
+    assert served == End(RequestId(1), Outcome.SERVED)
+
+
 def test_a_lost_batch_is_tried_again_once_and_then_fails() -> None:
     scene = warm()
     scene.act(0, request(1))

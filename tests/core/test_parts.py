@@ -97,7 +97,7 @@ def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> N
     scene.act(11, done(started(scene.actions, "find"), (0, 1)))
     three = [action for action in scene.actions if isinstance(action, StartBatch) and action.stage == "find"][1]
     failed, *_ = scene.act(25, done(three, (0, 1), (), (0, 1), faults=(1,)))
-    why = "its tensors fit no input of find, or what find returned for it fits no later stage"
+    why = "its tensors do not fit stage 'find', or the stage's outputs for it fit no later one"
     assert failed == End(RequestId(3), Outcome.FAILED, why, stage="find")
     tell = started(scene.act(26, done(started(scene.actions, "tell"))), "tell")
     assert tell.requests == (2, 4)

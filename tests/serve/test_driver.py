@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
-from sloop.app.progress import UNFIT
 from sloop.errors import MachineError
 from sloop.events import (
     WOKE,
@@ -342,17 +341,15 @@ def chained(event: Event) -> list[Action]:
     match event:
         case Request(id=2):
             return [together("a", 1)]
-        case Finished(batch=1, edge_counts=((-1,), _)):
+        case Finished(batch=1, faults=(0,)):
             return [End(RequestId(1), Outcome.FAILED, "does not fit", stage="a")]
         case Finished(batch=1):
             return [StartBatch(BatchId(2), R, "b", (RequestId(1),))]
         case Finished(batch=2):
             return [together("c", 3)]
-        case Finished(batch=3, edge_counts=ways):
-            return [
-                End(RequestId(place + 1), Outcome.FAILED if way == UNFIT else Outcome.SERVED)
-                for place, way in enumerate(ways)
-            ]
+        case Finished(batch=3, faults=faults):
+            outcomes = [Outcome.FAILED if index in faults else Outcome.SERVED for index in range(2)]
+            return [End(RequestId(index + 1), outcome) for index, outcome in enumerate(outcomes)]
     return []
 
 
@@ -364,7 +361,7 @@ def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> No
         await turn()
         driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"12")], [tensor(b"\1")]])
         await turn()
-        assert core.events[-1] == Finished(BatchId(1), R, 7, (UNFIT, (1, 1)))
+        assert core.events[-1] == Finished(BatchId(1), R, 7, ((), (1, 1)), faults=(0,))
         (failed,) = ended
         assert failed.outcome is Outcome.FAILED
         assert "gave 2 numbers [1, 2] that decide about 'b'; 1 is wanted" in failed.why
@@ -385,7 +382,7 @@ def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_i
         assert backend.orders[-1] == ("run", 3, R, [[b"b"]])
         driver.on_finished(Finished(BatchId(3), R, 7), [[tensor(b"c")]])
         await turn()
-        assert core.events[-1] == Finished(BatchId(3), R, 7, ((), UNFIT))
+        assert core.events[-1] == Finished(BatchId(3), R, 7, ((), ()), faults=(1,))
         assert ended == [
             RequestResult(Outcome.SERVED, {"x": tensor(b"c")}),
             RequestResult(Outcome.FAILED, why="stage 'c' needs what 'b' gives, which this request did not pass"),

@@ -288,9 +288,7 @@ class ControlPath:
             return
         self._state.forget(now_ns, replica)
         self._data.lose(now_ns, replica, "it was stopped", out)
-        if (
-            replica.life is not Life.DRAINING or self._progress is not PlanProgress.MET
-        ):  # or nobody ordered it
+        if replica.life is not Life.DRAINING or self._progress is not PlanProgress.MET:  # or nobody ordered it
             self._compare(now_ns, out)
 
     def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:

@@ -257,7 +257,7 @@ class DataPath:
         self, now_ns: int, stage: StageState, event: Finished, visits: Sequence[Visit], out: list[Action]
     ) -> None:
         """End or pass on the requests of a batch one by one: in a graph, or where some of them fail alone."""
-        why = f"its tensors fit no input of {stage.name}, or what {stage.name} returned for it fits no later stage"
+        why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         for index in event.faults:
             self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
         for visit, edge_counts in event.continuing(visits):
