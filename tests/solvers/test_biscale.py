@@ -10,34 +10,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.profile.forms import Amdahl
-from sloop.reproduce.biscale.pipelines import PIPELINES
-from sloop.solvers.biscale import Choice, Model, Program, Throughput, chain
+from sloop.profile.profile import Amdahl
+from sloop.reproduce.biscale.runs import PIPELINES
+from sloop.solvers.biscale import BiscaleChoice, BiscaleProblem, BiscaleStage, Throughput, chain
 from sloop.solvers.budget import Segment
 
 Pairs = list[tuple[int, int]]
 
 
-def model(form: Amdahl, batch_max: int, cores_max: int, visits: float = 1.0) -> Model:
+def model(form: Amdahl, batch_max: int, cores_max: int, visits: float = 1.0) -> BiscaleStage:
     latency_ms = [[max(1.0, form.latency_ms(b, c)) for b in range(1, batch_max + 1)] for c in range(1, cores_max + 1)]
-    return Model("m", np.array(latency_ms), visits)
+    return BiscaleStage("m", np.array(latency_ms), visits)
 
 
-def published(name: str, throughput: Throughput, cores_max: int = 8) -> Program:
+def published(name: str, throughput: Throughput, cores_max: int = 8) -> BiscaleProblem:
     pipeline = PIPELINES[name]
     models = [model(form, pipeline.batch_max, cores_max) for _, form in pipeline.models]
     return chain(models, pipeline.slo_ms, throughput=throughput)
 
 
-def pairs_h(found: Sequence[Choice] | None) -> Pairs | None:
+def pairs_h(found: Sequence[BiscaleChoice] | None) -> Pairs | None:
     return [(choice.replicas, choice.batch) for choice in found] if found else None
 
 
-def pairs_v(found: Sequence[Choice] | None) -> Pairs | None:
+def pairs_v(found: Sequence[BiscaleChoice] | None) -> Pairs | None:
     return [(choice.cores, choice.batch) for choice in found] if found else None
 
 
-def total(found: Sequence[Choice]) -> int:
+def total(found: Sequence[BiscaleChoice]) -> int:
     return sum(choice.replicas * choice.cores for choice in found)
 
 
@@ -76,7 +76,7 @@ def test_published_models_with_the_printed_throughput(
 )
 def test_what_one_replica_of_each_can_carry(cores_max: int, name: str, most: int) -> None:
     program = published(name, "pure", cores_max)
-    carried = [rate for rate in range(1, 60) if program.vertical(rate, [1] * len(program.models))]
+    carried = [rate for rate in range(1, 60) if program.vertical(rate, [1] * len(program.stages))]
     assert max(carried) == most
 
 
@@ -135,7 +135,7 @@ coefficients = st.builds(
 
 
 @st.composite
-def programs(draw: st.DrawFn, stages_max: int = 3) -> Program:
+def programs(draw: st.DrawFn, stages_max: int = 3) -> BiscaleProblem:
     batch_max, cores_max = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     forms = draw(st.lists(coefficients, min_size=1, max_size=stages_max))
     visits = draw(st.sampled_from([1.0, 0.25, 3.0]))
@@ -147,19 +147,20 @@ def programs(draw: st.DrawFn, stages_max: int = 3) -> Program:
 rates = st.integers(1, 80)
 
 
-def h_of(program: Program, latency_ms: float, batch: int, rate_rps: float) -> float:
+def h_of(program: BiscaleProblem, latency_ms: float, batch: int, rate_rps: float) -> float:
     wait_ms = 1000 * (batch - 1) / rate_rps
     if program.throughput == "pure":
         return 1000 * batch / latency_ms
-    return math.floor(1000 * batch / (math.floor(latency_ms) + math.floor(wait_ms)))
+    h = math.floor(1000 * batch / (math.floor(latency_ms) + math.floor(wait_ms)))
+    return min(h, 1000 * batch / latency_ms)
 
 
 def exhaustive(
-    program: Program, rate_rps: int, cores: Sequence[int], replicas: Sequence[int] | None
+    program: BiscaleProblem, rate_rps: int, cores: Sequence[int], replicas: Sequence[int] | None
 ) -> list[int] | None:
     """(cores, Σ batches, Σ ms) of the best of all combinations, adding up all of them; `replicas` None: as needed."""
     sums = np.zeros((3, 1), dtype=np.int64)
-    for place, one in enumerate(program.models):
+    for place, one in enumerate(program.stages):
         rate, columns = rate_rps * one.visits, []
         for c, b in itertools.product(cores, range(1, one.latency_ms.shape[1] + 1)):
             latency_ms = float(one.latency_ms[c - 1, b - 1])
@@ -174,10 +175,10 @@ def exhaustive(
     return [int(value) for value in sums[:, order[0]]] if len(order) else None
 
 
-def cost_of(program: Program, found: Sequence[Choice] | None, rate_rps: int) -> list[int] | None:
+def cost_of(program: BiscaleProblem, found: Sequence[BiscaleChoice] | None, rate_rps: int) -> list[int] | None:
     if found is None:
         return None
-    rates_rps = [rate_rps * one.visits for one in program.models]
+    rates_rps = [rate_rps * one.visits for one in program.stages]
     slots = [
         math.ceil(choice.latency_ms) + math.ceil(1000 * (choice.batch - 1) / rate)
         for choice, rate in zip(found, rates_rps, strict=True)
@@ -187,8 +188,8 @@ def cost_of(program: Program, found: Sequence[Choice] | None, rate_rps: int) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), rates, st.lists(st.integers(1, 6), min_size=3, max_size=3))
-def test_both_programs_are_exhaustive_search(program: Program, rate_rps: int, replicas: list[int]) -> None:
-    stages, cores_max = len(program.models), program.models[0].latency_ms.shape[0]
+def test_both_programs_are_exhaustive_search(program: BiscaleProblem, rate_rps: int, replicas: list[int]) -> None:
+    stages, cores_max = len(program.stages), program.stages[0].latency_ms.shape[0]
     by_size = (exhaustive(program, rate_rps, [cores], None) for cores in range(1, cores_max + 1))
     least = next((best for best in by_size if best is not None), None)
     assert cost_of(program, program.horizontal(rate_rps), rate_rps) == least
@@ -198,29 +199,31 @@ def test_both_programs_are_exhaustive_search(program: Program, rate_rps: int, re
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), rates, st.lists(st.integers(1, 6), min_size=3, max_size=3))
-def test_answers_are_in_time_and_carry_the_rate(program: Program, rate_rps: int, replicas: list[int]) -> None:
-    counts = replicas[: len(program.models)]
+def test_answers_are_in_time_and_carry_the_rate(program: BiscaleProblem, rate_rps: int, replicas: list[int]) -> None:
+    counts = replicas[: len(program.stages)]
     for found in (program.horizontal(rate_rps), program.vertical(rate_rps, counts)):
         if found is not None:
             assert sum(choice.latency_ms + choice.wait_ms for choice in found) <= program.segments[0].slots
-            for choice, one in zip(found, program.models, strict=True):
+            for choice, one in zip(found, program.stages, strict=True):
+                assert choice.throughput_rps <= 1000 * choice.batch / choice.latency_ms
                 assert choice.replicas * choice.throughput_rps >= rate_rps * one.visits * (1 - 1e-9)
+            assert program.carries(rate_rps, [(choice.replicas, choice.cores) for choice in found])
 
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), rates, st.integers(1, 300), st.lists(st.integers(1, 6), min_size=3, max_size=3))
 def test_more_time_more_batches_or_more_cores_never_cost_more(
-    program: Program, rate_rps: int, further_ms: int, replicas: list[int]
+    program: BiscaleProblem, rate_rps: int, further_ms: int, replicas: list[int]
 ) -> None:
-    counts = replicas[: len(program.models)]
+    counts = replicas[: len(program.stages)]
     slo_ms = program.segments[0].slots
 
-    def cut(batches: int, cores: int) -> Program:
-        models = [Model(one.name, one.latency_ms[:cores, :batches], one.visits) for one in program.models]
+    def cut(batches: int, cores: int) -> BiscaleProblem:
+        models = [BiscaleStage(one.name, one.latency_ms[:cores, :batches], one.visits) for one in program.stages]
         return chain(models, slo_ms, throughput=program.throughput)
 
-    cores, batches = program.models[0].latency_ms.shape
-    looser = chain(program.models, slo_ms + further_ms, throughput=program.throughput)
+    cores, batches = program.stages[0].latency_ms.shape
+    looser = chain(program.stages, slo_ms + further_ms, throughput=program.throughput)
     for less, more in ((program, looser), (cut(max(1, batches - 1), cores), program), (cut(batches, 1), program)):
         found, better = less.horizontal(rate_rps), more.horizontal(rate_rps)
         assert found is None or better is not None
@@ -234,8 +237,10 @@ def test_more_time_more_batches_or_more_cores_never_cost_more(
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.integers(2, 80), st.lists(st.integers(1, 3), min_size=3, max_size=3))
-def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(program: Program, rate_rps: int, replicas: list[int]) -> None:
-    counts = replicas[: len(program.models)]
+def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(
+    program: BiscaleProblem, rate_rps: int, replicas: list[int]
+) -> None:
+    counts = replicas[: len(program.stages)]
     found = program.split(rate_rps, counts)
     if found is None:
         assert program.vertical(1, counts) is None
@@ -243,7 +248,7 @@ def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(program: Program, rate
     assert program.vertical(found.carried_rps, counts) == found.choices
     if found.carried_rps < rate_rps:
         assert program.vertical(found.carried_rps + 1, counts) is None
-    for choice, extra, one in zip(found.choices, found.extra, program.models, strict=True):
+    for choice, extra, one in zip(found.choices, found.extra, program.stages, strict=True):
         assert (choice.replicas + extra) * choice.throughput_rps >= rate_rps * one.visits * (1 - 1e-9)
 
 
@@ -252,7 +257,7 @@ def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(program: Program, rate
 def test_a_fork_keeps_both_its_ends_in_time(forms: list[Amdahl], rate_rps: int, left_ms: int, right_ms: int) -> None:
     """One stage, then two beside each other: exhaustive search over all batches."""
     models = tuple(model(form, 4, 1) for form in forms)
-    program = Program(models, (Segment((0, 1), left_ms), Segment((0, 2), right_ms)))
+    program = BiscaleProblem(models, (Segment((0, 1), left_ms), Segment((0, 2), right_ms)))
     best = None
     for batches in itertools.product(range(1, 5), repeat=3):
         cost, ms = 0, []
@@ -295,6 +300,24 @@ def test_no_more_than_there_is() -> None:
     assert chain([model(form, 1, 8)], 200, cores_total=3).vertical(40, [1]) is None
 
 
+def test_whole_milliseconds_promise_no_more_than_a_replica_does() -> None:
+    """25.05 ms cut to 25 would be 40 requests/s, of which one replica serves 39.92."""
+    program = chain([model(Amdahl(0, 0, 0, 25.05), 1, 1)], 100)
+    assert pairs_h(program.horizontal(40)) == [(2, 1)]
+    assert program.vertical(40, [1]) is None
+    assert pairs_h(program.horizontal(39.9)) == [(1, 1)]
+
+
+def test_sizes_that_cost_more_than_the_cheapest_carry_the_rate_too() -> None:
+    models = [model(Amdahl(100, 0, 0, 0), 1, 4), model(Amdahl(100, 0, 0, 0), 1, 4)]
+    program = chain(models, 100)
+    assert pairs_v(program.vertical(3, [1, 1])) != [(3, 1), (3, 1)]
+    assert program.carries(3, [(1, 3), (1, 3)])
+    assert program.carries(3, [(1, 9), (1, 9)]), "more units than the profile knows are as quick as its most"
+    assert not program.carries(3, [(1, 1), (1, 1)]), "too slow"
+    assert not program.carries(60, [(1, 3), (1, 3)]), "too many"
+
+
 def test_no_requests_need_one_unit() -> None:
     program = published("video", "with_queue")
     assert pairs_h(program.horizontal(0)) == [(1, 1), (1, 1)]
@@ -330,12 +353,12 @@ def test_programs_find_something_to_compare() -> None:
 @pytest.mark.parametrize("rate_rps", [2, 24, 25, 40, 62, 1000])
 def test_a_split_asks_few_programs(rate_rps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Specification 7.4: what a decision costs, in programs solved."""
-    program, asked, solve = published("video", "with_queue"), [0], Program._solve
+    program, asked, solve = published("video", "with_queue"), [0], BiscaleProblem._solve
 
-    def counting(self: Program, offered: Any) -> Any:
+    def counting(self: BiscaleProblem, offered: Any) -> Any:
         asked[0] += 1
         return solve(self, offered)
 
-    monkeypatch.setattr(Program, "_solve", counting)
+    monkeypatch.setattr(BiscaleProblem, "_solve", counting)
     assert program.split(rate_rps, (1, 1)) is not None
     assert asked[0] <= math.ceil(math.log2(rate_rps)) + 3

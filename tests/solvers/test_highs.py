@@ -3,11 +3,16 @@
 import itertools
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
+from sloop.solvers import highs
 from sloop.solvers.highs import Row, minimise
 
 numbers = st.integers(-9, 9)
@@ -42,6 +47,58 @@ def test_it_is_the_best_of_all(program: tuple[list[int], list[Row]]) -> None:
     assert found.values is not None
     assert sum(cost * value for cost, value in zip(costs, found.values, strict=True)) == pytest.approx(min(fits))
     assert found.bound == pytest.approx(min(fits))
+
+
+@pytest.mark.parametrize(
+    ("costs", "rows"),
+    [
+        ([7, 3, -5, -6, 8], [([0, -7, 0, -5, -7], -8, -8)]),
+        ([3, -2, -6, 4, -2, 1], [([-8, 0, 0, -8, -1, 0], -10, -3), ([0, 7, 6, 0, 0, -7], 4, 4)]),
+        ([4, 7, -5, 9, -6, -1], [([0, 8, 0, 0, -8, 6], 4, 4)]),
+        ([-2, 6, -1, 7, 4], [([4, 0, -8, -3, 0], -1, -1)]),
+    ],
+)
+def test_infeasible_although_presolve_fails(costs: list[int], rows: list[tuple[list[int], int, int]]) -> None:
+    """SciPy 1.17.1 reports status 4, "Solve error", with presolve, which must not read as a search that gave up."""
+    constraints: list[Row] = [(dict(enumerate(map(float, row))), float(low), float(high)) for row, low, high in rows]
+    found = minimise(list(map(float, costs)), constraints, integers=len(costs), nodes_max=1000)
+    assert (found.values, found.proven) == (None, True)
+
+
+@dataclass
+class _Answers:
+    """Stands for `scipy.optimize`: `milp` gives the prepared (status, message) pairs, none of them with values."""
+
+    prepared: list[tuple[int, str]]
+    presolved: list[bool] = field(default_factory=list)
+    Bounds = LinearConstraint = staticmethod(lambda *arguments: arguments)
+
+    def milp(self, *_: object, options: dict[str, Any], **__: object) -> SimpleNamespace:
+        status, message = self.prepared[len(self.presolved)]
+        self.presolved.append(options["presolve"])
+        return SimpleNamespace(status=status, message=message, x=None)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "proven"),
+    [
+        ([(2, "The problem is infeasible.")], True),
+        ([(1, "Iteration limit reached. (HiGHS Status 14)")], False),  # SciPy 1.11, HiGHS 1.2
+        ([(4, "The HiGHS status code was not recognized. (HiGHS Status 16: Solution limit reached)")], False),
+        ([(4, "(HiGHS Status 4: Solve error)"), (2, "The problem is infeasible.")], True),
+        ([(4, "The problem is unbounded or infeasible."), (2, "The problem is infeasible.")], True),
+        ([(4, "(HiGHS Status 4: Solve error)"), (4, "(HiGHS Status 4: Solve error)")], False),
+        ([(3, "The problem is unbounded."), (3, "The problem is unbounded.")], False),
+    ],
+)
+def test_infeasible_and_gave_up_are_told_apart(
+    prepared: list[tuple[int, str]], proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = _Answers(prepared)
+    monkeypatch.setattr(highs, "load", lambda: (answers, sparse))
+    found = minimise([1.0], [({0: 1.0}, 0.0, 1.0)], integers=1, nodes_max=5)
+    assert (found.values, found.proven) == (None, proven)
+    assert answers.presolved == [True, False][: len(prepared)]
 
 
 def test_columns_that_need_not_be_whole_are_not() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sloop.profile.forms import Amdahl
+from sloop.profile.profile import Amdahl
 from sloop.profile.published import RESNET_T, RESNET_T_CELLS, YOLOV5S_S
 from sloop.solvers import sponge
-from sloop.solvers.sponge import Grid
+from sloop.solvers.sponge import SpongeGrid
 
 SLO_MS = 1000.0
 FITTED_WHOLE_MS = Amdahl(18.290, 45.469, 4.488, 1.046).latency_ms
@@ -22,18 +22,18 @@ RESNET_T_MS = RESNET_T.latency_ms.latency_ms
 YOLO_MS = YOLOV5S_S.latency_ms.latency_ms
 
 
-def grid_from(latency_ms: Callable[[int, float], float], cores_max: int = 16, batch_max: int = 16) -> Grid:
+def grid_from(latency_ms: Callable[[int, float], float], cores_max: int = 16, batch_max: int = 16) -> SpongeGrid:
     cores = tuple(float(c) for c in range(1, cores_max + 1))
-    return Grid(cores, np.array([[latency_ms(b, c) for b in range(1, batch_max + 1)] for c in cores]))
+    return SpongeGrid(cores, np.array([[latency_ms(b, c) for b in range(1, batch_max + 1)] for c in cores]))
 
 
-def algorithm_2(grid: Grid, count: int, way_max_ms: float, slo_ms: float) -> tuple[float, int] | None:
+def algorithm_2(grid: SpongeGrid, count: int, network_ms_max: float, slo_ms: float) -> tuple[float, int] | None:
     """The loop as it is printed: one step per batch, the next batch waits for the previous ones."""
     for row, cores in enumerate(grid.cores):
         for batch in range(1, grid.latency_ms.shape[1] + 1):
             latency_ms, queued_ms, holds = float(grid.latency_ms[row, batch - 1]), 0.0, True
             for _ in range(0, count, batch):
-                if latency_ms + way_max_ms + queued_ms >= slo_ms:
+                if latency_ms + network_ms_max + queued_ms >= slo_ms:
                     holds = False
                     break
                 queued_ms += latency_ms
@@ -42,7 +42,7 @@ def algorithm_2(grid: Grid, count: int, way_max_ms: float, slo_ms: float) -> tup
     return None
 
 
-def per_batch_loop(grid: Grid, budgets_ms: Sequence[float]) -> tuple[float, int] | None:
+def per_batch_loop(grid: SpongeGrid, budgets_ms: Sequence[float]) -> tuple[float, int] | None:
     """The same with each batch's own tightest budget."""
     for row, cores in enumerate(grid.cores):
         for batch in range(1, grid.latency_ms.shape[1] + 1):
@@ -55,22 +55,22 @@ def per_batch_loop(grid: Grid, budgets_ms: Sequence[float]) -> tuple[float, int]
     return None
 
 
-def burst(grid: Grid, count: int, way_max_ms: float, slo_ms: float = SLO_MS) -> tuple[float, int] | None:
-    found = sponge.cheapest(grid, sponge.holds_burst(grid, count, way_max_ms, slo_ms))
+def burst(grid: SpongeGrid, count: int, network_ms_max: float, slo_ms: float = SLO_MS) -> tuple[float, int] | None:
+    found = sponge.cheapest(grid, sponge.holds_burst(grid, count, network_ms_max, slo_ms))
     return (found.cores, found.batch) if found else None
 
 
 grids = st.integers(1, 5).flatmap(
     lambda batches: st.lists(
         st.lists(st.integers(1, 300), min_size=batches, max_size=batches), min_size=1, max_size=6
-    ).map(lambda rows: Grid(tuple(float(c) for c in range(1, len(rows) + 1)), np.array(rows, dtype=np.float64)))
+    ).map(lambda rows: SpongeGrid(tuple(float(c) for c in range(1, len(rows) + 1)), np.array(rows, dtype=np.float64)))
 )
 """Whole milliseconds, so that sums are exact and equality counts as it is printed."""
 
 
 @settings(max_examples=50, deadline=None)
 @given(grids, st.integers(0, 30), st.integers(0, 1200), st.integers(1, 1200))
-def test_closed_form_is_the_printed_loop(grid: Grid, count: int, way_ms: int, slo_ms: int) -> None:
+def test_closed_form_is_the_printed_loop(grid: SpongeGrid, count: int, way_ms: int, slo_ms: int) -> None:
     assert burst(grid, count, way_ms, slo_ms) == algorithm_2(grid, count, way_ms, slo_ms)
 
 
@@ -84,7 +84,7 @@ def test_closed_form_is_the_printed_loop_on_published_profiles(latency_ms: Calla
 
 @settings(max_examples=50, deadline=None)
 @given(grids, st.lists(st.integers(0, 1200), max_size=30))
-def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: Grid, budgets: list[int]) -> None:
+def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: SpongeGrid, budgets: list[int]) -> None:
     budgets_ms = np.sort(np.array(budgets, dtype=np.float64))
     found = sponge.cheapest(grid, sponge.holds_per_batch(grid, budgets_ms))
     assert ((found.cores, found.batch) if found else None) == per_batch_loop(grid, list(budgets_ms))
@@ -92,7 +92,7 @@ def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: Grid, 
 
 @settings(max_examples=50, deadline=None)
 @given(grids, st.integers(1, 30), st.integers(0, 1000))
-def test_one_budget_for_all_is_algorithm_2(grid: Grid, count: int, way_ms: int) -> None:
+def test_one_budget_for_all_is_algorithm_2(grid: SpongeGrid, count: int, way_ms: int) -> None:
     budgets_ms = np.full(count, SLO_MS - way_ms)
     found = sponge.cheapest(grid, sponge.holds_per_batch(grid, budgets_ms))
     assert ((found.cores, found.batch) if found else None) == burst(grid, count, way_ms)
@@ -153,7 +153,7 @@ def test_table_of_the_motivation() -> None:
 
 def test_what_the_motivation_calls_feasible_is_so_when_arrivals_are_steady() -> None:
     """8 cores, batches of 4 in 37 ms, 600 ms on the way, 100 requests/s; a burst of 100 takes 25 × 37 ms."""
-    grid = Grid((8.0,), np.array([[1e9, 1e9, 1e9, 37.0]]))
+    grid = SpongeGrid((8.0,), np.array([[1e9, 1e9, 1e9, 37.0]]))
     holds = sponge.holds_steady(grid, 100.0, 600.0, SLO_MS) & sponge.keeps_up(grid, 100.0)
     assert holds[0, 3]
     assert not sponge.holds_burst(grid, 100, 600.0, SLO_MS).any()
@@ -176,7 +176,7 @@ def test_throughput_is_checked_where_the_budgets_alone_would_allow_less() -> Non
 
 @settings(max_examples=50, deadline=None)
 @given(grids, st.lists(st.integers(0, 1200), max_size=30), st.integers(0, 50))
-def test_best_effort_serves_as_many_as_any_batch(grid: Grid, budgets: list[int], rate_rps: int) -> None:
+def test_best_effort_serves_as_many_as_any_batch(grid: SpongeGrid, budgets: list[int], rate_rps: int) -> None:
     budgets_ms = np.sort(np.array(budgets, dtype=np.float64))
 
     def served(batch: int) -> int:
@@ -193,7 +193,7 @@ def test_best_effort_serves_as_many_as_any_batch(grid: Grid, budgets: list[int],
 
 
 def test_ties_go_to_the_batch_that_keeps_up() -> None:
-    grid = Grid((1.0,), np.array([[50.0, 60.0, 70.0]]))  # 20, 33 and 43 requests/s
+    grid = SpongeGrid((1.0,), np.array([[50.0, 60.0, 70.0]]))  # 20, 33 and 43 requests/s
     setting, served = sponge.best_effort(grid, np.full(2, 1e6), 30.0)
     assert (setting.batch, served) == (2, 2)
 
@@ -201,8 +201,12 @@ def test_ties_go_to_the_batch_that_keeps_up() -> None:
 def test_saturation_and_the_shortest_plan() -> None:
     grid = grid_from(YOLO_MS)
     assert sponge.max_rate_rps(grid) == pytest.approx(1000 * 16 / YOLO_MS(16, 16.0))
-    assert sponge.min_budget_ms(grid, 20) == 2 * YOLO_MS(10, 16.0) == 701
-    assert sponge.min_budget_ms(grid, 0) == 0
+
+
+def test_requests_that_no_setting_starts_in_time() -> None:
+    grid = SpongeGrid((1.0, 2.0), np.array([[50.0, 60.0, 70.0], [30.0, 40.0, 50.0]]))
+    assert sponge.startable(grid, 100.0) == 6  # two batches of 3 on 2 cores, or three of 2
+    assert sponge.startable(grid, 0.0) == 3
 
 
 def infeasible(upload_ms: NDArray[np.float64], margin: float) -> NDArray[np.int64]:

@@ -1,41 +1,42 @@
-"""Replicas, cores of each and batch for every stage of a graph at once: the fewest cores that serve a rate in time.
+"""Biscale's optimisation problem: replicas, cores per replica and batch for every stage, with the fewest cores in all.
 
-Promises the optimum of Biscale's integer program on a grid of whole milliseconds (dissertation chapter P4, Eq. P4.6):
-with one size of replicas (horizontal, Alg. 4), with given counts of replicas (vertical, Alg. 3), or, where those cannot
-carry the rate, for as much of it as they can and new replicas for the rest (split). The printed loops contain slips;
-the readings taken are those of the specification, sections 2.4 to 2.6 and 6.1 to 6.6. Pure arithmetic in the paper's
-units: ms, requests per second, and cores counted in units, which a caller makes a whole core or a part of one.
+Solves the integer program of Biscale exactly on a grid of whole milliseconds (dissertation chapter P4, Eq. P4.6; the
+same system is Themis, arXiv 2407.14843), in three forms: equal replicas of one size (horizontal, Algorithm 4), cores
+for a given number of replicas (vertical, Algorithm 3), and, where those cannot carry the rate, cores for the part that
+they can plus further replicas for the rest (split). The loops printed in the dissertation contain slips: the throughput
+test must count the replicas (n · h ≥ λ), the objective is Σ n · c, and the binary search is inverted. This module
+solves the program as stated, not the loops.
 
-Notation as in the paper: l(b, c) latency of a batch, q(b) the wait for it to fill, h(b, c) throughput of a replica, λ
-rate, n replicas. Ties in cores go to the smaller sum of batches, then to the lower latency.
+Units are those of the publication: milliseconds, requests per second, and cores counted in units whose size the caller
+chooses. Notation: l(b, c) latency of a batch, q(b) the time until it is full, h(b, c) throughput of one replica, λ
+arrival rate, n replicas. Of equal costs the smaller sum of batches wins, then the lower latency.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.solvers.budget import Options, Segment, cheapest_tree
-from sloop.solvers.choice import chains_of, improved
-from sloop.solvers.graph import Chains
+from sloop.quantities import ROUNDING
+from sloop.solvers.budget import Segment, StageOptions, cheapest_tree, improved, segment_matrix
+from sloop.solvers.graph import PathMatrix
 
 Throughput = Literal["pure", "with_queue"]
-"""h = 1000 b/l, as printed; or ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the public artefact: the wait counts as work, which leaves
-head-room."""
+"""How h(b, c) is counted. `pure`: 1000 b/l, as printed. `with_queue`: ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the authors' artefact,
+where the wait for a full batch counts as work; that leaves head-room for uneven arrivals, which `pure` does not."""
 
-RATE_RPS_MIN = 1e-6
-"""What stands in for no requests at all: one replica of one unit, batches of one."""
-SLACK = 1e-9
-"""Rates are floats; this much is neither a further replica nor a further millisecond."""
+RATE_RPS_MIN: Final = 1e-6
+"""Stands for a rate of 0, so that the solution is one replica of one unit with batches of one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A stage as the program sees it: `latency_ms[c - 1, b - 1]` is l(b, c); each request visits it `visits` times."""
+class BiscaleStage:
+    """One stage: `latency_ms[c - 1, b - 1]` is l(b, c); a request visits it `visits` times on average."""
 
     name: str
     latency_ms: NDArray[np.float64]
@@ -43,161 +44,197 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What one stage gets: `replicas` of `cores` units each, batches of `batch`, which fill within `wait_ms`."""
+class BiscaleChoice:
+    """One stage's part of a solution: `replicas` of `cores` units each with batches of `batch`."""
 
     replicas: int
     cores: int
     batch: int
     latency_ms: float
     wait_ms: float
+    """q(b): the longest time that the first request of a batch waits for the others."""
     throughput_rps: float
     """h of one replica."""
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Vertical choices for `carried_rps`, and how many further replicas of each stage the rest of the rate needs."""
+class BiscaleSplit:
+    """Choices that carry `carried_rps`, and per stage how many more such replicas the whole rate needs."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[BiscaleChoice, ...]
     extra: tuple[int, ...]
     carried_rps: float
 
 
 @dataclass(frozen=True)
-class Program:
-    """The stages, the chains of them that must keep a time, in slots, and the sum of all cores there are, in units.
+class BiscaleProblem:
+    """Stages, the segments of the graph that must keep a budget in slots, and the cores of the whole cluster in units.
 
-    Biscale's own applications are one chain, see `chain`. Where stages meet or start later, segments are cut: `forests`
-    are ways to cut, as `cheapest_tree` wants them, whose answers keep the segments. The cheapest is taken, and what the
-    cuts have cost won back as far as changes of single stages can.
+    Biscale's own applications are chains, see `chain`. For graphs whose paths meet, `forests` holds several ways to cut
+    them into forests (`sloop.solvers.graph`), each as segments; the cheapest solution over them is taken, and single
+    stages are improved against the uncut segments. Empty where `segments` already form a forest.
     """
 
-    models: tuple[Model, ...]
+    stages: tuple[BiscaleStage, ...]
     segments: tuple[Segment, ...]
     throughput: Throughput = "with_queue"
     cores_total: float = math.inf
     forests: tuple[tuple[Segment, ...], ...] = ()
-    """None where the segments are a forest."""
     slot_ms: int = 1
-    """The grid: a millisecond as published, or coarser for long deadlines; latencies are rounded up to it."""
+    """Length of a slot: a millisecond as published, longer for long deadlines. Latencies are rounded up to it."""
 
-    def horizontal(self, rate_rps: float) -> tuple[Choice, ...] | None:
-        """As many replicas as the rate needs, all of one unit, or of the fewest units with which the SLO can be kept;
-        of a stage that has no use for so many, its most.
+    def horizontal(self, rate_rps: float) -> tuple[BiscaleChoice, ...] | None:
+        """As many replicas as the rate needs, all of the smallest uniform size with which every budget can be kept.
 
-        None where no size keeps it, or `cores_total` is too little.
+        A stage whose profile ends at fewer units keeps its largest size. None where no size keeps the budgets, or where
+        `cores_total` does not suffice.
         """
-        offers = [self._offer(model, rate_rps) for model in self.models]
-        most = [len(offer.latency_ms) - 1 for offer in offers]
-        rows = [np.minimum(np.arange(max(most) + 1), own) for own in most]
-        least = sum(offer.least_cores()[own] for offer, own in zip(offers, rows, strict=True))
-        for row in np.flatnonzero(least <= self.cores_total + SLACK).tolist():
-            found = self._solve([_horizontal(offer, min(row, own)) for offer, own in zip(offers, most, strict=True)])
-            if found is not None:
-                return found
+        tables = [self._rate_table(stage, rate_rps) for stage in self.stages]
+        largest = [len(table.latency_ms) - 1 for table in tables]
+        rows = [np.minimum(np.arange(max(largest) + 1), own) for own in largest]
+        least = sum(table.cores_min()[own] for table, own in zip(tables, rows, strict=True))
+        for row in np.flatnonzero(least <= self.cores_total + ROUNDING).tolist():
+            solution = self._solve([_of_size(table, min(row, own)) for table, own in zip(tables, largest, strict=True)])
+            if solution is not None:
+                return solution
         return None
 
-    def vertical(self, rate_rps: float, replicas: Sequence[int]) -> tuple[Choice, ...] | None:
-        """Cores and batches with which `replicas` of each stage carry the rate in time; None where none do."""
+    def horizontal_within_cores(self, rate_rps: float) -> tuple[BiscaleChoice, ...]:
+        """The horizontal solution for the rate, or for the highest whole rate below it for which there are cores.
+
+        The problem must have a horizontal solution at a rate of 0.
+        """
+        solution = self.horizontal(rate_rps)
+        if solution is not None:
+            return solution
+        best, low, high = self.horizontal(0), 0, int(rate_rps) + 1
+        assert best is not None, "the problem has no solution at any rate"
+        while high - low > 1:
+            middle = (low + high) // 2
+            solution = self.horizontal(middle)
+            if solution is None:
+                high = middle
+            else:
+                best, low = solution, middle
+        return best
+
+    def vertical(self, rate_rps: float, replicas: Sequence[int]) -> tuple[BiscaleChoice, ...] | None:
+        """Cores and batches with which the given number of replicas of each stage carry the rate; None if none do."""
         return self._solve(
-            [_vertical(self._offer(model, rate_rps), count) for model, count in zip(self.models, replicas, strict=True)]
+            [_of_count(self._rate_table(stage, rate_rps), n) for stage, n in zip(self.stages, replicas, strict=True)]
         )
 
-    def split(self, rate_rps: float, replicas: Sequence[int]) -> Split | None:
-        """Vertical if it can be; else vertical for a whole rate below, at a boundary of what these replicas carry.
+    def split(self, rate_rps: float, replicas: Sequence[int]) -> BiscaleSplit | None:
+        """The vertical solution; where there is none, one for a lower whole rate plus further replicas for the rest.
 
-        Feasibility is not monotone in the rate, since batches fill faster at a higher one: the boundary (feasible, and
-        infeasible one request per second above) is normally, not always, the highest. None where even one request per
-        second is too much.
+        A lower rate makes batches fill more slowly, so feasibility is not monotone in the rate: the binary search ends
+        at a boundary (feasible, and infeasible one request per second above), which is usually but not always the
+        highest. None where even 1 request/s is infeasible.
         """
         whole = self.vertical(rate_rps, replicas)
         if whole is not None:
-            return Split(whole, (0,) * len(self.models), rate_rps)
+            return BiscaleSplit(whole, (0,) * len(self.stages), rate_rps)
         carried, carried_rps, beyond_rps = self.vertical(1, replicas), 1, math.ceil(rate_rps)
         if carried is None:
             return None
         while beyond_rps - carried_rps > 1:
             middle_rps = (carried_rps + beyond_rps) // 2
-            found = self.vertical(middle_rps, replicas)
-            if found is None:
+            solution = self.vertical(middle_rps, replicas)
+            if solution is None:
                 beyond_rps = middle_rps
             else:
-                carried, carried_rps = found, middle_rps
+                carried, carried_rps = solution, middle_rps
         missing_rps = max(0.0, rate_rps - carried_rps)
         extra = (
-            math.ceil(missing_rps * model.visits / choice.throughput_rps - SLACK)
-            for model, choice in zip(self.models, carried, strict=True)
+            math.ceil(missing_rps * stage.visits / choice.throughput_rps - ROUNDING)
+            for stage, choice in zip(self.stages, carried, strict=True)
         )
-        return Split(carried, tuple(extra), carried_rps)
+        return BiscaleSplit(carried, tuple(extra), carried_rps)
+
+    def carries(self, rate_rps: float, sizes: Sequence[tuple[int, int]]) -> bool:
+        """Whether replicas of given sizes, (count, units each) by stage, serve the rate within every budget.
+
+        Each stage uses the quickest batch that keeps up. This is not the same as comparing with `vertical`: where its
+        cheapest solution makes one stage larger and another smaller, the sizes as they are may carry the rate as well.
+        """
+        slots = []
+        for stage, (count, units) in zip(self.stages, sizes, strict=True):
+            table = self._rate_table(stage, rate_rps)
+            row = min(units, len(stage.latency_ms)) - 1
+            enough = count * table.throughput_rps[row] >= table.rate_rps * (1 - ROUNDING)
+            if not enough.any():
+                return False
+            slots.append(int(table.slots[row][enough].min()))
+        return bool((self._matrix.slack(slots) >= 0).all())
 
     @cached_property
-    def _chains(self) -> Chains:
-        return chains_of(self.segments, len(self.models))
+    def _matrix(self) -> PathMatrix:
+        return segment_matrix(self.segments, len(self.stages))
 
-    def _offer(self, model: Model, rate_rps: float) -> "_Offer":
-        rate_rps = max(RATE_RPS_MIN, rate_rps * model.visits)
-        batches = np.arange(1, model.latency_ms.shape[1] + 1)
+    def _rate_table(self, stage: BiscaleStage, rate_rps: float) -> "_RateTable":
+        rate_rps = max(RATE_RPS_MIN, rate_rps * stage.visits)
+        batches = np.arange(1, stage.latency_ms.shape[1] + 1)
         wait_ms = 1000.0 * (batches - 1) / rate_rps
-        if self.throughput == "pure":
-            throughput_rps = 1000.0 * batches / model.latency_ms
-        else:
-            busy_ms = np.maximum(1.0, np.floor(model.latency_ms) + np.floor(wait_ms))
-            throughput_rps = np.floor(1000.0 * batches / busy_ms)
-        whole = np.ceil(model.latency_ms / self.slot_ms - SLACK) + np.ceil(wait_ms / self.slot_ms - SLACK)
-        slots = whole.astype(np.int64)
-        return _Offer(model.latency_ms, wait_ms, throughput_rps, slots, rate_rps)
+        throughput_rps = 1000.0 * batches / stage.latency_ms
+        if self.throughput == "with_queue":
+            busy_ms = np.maximum(1.0, np.floor(stage.latency_ms) + np.floor(wait_ms))
+            # Whole milliseconds alone would promise more than a replica does: 25.05 ms cut to 25 are 40 requests/s, of
+            # which it serves 39.92.
+            throughput_rps = np.minimum(np.floor(1000.0 * batches / busy_ms), throughput_rps)
+        latency_slots = np.ceil(stage.latency_ms / self.slot_ms - ROUNDING)
+        slots = latency_slots + np.ceil(wait_ms / self.slot_ms - ROUNDING)
+        return _RateTable(stage.latency_ms, wait_ms, throughput_rps, slots.astype(np.int64), rate_rps)
 
-    def _solve(self, offered: Sequence["_Offered"]) -> tuple[Choice, ...] | None:
-        """The cheapest combination within the SLO: fewest cores, then smallest batches, then lowest latency."""
+    def _solve(self, offered: Sequence["_Options"]) -> tuple[BiscaleChoice, ...] | None:
+        """The cheapest combination within every budget: fewest cores, then smallest batches, then lowest latency."""
         if not all(len(one.slots) for one in offered):
             return None
+        # Two bounds, because most programs of a search for a rate are infeasible and the dynamic program costs more.
         quickest = [int(one.slots.argmin()) for one in offered]
-        if (self._chains.left([one.slots[index] for one, index in zip(offered, quickest, strict=True)]) < 0).any():
-            return None  # most of what a search tries, at no cost
-        if sum(int((one.replicas * one.cores).min()) for one in offered) > self.cores_total + SLACK:
+        if (self._matrix.slack([one.slots[i] for one, i in zip(offered, quickest, strict=True)]) < 0).any():
             return None
-        options = self._options(offered)
-        answers = [cheapest_tree(options, segments) for segments in self.forests or (self.segments,)]
-        if self.forests:
-            # Where cuts were too cautious for any answer there is one still.
-            answers = [improved(options, self._chains, answer or quickest) for answer in answers]
-        found = min((self._picked(offered, answer) for answer in answers if answer), key=_worth, default=None)
-        return found if found and cores_of(found) <= self.cores_total + SLACK else None
+        if sum(int((one.replicas * one.cores).min()) for one in offered) > self.cores_total + ROUNDING:
+            return None
+        options = self._stage_options(offered)
+        found = [cheapest_tree(options, segments) for segments in self.forests or (self.segments,)]
+        if self.forests:  # cuts may be too cautious for any solution; the quickest options are one
+            found = [improved(options, self._matrix, indices or quickest) for indices in found]
+        solutions = [
+            tuple(one.choice(i) for one, i in zip(offered, indices, strict=True)) for indices in found if indices
+        ]
+        best = min(solutions, key=_cost, default=None)
+        return best if best and cores_of(best) <= self.cores_total + ROUNDING else None
 
-    def _options(self, offered: Sequence["_Offered"]) -> list[Options]:
-        """Cores first, then batches, then slots."""
-        slots = 1 + len(self.models) * max(segment.slots for segment in self.segments)
-        batches = 1 + sum(model.latency_ms.shape[1] for model in self.models)
+    def _stage_options(self, offered: Sequence["_Options"]) -> list[StageOptions]:
+        """Costs pack cores, then batches, then slots into one integer."""
+        slots = 1 + len(self.stages) * max(segment.slots for segment in self.segments)
+        batches = 1 + sum(stage.latency_ms.shape[1] for stage in self.stages)
         return [
-            Options((one.replicas * one.cores * batches + one.batches) * slots + one.slots, one.slots)
+            StageOptions((one.replicas * one.cores * batches + one.batches) * slots + one.slots, one.slots)
             for one in offered
         ]
 
-    def _picked(self, offered: Sequence["_Offered"], indices: Sequence[int]) -> tuple[Choice, ...]:
-        return tuple(one.choice(index) for one, index in zip(offered, indices, strict=True))
+
+def chain(
+    stages: Sequence[BiscaleStage], slo_ms: int, *, throughput: Throughput = "with_queue", cores_total: float = math.inf
+) -> BiscaleProblem:
+    """The problem of stages one after the other that must finish within `slo_ms` together."""
+    return BiscaleProblem(tuple(stages), (Segment(tuple(range(len(stages))), slo_ms),), throughput, cores_total)
 
 
-def cores_of(choices: Iterable[Choice]) -> int:
-    """All cores together, in units."""
+def cores_of(choices: Iterable[BiscaleChoice]) -> int:
+    """Units of all replicas of all stages."""
     return sum(choice.replicas * choice.cores for choice in choices)
 
 
-def _worth(choices: Sequence[Choice]) -> tuple[int, int, float]:
+def _cost(choices: Sequence[BiscaleChoice]) -> tuple[int, int, float]:
     total_ms = sum(choice.latency_ms + choice.wait_ms for choice in choices)
     return cores_of(choices), sum(choice.batch for choice in choices), total_ms
 
 
-def chain(
-    models: Sequence[Model], slo_ms: int, *, throughput: Throughput = "with_queue", cores_total: float = math.inf
-) -> Program:
-    """The program of stages one after the other, all of them within `slo_ms`."""
-    return Program(tuple(models), (Segment(tuple(range(len(models))), slo_ms),), throughput, cores_total)
-
-
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """All that a stage can do at one rate. Arrays of shape (cores, batches), `wait_ms` of shape (batches,)."""
+class _RateTable:
+    """A stage at one rate. Arrays of shape (cores, batches); `wait_ms` of shape (batches,)."""
 
     latency_ms: NDArray[np.float64]
     wait_ms: NDArray[np.float64]
@@ -205,49 +242,121 @@ class _Offer:
     slots: NDArray[np.int64]
     rate_rps: float
 
-    def needed(self) -> NDArray[np.float64]:
-        """Replicas that carry the rate; infinite where none do. Shape (cores, batches)."""
+    def replicas_needed(self) -> NDArray[np.float64]:
+        """Replicas that keep up with the rate, shape (cores, batches); infinite where the throughput is 0."""
         with np.errstate(divide="ignore"):
-            needed: NDArray[np.float64] = np.ceil(self.rate_rps / self.throughput_rps - SLACK)
+            needed: NDArray[np.float64] = np.ceil(self.rate_rps / self.throughput_rps - ROUNDING)
         return np.maximum(needed, 1.0)
 
-    def least_cores(self) -> NDArray[np.float64]:
-        """By size of replica, shape (cores,): the fewest cores that carry the rate, in time or not."""
-        fewest: NDArray[np.float64] = self.needed().min(axis=1)
+    def cores_min(self) -> NDArray[np.float64]:
+        """By replica size, shape (cores,): the fewest units that keep up with the rate, whatever the latency."""
+        fewest: NDArray[np.float64] = self.replicas_needed().min(axis=1)
         return fewest * np.arange(1, len(fewest) + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Offered:
-    """Those of an offer's settings that carry the rate, as columns, and the replicas each needs."""
+class _Options:
+    """The entries of a table that keep up with the rate, as columns of equal length."""
 
-    offer: _Offer
+    table: _RateTable
     replicas: NDArray[np.int64]
     cores: NDArray[np.int64]
     batches: NDArray[np.int64]
     slots: NDArray[np.int64]
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, index: int) -> BiscaleChoice:
         cores, batch = int(self.cores[index]), int(self.batches[index])
-        return Choice(
+        return BiscaleChoice(
             replicas=int(self.replicas[index]),
             cores=cores,
             batch=batch,
-            latency_ms=float(self.offer.latency_ms[cores - 1, batch - 1]),
-            wait_ms=float(self.offer.wait_ms[batch - 1]),
-            throughput_rps=float(self.offer.throughput_rps[cores - 1, batch - 1]),
+            latency_ms=float(self.table.latency_ms[cores - 1, batch - 1]),
+            wait_ms=float(self.table.wait_ms[batch - 1]),
+            throughput_rps=float(self.table.throughput_rps[cores - 1, batch - 1]),
         )
 
 
-def _horizontal(offer: _Offer, row: int) -> _Offered:
-    """Replicas of `row` + 1 units, as many as the rate needs."""
-    needed = offer.needed()[row]
+def _of_size(table: _RateTable, row: int) -> _Options:
+    """As many replicas of `row` + 1 units as the rate needs, by batch."""
+    needed = table.replicas_needed()[row]
     columns = np.flatnonzero(np.isfinite(needed))
     replicas = needed[columns].astype(np.int64)
-    return _Offered(offer, replicas, np.full(len(columns), row + 1), columns + 1, offer.slots[row, columns])
+    return _Options(table, replicas, np.full(len(columns), row + 1), columns + 1, table.slots[row, columns])
 
 
-def _vertical(offer: _Offer, replicas: int) -> _Offered:
-    """Cores and batches with which so many replicas carry the rate."""
-    rows, columns = np.nonzero(replicas * offer.throughput_rps >= offer.rate_rps * (1 - SLACK))
-    return _Offered(offer, np.full(len(rows), replicas), rows + 1, columns + 1, offer.slots[rows, columns])
+def _of_count(table: _RateTable, replicas: int) -> _Options:
+    """The sizes and batches with which the given number of replicas keep up."""
+    rows, columns = np.nonzero(replicas * table.throughput_rps >= table.rate_rps * (1 - ROUNDING))
+    return _Options(table, np.full(len(rows), replicas), rows + 1, columns + 1, table.slots[rows, columns])
+
+
+ReplicaGroups = list[tuple[int, int]]
+"""The replicas of one stage: (count, units each) for each size."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReplicas:
+    """Sizes of a stage's replicas in units, largest first. While none is ready, `ready` holds those that start."""
+
+    ready: tuple[int, ...]
+    starting: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Replicas that serve; at least 1, because one will be started."""
+        return max(1, len(self.ready))
+
+    @property
+    def largest(self) -> int:
+        """Units of the largest replica."""
+        return self.ready[0] if self.ready else 1
+
+    @property
+    def smallest(self) -> int:
+        """Units of the smallest replica."""
+        return self.ready[-1] if self.ready else 1
+
+    @property
+    def largest_count(self) -> int:
+        """How many replicas have the largest size."""
+        return max(1, self.ready.count(self.largest))
+
+
+def replicas_carry(problem: BiscaleProblem, rate_rps: float, present: Sequence[StageReplicas]) -> bool:
+    """Whether the replicas that serve carry the rate: the largest of each stage alone, or all as if all were small."""
+    large = tuple((one.largest_count, one.largest) for one in present)
+    small = tuple((one.count, one.smallest) for one in present)
+    return any(problem.carries(rate_rps, sizes) for sizes in dict.fromkeys((large, small)))
+
+
+def total_units(groups: Sequence[ReplicaGroups]) -> int:
+    """Units of all replicas of all stages."""
+    return sum(count * units for group in groups for count, units in group)
+
+
+def with_small(present: StageReplicas, choice: BiscaleChoice) -> ReplicaGroups:
+    """The replicas as they are plus new ones of the chosen size, until there are as many as chosen."""
+    counts = Counter((*present.ready, *present.starting))
+    counts[choice.cores] += max(0, choice.replicas - counts.total())
+    return [(count, units) for units, count in counts.items()]
+
+
+def small_first(
+    problem: BiscaleProblem, rate_rps: float, present: Sequence[StageReplicas], goal: Sequence[BiscaleChoice]
+) -> tuple[list[ReplicaGroups], tuple[BiscaleChoice, ...]]:
+    """Groups and choices where the cluster cannot hold the present replicas at full size beside the goal's new ones.
+
+    The goal's missing replicas get their cores first, since small replicas give the most throughput per core (Amdahl;
+    dissertation chapter P4, on why to scale horizontally). The present ones get the sizes with which the remaining
+    cores carry most of the rate until the new ones are ready; the choices are theirs.
+    """
+    counts = [min(one.count, choice.replicas) for one, choice in zip(present, goal, strict=True)]
+    missing = [choice.replicas - count for count, choice in zip(counts, goal, strict=True)]
+    reserved = sum(count * choice.cores for count, choice in zip(missing, goal, strict=True))
+    split = replace(problem, cores_total=problem.cores_total - reserved).split(rate_rps, counts)
+    choices = split.choices if split else tuple(goal)
+    groups = [
+        [(count, choice.cores), (new, small.cores)]
+        for count, choice, new, small in zip(counts, choices, missing, goal, strict=True)
+    ]
+    return groups, choices

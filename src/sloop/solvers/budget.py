@@ -1,9 +1,16 @@
-"""One option for every stage, together as cheap as can be, within budgets of time: an exact dynamic program over slots.
+"""One option for every stage, cheapest in total, with every segment of stages within its time budget.
 
-Razavi et al., FA2 (RTAS 2022), Algorithm 1, read so that it is right: a leaf keeps its cheapest option and not its
-last, every successor counts once and not once per path, a slow option does not end the search. Biscale (dissertation
-P4) runs it on chains. Time comes in whole slots, a millisecond each unless the caller says otherwise. A cost is one
-integer: an objective of several parts is packed into it, the most important first.
+A multiple-choice knapsack with a time constraint per segment. Three solvers:
+
+- `cheapest_tree`: a dynamic program over slots of time for segments that form a forest. After Razavi et al., FA2 (RTAS
+  2022), Algorithm 1, with its printed slips corrected: a leaf keeps its cheapest option, not its last; every successor
+  counts once, not once per path; a slow option does not end the search. Biscale (dissertation chapter P4) uses it on
+  chains.
+- `cheapest_by_milp`: an integer program for segments that meet anywhere (FA2 solves it with Gurobi, this with HiGHS).
+- `improved`: local search from a solution to a cheaper one, without proof.
+
+Times are whole slots, a millisecond each unless the caller says otherwise. A cost is one integer: an objective of
+several parts is packed into it, the most important part first.
 """
 
 from collections.abc import Sequence
@@ -14,88 +21,60 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-NEVER: Final = 1 << 58
-"""The cost of what cannot be; costs that can be must stay below it in sum."""
+from sloop.solvers import highs
+from sloop.solvers.graph import PathMatrix
 
-Budgets = Literal["tree", "paper"]
-"""How a stage shares its time among those after it: each by its own loosest chain, or all by the tightest."""
+IMPOSSIBLE: Final = 1 << 58
+"""The cost of an infeasible choice. Sums of feasible costs must stay below it."""
+NODES_MAX: Final = 2_000
+"""Branch-and-bound nodes. FA2's own applications need between one and a few dozen."""
+
+Costs = NDArray[np.int64]
+BudgetRule = Literal["tree", "paper"]
+"""How a stage shares the remaining time among its successors. `tree`: each has its own loosest segment. `paper`: all
+have the tightest budget, as published; never too optimistic, often too cautious."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What may be chosen for one stage. `keys[i]` ≥ 0 is the cost of option i and `slots[i]` ≥ 0 its time in slots."""
+class StageOptions:
+    """The options of one stage: option i costs `costs[i]` ≥ 0 and takes `slots[i]` ≥ 0 slots."""
 
-    keys: NDArray[np.int64]
+    costs: Costs
     slots: NDArray[np.int64]
 
-    def frontier(self, slots: int) -> list[tuple[int, int]]:
-        """(time, cost) of those within `slots` that no other beats in both, quickest first."""
-        order = np.lexsort((self.keys, self.slots))
-        keys, times = self.keys[order], self.slots[order]
+    def pareto(self, slots: int) -> list[tuple[int, int]]:
+        """(slots, cost) of the options within `slots` that are cheaper than all quicker ones, quickest first."""
+        order = np.lexsort((self.costs, self.slots))
+        costs, times = self.costs[order], self.slots[order]
         kept = times <= slots
-        kept[1:] &= keys[1:] < np.minimum.accumulate(keys)[:-1]
-        return list(zip(times[kept].tolist(), keys[kept].tolist(), strict=True))
+        kept[1:] &= costs[1:] < np.minimum.accumulate(costs)[:-1]
+        return list(zip(times[kept].tolist(), costs[kept].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A chain of stages, by index, and the slots they may take together."""
+    """A chain of stages, by index, and the slots that they may take together."""
 
     stages: tuple[int, ...]
     slots: int
 
 
-def cheapest_chain(options: Sequence[Options], slots: int) -> list[int] | None:
-    """The option of each stage with the least Σ keys among those with Σ slots ≤ `slots`; None where none fits.
-
-    Of equally cheap choices the first stage takes its lowest index, then the second, and so on.
-    """
-    return cheapest_tree(options, [Segment(tuple(range(len(options))), slots)])
+def segment_matrix(segments: Sequence[Segment], stages: int) -> PathMatrix:
+    """The segments as a matrix with limits in slots."""
+    return PathMatrix([segment.stages for segment in segments], [segment.slots for segment in segments], stages)
 
 
-def cheapest_tree(
-    options: Sequence[Options], segments: Sequence[Segment], budgets: Budgets = "tree"
-) -> list[int] | None:
-    """The option of each stage, cheap in sum, so that every segment holds; None where the program finds none.
+def within_budgets(options: Sequence[StageOptions], matrix: PathMatrix, indices: Sequence[int]) -> bool:
+    """Whether the options at `indices` keep every segment."""
+    return bool((matrix.slack(_slots_of(options, indices)) >= 0).all())
 
-    The segments together must form a forest: no stage directly after two others, each stage in at least one segment.
-    With `tree` the answer is the cheapest there is where `is_exact` says so; other segments that start below a root cap
-    all that follows their second stage, so that it may then be dearer, or missing. `paper` is the published rule, the
-    tightest budget for everything below a stage: never too optimistic, often too cautious. Ties go to the lowest index,
-    from the roots down.
-    """
-    if any(segment.slots < 0 for segment in segments):
-        return None
-    assert sum(int(option.keys.max()) for option in options) < NEVER, "costs too large to add"
-    forest = _Forest(options, segments, budgets)
-    best: dict[int, NDArray[np.int64]] = {}
-    rest: dict[int, NDArray[np.int64]] = {}
-    capped: dict[int, list[Capped]] = {}
-    for stage in reversed(forest.order):
-        rest[stage] = forest.rest_of(stage, best)
-        capped[stage] = forest.capped_of(stage, best)
-        best[stage] = _best_of(options[stage].frontier(forest.limit[stage]), rest[stage], capped[stage])
-    chosen = [-1] * len(options)
-    left = {root: forest.start[root] for root in forest.roots}
-    for stage in forest.order:
-        slots, keys = options[stage].slots, options[stage].keys
-        after = left[stage] - slots
-        allowed = (after >= 0) & (slots <= forest.limit[stage])
-        costs = np.where(allowed, keys + rest[stage][np.maximum(after, 0)], NEVER)
-        for cap, below in capped[stage]:
-            within = min(left[stage], cap) - slots
-            costs = np.where(within >= 0, np.minimum(costs + below[np.maximum(within, 0)], NEVER), NEVER)
-        chosen[stage] = int(costs.argmin())
-        if costs[chosen[stage]] >= NEVER:
-            return None
-        for child in forest.children[stage]:
-            entered = min(left[stage], forest.cap.get(child, left[stage])) - int(slots[chosen[stage]])
-            left[child] = min(entered - forest.shift[child], forest.start[child])
-    return chosen
+
+def _slots_of(options: Sequence[StageOptions], indices: Sequence[int]) -> list[int]:
+    return [int(option.slots[index]) for option, index in zip(options, indices, strict=True)]
 
 
 def is_exact(segments: Sequence[Segment]) -> bool:
-    """Whether the least cost for these segments is sure to be found: they form a forest, and all of several stages
+    """Whether `cheapest_tree` with rule `tree` is optimal: the segments form a forest, and those of several stages
     start at its roots."""
     edges = {edge for segment in segments for edge in pairwise(segment.stages)}
     below = {stage for _, stage in edges}
@@ -104,31 +83,75 @@ def is_exact(segments: Sequence[Segment]) -> bool:
     )
 
 
-Capped = tuple[int, NDArray[np.int64]]
-"""The most a stage may have on entry for what follows at one child, and that child's cost by slots left after."""
+def cheapest_tree(
+    options: Sequence[StageOptions], segments: Sequence[Segment], rule: BudgetRule = "tree"
+) -> list[int] | None:
+    """The index of an option for each stage that keeps every segment; None where the program finds none.
+
+    Every stage must be in a segment, and no stage directly after two others. With the rule `tree` the solution is the
+    cheapest where `is_exact`; other segments that start below a root limit all stages after their second, so that the
+    solution may be dearer than necessary, or missing. Of equal costs the lowest index wins, from the roots down.
+    """
+    if any(segment.slots < 0 for segment in segments):
+        return None
+    assert sum(int(option.costs.max()) for option in options) < IMPOSSIBLE, "costs too large to add"
+    forest = _Forest(options, segments, rule)
+    best: dict[int, Costs] = {}
+    rest: dict[int, Costs] = {}
+    capped: dict[int, list[Capped]] = {}
+    for stage in reversed(forest.order):
+        rest[stage] = forest.rest_of(stage, best)
+        capped[stage] = forest.capped_of(stage, best)
+        best[stage] = _best_of(options[stage].pareto(forest.limit[stage]), rest[stage], capped[stage])
+    chosen = [-1] * len(options)
+    left = {root: forest.start[root] for root in forest.roots}
+    for stage in forest.order:
+        slots, own_costs = options[stage].slots, options[stage].costs
+        after = left[stage] - slots
+        allowed = (after >= 0) & (slots <= forest.limit[stage])
+        costs = np.where(allowed, own_costs + rest[stage][np.maximum(after, 0)], IMPOSSIBLE)
+        for cap, below in capped[stage]:
+            within = min(left[stage], cap) - slots
+            costs = np.where(within >= 0, np.minimum(costs + below[np.maximum(within, 0)], IMPOSSIBLE), IMPOSSIBLE)
+        chosen[stage] = int(costs.argmin())
+        if costs[chosen[stage]] >= IMPOSSIBLE:
+            return None
+        for child in forest.children[stage]:
+            entered = min(left[stage], forest.cap.get(child, left[stage])) - int(slots[chosen[stage]])
+            left[child] = min(entered - forest.shift[child], forest.start[child])
+    return chosen
 
 
-def _best_of(front: Sequence[tuple[int, int]], rest: NDArray[np.int64], capped: Sequence[Capped]) -> NDArray[np.int64]:
-    """By slots left on entry: the least cost of a stage and all below it, given the least cost of all below it."""
-    best = np.full_like(rest, NEVER)
-    sums = np.empty_like(rest)  # once: fresh pages for every option would take longer than the additions
-    for slot, key in front:
-        own = np.add(rest[: len(rest) - slot], key, out=sums[slot:])
+Capped = tuple[int, Costs]
+"""For a child with a cap: the cap on the slots left when its parent is entered, and the cost of the child's subtree by
+slots left after the parent."""
+
+
+def _best_of(front: Sequence[tuple[int, int]], rest: Costs, capped: Sequence[Capped]) -> Costs:
+    """By slots left on entry: the least cost of a stage and its subtree; `rest` is the subtree's by slots left."""
+    best = np.full_like(rest, IMPOSSIBLE)
+    sums = np.empty_like(rest)  # allocated once: fresh pages for every option would take longer than the additions
+    for slot, cost in front:
+        own = np.add(rest[: len(rest) - slot], cost, out=sums[slot:])
         for cap, below in capped:
             if cap < slot:
-                own[:] = NEVER
+                own[:] = IMPOSSIBLE
                 break
             own[: cap + 1 - slot] += below[: cap + 1 - slot]
             own[cap + 1 - slot :] += below[cap - slot]
-            np.minimum(own, NEVER, out=own)
+            np.minimum(own, IMPOSSIBLE, out=own)
         np.minimum(best[slot:], own, out=best[slot:])
     return best
 
 
 class _Forest:
-    """Who comes after whom, and what time each stage may have, out of the segments."""
+    """Which stages follow which, and how much time each may have, derived from the segments.
 
-    def __init__(self, options: Sequence[Options], segments: Sequence[Segment], budgets: Budgets) -> None:
+    A stage's remaining slots are counted against the loosest segment from its root through it. Where a child's loosest
+    segment is tighter than its parent's, the difference (`shift`) is subtracted on the way down.
+    """
+
+    def __init__(self, options: Sequence[StageOptions], segments: Sequence[Segment], rule: BudgetRule) -> None:
         stages = range(len(options))
         parents: dict[int, int] = {}
         for segment in segments:
@@ -139,30 +162,30 @@ class _Forest:
         self.order = list(self.roots)
         for stage in self.order:
             self.order += self.children[stage]
-        assert len(self.order) == len(options), "stages in a circle"
+        assert len(self.order) == len(options), "the stages form a cycle"
         self.horizon = self._horizons(segments)
-        """The most slots any segment of a stage's tree has: what its clock can show."""
+        """By stage: the most slots of any segment of its tree, which is the length of its tables."""
         self.limit = {s: min(segment.slots for segment in segments if s in segment.stages) for s in stages}
-        """No stage may take longer than the tightest segment it is in (r of the paper)."""
+        """By stage: the most slots it alone may take, those of its tightest segment (r in the publication)."""
         self.start = dict(self.horizon)
-        """The most slots a stage may be given on entry, as published: by the tightest segment that starts there."""
+        """By stage: the most slots it may have on entry; with the rule `paper` those of its tightest segment."""
         self.cap: dict[int, int] = {}
-        """By child: the most slots its parent may have had on entry, for what follows at the child. By the segments
+        """By child: the most slots that may be left when its parent is entered, for the child's subtree. From segments
         that start at the parent."""
         self.shift = dict.fromkeys(stages, 0)
-        """How much less time a child has than its parent has left, because its loosest segment is tighter."""
+        """By stage: how much tighter its loosest segment is than its parent's."""
         self.reserve = dict.fromkeys(stages, 0)
-        """Slots that must be left after a stage, because a segment that ends there is tighter than its loosest."""
-        if budgets == "paper":
+        """By stage: slots that must be left after it, because a segment that ends there is tighter than its loosest."""
+        if rule == "paper":
             for segment in segments:
                 first = segment.stages[0]
                 self.start[first] = min(self.start[first], segment.slots)
         else:
-            self._give_each_branch_its_own([segment for segment in segments if segment.stages[0] in self.roots])
-            self._cap_by([segment for segment in segments if segment.stages[0] not in self.roots])
+            self._set_shifts([segment for segment in segments if segment.stages[0] in self.roots])
+            self._set_caps([segment for segment in segments if segment.stages[0] not in self.roots])
 
     def _horizons(self, segments: Sequence[Segment]) -> dict[int, int]:
-        """By stage; each tree has its own, so that a long deadline makes no work for the stages of short ones."""
+        """Each tree has its own horizon, so that a long deadline adds no work to stages with short ones."""
         root_of = {root: root for root in self.roots}
         for stage in self.order:
             root_of |= dict.fromkeys(self.children[stage], root_of[stage])
@@ -172,8 +195,8 @@ class _Forest:
             longest[root] = max(longest[root], segment.slots)
         return {stage: longest[root] for stage, root in root_of.items()}
 
-    def _give_each_branch_its_own(self, anchored: Sequence[Segment]) -> None:
-        """`anchored` segments start at a root; the loosest through a stage is the clock that its slots are told on."""
+    def _set_shifts(self, anchored: Sequence[Segment]) -> None:
+        """`anchored` segments start at a root."""
         loosest: dict[int, int] = {}
         for stage in self.order:
             through = [segment.slots for segment in anchored if stage in segment.stages]
@@ -186,36 +209,111 @@ class _Forest:
             ending = [segment.slots for segment in anchored if segment.stages[-1] == stage]
             self.reserve[stage] = max((loosest[stage] - slots for slots in ending), default=0)
 
-    def _cap_by(self, inner: Sequence[Segment]) -> None:
-        """Each is told on the clock of where it starts, which runs ahead of its own by all that is shifted on its way
-        and left when it ends."""
+    def _set_caps(self, inner: Sequence[Segment]) -> None:
+        """`inner` segments start below a root. A cap is counted in the slots of the stage where its segment starts, so
+        the shifts on the segment's way and the reserve at its end are added."""
         for segment in inner:
-            if len(segment.stages) > 1:  # else its stage's limit says it all
-                ahead = sum(self.shift[stage] for stage in segment.stages[1:]) + self.reserve[segment.stages[-1]]
-                child, most = segment.stages[1], segment.slots + ahead
+            if len(segment.stages) > 1:  # one stage alone is covered by its limit
+                added = sum(self.shift[stage] for stage in segment.stages[1:]) + self.reserve[segment.stages[-1]]
+                child, most = segment.stages[1], segment.slots + added
                 self.cap[child] = min(self.cap.get(child, most), most)
 
-    def capped_of(self, stage: int, best: dict[int, NDArray[np.int64]]) -> list[Capped]:
-        """What follows at the children that a segment starting here leads to."""
+    def capped_of(self, stage: int, best: dict[int, Costs]) -> list[Capped]:
+        """The subtrees of the stage's children that have a cap."""
         capped = []
         for child in self.children[stage]:
             if child in self.cap:
-                below = np.full(self.horizon[stage] + 1, NEVER, dtype=np.int64)
+                below = np.full(self.horizon[stage] + 1, IMPOSSIBLE, dtype=np.int64)
                 shift = self.shift[child]
                 below[shift:] = best[child][: len(below) - shift]
                 capped.append((min(self.cap[child], self.horizon[stage]), below))
         return capped
 
-    def rest_of(self, stage: int, best: dict[int, NDArray[np.int64]]) -> NDArray[np.int64]:
-        """By slots left after `stage`: the least cost of all below it, those with a cap excepted."""
+    def rest_of(self, stage: int, best: dict[int, Costs]) -> Costs:
+        """By slots left after `stage`: the least cost of the subtrees below it that have no cap."""
         horizon = self.horizon[stage]
         rest = np.zeros(horizon + 1, dtype=np.int64)
         for child in (child for child in self.children[stage] if child not in self.cap):
             shift, start = self.shift[child], self.start[child]
-            rest[:shift] = NEVER
+            rest[:shift] = IMPOSSIBLE
             end = min(shift + start, horizon)
             rest[shift : end + 1] += best[child][: end + 1 - shift]
             rest[end + 1 :] += best[child][start]
-            np.minimum(rest, NEVER, out=rest)
-        rest[: self.reserve[stage]] = NEVER
+            np.minimum(rest, IMPOSSIBLE, out=rest)
+        rest[: self.reserve[stage]] = IMPOSSIBLE
         return rest
+
+
+@dataclass(frozen=True, slots=True)
+class KnapsackSolution:
+    """An option index for each stage, or None. `proven`: the solution is optimal; with None, nothing is feasible.
+
+    None without proof means that the solver gave up.
+    """
+
+    indices: tuple[int, ...] | None
+    proven: bool
+
+
+INFEASIBLE: Final = KnapsackSolution(None, proven=True)
+GAVE_UP: Final = KnapsackSolution(None, proven=False)
+
+
+def cheapest_by_milp(
+    options: Sequence[StageOptions], segments: Sequence[Segment], *, nodes_max: int = NODES_MAX
+) -> KnapsackSolution:
+    """The cheapest option of each stage with every segment kept; segments may meet anywhere.
+
+    The search ends after `nodes_max` nodes, never after a time, so that the result does not depend on the machine.
+    """
+    useful = [_useful(option, stage, segments) for stage, option in enumerate(options)]
+    if not all(useful):
+        return INFEASIBLE
+    starts = np.cumsum([0, *map(len, useful)])
+    unit = max(1, *(int(options[stage].costs[index]) for stage, own in enumerate(useful) for index in own))
+    costs = np.concatenate([options[stage].costs[own] / unit for stage, own in enumerate(useful)])
+    slots = np.concatenate([options[stage].slots[own].astype(float) for stage, own in enumerate(useful)])
+    columns = [range(starts[stage], starts[stage + 1]) for stage in range(len(useful))]
+    rows: list[highs.Row] = [(dict.fromkeys(own, 1.0), 1.0, 1.0) for own in columns]
+    for segment in segments:
+        taken = {column: slots[column] for stage in segment.stages for column in columns[stage]}
+        rows.append((taken, 0.0, float(segment.slots)))
+    found = highs.minimise(costs.tolist(), rows, integers=len(costs), nodes_max=nodes_max)
+    values = found.values
+    if values is None:
+        return INFEASIBLE if found.proven else GAVE_UP
+    indices = tuple(own[int(np.argmax(values[starts[stage] : starts[stage + 1]]))] for stage, own in enumerate(useful))
+    if not within_budgets(options, segment_matrix(segments, len(options)), indices):
+        return GAVE_UP  # feasible within HiGHS' tolerance, but not as integers
+    return KnapsackSolution(indices, proven=found.proven)
+
+
+def _useful(option: StageOptions, stage: int, segments: Sequence[Segment]) -> list[int]:
+    """Indices of the options that fit the stage's segments by themselves and are cheaper than all quicker ones."""
+    most = min((segment.slots for segment in segments if stage in segment.stages), default=int(option.slots.max()))
+    kept: list[int] = []
+    for index in np.lexsort((option.costs, option.slots)).tolist():
+        if option.slots[index] <= most and (not kept or option.costs[index] < option.costs[kept[-1]]):
+            kept.append(index)
+    return kept
+
+
+def improved(options: Sequence[StageOptions], matrix: PathMatrix, indices: Sequence[int]) -> list[int]:
+    """Change single stages, the largest saving first, until no single change saves anything.
+
+    `indices` must keep every segment, and so does the result. Of equal savings the first stage and its lowest index
+    win. Recovers much of what is lost where cutting a graph into a forest was too cautious.
+    """
+    chosen = list(indices)
+    while True:
+        saved, changed, to = 0, -1, -1
+        slack = matrix.stage_slack(_slots_of(options, chosen))
+        for stage, (option, own) in enumerate(zip(options, chosen, strict=True)):
+            costs = np.where(option.slots <= option.slots[own] + slack[stage], option.costs, option.costs[own])
+            index = int(costs.argmin())
+            saving = int(option.costs[own] - costs[index])
+            if saving > saved:
+                saved, changed, to = saving, stage, index
+        if not saved:
+            return chosen
+        chosen[changed] = to

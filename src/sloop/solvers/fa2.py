@@ -1,13 +1,16 @@
-"""FA2: a batch and a number of equal replicas for every stage of a graph at once, the fewest that keep all paths.
+"""Equal replicas for every stage of a graph: FA2, and the planners it is compared with on the same model.
 
-min Σ n + δ Σ b, subject to Σ [d(b) + q(b)] ≤ SLO on every path and n · b/d(b) ≥ λ at every stage (Razavi et al., FA2,
-RTAS 2022, integer program). q(b) = (b - 1)/λ, so that the batch settles the replicas; δ only breaks ties, towards small
-batches. Solved as published, by cutting the graph to a forest and a dynamic program over milliseconds, in the readings
-of the specification's §2.5, §2.6 and §6; every path is checked again afterwards, and where cuts left no answer the
-integer program itself is solved. Pure arithmetic in the paper's units, milliseconds and requests per second.
+FA2 (Razavi et al., RTAS 2022) chooses batches and replicas of all stages together: min Σ n + δ Σ b, subject to
+Σ [d(b) + q(b)] ≤ SLO on every path and n · b/d(b) ≥ λ at every stage, with q(b) = (b - 1)/λ; δ only breaks ties,
+towards small batches. As published, `solve` cuts the graph into a forest and runs a dynamic program over milliseconds;
+it then checks every path again, and falls back to the integer program itself where the cuts left no solution.
 
-Ours: a stage that runs for each of several parts of a request gets them all at once. They fill its batches sooner, and
-take turns where its replicas do not hold them all; more replicas than the rate needs are then an option.
+`ds2`, `inferline` and `grandslam` follow the definitions of FA2's evaluation; `inferline_full` is nearer to InferLine's
+own paper. `fa2_single` is FA2's rule for a single model, as Sponge's evaluation uses it.
+
+Not published: a stage that processes several parts of a request (fan-out) receives them all at once. They fill its
+batches sooner, and take several turns where its replicas do not hold them all, so that more replicas than the rate
+needs can shorten a path. Units are those of the publication: milliseconds and requests per second.
 """
 
 import math
@@ -17,37 +20,49 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sloop.solvers import choice
-from sloop.solvers.budget import Options, Segment, cheapest_tree, is_exact
-from sloop.solvers.graph import CUTS_MAX, ROUNDING, Chains, Ties, Way, forests
+from sloop.solvers.budget import (
+    NODES_MAX,
+    BudgetRule,
+    Segment,
+    StageOptions,
+    cheapest_by_milp,
+    cheapest_tree,
+    improved,
+    is_exact,
+    segment_matrix,
+    within_budgets,
+)
+from sloop.solvers.graph import CUTS_MAX, SHARE_ROUNDING, IndexedPath, PathMatrix, Ties, forests
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
-Mode = Literal["tree", "paper", "milp"]
-"""How a stage's time is shared by those after it (`budget.Budgets`), or the integer program instead."""
+Fa2Mode = Literal["tree", "paper", "milp"]
+"""How the remaining time is shared among successors (`budget.BudgetRule`), or the integer program instead."""
 
 SLOTS_TIGHTEST: Final = 1_000
-"""A deadline of less than a second is divided into as many slots, so that rounding up costs little."""
+"""Deadlines below a second are divided into this many slots, so that rounding latencies up costs at most 0.1 %."""
 SLOTS_MAX: Final = 32_768
-"""Of the loosest deadline: what the dynamic program may take, in memory and time."""
+"""Slots of the loosest deadline, which bound the memory and time of the dynamic program."""
 SLOTS_COARSE: Final = 2_048
-"""While it is only searched how much of a rate fits."""
+"""The same while `largest_share` searches, which solves a dozen programs."""
 HALVINGS_MAX: Final = 30
-"""Of all rates, until what is left fits: to a billionth."""
+"""Halvings of the rates until something fits: down to a billionth."""
 BISECTIONS: Final = 7
+"""Of the interval after that: the share is known to less than a percent."""
 PROGRAMS_MAX: Final = 120
-"""Forests times stages, so that a decision takes no longer where much meets."""
+"""Forests × stages, so that a decision stays within 20 ms on graphs with many meeting paths."""
 CELLS_MAX: Final = 1_000_000
-"""Forests times stages times slots, for the same reason."""
+"""Forests × stages × slots, for the same reason."""
 CUTS_MIN: Final = 4
-"""But so many ways to cut at least."""
+"""Forests that are tried whatever the two limits above say."""
 TURNS_MAX: Final = 8
-"""A request's parts go through a stage in so many turns at most."""
+"""Turns that the parts of one request may take at a stage."""
 SLACK_MS: Final = 1e-6
+"""A path may exceed its deadline by this much: sums of floats around 1e4 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """`latency_ms[b - 1]` is d(b), of one replica; a request that comes at all has `parts` here, at once."""
+class Fa2Stage:
+    """`latency_ms[b - 1]` is d(b) of one replica. A request that comes to the stage has `parts` there, all at once."""
 
     name: str
     rate_rps: float
@@ -56,33 +71,33 @@ class Stage:
 
     @property
     def intensity(self) -> float:
-        """Int: the mean of d over all batches."""
+        """Int: the mean of d over all batches, by which cut deadlines are shared."""
         return sum(self.latency_ms) / len(self.latency_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """`replicas` with batches of `batch`, each of which takes `latency_ms` once it is full, at most `wait_ms` later."""
+class Fa2Choice:
+    """`replicas` with batches of `batch`, which take `latency_ms` each and are full after at most `wait_ms`."""
 
     batch: int
     replicas: int
     latency_ms: float
     wait_ms: float
     turns: int = 1
-    """How often the replicas must run until all parts of a request are done."""
+    """Batches one after the other until all parts of a request are done."""
 
     @property
     def total_ms(self) -> float:
-        """l = d + q: the stage's part of a path's latency."""
+        """d + q: what the stage adds to a path."""
         return self.turns * self.latency_ms + self.wait_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A choice for each stage. `method` says what found it; `proven` if none is cheaper, times rounded up to slots."""
+class Fa2Solution:
+    """A choice for each stage. `method` found it; `proven`: none is cheaper, with times rounded up to slots."""
 
-    choices: tuple[Choice, ...]
-    method: Mode | Literal["quickest"]
+    choices: tuple[Fa2Choice, ...]
+    method: Fa2Mode | Literal["quickest"]
     proven: bool = False
 
     @property
@@ -95,125 +110,133 @@ class Answer:
         """Σ b."""
         return sum(choice.batch for choice in self.choices)
 
-    def way_ms(self, way: Way) -> float:
+    def path_ms(self, path: IndexedPath) -> float:
         """The predicted worst latency of one path."""
-        return way_ms(self.choices, way)
+        return path_ms(self.choices, path)
 
-    def binding(self, ways: Sequence[Way]) -> Way:
+    def binding(self, paths: Sequence[IndexedPath]) -> IndexedPath:
         """The path with the least time left."""
-        return min(ways, key=lambda way: way.slo_ms - self.way_ms(way))
+        return tightest(self.choices, paths)
 
 
 @dataclass(frozen=True, slots=True)
-class Shortfall:
-    """There is no choice: `way` takes `least_ms` even one request at a time, most of it at stage `slowest`."""
+class Fa2Infeasible:
+    """Nothing keeps the deadlines: `path` takes `least_ms` even one request at a time, most of it at `slowest`."""
 
-    way: Way
+    path: IndexedPath
     least_ms: float
     slowest: int
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
-    """The integer program's nodes ran out before it had any choice. There is one: the quickest everywhere."""
+class Fa2GaveUp:
+    """The integer program reached `nodes` without a solution, although the quickest options are one."""
 
     nodes: int
 
 
-def way_ms(choices: Sequence[Choice], way: Way) -> float:
-    """Σ l over a path."""
-    return sum(choices[stage].total_ms for stage in way.stages)
+def path_ms(choices: Sequence[Fa2Choice], path: IndexedPath) -> float:
+    """Σ (d + q) over a path."""
+    return sum(choices[stage].total_ms for stage in path.stages)
 
 
-def keeps(choices: Sequence[Choice], ways: Sequence[Way]) -> bool:
+def tightest(choices: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) -> IndexedPath:
+    """The path with the least time left."""
+    return min(paths, key=lambda path: path.slo_ms - path_ms(choices, path))
+
+
+def keeps_deadlines(choices: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) -> bool:
     """Whether every path is within its deadline."""
-    return all(way_ms(choices, way) <= way.slo_ms + SLACK_MS for way in ways)
+    return all(path_ms(choices, path) <= path.slo_ms + SLACK_MS for path in paths)
 
 
-def choices_of(stage: Stage, slo_ms: float = math.inf) -> list[Choice]:
-    """All that a stage may be given, with the fewest replicas for each; what alone exceeds `slo_ms` is left out.
+def stage_choices(stage: Fa2Stage, slo_ms: float = math.inf) -> list[Fa2Choice]:
+    """Every batch with the fewest replicas that keep up, and with more where that saves turns.
 
-    Nobody waits where nobody comes: at a rate of 0 the batch is 1. The first, one request at a time, is always there.
+    Choices that alone exceed `slo_ms` are left out, except the first, one request at a time. At a rate of 0 the batch
+    is 1, since no further request would fill it.
     """
-    made: list[Choice] = []
+    made: list[Fa2Choice] = []
     batches = enumerate(stage.latency_ms if stage.rate_rps > 0 else stage.latency_ms[:1], start=1)
     for batch, latency_ms in batches:
         # A request brings all its parts, so a batch waits for further requests only.
         wait_ms = fill_ms(-(-batch // stage.parts), stage.rate_rps / stage.parts)
         enough = replicas_needed(stage.rate_rps, batch, latency_ms)
-        known = 0
+        previous = 0
         for turns in range(min(TURNS_MAX, -(-stage.parts // batch)), 0, -1):
             replicas = max(enough, -(-stage.parts // (batch * turns)))
-            needed = -(-stage.parts // (batch * replicas))
-            option = Choice(batch, replicas, latency_ms, wait_ms, needed)
-            if replicas != known and (not made or option.total_ms <= slo_ms):
-                made.append(option)
-            known = replicas
+            choice = Fa2Choice(batch, replicas, latency_ms, wait_ms, -(-stage.parts // (batch * replicas)))
+            if replicas != previous and (not made or choice.total_ms <= slo_ms):
+                made.append(choice)
+            previous = replicas
     return made
 
 
-def slot_ms_of(ways: Sequence[Way], slots_max: int = SLOTS_MAX) -> float:
-    """1 ms as published; finer for tight deadlines, and coarser where the loosest would have more than `slots_max`."""
-    tightest = min(way.slo_ms for way in ways)
-    loosest = max(way.slo_ms for way in ways)
-    return max(min(1.0, tightest / SLOTS_TIGHTEST), loosest / slots_max)
+def slot_ms_of(paths: Sequence[IndexedPath], slots_max: int = SLOTS_MAX) -> float:
+    """1 ms as published; shorter for tight deadlines, longer where the loosest would exceed `slots_max` slots."""
+    shortest = min(path.slo_ms for path in paths)
+    longest = max(path.slo_ms for path in paths)
+    return max(min(1.0, shortest / SLOTS_TIGHTEST), longest / slots_max)
 
 
 def solve(
-    stages: Sequence[Stage],
-    ways: Sequence[Way],
+    stages: Sequence[Fa2Stage],
+    paths: Sequence[IndexedPath],
     *,
-    mode: Mode = "tree",
+    mode: Fa2Mode = "tree",
     ties: Ties = "best",
     polish: bool = False,
     fallback: bool = True,
     slot_ms: float = 0.0,
-    nodes_max: int = choice.NODES_MAX,
-) -> Answer | Shortfall | GaveUp:
+    nodes_max: int = NODES_MAX,
+) -> Fa2Solution | Fa2Infeasible | Fa2GaveUp:
     """The fewest replicas, then the smallest batches. Every stage must be on a path; deadlines must be above 0.
 
-    `slot_ms` 0 leaves the slots to `slot_ms_of`. `polish` lets single stages of a forest's answer change where that
-    saves something. Without `fallback` a forest that holds nothing is a `Shortfall` as published, although the paths
-    might hold something.
+    `slot_ms` 0 takes `slot_ms_of`. `polish` lets single stages of a forest's solution change where that saves
+    something. Without `fallback` a forest without a solution counts as infeasible, as published, although the paths
+    may have one.
     """
-    slot_ms = slot_ms or slot_ms_of(ways)
-    limits = [min(way.slo_ms for way in ways if stage in way.stages) for stage in range(len(stages))]
-    offered = [choices_of(stage, limit) for stage, limit in zip(stages, limits, strict=True)]
+    slot_ms = slot_ms or slot_ms_of(paths)
+    limits = [min(path.slo_ms for path in paths if stage in path.stages) for stage in range(len(stages))]
+    offered = [stage_choices(stage, limit) for stage, limit in zip(stages, limits, strict=True)]
     options = [_options(own, stages, slot_ms) for own in offered]
-    best: list[int] | None = None
-    segments = _segments(ways, slot_ms)
-    chains = choice.chains_of(segments, len(stages))
+    segments = _segments(paths, slot_ms)
+    matrix = segment_matrix(segments, len(stages))
     proven = mode == "tree" and is_exact(segments)
-    if mode != "milp":
-        best = _by_forest(stages, ways, options, chains, mode, ties, slot_ms)
+    best = None if mode == "milp" else _by_forests(stages, paths, options, matrix, mode, ties, slot_ms)
     if best is not None:
         if polish and not proven:
-            best = choice.improved(options, chains, best)
-        return Answer(_picked(offered, best), mode, proven)
-    quickest = tuple(min(own, key=lambda option: option.total_ms) for own in offered)
-    if not keeps(quickest, ways) or (mode != "milp" and not fallback):
-        return _shortfall(quickest, ways)
-    found = choice.cheapest(options, segments, nodes_max=nodes_max)
+            best = improved(options, matrix, best)
+        return Fa2Solution(_at(offered, best), mode, proven)
+    quickest = tuple(min(own, key=lambda choice: choice.total_ms) for own in offered)
+    if not keeps_deadlines(quickest, paths) or (mode != "milp" and not fallback):
+        return _infeasible(quickest, paths)
+    found = cheapest_by_milp(options, segments, nodes_max=nodes_max)
     if found.indices is not None:
-        return Answer(_picked(offered, found.indices), "milp", found.proven)
-    return Answer(quickest, "quickest") if found.proven else GaveUp(nodes_max)
+        return Fa2Solution(_at(offered, found.indices), "milp", found.proven)
+    return Fa2Solution(quickest, "quickest") if found.proven else Fa2GaveUp(nodes_max)
 
 
-def squeezed(
-    stages: Sequence[Stage], ways: Sequence[Way], replicas_max: int, *, mode: Mode = "tree", ties: Ties = "loosest"
-) -> tuple[Answer, float] | None:
-    """What serves as large a share of all rates as `replicas_max` replicas can, and that share; None if none can.
+def largest_share(
+    stages: Sequence[Fa2Stage],
+    paths: Sequence[IndexedPath],
+    replicas_max: int,
+    *,
+    mode: BudgetRule = "tree",
+    ties: Ties = "loosest",
+) -> tuple[Fa2Solution, float] | None:
+    """For overload: the largest share of all rates that `replicas_max` replicas serve, and the solution for it.
 
-    The overload fallback of the specification's §2.9, by bisection, after halving until some share fits.
+    Halves the share until it fits, then bisects. None where nothing fits.
     """
     if len(stages) > replicas_max:
         return None
-    coarse_ms = slot_ms_of(ways, SLOTS_COARSE)
+    coarse_ms = slot_ms_of(paths, SLOTS_COARSE)
 
-    def within(share: float) -> Answer | None:
+    def within(share: float) -> Fa2Solution | None:
         scaled = [replace(stage, rate_rps=stage.rate_rps * share) for stage in stages]
-        answer = solve(scaled, ways, mode=mode, ties=ties, polish=True, fallback=False, slot_ms=coarse_ms)
-        return answer if isinstance(answer, Answer) and answer.replicas <= replicas_max else None
+        solution = solve(scaled, paths, mode=mode, ties=ties, polish=True, fallback=False, slot_ms=coarse_ms)
+        return solution if isinstance(solution, Fa2Solution) and solution.replicas <= replicas_max else None
 
     best, low, high = None, 1.0, 1.0
     for _ in range(HALVINGS_MAX):
@@ -225,57 +248,177 @@ def squeezed(
         return None
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        answer = within(middle)
-        if answer is None:
+        solution = within(middle)
+        if solution is None:
             high = middle
         else:
-            low, best = middle, answer
+            low, best = middle, solution
     return best, low
 
 
-def _by_forest(
-    stages: Sequence[Stage],
-    ways: Sequence[Way],
-    options: Sequence[Options],
-    chains: Chains,
-    mode: Mode,
+def _by_forests(
+    stages: Sequence[Fa2Stage],
+    paths: Sequence[IndexedPath],
+    options: Sequence[StageOptions],
+    matrix: PathMatrix,
+    mode: BudgetRule,
     ties: Ties,
     slot_ms: float,
 ) -> list[int] | None:
-    """The best over the forests, checked on the paths themselves."""
-    assert mode != "milp"
+    """The cheapest over the forests of those whose options also keep the uncut paths."""
     best: list[int] | None = None
     least = 0
-    cells = len(stages) * max(way.slots(slot_ms) for way in ways)
+    cells = len(stages) * max(path.slots(slot_ms) for path in paths)
     most = max(CUTS_MIN, min(CUTS_MAX, PROGRAMS_MAX // len(stages), CELLS_MAX // max(1, cells)))
-    for forest in forests(ways, [stage.intensity for stage in stages], ties, most):
-        indices = cheapest_tree(options, _segments(forest.ways, slot_ms), mode)
-        if indices is None or not choice.holds(options, chains, indices):
+    for forest in forests(paths, [stage.intensity for stage in stages], ties, most):
+        indices = cheapest_tree(options, _segments(forest.paths, slot_ms), mode)
+        if indices is None or not within_budgets(options, matrix, indices):
             continue
-        key = sum(int(option.keys[index]) for option, index in zip(options, indices, strict=True))
-        if best is None or key < least:
-            best, least = indices, key
+        cost = sum(int(option.costs[index]) for option, index in zip(options, indices, strict=True))
+        if best is None or cost < least:
+            best, least = indices, cost
     return best
 
 
-def _segments(ways: Sequence[Way], slot_ms: float) -> list[Segment]:
-    return [Segment(way.stages, way.slots(slot_ms)) for way in ways]
+def _segments(paths: Sequence[IndexedPath], slot_ms: float) -> list[Segment]:
+    return [Segment(path.stages, path.slots(slot_ms)) for path in paths]
 
 
-def _options(offered: Sequence[Choice], stages: Sequence[Stage], slot_ms: float) -> Options:
-    """Replicas first, then batches: no sum of batches outweighs a replica."""
+def _options(offered: Sequence[Fa2Choice], stages: Sequence[Fa2Stage], slot_ms: float) -> StageOptions:
+    """Costs pack replicas, then batches: no sum of batches outweighs a replica."""
     unit = 1 + sum(len(stage.latency_ms) for stage in stages)
-    return Options(
-        np.array([option.replicas * unit + option.batch for option in offered], dtype=np.int64),
-        np.array([math.ceil(option.total_ms / slot_ms - ROUNDING) for option in offered], dtype=np.int64),
+    return StageOptions(
+        np.array([choice.replicas * unit + choice.batch for choice in offered], dtype=np.int64),
+        np.array([math.ceil(choice.total_ms / slot_ms - SHARE_ROUNDING) for choice in offered], dtype=np.int64),
     )
 
 
-def _picked(offered: Sequence[Sequence[Choice]], indices: Sequence[int]) -> tuple[Choice, ...]:
+def _at(offered: Sequence[Sequence[Fa2Choice]], indices: Sequence[int]) -> tuple[Fa2Choice, ...]:
     return tuple(own[index] for own, index in zip(offered, indices, strict=True))
 
 
-def _shortfall(quickest: Sequence[Choice], ways: Sequence[Way]) -> Shortfall:
-    worst = max(ways, key=lambda way: way_ms(quickest, way) - way.slo_ms)
+def _infeasible(quickest: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) -> Fa2Infeasible:
+    worst = max(paths, key=lambda path: path_ms(quickest, path) - path.slo_ms)
     slowest = max(worst.stages, key=lambda stage: quickest[stage].total_ms)
-    return Shortfall(worst, way_ms(quickest, worst), slowest)
+    return Fa2Infeasible(worst, path_ms(quickest, worst), slowest)
+
+
+def ds2(stages: Sequence[Fa2Stage]) -> tuple[Fa2Choice, ...]:
+    """No batches, n = ⌈λ d(1)⌉, whatever the deadlines (Kalavri et al., OSDI 2018, for stream processing)."""
+    return tuple(stage_choices(stage)[0] for stage in stages)
+
+
+def inferline(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> tuple[Fa2Choice, ...]:
+    """From batches of 1, each stage once and in order grows its batch while all paths keep their deadlines.
+
+    The order of `stages` decides who gets the time: early stages take all of it (Crankshaw et al., SoCC 2020, in the
+    form of FA2's evaluation).
+    """
+    chosen = list(ds2(stages))
+    matrix = PathMatrix([path.stages for path in paths], [path.slo_ms for path in paths], len(stages))
+    if not keeps_deadlines(chosen, paths):
+        return tuple(chosen)
+    for index, stage in enumerate(stages):
+        slack_ms = matrix.stage_slack([choice.total_ms for choice in chosen])[index]
+        most_ms = chosen[index].total_ms + slack_ms + SLACK_MS
+        for choice in _fewest_by_batch(stage)[1:]:
+            if choice.total_ms > most_ms:
+                break
+            chosen[index] = choice
+    return tuple(chosen)
+
+
+def inferline_full(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> tuple[Fa2Choice, ...]:
+    """From batches of 1, repeatedly the doubling of one stage's batch that saves most replicas, until none saves any.
+
+    A batch may double several times in one step, because a single doubling need not save a replica yet. Of equal
+    savings the smaller batch wins, then the earlier stage (InferLine's planner, with one kind of hardware).
+    """
+    chosen = list(ds2(stages))
+    while True:
+        moves = [
+            (choice.replicas - chosen[index].replicas, choice.batch, index, choice)
+            for index, stage in enumerate(stages)
+            for choice in _fewest_by_batch(stage)
+            if _is_doubling(chosen[index].batch, choice.batch)
+            and choice.replicas < chosen[index].replicas
+            and keeps_deadlines([*chosen[:index], choice, *chosen[index + 1 :]], paths)
+        ]
+        if not moves:
+            return tuple(chosen)
+        _, _, index, choice = min(moves, key=lambda move: move[:3])
+        chosen[index] = choice
+
+
+def grandslam(
+    stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath], replicas: Sequence[int]
+) -> tuple[Fa2Choice, ...]:
+    """The largest batch whose d(b) fits the stage's share of the deadline, which is in proportion to d(1).
+
+    A stage on several paths gets the least of its shares. GrandSLAm does not size pools, so `replicas` are given by
+    stage (Kannan et al., EuroSys 2019, in the form of FA2's evaluation).
+    """
+    chosen = []
+    for index, (stage, count) in enumerate(zip(stages, replicas, strict=True)):
+        share_ms = min(
+            path.slo_ms * stage.latency_ms[0] / sum(stages[other].latency_ms[0] for other in path.stages)
+            for path in paths
+            if index in path.stages
+        )
+        fitting = [batch for batch, own_ms in enumerate(stage.latency_ms, start=1) if own_ms <= share_ms]
+        batch = max(fitting, default=1) if stage.rate_rps > 0 else 1
+        turns = max(1, -(-stage.parts // (batch * count)))
+        wait_ms = fill_ms(-(-batch // stage.parts), stage.rate_rps / stage.parts)
+        chosen.append(Fa2Choice(batch, count, stage.latency_ms[batch - 1], wait_ms, turns))
+    return tuple(chosen)
+
+
+def _fewest_by_batch(stage: Fa2Stage) -> list[Fa2Choice]:
+    """The choice with the fewest replicas for each batch, batches ascending."""
+    fewest: dict[int, Fa2Choice] = {}
+    for choice in stage_choices(stage):
+        known = fewest.get(choice.batch)
+        if known is None or choice.replicas < known.replicas:
+            fewest[choice.batch] = choice
+    return list(fewest.values())
+
+
+def _is_doubling(before: int, after: int) -> bool:
+    return after > before and after % before == 0 and (after // before).bit_count() == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fa2SingleChoice:
+    """`replicas` with batches of `batch` that take `latency_ms`; a second's requests take `rounds` after the first."""
+
+    replicas: int
+    batch: int
+    latency_ms: float
+    rounds: int
+
+
+def fa2_single(
+    latency_ms: Sequence[float],
+    rate_rps: float,
+    *,
+    network_ms_max: float,
+    limit_ms: float,
+    slo_ms: float,
+    replicas_max: int,
+) -> Fa2SingleChoice | None:
+    """One model: the fewest replicas, then the smallest batch; None where even `replicas_max` do not suffice.
+
+    `latency_ms[b - 1]` is L = l(b, 1), `network_ms_max` is cl, the most that a request used up before it arrived, and
+    `limit_ms` is margin × SLO. With q = SLO - cl, n replicas need the throughput n · ⌊q/L⌋ · b ≥ λ and the latency
+    L + ⌈λ/(n b)⌉ · L + cl < limit. The horizontal baseline of Sponge's evaluation (EuroMLSys 2024), with the rule of
+    its artefact, which cuts L to whole milliseconds; here L keeps its fraction.
+    """
+    left_ms = slo_ms - network_ms_max
+    for replicas in range(1, replicas_max + 1):
+        for batch, own_ms in enumerate(latency_ms, start=1):
+            if replicas * math.floor(left_ms / own_ms) * batch < rate_rps:
+                continue
+            rounds = math.ceil(rate_rps / (replicas * batch))
+            if own_ms + rounds * own_ms + network_ms_max < limit_ms:
+                return Fa2SingleChoice(replicas, batch, own_ms, rounds)
+    return None

@@ -1,12 +1,12 @@
-"""From the paths of a graph to a forest: which edges are cut where stages meet, and how deadlines are shared out.
+"""Paths through a graph as numbers, and ways to cut a graph whose paths meet into a forest with budgets.
 
-Promises segments that together are a forest (no stage directly after two others) and add up, path by path, to the
-paths' deadlines: whatever keeps every segment keeps every path. The reverse does not hold, a cut is a caution; so there
-is more than one way to cut, and whoever solves tries them and rechecks the paths. Stages are indices in topological
-order. Knows no options, rates or costs: a stage's weight stands for how much of a deadline it deserves.
+`forests` gives segments that form a forest (no stage directly after two others) and whose budgets add up, path by path,
+to the paths' deadlines. Whatever keeps every segment therefore keeps every path. The reverse does not hold, because a
+cut gives each side a fixed share of a deadline; so there are several ways to cut, and callers solve them all and check
+the result against the paths. Stages are indices in topological order. Options, rates and costs are not known here.
 
-Source: Razavi et al., FA2 (RTAS 2022), section on the graph transformation; the ways to break ties are the
-specification's (§2.5.1), none is printed.
+Source: Razavi et al., FA2 (RTAS 2022), section on the graph transformation. It prints no rule for equally shared edges;
+`Ties` names the possible ones.
 """
 
 from collections.abc import Sequence
@@ -18,47 +18,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ties = Literal["first", "loosest", "best"]
-"""Which of equally shared edges is cut: the one from the first stage, the one on the loosest path, or each in turn."""
+"""Which edge is cut of those that equally many segments share: the one from the first stage, the one on the segment
+with the most time, or each in turn."""
 
 CUTS_MAX: Final = 24
-"""So many ways to cut are tried at most; the loosest is the first of them."""
-ROUNDING: Final = 1e-6
-"""Shares of a deadline are products of floats: 389.99999… slots are 390."""
+"""Forests that `forests` returns at most. The one of `loosest` is the first of them."""
+SHARE_ROUNDING: Final = 1e-6
+"""Tolerance for shares of a deadline, which are products of floats: 389.99999… slots are 390. Wider than
+`sloop.quantities.ROUNDING`, because deadlines reach 1e5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A chain of stages, by index, that a request may take, and the milliseconds it may take for it."""
+class IndexedPath:
+    """A path (or a segment of one) as stage indices in order, and its deadline in milliseconds."""
 
     stages: tuple[int, ...]
     slo_ms: float
 
     def slots(self, slot_ms: float = 1.0) -> int:
-        """Its deadline in whole slots, rounded down."""
-        return int(self.slo_ms / slot_ms + ROUNDING)
+        """The deadline in whole slots, rounded down."""
+        return int(self.slo_ms / slot_ms + SHARE_ROUNDING)
 
 
-class Chains:
-    """Chains of stages as one matrix, each with a limit to what its stages take together, in whatever unit."""
+class PathMatrix:
+    """Paths as an incidence matrix, each with a limit to the sum over its stages, in any unit."""
 
     __slots__ = ("_limits", "_on")
 
-    def __init__(self, chains: Sequence[Sequence[int]], limits: Sequence[float], stages: int) -> None:
+    def __init__(self, paths: Sequence[Sequence[int]], limits: Sequence[float], stages: int) -> None:
         self._limits = np.array(limits, dtype=np.float64)
-        self._on = np.zeros((len(chains), stages))
-        for chain, stages_on in enumerate(chains):
-            self._on[chain, list(stages_on)] = 1.0
+        self._on = np.zeros((len(paths), stages))
+        for path, stages_on in enumerate(paths):
+            self._on[path, list(stages_on)] = 1.0
 
-    def left(self, taken: Sequence[float]) -> NDArray[np.float64]:
-        """Of each chain, where the stages take so much; below 0 where it is exceeded."""
-        left: NDArray[np.float64] = self._limits - self._on @ np.asarray(taken, dtype=np.float64)
-        return left
+    def slack(self, taken: Sequence[float]) -> NDArray[np.float64]:
+        """By path: limit minus what its stages take; below 0 where the limit is exceeded."""
+        slack: NDArray[np.float64] = self._limits - self._on @ np.asarray(taken, dtype=np.float64)
+        return slack
 
-    def room(self, taken: Sequence[float]) -> NDArray[np.float64]:
-        """How much more each stage alone may take; infinite for one on no chain."""
-        left = np.where(self._on > 0, self.left(taken)[:, None], np.inf)
-        room: NDArray[np.float64] = left.min(axis=0, initial=np.inf)
-        return room
+    def stage_slack(self, taken: Sequence[float]) -> NDArray[np.float64]:
+        """By stage: how much more it alone may take; infinite for a stage on no path."""
+        slack = np.where(self._on > 0, self.slack(taken)[:, None], np.inf)
+        least: NDArray[np.float64] = slack.min(axis=0, initial=np.inf)
+        return least
 
 
 Edge = tuple[int, int]
@@ -66,60 +68,57 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """What is left of the ways once every edge of `cut` is cut."""
+    """Segments that form a forest, with their shares of the deadlines, and the edges that were cut."""
 
-    ways: tuple[Way, ...]
+    paths: tuple[IndexedPath, ...]
     cut: tuple[Edge, ...] = ()
 
 
-def forests(ways: Sequence[Way], weights: Sequence[float], ties: Ties = "best", most: int = CUTS_MAX) -> list[Forest]:
-    """The forests that cutting makes, the loosest cut's first, at most so many; one of `first` or `loosest`.
+def forests(
+    paths: Sequence[IndexedPath], weights: Sequence[float], ties: Ties = "best", most: int = CUTS_MAX
+) -> list[Forest]:
+    """At most `most` forests, the one that cuts the loosest edges first; exactly one for ties `first` and `loosest`.
 
-    As long as some stage comes directly after several, the first such stage loses all edges but one, of those that the
-    most segments share: as if each time the edge went that the fewest share. Each segment over an edge that goes
-    becomes two, whose deadlines are shares of its own in proportion to `weights` ≥ 0. Ways in cycles are the caller's
-    mistake.
+    While some stage comes directly after several others, the first such stage keeps one incoming edge, one of those
+    that the most segments share. A segment over a cut edge becomes two, which divide its deadline in proportion to the
+    `weights` ≥ 0 of their stages. The paths must not contain a cycle.
     """
     found: list[Forest] = []
-    open: list[tuple[dict[tuple[int, ...], _Segment], tuple[Edge, ...]]] = [(_merged(ways), ())]
+    merged: dict[tuple[int, ...], _Merged] = {}
+    for path in paths:
+        _merge(merged, path.stages, _Merged(path.slo_ms))
+    open: list[tuple[dict[tuple[int, ...], _Merged], tuple[Edge, ...]]] = [(merged, ())]
     while open and len(found) < most:
         segments, cut = open.pop()
-        meeting = _meeting(segments)
+        meeting = _meeting_edges(segments)
         if not meeting:
-            done = tuple(Way(stages, segment.slo_ms) for stages, segment in segments.items())
+            done = tuple(IndexedPath(stages, segment.slo_ms) for stages, segment in segments.items())
             found.append(Forest(done, cut))
             continue
-        # The last in is the first out: so the loosest cut is followed to its end before any other.
-        for kept in reversed(_kept(segments, meeting, ties)):
-            gone = (edge for edge in meeting if edge != kept)
-            open.append((_split(segments, kept, weights), (*cut, *gone)))
+        # Depth first, so that the loosest cuts are followed to a forest before any other.
+        for kept in reversed(_edges_to_keep(segments, meeting, ties)):
+            removed = (edge for edge in meeting if edge != kept)
+            open.append((_split(segments, kept, weights), (*cut, *removed)))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
-    """The tightest of those along the same stages, and how many they are."""
+class _Merged:
+    """Segments along the same stages: the tightest deadline, and how many they are."""
 
     slo_ms: float
     count: int = 1
 
 
-def _merged(ways: Sequence[Way]) -> dict[tuple[int, ...], _Segment]:
-    merged: dict[tuple[int, ...], _Segment] = {}
-    for way in ways:
-        _add(merged, way.stages, _Segment(way.slo_ms))
-    return merged
-
-
-def _add(segments: dict[tuple[int, ...], _Segment], stages: tuple[int, ...], segment: _Segment) -> None:
-    there = segments.get(stages)
-    if there is not None:
-        segment = _Segment(min(there.slo_ms, segment.slo_ms), there.count + segment.count)
+def _merge(segments: dict[tuple[int, ...], _Merged], stages: tuple[int, ...], segment: _Merged) -> None:
+    known = segments.get(stages)
+    if known is not None:
+        segment = _Merged(min(known.slo_ms, segment.slo_ms), known.count + segment.count)
     segments[stages] = segment
 
 
-def _meeting(segments: dict[tuple[int, ...], _Segment]) -> list[Edge]:
-    """The edges into the first stage that comes directly after several; empty where there is none."""
+def _meeting_edges(segments: dict[tuple[int, ...], _Merged]) -> list[Edge]:
+    """The edges into the first stage that comes directly after several others; empty where there is none."""
     before: dict[int, set[int]] = {}
     for stages in segments:
         for source, target in pairwise(stages):
@@ -128,8 +127,8 @@ def _meeting(segments: dict[tuple[int, ...], _Segment]) -> list[Edge]:
     return [(source, min(meeting)) for source in sorted(before[min(meeting)])] if meeting else []
 
 
-def _kept(segments: dict[tuple[int, ...], _Segment], edges: Sequence[Edge], ties: Ties) -> list[Edge]:
-    """Which of these edges may stay: of those that the most segments share the one on the tightest segments first."""
+def _edges_to_keep(segments: dict[tuple[int, ...], _Merged], edges: Sequence[Edge], ties: Ties) -> list[Edge]:
+    """The candidates among the most shared edges, the one on the tightest segments first."""
     shared = dict.fromkeys(edges, 0)
     loosest = dict.fromkeys(edges, 0.0)
     for stages, segment in segments.items():
@@ -145,18 +144,18 @@ def _kept(segments: dict[tuple[int, ...], _Segment], edges: Sequence[Edge], ties
 
 
 def _split(
-    segments: dict[tuple[int, ...], _Segment], kept: Edge, weights: Sequence[float]
-) -> dict[tuple[int, ...], _Segment]:
-    """The segments with those that enter the target of `kept` over another edge cut in two there."""
-    split: dict[tuple[int, ...], _Segment] = {}
+    segments: dict[tuple[int, ...], _Merged], kept: Edge, weights: Sequence[float]
+) -> dict[tuple[int, ...], _Merged]:
+    """The segments, those that enter the target of `kept` over another edge cut in two at that edge."""
+    split: dict[tuple[int, ...], _Merged] = {}
     source, target = kept
     for stages, segment in segments.items():
         at = stages.index(target) if target in stages else 0
         if not at or stages[at - 1] == source:
-            _add(split, stages, segment)
+            _merge(split, stages, segment)
             continue
         whole = sum(weights[stage] for stage in stages)
         share = sum(weights[stage] for stage in stages[:at]) / whole if whole > 0 else at / len(stages)
-        _add(split, stages[:at], _Segment(share * segment.slo_ms, segment.count))
-        _add(split, stages[at:], _Segment(segment.slo_ms - share * segment.slo_ms, segment.count))
+        _merge(split, stages[:at], _Merged(share * segment.slo_ms, segment.count))
+        _merge(split, stages[at:], _Merged(segment.slo_ms - share * segment.slo_ms, segment.count))
     return split

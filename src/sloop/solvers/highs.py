@@ -1,30 +1,36 @@
-"""Integer programs, by HiGHS as SciPy brings it.
+"""Mixed-integer linear programs over columns between 0 and 1, solved by HiGHS through SciPy.
 
-Promises the same answer on every machine: a search ends after a number of nodes, never after a time, and what it has
-not proved it does not call proved. The library takes half a second to load and fifty megabytes: it is loaded when the
-first program is solved, or by `load`, for those who cannot wait later.
+The search is limited by branch-and-bound nodes and never by time, so that the same program has the same answer on every
+machine. SciPy's optimisers take half a second and fifty megabytes to import; they are imported by the first program, or
+by `load` for callers that cannot afford the delay later.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Row = tuple[Mapping[int, float], float, float]
-"""Coefficients by column, and the least and the most that their sum may be."""
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
-INFEASIBLE = 2
-"""What SciPy's `milp` calls a program that nothing satisfies; 0 is one that was solved to its end."""
+Row = tuple[Mapping[int, float], float, float]
+"""One constraint: coefficients by column, and the lower and upper bound of their sum."""
+
+OPTIMAL: Final = 0
+INFEASIBLE: Final = 2
+"""Statuses of `scipy.optimize.milp`. Its 1 and 4 stand for everything else; see `minimise`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
-    """A value for each column, or None. `proven`: there is none better; with None, there is none at all.
+class MilpSolution:
+    """A value for each column, or None.
 
-    `bound`: the objective of the best cannot be less.
+    `proven`: the values are optimal; with None, that the program is infeasible. None without proof means that the
+    search ended early. `bound` is a lower bound of the objective.
     """
 
     values: NDArray[np.float64] | None
@@ -34,27 +40,41 @@ class Solution:
 
 @cache
 def load() -> tuple[ModuleType, ModuleType]:
-    """SciPy's optimisers and sparse matrices."""
-    from scipy import optimize, sparse  # noqa: PLC0415  # see above
+    """Import `scipy.optimize` and `scipy.sparse`."""
+    from scipy import optimize, sparse  # noqa: PLC0415  # slow, see the module's docstring
 
     return optimize, sparse
 
 
-def minimise(costs: Sequence[float], rows: Sequence[Row], *, integers: int, nodes_max: int) -> Solution:
-    """The least Σ costs · x with every x between 0 and 1, the first `integers` of them whole, and every row within its
-    bounds."""
+def minimise(costs: Sequence[float], rows: Sequence[Row], *, integers: int, nodes_max: int) -> MilpSolution:
+    """Minimise Σ costs · x over 0 ≤ x ≤ 1 with the first `integers` columns whole and every row within its bounds.
+
+    SciPy 1.11 to 1.17 report a reached node limit as status 1 or 4. They report 4 also where HiGHS' presolve fails on a
+    program that is infeasible ("Solve error", seen with HiGHS 1.12 on rows that only parity makes infeasible), so a
+    program without values, proof or a limit reached is solved again without presolve. A status of "unbounded" cannot
+    be true of columns between 0 and 1 and proves nothing.
+    """
+    found = _milp(costs, rows, integers, nodes_max, presolve=True)
+    if found.x is None and found.status != INFEASIBLE and "limit" not in found.message.lower():
+        found = _milp(costs, rows, integers, nodes_max, presolve=False)
+    if found.x is None:
+        return MilpSolution(None, found.status == INFEASIBLE, -np.inf)
+    return MilpSolution(found.x, found.status == OPTIMAL, float(found.mip_dual_bound))
+
+
+def _milp(
+    costs: Sequence[float], rows: Sequence[Row], integers: int, nodes_max: int, *, presolve: bool
+) -> "OptimizeResult":
     optimize, sparse = load()
     values = [value for coefficients, _, _ in rows for value in coefficients.values()]
     columns = [column for coefficients, _, _ in rows for column in coefficients]
     ends = np.cumsum([0, *(len(coefficients) for coefficients, _, _ in rows)])
     matrix = sparse.csr_array((np.array(values, dtype=np.float64), columns, ends), shape=(len(rows), len(costs)))
-    found = optimize.milp(
+    found: OptimizeResult = optimize.milp(
         np.array(costs, dtype=np.float64),
         integrality=np.array([1] * integers + [0] * (len(costs) - integers)),
         bounds=optimize.Bounds(0.0, 1.0),
         constraints=optimize.LinearConstraint(matrix, [low for _, low, _ in rows], [high for _, _, high in rows]),
-        options={"node_limit": nodes_max, "mip_rel_gap": 0.0},
+        options={"node_limit": nodes_max, "mip_rel_gap": 0.0, "presolve": presolve},
     )
-    if found.x is None:
-        return Solution(None, found.status == INFEASIBLE, -np.inf)
-    return Solution(found.x, found.status == 0, float(found.mip_dual_bound))
+    return found

@@ -1,11 +1,10 @@
-"""One replica, how many cores and which batch: the fewest cores, then the smallest batch, that serve a set in time.
+"""One replica: the fewest cores, then the smallest batch, that serve a set of requests within their budgets.
 
-Promises the answer of Sponge's Algorithm 2 (dissertation P2; EuroMLSys 2024) in closed form, over the whole grid of
-cores and batches at once, and what the paper leaves open: a throughput check, budgets batch by batch, a steady-state
-criterion, a best effort where nothing holds. Pure arithmetic in the paper's units, ms and requests per second.
-
-Notation as in the paper: l(b, c) latency of a batch, h(b, c) = 1000 b / l(b, c) throughput, cl what a request used up
-on its way here. A margin m plans for m × SLO, that is with every budget shortened by (1 - m) × SLO.
+Gives the solution of Sponge's Algorithm 2 (dissertation, chapter P2; EuroMLSys 2024) in closed form over the whole grid
+of cores and batches, and what the publication leaves open: a throughput check, budgets per batch, a steady-state
+criterion, and a best effort where nothing holds. Units are those of the publication, milliseconds and requests per
+second. Notation: l(b, c) latency of a batch, h(b, c) = 1000 b / l(b, c) throughput, cl what a request spent on the
+network before it arrived. A margin m plans for m × SLO, that is with every budget shortened by (1 - m) × SLO.
 """
 
 import math
@@ -16,17 +15,19 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sloop.quantities import ROUNDING
+
 Mask: TypeAlias = NDArray[np.bool_]
-"""Shape (cores, batches): whether a setting holds."""
+"""Shape (cores, batches): which settings hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """l(b, c) for every core count that may be given, ascending, and every batch from 1."""
+class SpongeGrid:
+    """l(b, c) for every core count on offer, ascending, and every batch from 1."""
 
     cores: tuple[float, ...]
     latency_ms: NDArray[np.float64]
-    """Shape (cores, batches); `latency_ms[i, b - 1]` is a batch of b on `cores[i]`, not cut to whole ms."""
+    """Shape (cores, batches): `latency_ms[i, b - 1]` is that of a batch of b on `cores[i]`, with its fraction."""
 
     def __post_init__(self) -> None:
         assert self.latency_ms.shape[0] == len(self.cores), (self.latency_ms.shape, self.cores)
@@ -34,30 +35,30 @@ class Grid:
 
     @property
     def batches(self) -> NDArray[np.int64]:
-        """1, 2, …, the largest batch."""
+        """1, 2, … up to the largest batch."""
         return np.arange(1, self.latency_ms.shape[1] + 1)
 
     @property
     def throughput_rps(self) -> NDArray[np.float64]:
-        """h(b, c) in requests per second, shaped like `latency_ms`."""
+        """h(b, c) in requests per second, shape (cores, batches)."""
         return 1000.0 * self.batches / self.latency_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A choice of the grid."""
+class SpongeSetting:
+    """One entry of the grid."""
 
     cores: float
     batch: int
     latency_ms: float
 
 
-def grid_of(costs_ns: Sequence[Sequence[int]], cores: Sequence[float], batch_max: int) -> Grid:
+def grid_of(costs_ns: Sequence[Sequence[int]], cores: Sequence[float], batch_max: int) -> SpongeGrid:
     """From a belief's costs, one row `[0, cost of 1, …]` per core count, cut at `batch_max`."""
-    return Grid(tuple(cores), np.array([row[1 : batch_max + 1] for row in costs_ns], dtype=np.float64) / 1e6)
+    return SpongeGrid(tuple(cores), np.array([row[1 : batch_max + 1] for row in costs_ns], dtype=np.float64) / 1e6)
 
 
-def holds_burst(grid: Grid, count: int, way_max_ms: float, slo_ms: float) -> Mask:
+def holds_burst(grid: SpongeGrid, count: int, network_ms_max: float, slo_ms: float) -> Mask:
     """Algorithm 2: `count` requests are present at once, and the last batch must be done before SLO - cl_max.
 
     ⌈N/b⌉ · l(b, c) + cl_max < SLO; equality counts as a miss, as printed. Holds everywhere for N = 0, as printed.
@@ -65,10 +66,10 @@ def holds_burst(grid: Grid, count: int, way_max_ms: float, slo_ms: float) -> Mas
     if count == 0:
         return np.ones(grid.latency_ms.shape, dtype=np.bool_)
     rounds = -(-count // grid.batches)
-    return np.asarray(rounds * grid.latency_ms + way_max_ms < slo_ms)
+    return np.asarray(rounds * grid.latency_ms + network_ms_max < slo_ms)
 
 
-def holds_per_batch(grid: Grid, budgets_ms: NDArray[np.float64]) -> Mask:
+def holds_per_batch(grid: SpongeGrid, budgets_ms: NDArray[np.float64]) -> Mask:
     """All present at once, in deadline order; each batch must be done before the budget of its own tightest request.
 
     `budgets_ms` is sorted, tightest first: k · l(b, c) < budget of request (k - 1) b, for every batch k.
@@ -81,36 +82,36 @@ def holds_per_batch(grid: Grid, budgets_ms: NDArray[np.float64]) -> Mask:
     return holds
 
 
-def holds_steady(grid: Grid, rate_rps: float, way_max_ms: float, slo_ms: float) -> Mask:
-    """Smooth arrivals: the first of a batch waits for the rest, l + 1000 (b - 1)/λ + cl_max ≤ SLO."""
+def holds_steady(grid: SpongeGrid, rate_rps: float, network_ms_max: float, slo_ms: float) -> Mask:
+    """Evenly spaced arrivals: the first of a batch waits for the others, l + 1000 (b - 1)/λ + cl_max ≤ SLO."""
     others = grid.batches - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         fill_ms = np.where(others == 0, 0.0, 1000.0 * others / rate_rps)
-    return np.asarray(grid.latency_ms + fill_ms + way_max_ms <= slo_ms)
+    return np.asarray(grid.latency_ms + fill_ms + network_ms_max <= slo_ms)
 
 
-def keeps_up(grid: Grid, rate_rps: float) -> Mask:
+def keeps_up(grid: SpongeGrid, rate_rps: float) -> Mask:
     """h(b, c) ≥ λ: the constraint of the integer program that Algorithm 2 does not test."""
     return np.asarray(grid.throughput_rps >= rate_rps)
 
 
-def cheapest(grid: Grid, holds: Mask) -> Setting | None:
+def cheapest(grid: SpongeGrid, holds: Mask) -> SpongeSetting | None:
     """Fewest cores, then smallest batch: the optimum of min c + δ b for δ < 1/b_max. None where nothing holds."""
     first = int(holds.argmax())
     row, column = divmod(first, holds.shape[1])
     return setting(grid, row, column + 1) if holds[row, column] else None
 
 
-def setting(grid: Grid, row: int, batch: int) -> Setting:
+def setting(grid: SpongeGrid, row: int, batch: int) -> SpongeSetting:
     """The setting in row `row` (negative from the end) with `batch`."""
-    return Setting(grid.cores[row], batch, float(grid.latency_ms[row, batch - 1]))
+    return SpongeSetting(grid.cores[row], batch, float(grid.latency_ms[row, batch - 1]))
 
 
-def best_effort(grid: Grid, budgets_ms: NDArray[np.float64], rate_rps: float) -> tuple[Setting, int]:
-    """All cores, and the batch with which most requests are in time in a dry run in deadline order; and how many.
+def best_effort(grid: SpongeGrid, budgets_ms: NDArray[np.float64], rate_rps: float) -> tuple[SpongeSetting, int]:
+    """All cores, and the batch with which most requests are in time when served in deadline order; and how many.
 
-    Ties go to the batch that keeps up with `rate_rps`, as far as any does, then to the smaller one (the specification,
-    section 2.7, has the smaller one at once, which under a backlog never works it off). `budgets_ms` is sorted.
+    Of equal batches the one that keeps up with `rate_rps` wins, or comes nearest, then the smaller one. The smaller one
+    at once, as published, would never work off a backlog. `budgets_ms` is sorted, tightest first.
     """
     best, most = (-1, -1.0), 1
     for batch in range(1, grid.latency_ms.shape[1] + 1):
@@ -121,8 +122,8 @@ def best_effort(grid: Grid, budgets_ms: NDArray[np.float64], rate_rps: float) ->
     return setting(grid, -1, most), best[0]
 
 
-def in_time(grid: Grid, budgets_ms: NDArray[np.float64], batch: int) -> int:
-    """Requests that finish within their budgets when all cores work through them in batches of `batch`."""
+def in_time(grid: SpongeGrid, budgets_ms: NDArray[np.float64], batch: int) -> int:
+    """Requests that finish within their budgets when all cores serve them in batches of `batch`."""
     count = len(budgets_ms)
     full, rest = divmod(count, batch)
     done_ms = np.repeat(np.arange(1, full + 1) * grid.latency_ms[-1, batch - 1], batch)
@@ -132,16 +133,17 @@ def in_time(grid: Grid, budgets_ms: NDArray[np.float64], batch: int) -> int:
     return int((done_ms <= budgets_ms).sum())
 
 
-def max_rate_rps(grid: Grid) -> float:
-    """max_b h(b, c_max): beyond it one replica is saturated, and only more replicas help."""
+def startable(grid: SpongeGrid, budget_ms: float) -> int:
+    """The most requests that any setting starts within `budget_ms` after the first; later ones cannot be in time."""
+    batches_started = np.maximum(1, np.ceil(budget_ms / grid.latency_ms))
+    return int((grid.batches * batches_started).max())
+
+
+def max_rate_rps(grid: SpongeGrid) -> float:
+    """max_b h(b, c_max): beyond this rate one replica is saturated, and only more replicas help."""
     return float(grid.throughput_rps[-1].max())
 
 
-def min_budget_ms(grid: Grid, count: int) -> float:
-    """min_b ⌈N/b⌉ · l(b, c_max): with less time than this, `count` requests at once cannot all be served."""
-    return float((-(-count // grid.batches) * grid.latency_ms[-1]).min()) if count else 0.0
-
-
 def requests_in(rate_rps: float, seconds: float) -> int:
-    """⌈λ · t⌉, forgiving the last digits of a float."""
-    return math.ceil(rate_rps * seconds - 1e-9)
+    """⌈λ · t⌉, up to rounding of floats."""
+    return math.ceil(rate_rps * seconds - ROUNDING)

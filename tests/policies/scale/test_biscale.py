@@ -1,19 +1,20 @@
 """Biscale's state machine: surge, further replicas, steadiness, small replicas, and what stands in its way."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
-from sloop.policies.scale.biscale import Biscale
+from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.profile.estimate import Estimate
-from sloop.profile.forms import Amdahl
-from sloop.profile.profile import Profile
+from sloop.profile.profile import Amdahl, Profile
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec
 
@@ -247,9 +248,9 @@ def test_larger_never_becomes_smaller_in_a_surge_unless_it_may() -> None:
 
 
 def test_whole_rates_and_spread() -> None:
-    assert Biscale(whole=True)._cut(23.9) == 23
-    assert Biscale(whole=True)._cut(0.2) == 1
-    assert Biscale(sigma=1)._cut(25) == 30
+    assert Biscale(whole=True)._planned_rps(23.9) == 23
+    assert Biscale(whole=True)._planned_rps(0.2) == 1
+    assert Biscale(sigma=1)._planned_rps(25) == 30
 
 
 def test_cores_are_counted_in_units() -> None:
@@ -260,6 +261,43 @@ def test_cores_are_counted_in_units() -> None:
     scene.step(20, times=2)
     assert all(cores % 0.25 == 0 for groups in scene.groups for _, cores in groups)
     assert scene.groups[0][0][1] > 0.25
+
+
+Forms = list[tuple[float, ...]]
+A: Forms = [(254.288, 54.503, 16.177, 14.347), (15.508, 30.211, 18.061, 36.701), (146.154, 46.981, 9.871, 17.519)]
+B: Forms = [(293.484, 28.754, 16.662, 21.075), (143.355, 57.198, 7.776, 2.555), (243.105, 29.646, 13.103, 29.614)]
+C: Forms = [(123.262, 47.636, 13.997, 14.149), (296.263, 9.24, 9.864, 35.119), (83.456, 45.268, 6.365, 38.712)]
+EVEN: list[tuple[Forms, float, dict[str, Any], float]] = [
+    (A, 365.87, {"unit": 0.5}, 3),
+    (B, 396.82, {"unit": 0.5, "settle": 2}, 24),
+    (C, 333.89, {"settle": 2}, 1),
+    ([(145.05, 5.912, 25.375, 18.739), (211.69, 58.276, 22.627, 7.261)], 300.5, {"unit": 0.5, "cores_max": 16}, 5),
+    ([(123.978, 16.16, 15.976, 8.448), (185.167, 0.278, 21.779, 30.514)], 223, {"unit": 0.5, "cores_max": 16}, 12),
+    ([(17.611, 56.631, 23.322, 33.229)], 511.07, {"settle": 2}, 19.5),  # a batch of 5 fills in time at 20, not at 19.5
+    ([(148.817, 5.433, 37.494, -15.476), (34.693, 19.479, 2.058, 14.259)], 780, {}, 40),
+    ([(148.817, 5.433, 37.494, -15.476), (34.693, 19.479, 2.058, 14.259)], 780, {"settle": 0}, 7.5),
+    ([(148.817, 5.433, 37.494, -15.476), (34.693, 19.479, 2.058, 14.259)], 300, {"unit": 0.25}, 3),
+]
+"""Latency per stage, deadline, parameters, requests/s; the first six flapped: two plans in turn, every few seconds."""
+
+
+@pytest.mark.parametrize(("forms", "slo_ms", "parameters", "rate_rps"), EVEN)
+def test_at_an_even_rate_the_plan_settles(
+    forms: Forms, slo_ms: float, parameters: dict[str, Any], rate_rps: float
+) -> None:
+    """Replicas that carry the rate stay, also where the cheapest vertical answer has other sizes."""
+    policy = Biscale(**{"cores_max": 8, **parameters})
+    scene = Scene(policy, {name: Amdahl(*form) for name, form in zip("abc", forms, strict=False)}, slo_ms)
+    plans = []
+    for second in range(90):
+        count = math.floor((second + 1) * rate_rps) - math.floor(second * rate_rps)
+        scene.step(count, max([*scene.rates[-9:], count]))
+        if second % 3 == 2:
+            scene.ready()
+        plans.append((scene.groups, scene.batches))
+    assert scene.plan is not None
+    assert scene.plan.feasible
+    assert [plan for plan in plans[40:] if plan != plans[40]] == []
 
 
 def total(scene: Scene) -> float:
@@ -358,6 +396,92 @@ def test_whatever_comes_plans_fit_and_serve(
         {"period_ns": 0},
     ],
 )
-def test_refuses_what_cannot_be(parameters: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="out of range"):
+def test_biscale_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
         Biscale(**parameters)
+
+
+Seen = Callable[..., ClusterView]
+
+
+@pytest.fixture(name="vertical_view")
+def vertical_view_fixture(stage: Callable[..., StageView], view: Callable[..., ClusterView]) -> Seen:
+    """The video pipeline at a steady rate."""
+
+    def make(
+        rate_rps: int, *, slo_ms: float = 780, cores: float = 64, plan: Plan | None = None, quiet: bool = False
+    ) -> ClusterView:
+        buckets = [] if quiet else [Bucket(s(t), arrivals=rate_rps) for t in range(10)]
+        stages = [
+            stage(
+                *buckets,
+                name=name,
+                slo_ms=slo_ms,
+                belief=Estimate(Profile(latency_ms=form, max_batch=8, max_cores=8)),
+            )
+            for name, form in (("detect", OD), ("classify", OC))
+        ]
+        return view(*stages, cores=cores, plan=plan)
+
+    return make
+
+
+def sizes(plan: Plan | None) -> list[tuple[float, int]]:
+    assert plan is not None
+    assert all(target.in_place and len(target.groups) == 1 for target in plan.stages)
+    assert all(target.groups[0].count == 1 for target in plan.stages)
+    return [(target.groups[0].spec.cores, target.batch_max) for target in plan.stages]
+
+
+def test_cores_up_and_down_with_the_rate(vertical_view: Seen) -> None:
+    policy = Vertical(throughput="pure")
+    found = [sizes(policy.plan(0, vertical_view(rate))) for rate in (5, 10, 20, 5, 0)]
+    assert found == [[(1, 1), (1, 1)], [(2, 1), (1, 1)], [(6, 1), (1, 3)], [(1, 1), (1, 1)], [(1, 1), (1, 1)]]
+
+
+def test_beyond_what_they_carry_all_that_they_can(vertical_view: Seen) -> None:
+    plan = Vertical().plan(0, vertical_view(40))
+    assert sizes(plan) == [(8, 1), (3, 1)]
+    assert plan is not None
+    assert not plan.feasible
+    assert plan.saturated == ("detect", "classify")
+    assert plan.why.endswith("saturated: these carry 24")
+
+
+def test_the_node_bounds_it(vertical_view: Seen) -> None:
+    plan = Vertical().plan(0, vertical_view(40, cores=4))
+    assert plan is not None
+    assert sum(cores for cores, _ in sizes(plan)) <= 4
+
+
+def test_before_anything_has_come(vertical_view: Seen) -> None:
+    assert sizes(Vertical(initial_batch=4).plan(0, vertical_view(0, quiet=True))) == [(1, 4), (1, 4)]
+
+
+def test_a_deadline_that_nothing_keeps(vertical_view: Seen) -> None:
+    first = Vertical().plan(0, vertical_view(10, slo_ms=60))
+    assert first is not None
+    assert not first.feasible
+    assert "6 ms more than the 60 ms" in first.why
+    kept = structs.replace(first, why="kept", feasible=True)
+    again = Vertical().plan(0, vertical_view(10, slo_ms=60, plan=kept))
+    assert again is not None
+    assert again.stages == kept.stages
+    assert not again.feasible
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"replicas": 0},
+        {"unit": 0},
+        {"cores_max": 0},
+        {"batch_max": 0},
+        {"margin": 0},
+        {"initial_batch": 0},
+        {"period_ns": 0},
+    ],
+)
+def test_vertical_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
+        Vertical(**parameters)

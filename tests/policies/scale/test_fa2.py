@@ -1,18 +1,34 @@
-"""FA2 as a policy: plans for graphs, what it says, and what it does where nothing holds."""
+"""Planners of equal replicas as policies: views as problems, plans for any graph, reasons, and what fails."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sloop.core.views import Belief, Bucket, ClusterView, StageView
+from sloop.core.views import Belief, Bucket, ClusterView, StageView, Traffic
 from sloop.errors import InputError
-from sloop.policies.scale.fa2 import Fa2
+from sloop.policies import POLICIES, build
+from sloop.policies.scale.fa2 import (
+    Ds2,
+    EqualReplicasProblem,
+    Fa2,
+    Fa2Single,
+    Grandslam,
+    Inferline,
+    equal_replicas_problem,
+)
 from sloop.profile.estimate import Estimate
+from sloop.profile.profile import Profile, Quadratic
 from sloop.reproduce.fa2.application import CPU, Hardware, problem, profile_of
-from sloop.solvers import choice, fa2
-from sloop.units import ms
-from sloop.vocabulary import Path, Plan
+from sloop.solvers import budget, fa2
+from sloop.solvers.fa2 import Fa2Choice, Fa2Solution
+from sloop.solvers.graph import IndexedPath
+from sloop.units import ms, s
+from sloop.vocabulary import Group, Path, Plan, ReplicaSpec, StagePlan
+from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]
 View = Callable[..., ClusterView]
@@ -32,9 +48,9 @@ def published(
     given = problem(hardware, paths, rate_rps)
     bucket = Bucket(0, arrivals=round(rate_rps))
     stages = [stage(bucket, name=own, belief=Estimate(profile_of(hardware, own), correct=False)) for own in given.names]
-    ways = [Path(tuple(given.names[index] for index in way.stages), ms(way.slo_ms)) for way in given.ways]
+    named = [Path(tuple(given.names[index] for index in path.stages), ms(path.slo_ms)) for path in given.paths]
     rates = {own.name: own.rate_rps for own in given.stages}
-    return view(*stages, cores=cores, rates=rates, paths=ways, **more)
+    return view(*stages, cores=cores, rates=rates, paths=named, **more)
 
 
 def counts(plan: Plan | None) -> list[int]:
@@ -121,8 +137,8 @@ def test_what_the_nodes_do_not_hold_is_cut_down_evenly(stage: Stage, view: View)
 def test_a_solver_that_gives_up_changes_nothing(stage: Stage, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Fa2().plan(0, published(stage, view, 12, paths=6))
     assert before is not None
-    monkeypatch.setattr(fa2, "_by_forest", lambda *_: None)
-    monkeypatch.setattr(choice, "cheapest", lambda *_, **__: choice.GAVE_UP)
+    monkeypatch.setattr(fa2, "_by_forests", lambda *_: None)
+    monkeypatch.setattr(fa2, "cheapest_by_milp", lambda *_, **__: budget.GAVE_UP)
     plan = Fa2(nodes_max=9).plan(0, published(stage, view, 24, paths=6, plan=before))
     assert plan is not None
     assert plan.stages == before.stages
@@ -163,6 +179,279 @@ def test_variants_are_the_first_unless_named(stage: Stage, view: View, belief: A
     "parameters",
     [{"cores": 0}, {"batch_max": 0}, {"margin": 2}, {"headroom": -1}, {"initial_rps": -1}, {"nodes_max": 0}],
 )
-def test_refuses_what_cannot_be(parameters: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="out of range"):
+def test_fa2_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
         Fa2(**parameters)
+
+
+def flat(alone_ms: float, each_ms: float) -> Estimate:
+    """d(b) = alone + (b - 1) each."""
+    form = Quadratic(alpha=0.0, beta=each_ms, gamma=alone_ms - each_ms)
+    profile = Profile(latency_ms=form, max_batch=8, max_cores=4, hardware="h", origin="assumed", source="test")
+    return Estimate(profile, correct=False)
+
+
+def two_stages(stage: Stage, view: View, rate_rps: float, *, slo_ms: float = 1000, **more: Any) -> ClusterView:
+    """Two stages, the second much dearer than the first."""
+    first = stage(name="first", belief=flat(50, 10), slo_ms=slo_ms)
+    second = stage(name="second", belief=flat(200, 40), slo_ms=slo_ms)
+    return view(first, second, rates={"first": rate_rps, "second": rate_rps}, **more)
+
+
+def sizes(plan: Plan | None) -> list[tuple[int, int]]:
+    """(replicas, batch) of each stage."""
+    assert plan is not None
+    return [(target.groups[0].count, target.batch_max) for target in plan.stages]
+
+
+HORIZONTAL = ("fa2", "ds2", "inferline", "grandslam")
+
+
+def problem_of(view: ClusterView, policy: Fa2) -> EqualReplicasProblem:
+    return equal_replicas_problem(view, policy, policy.batch_max, policy.margin, policy.variants)
+
+
+def linear_view(
+    *stages: tuple[str, float, float], slo_ms: float = 1000, paths: Sequence[Path] = (), cores: float = 64
+) -> ClusterView:
+    """Stages of (name, rate, visits), each 50 ms alone and 10 ms more for each further."""
+    views = [
+        replace(make_stage(Bucket(0, arrivals=4), name=name, belief=flat(50, 10), slo_ms=slo_ms), visits=visits)
+        for name, _, visits in stages
+    ]
+    return make_view(*views, rates={name: rate for name, rate, _ in stages}, paths=paths, cores=cores)
+
+
+def test_a_view_in_the_solvers_terms() -> None:
+    paths = [Path(("a", "b"), ms(300)), Path(("a", "c"), ms(200))]
+    problem = problem_of(linear_view(("a", 4.0, 1.0), ("b", 10.0, 2.5), ("c", 2.0, 0.5), paths=paths), Fa2())
+    assert [(own.name, own.rate_rps, own.parts) for own in problem.stages] == [("a", 4, 1), ("b", 10, 3), ("c", 2, 1)]
+    assert problem.stages[0].latency_ms == pytest.approx((50, 60, 70, 80, 90, 100, 110, 120))
+    assert problem.paths == (IndexedPath((0, 1), 300.0), IndexedPath((0, 2), 200.0))
+    assert problem.ingress_rps == 4.0
+
+
+def test_limits_are_planned_with() -> None:
+    problem = problem_of(linear_view(("a", 4.0, 1.0)), Fa2(cores=0.5, batch_max=3, margin=0.5, headroom=0.25))
+    assert problem.stages[0].rate_rps == 5.0
+    assert len(problem.stages[0].latency_ms) == 3
+    assert problem.paths == (IndexedPath((0,), 500.0),)
+    assert problem.replicas_max == 128
+
+
+def test_what_is_expected_counts_until_something_was_seen() -> None:
+    view = linear_view(("a", 0.0, 1.0), ("b", 0.0, 2.0))
+    silent = replace(view, ingress=Traffic(buckets=[Bucket(0)], bucket_ns=s(1)))
+    assert [own.rate_rps for own in problem_of(silent, Fa2(initial_rps=7)).stages] == [7, 14]
+    assert [own.rate_rps for own in problem_of(view, Fa2(initial_rps=7)).stages] == [0, 0]
+
+
+def test_a_stage_on_no_path_has_the_applications_deadline() -> None:
+    problem = problem_of(linear_view(("a", 1.0, 1.0), ("b", 1.0, 1.0), paths=[Path(("a",), ms(100))]), Fa2())
+    assert problem.paths == (IndexedPath((0,), 100.0), IndexedPath((1,), 1000.0))
+
+
+def test_unknown_stages_are_refused() -> None:
+    with pytest.raises(InputError, match="no stage 'x'"):
+        problem_of(linear_view(("a", 1.0, 1.0)), Fa2(variants={"x": "v"}))
+
+
+def test_a_plan_says_how_long_a_batch_is_worth_waiting_for() -> None:
+    problem = problem_of(linear_view(("a", 4.0, 1.0)), Fa2())
+    plan = problem.checked_plan([Fa2Choice(3, 2, 70.0, 500.0)])
+    (target,) = plan.stages
+    assert (target.groups[0].count, target.batch_max, target.wait_ns) == (2, 3, ms(500))
+    assert plan.feasible
+    assert plan.why == "4 requests/s → 2 replicas of 1 core: a 2 × batch 3; tightest: a, 430 of 1000 ms left"
+
+
+def test_what_does_not_fit_is_said() -> None:
+    problem = problem_of(linear_view(("a", 4.0, 1.0), ("b", 4.0, 1.0), cores=3), Fa2())
+    assert not problem.checked_plan([Fa2Choice(1, 2, 50.0, 0.0), Fa2Choice(1, 2, 50.0, 0.0)]).feasible
+    plan = problem.plan_for_share((Fa2Solution((Fa2Choice(1, 1, 50.0, 0.0), Fa2Choice(1, 2, 50.0, 0.0)), "tree"), 0.5))
+    assert plan.why.startswith("the nodes hold 3 replicas, enough for 50% of what comes; ")
+    none = problem.plan_for_share(None)
+    assert [target.groups[0].count for target in none.stages] == [1, 1]
+    assert not none.feasible
+
+
+@st.composite
+def views(draw: st.DrawFn) -> ClusterView:
+    """Up to six stages, paths over any of them, branches and fan-out, from rest to far too much."""
+    count = draw(st.integers(1, 6))
+    chain = st.sets(st.integers(0, count - 1), min_size=1, max_size=4).map(sorted)
+    chains = draw(st.lists(chain, min_size=1, max_size=4))
+    rate = draw(st.sampled_from([0.0, 0.01, 3.0, 40.0, 2000.0]))
+    visits = [draw(st.sampled_from([0.0, 0.3, 1.0, 4.2, 30.0])) for _ in range(count)]
+    slos_ms = [draw(st.sampled_from([5.0, 120.0, 900.0, 60_000.0])) for _ in chains]
+    paths = [Path(tuple(f"s{at}" for at in own), ms(slo)) for own, slo in zip(chains, slos_ms, strict=True)]
+    stages = [(f"s{at}", rate * own, own) for at, own in enumerate(visits)]
+    return linear_view(*stages, paths=paths, cores=draw(st.sampled_from([0.5, 8.0, 256.0])))
+
+
+@pytest.mark.parametrize("name", HORIZONTAL)
+@settings(max_examples=25, deadline=None)
+@given(view=views())
+def test_any_graph_has_a_plan(name: str, view: ClusterView) -> None:
+    assert name in POLICIES["scale"]
+    policy: Any = build("scale", name, {})
+    plan = policy.plan(0, view)
+    assert plan == build("scale", name, {}).plan(0, view)  # type: ignore[attr-defined]
+    assert plan.why
+    assert [target.stage for target in plan.stages] == [stage.name for stage in view.stages]
+    problem: EqualReplicasProblem = problem_of(view, Fa2())
+    for target, own in zip(plan.stages, problem.stages, strict=True):
+        (group,) = target.groups
+        assert group.count >= 1
+        assert group.spec.cores <= view.nodes[0].node.cores
+        assert 1 <= target.batch_max <= 8
+        assert own.rate_rps > 0 or target.batch_max == 1
+        if plan.feasible and name != "grandslam":
+            can_rps = group.count * target.batch_max * 1000 / own.latency_ms[target.batch_max - 1]
+            assert own.rate_rps <= can_rps * (1 + 1e-6), "it keeps up"
+    total = sum(group.count for target in plan.stages for group in target.groups)
+    if name == "fa2" and problem.replicas_max >= len(view.stages) and "more than its" not in plan.why:
+        assert total <= problem.replicas_max, "what the nodes do not hold is cut down"
+
+
+def test_ds2_has_replicas_by_rate_alone(stage: Stage, view: View) -> None:
+    assert sizes(Ds2().plan(0, two_stages(stage, view, 0.0))) == [(1, 1), (1, 1)]
+    plan = Ds2().plan(0, two_stages(stage, view, 30.0))
+    assert sizes(plan) == [(2, 1), (6, 1)]
+    assert plan is not None
+    assert plan.feasible
+    assert plan.why == (
+        "30 requests/s → 8 replicas of 1 core: first 2 × batch 1, second 6 × batch 1; "
+        "tightest: first → second, 750 of 1000 ms left"
+    )
+
+
+def test_deadlines_of_ds2_change_nothing_but_the_verdict(stage: Stage, view: View) -> None:
+    plan = Ds2().plan(0, two_stages(stage, view, 30.0, slo_ms=100))
+    assert sizes(plan) == [(2, 1), (6, 1)]
+    assert plan is not None
+    assert not plan.feasible
+    assert plan.why.endswith("tightest: first → second, 150 ms over its 100 ms")
+
+
+def test_more_than_the_nodes_hold_is_said(stage: Stage, view: View) -> None:
+    plan = Ds2().plan(0, two_stages(stage, view, 30.0, cores=4))
+    assert plan is not None
+    assert not plan.feasible
+    assert plan.why.endswith("; the nodes hold 4 replicas")
+
+
+@pytest.mark.parametrize("parameters", [{"cores": 0}, {"headroom": -1}, {"initial_rps": -1}])
+def test_ds2_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
+        Ds2(**parameters)
+
+
+def test_inferline_the_first_takes_the_time_and_the_second_pays(stage: Stage, view: View) -> None:
+    assert sizes(Inferline().plan(0, two_stages(stage, view, 0.0))) == [(1, 1), (1, 1)]
+    plan = Inferline().plan(0, two_stages(stage, view, 30.0, slo_ms=600))
+    assert sizes(plan) == [(1, 8), (6, 1)]
+    fuller = Inferline(full=True).plan(0, two_stages(stage, view, 30.0, slo_ms=600))
+    assert sum(count for count, _ in sizes(fuller)) < 7
+    assert plan is not None
+    assert plan.feasible
+    assert [target.wait_ns > 0 for target in plan.stages] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"cores": 0}, {"batch_max": 0}, {"margin": 0}, {"headroom": -1}, {"initial_rps": -1}]
+)
+def test_inferline_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
+        Inferline(**parameters)
+
+
+def test_fa2s_replicas_and_batches_by_share(stage: Stage, view: View) -> None:
+    """Shares of 1000 ms are 200 and 800: batches of more than 8 would fit."""
+    assert sizes(Grandslam().plan(0, two_stages(stage, view, 0.0))) == [(1, 1), (1, 1)]
+    own, others = (
+        sizes(Grandslam().plan(0, two_stages(stage, view, 30.0))),
+        sizes(Fa2().plan(0, two_stages(stage, view, 30.0))),
+    )
+    assert [count for count, _ in own] == [count for count, _ in others]
+    assert [batch for _, batch in own] == [8, 8]
+    assert [batch for _, batch in sizes(Grandslam().plan(0, two_stages(stage, view, 30.0, slo_ms=350)))] == [3, 3]
+
+
+def test_where_fa2_has_no_answer_it_takes_what_the_rate_needs(stage: Stage, view: View) -> None:
+    plan = Grandslam().plan(0, two_stages(stage, view, 30.0, slo_ms=100))
+    assert sizes(plan) == [(2, 1), (6, 1)]
+    assert plan is not None
+    assert not plan.feasible
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"cores": 0}, {"batch_max": 0}, {"margin": 0}, {"headroom": -1}, {"initial_rps": -1}]
+)
+def test_grandslam_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
+        Grandslam(**parameters)
+
+
+def test_it_has_fa2s_replicas_also_where_the_nodes_hold_fewer_than_it_takes(stage: Stage, view: View) -> None:
+    seen = two_stages(stage, view, 30.0, cores=5)
+    own, others = sizes(Grandslam().plan(0, seen)), sizes(Fa2().plan(0, seen))
+    assert [count for count, _ in own] == [count for count, _ in others]
+    assert sum(count for count, _ in own) <= 5
+
+
+def second(slack_ms: float, arrivals: int = 20) -> Bucket:
+    return Bucket(0, arrivals=arrivals, slack_ns=[ms(slack_ms)] * arrivals)
+
+
+def replica_count(plan: Plan | None) -> int:
+    assert plan is not None
+    return plan.stages[0].groups[0].count
+
+
+def test_starts_from_what_it_is_told(stage: Stage, view: View) -> None:
+    plan = Fa2Single().plan(0, view(stage()))
+    assert plan is not None
+    assert plan.stages == (StagePlan("stage", (Group(ReplicaSpec("stage", "v", 1.0), 1),), 1),)
+    assert replica_count(Fa2Single(initial=4).plan(0, view(stage()))) == 4
+
+
+def test_more_replicas_for_less_time(stage: Stage, view: View) -> None:
+    counts = [replica_count(Fa2Single().plan(s(1), view(stage(second(slack_ms))))) for slack_ms in (990, 900, 800, 700)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    plan = Fa2Single().plan(s(1), view(stage(second(990))))
+    assert plan is not None
+    assert plan.why == (
+        "20 requests/s, tightest budget 990 ms → 5 replicas, batch 1: 166 ms + 4 × 166 ms + 10 ms on the way < 900 ms"
+    )
+
+
+def test_keeps_the_plan_where_no_count_holds(stage: Stage, view: View) -> None:
+    before = Fa2Single(initial=3).plan(0, view(stage()))
+    assert before is not None
+    plan = Fa2Single().plan(s(1), view(stage(second(100)), plan=before))
+    assert plan is not None
+    assert plan.stages == before.stages
+    assert not plan.feasible
+    assert "no count up to 16 holds; kept as it was" in plan.why
+
+
+def test_hysteresis_keeps_the_largest_of_the_last_decisions(stage: Stage, view: View) -> None:
+    policy, easy, hard = Fa2Single(hysteresis=2), view(stage(second(990))), view(stage(second(700)))
+    small, large = replica_count(Fa2Single().plan(0, easy)), replica_count(Fa2Single().plan(0, hard))
+    assert [replica_count(policy.plan(s(at), seen)) for at, seen in enumerate([easy, hard, easy, easy])] == [
+        small,
+        large,
+        large,
+        small,
+    ]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"cores": 0}, {"replicas_max": 0}, {"initial": -1}, {"batch_max": 0}, {"margin": 2}, {"hysteresis": 0}],
+)
+def test_fa2_single_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="must be"):
+        Fa2Single(**parameters)

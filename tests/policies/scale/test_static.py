@@ -39,5 +39,5 @@ def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], vie
     ],
 )
 def test_refuses_what_cannot_be(policy: Callable[[], Static]) -> None:
-    with pytest.raises(InputError, match="out of range"):
+    with pytest.raises(InputError, match="must be"):
         policy()

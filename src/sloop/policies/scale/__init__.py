@@ -1,1 +1,1 @@
-"""What the cluster should look like. One policy per file; they never import each other."""
+"""Scaling policies: which replicas, cores and batches the cluster should have. They never import each other."""

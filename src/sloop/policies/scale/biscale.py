@@ -1,45 +1,226 @@
-"""Biscale: larger replicas at once when a surge comes, more and smaller ones when it has settled.
+"""Scaling policies that resize replicas in place: `Biscale`, and `Vertical`, which does nothing else.
 
-Razavi, dissertation (TU Darmstadt 2024), chapter P4 (Themis on arXiv, 2407.14843): resizing in place takes a tenth of a
-second, starting a replica takes several; replicas of one core give the most throughput per core. So a rate that the
-replicas cannot carry makes all of them larger (with further replicas for what even that cannot carry), and once the
-rate has been steady for `settle` decisions, small replicas are started, and when they are ready the large ones shrink:
-two plans, so that what serves is not made smaller before its replacement is there. Readings as in the specification,
-sections 2.9 and 6; on a cluster without room for both, what must shrink first does so as far as the rate allows.
+Biscale (Razavi, dissertation, TU Darmstadt 2024, chapter P4; the same system is Themis, arXiv 2407.14843) uses that a
+resize takes a tenth of a second where starting a replica takes several, while replicas of one core give the most
+throughput per core. When the arrival rate exceeds what the replicas carry, it makes all of them larger at once, and
+starts more for what even that cannot carry. Once the rate has been steady for `settle` decisions, it starts small
+replicas, and shrinks the large ones when those are ready: two plans, so that nothing that serves becomes smaller before
+its replacement is there. It fails where a model gains nothing from more cores, and pays for surges that end before
+the new replicas were worth their start.
 
-Fails where a model gains nothing from more cores, and in surges that end before they were worth new replicas.
+The functions between a cluster view and `sloop.solvers.biscale` come first: replicas are whole multiples of a unit that
+a node and the profile allow, and deadlines of graphs whose paths meet are cut as in FA2 (`sloop.solvers.graph`).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
+import numpy as np
 from msgspec import structs
 
-from sloop.core.views import ClusterView
-from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import surge
-from sloop.solvers.biscale import Choice, Program, Throughput
-from sloop.solvers.seconds import seconds_rps
-from sloop.solvers.sizing import Limits, Sizing, sizing_of
-from sloop.solvers.surge import Groups, Have
+from sloop.core.views import Belief, ClusterView, NodeView, StageView
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.quantities import ROUNDING
+from sloop.solvers.biscale import (
+    BiscaleChoice,
+    BiscaleProblem,
+    BiscaleStage,
+    ReplicaGroups,
+    StageReplicas,
+    Throughput,
+    replicas_carry,
+    small_first,
+    total_units,
+    with_small,
+)
+from sloop.solvers.budget import Segment, is_exact
+from sloop.solvers.forecasting import seconds_rps
+from sloop.solvers.graph import IndexedPath, forests
+from sloop.solvers.queueing import patience_ns
+from sloop.text import counted
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Plan, StagePlan
+from sloop.vocabulary import Group, Life, Plan, ReplicaSpec, StagePlan
 
-REFERENCE_S = 10
-"""The busiest of so many seconds is what to be ready for: a mean of two seconds beside a maximum is never steady."""
+CUTS_MAX: Final = 4
+"""Ways to cut a graph whose paths meet that are solved; each costs as much time as a chain."""
+SLOTS_MAX: Final = 5_000
+"""Slots of the longest deadline. Longer ones get coarser slots, so that a decision stays below its 100 ms."""
+REFERENCE_S: Final = 10
+"""The busiest of the last ten seconds is the rate to be ready for. The publication compares the mean rate of two
+seconds with a maximum foreseen for the next ten, so that ordinary noise hardly ever looks steady."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """Replicas have 1 to `cores_max` units of `unit` cores, batches 1 to `batch_max` requests."""
+
+    unit: float
+    cores_max: int
+    batch_max: int
+    throughput: Throughput
+    margin: float
+    """Fraction of each deadline to plan with."""
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class BiscaleModel:
+    """The application and cluster of one view as Biscale's problem, and plans made from its solutions."""
+
+    problem: BiscaleProblem
+    """Its `cores_total` counts the units of all nodes, free or not."""
+    stages: tuple[StageView, ...]
+    variants: tuple[str, ...]
+    unit: float
+
+    @property
+    def cores_total(self) -> float:
+        """Cores of all nodes."""
+        return self.problem.cores_total * self.unit
+
+    def stage_plan(self, index: int, groups: Sequence[tuple[int, int]], batch: int, wait_ms: float = 0.0) -> StagePlan:
+        """The plan of one stage: groups of (replicas, units each), and batches that fill within `wait_ms`."""
+        stage = self.stages[index]
+        counts: dict[int, int] = {}
+        for count, units in groups:
+            counts[units] = counts.get(units, 0) + count
+        made = tuple(
+            Group(ReplicaSpec(stage.name, self.variants[index], units * self.unit), count)
+            for units, count in sorted(counts.items(), reverse=True)
+            if count
+        )
+        return StagePlan(stage.name, made, batch, wait_ns=patience_ns(wait_ms, stage.slo_ns))
+
+    def plans(
+        self, choices: Sequence[BiscaleChoice], groups: Sequence[ReplicaGroups] | None = None
+    ) -> tuple[StagePlan, ...]:
+        """Plans with the batches of the choices, and with their replicas unless `groups` gives others."""
+        groups = groups or [[(choice.replicas, choice.cores)] for choice in choices]
+        return tuple(
+            self.stage_plan(index, own, choice.batch, choice.wait_ms)
+            for index, (own, choice) in enumerate(zip(groups, choices, strict=True))
+        )
+
+    def with_groups(self, index: int, groups: Sequence[tuple[int, int]], plan: StagePlan) -> StagePlan:
+        """The stage's `plan` with other replicas and the same batches."""
+        return structs.replace(self.stage_plan(index, groups, plan.batch_max), wait_ns=plan.wait_ns)
+
+    def quickest(self) -> tuple[BiscaleChoice, ...]:
+        """One replica per stage with batches of 1 and an equal part of all cores, for when no deadline can be kept."""
+        made = []
+        for stage in self.problem.stages:
+            even = self.problem.cores_total / len(self.problem.stages)
+            units = max(1, int(min(even, stage.latency_ms.shape[0]) + ROUNDING))
+            latency_ms = float(stage.latency_ms[units - 1, 0])
+            made.append(BiscaleChoice(1, units, 1, latency_ms, 0.0, 1000.0 / latency_ms))
+        return tuple(made)
+
+    def infeasibility(self) -> str:
+        """Why no rate at all is feasible: by how much a path is too slow, or too few cores."""
+        slot_ms = self.problem.slot_ms
+        quickest_ms = [
+            slot_ms * math.ceil(stage.latency_ms[:, 0].min() / slot_ms - ROUNDING) for stage in self.problem.stages
+        ]
+        excess_ms = {
+            segment: sum(quickest_ms[i] for i in segment.stages) - slot_ms * segment.slots
+            for segment in self.problem.segments
+        }
+        worst = max(excess_ms, key=excess_ms.__getitem__)
+        if excess_ms[worst] <= 0:
+            return f"{len(self.stages)} stages do not fit on {counted(self.cores_total, 'core')} of all nodes"
+        parts = ", ".join(f"{self.stages[i].name} {quickest_ms[i]:.0f} ms" for i in worst.stages)
+        excess = f"{excess_ms[worst]:.0f} ms more than the {slot_ms * worst.slots} ms there are"
+        return f"{parts} even alone on all cores: {excess}"
+
+
+def describe(plans: Sequence[StagePlan]) -> str:
+    """`detect 2 × 3 cores, batch 4; …`."""
+    return "; ".join(
+        f"{plan.stage} "
+        + " + ".join(f"{group.count} × {counted(group.spec.cores, 'core')}" for group in plan.groups)
+        + f", batch {plan.batch_max}"
+        for plan in plans
+    )
+
+
+def biscale_model(view: ClusterView, limits: SizeLimits) -> BiscaleModel:
+    """The view as a problem. InputError for a variant that a stage does not have."""
+    node_cores = targets.node_cores_max(view)
+    unit = min(limits.unit, node_cores)
+    variants = tuple(targets.variant_of(stage, limits.variant) for stage in view.stages)
+    stages = tuple(
+        _stage(stage, stage.variants[variant], unit, node_cores, limits)
+        for stage, variant in zip(view.stages, variants, strict=True)
+    )
+    paths = targets.indexed_paths(view, limits.margin)
+    weights = [float(stage.latency_ms[0].mean()) for stage in stages]
+    slot_ms = max(1, math.ceil(max(path.slo_ms for path in paths) / SLOTS_MAX))
+    segments = _segments(paths, slot_ms)
+    cuts = [] if is_exact(segments) else forests(paths, weights, most=CUTS_MAX)
+    cut = tuple(_segments(forest.paths, slot_ms) for forest in cuts)
+    total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
+    problem = BiscaleProblem(stages, segments, limits.throughput, total, cut, slot_ms)
+    if problem.horizontal(0) is None:  # with_queue cuts the throughput of batches that take over a second to 0
+        problem = replace(problem, throughput="pure")
+    return BiscaleModel(problem, view.stages, variants, unit)
+
+
+def _segments(paths: Sequence[IndexedPath], slot_ms: int) -> tuple[Segment, ...]:
+    return tuple(Segment(path.stages, path.slots(slot_ms)) for path in paths)
+
+
+def _stage(stage: StageView, belief: Belief, unit: float, node_cores: float, limits: SizeLimits) -> BiscaleStage:
+    useful = min(node_cores, max(unit, belief.cores_max))
+    rows = max(1, min(limits.cores_max, int(useful / unit + ROUNDING)))
+    batches = min(limits.batch_max, belief.batch_max)
+    costs_ns = [belief.costs_ns(units * unit)[1 : batches + 1] for units in range(1, rows + 1)]
+    return BiscaleStage(stage.name, np.array(costs_ns, dtype=np.float64) / 1e6, stage.visits)
+
+
+def stage_replicas(stage: StageView, unit: float) -> StageReplicas:
+    """The stage's replicas that are ready and that start, their sizes rounded to whole units."""
+    sizes = {
+        life: tuple(
+            sorted((max(1, round(one.spec.cores / unit)) for one in stage.replicas if one.life is life), reverse=True)
+        )
+        for life in (Life.READY, Life.STARTING)
+    }
+    if not sizes[Life.READY]:
+        return StageReplicas(sizes[Life.STARTING], ())
+    return StageReplicas(sizes[Life.READY], sizes[Life.STARTING])
+
+
+def within_node_room(problem: BiscaleProblem, view: ClusterView, unit: float) -> BiscaleProblem:
+    """The problem with replicas no larger than they can grow on their own nodes. With one node its total suffices."""
+    if len(view.nodes) < 2:
+        return problem
+    nodes = {node.node.name: node for node in view.nodes}
+    stages = []
+    for own, stage in zip(problem.stages, view.stages, strict=True):
+        rooms = [_units_at_most(one.spec, nodes, unit) for one in stage.replicas]
+        rows = max(1, min((own.latency_ms.shape[0], *rooms)))
+        stages.append(replace(own, latency_ms=own.latency_ms[:rows]))
+    return replace(problem, stages=tuple(stages))
+
+
+def _units_at_most(spec: ReplicaSpec, nodes: Mapping[str, NodeView], unit: float) -> int:
+    """Units that a replica can have on its node: its own and the free ones."""
+    node = nodes.get(spec.node or "")
+    return int((spec.cores + (node.free_cores if node else 0.0)) / unit + ROUNDING)
 
 
 @dataclass(slots=True)
-class Memory:
-    """What a decision remembers of those before: the state machine's state, with the replicas that there are."""
+class BiscaleMemory:
+    """State between decisions; the rest of the state machine's state is the replicas themselves."""
 
     steady: int = 0
     """Decisions in a row without a surge or a rise."""
-    goal: tuple[Choice, ...] = ()
-    """The small replicas that are on their way; empty where none are."""
+    goal: tuple[BiscaleChoice, ...] = ()
+    """The small replicas that are being started; empty where none are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,66 +233,67 @@ class Biscale:
     settle: int = 5
     """K: decisions without a surge or a rise before replicas are made small."""
     throughput: Throughput = "with_queue"
-    """Whether waiting for a batch to fill counts as work; `pure` does not, and leaves no head-room."""
+    """`with_queue` counts the wait for a full batch as work; `pure` does not, and leaves no head-room."""
     reference: Literal["max10", "now"] = "max10"
-    """What is steady: the busiest of the last ten seconds, or the rate now, which seldom looks steady beside a maximum
-    that is foreseen."""
+    """The rate that is compared with the forecast to tell whether load is steady: that of the busiest of the last ten
+    seconds, or the present one as published, which hardly ever looks steady."""
     stable: Literal["ge", "equal"] = "ge"
-    """Steady are replicas enough for what is foreseen, or exactly as many."""
+    """Load is steady if the reference needs at least as many replicas as the forecast, or exactly as many."""
     split_cores: Literal["same", "one"] = "same"
-    """What further replicas get in a surge: as much as those they help, or a unit."""
+    """Size of further replicas in a surge: that of those they help, or one unit."""
     shrink: bool = True
     """Whether replicas may become smaller while the rate is not steady."""
     blocking: bool = False
-    """Whether nothing is decided while replicas start, as in the public artefact."""
+    """Whether nothing is decided while replicas start, as in the authors' artefact."""
     whole: bool = False
-    """Whether rates are cut off to whole requests per second, at least 1, as in the public artefact."""
+    """Whether rates are truncated to whole requests per second, at least 1, as in the authors' artefact."""
     sigma: float = 0.0
-    """Rates are taken for λ + `sigma` √λ, the spread of a Poisson process."""
+    """Plan for λ + `sigma` √λ: √λ is the standard deviation of a Poisson process."""
     margin: float = 1.0
-    """Part of the SLO to plan with."""
+    """Fraction of each deadline to plan with."""
     initial_batch: int = 1
-    """Of the first plan."""
+    """Largest batch of the first plan."""
     variant: str = ""
     window_ns: int = s(2)
-    """What the rate now is taken over."""
+    """The present rate is the mean over this time."""
     period_ns: int = s(1)
-    _memory: Memory = field(init=False, default_factory=Memory, repr=False, compare=False)
+    _memory: BiscaleMemory = field(init=False, default_factory=BiscaleMemory, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        above("unit", self.unit, 0)
-        at_least("cores_max", self.cores_max, 1)
-        at_least("batch_max", self.batch_max, 1)
-        at_least("settle", self.settle, 0)
-        at_least("sigma", self.sigma, 0)
-        within("margin", self.margin, 0, 1)
-        at_least("initial_batch", self.initial_batch, 1)
-        above("window_ns", self.window_ns, 0)
-        above("period_ns", self.period_ns, 0)
+        for key in ("unit", "window_ns", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        for key in ("cores_max", "batch_max", "initial_batch"):
+            check_range(key, getattr(self, key), least=1)
+        for key in ("settle", "sigma"):
+            check_range(key, getattr(self, key), least=0)
+        check_range("margin", self.margin, above=0, most=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The next plan, or None where nothing is to change. Where no plan holds, the one in force, and why."""
-        limits = Limits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
-        sizing, rates = sizing_of(view, limits), self._rates(view)
-        if sizing.program.horizontal(0) is None:
-            if view.plan is not None:
-                return structs.replace(view.plan, why=f"kept as it was: {sizing.excess()}", feasible=False)
-            return Plan(sizing.chosen(sizing.shortest()), sizing.excess(), feasible=False)
-        if view.plan is None:
-            return self._first(sizing, rates.foreseen if view.ingress.buckets else 0.0)
-        now = _Now(sizing, rates, tuple(surge.have_of(stage, sizing.unit) for stage in view.stages), view)
-        return None if self.blocking and any(one.starting for one in now.have) else self._next(now, view.plan)
+        """The next plan; None where nothing changes. Where no plan can keep the deadlines, the plan in force and why.
 
-    def _next(self, now: "_Now", plan: Plan) -> Plan | None:
-        """The state machine: a surge, replicas on their way, a rise, and if none of them, steadiness."""
+        InputError for a variant that a stage does not have.
+        """
+        limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
+        model, rates = biscale_model(view, limits), self._rates(view)
+        if model.problem.horizontal(0) is None:
+            if view.plan is not None:
+                return structs.replace(view.plan, why=f"kept as it was: {model.infeasibility()}", feasible=False)
+            return Plan(model.plans(model.quickest()), model.infeasibility(), feasible=False)
+        if view.plan is None:
+            return self._first(model, rates.foreseen if view.ingress.buckets else 0.0)
+        now = _Decision(model, rates, tuple(stage_replicas(stage, model.unit) for stage in view.stages), view)
+        return None if self.blocking and any(one.starting for one in now.present) else self._next(now, view.plan)
+
+    def _next(self, now: "_Decision", plan: Plan) -> Plan | None:
+        """The state machine: a surge, small replicas on their way, a rise; if none of them, steadiness."""
         memory, rates = self._memory, now.rates
-        if not surge.carry(now.program, rates.now, now.have):
+        if not now.is_carried(lambda problem, rate_rps: replicas_carry(problem, rate_rps, now.present)):
             memory.goal, memory.steady = (), 0
             return self._vertical(now, "more than the replicas carry")
         if memory.goal:
-            return self._arrive(now)
-        wanted = surge.most(now.sizing.program, rates.reference)
-        foreseen = surge.most(now.sizing.program, rates.foreseen)
+            return self._finish_goal(now)
+        wanted = now.model.problem.horizontal_within_cores(rates.reference)
+        foreseen = now.model.problem.horizontal_within_cores(rates.foreseen)
         if self._differ(wanted, foreseen):
             memory.steady = 0
             return self._vertical(now, f"{rates.foreseen:.4g} foreseen")
@@ -125,91 +307,94 @@ class Biscale:
         ingress = view.ingress
         counts = [bucket.arrivals for bucket in ingress.window(REFERENCE_S * NS_PER_S)]
         busiest_rps = max(seconds_rps(counts, ingress.bucket_ns), default=0.0)
-        now, busiest, forecast = map(self._cut, (ingress.rate_rps(self.window_ns), busiest_rps, view.forecast_rps))
+        rates_rps = (ingress.rate_rps(self.window_ns), busiest_rps, view.forecast_rps)
+        now, busiest, forecast = map(self._planned_rps, rates_rps)
         if self.reference == "now":
             return _Rates(now, now, forecast)
         return _Rates(now, max(now, busiest), max(now, busiest, forecast))
 
-    def _cut(self, rate_rps: float) -> float:
+    def _planned_rps(self, rate_rps: float) -> float:
         rate_rps += self.sigma * math.sqrt(rate_rps)
         return max(1.0, math.floor(rate_rps)) if self.whole else rate_rps
 
-    def _differ(self, wanted: Sequence[Choice], foreseen: Sequence[Choice]) -> bool:
+    def _differ(self, wanted: Sequence[BiscaleChoice], foreseen: Sequence[BiscaleChoice]) -> bool:
         pairs = [(one.replicas, other.replicas) for one, other in zip(wanted, foreseen, strict=True)]
         return any(a != b for a, b in pairs) if self.stable == "equal" else any(a < b for a, b in pairs)
 
-    def _first(self, sizing: Sizing, rate_rps: float) -> Plan:
-        """Small replicas for what is foreseen, once anything has come."""
-        plans = sizing.chosen(surge.most(sizing.program, rate_rps))
-        batches = (min(self.initial_batch, model.latency_ms.shape[1]) for model in sizing.program.models)
+    def _first(self, model: BiscaleModel, rate_rps: float) -> Plan:
+        """Small replicas for the forecast; before any request has come, for none."""
+        plans = model.plans(model.problem.horizontal_within_cores(rate_rps))
+        batches = (min(self.initial_batch, stage.latency_ms.shape[1]) for stage in model.problem.stages)
         plans = tuple(
             structs.replace(one, batch_max=max(one.batch_max, batch)) for one, batch in zip(plans, batches, strict=True)
         )
-        return _answer(sizing, plans, f"{rate_rps:.4g} requests/s → {sizing.words(plans)}", rate_rps)
+        return _checked(model, plans, f"{rate_rps:.4g} requests/s → {describe(plans)}", rate_rps)
 
-    def _vertical(self, now: "_Now", because: str) -> Plan:
-        """All replicas larger, and further ones for what that does not carry."""
-        sizing, rates, seen = now.sizing, now.rates, f"{now.rates.now:.4g} requests/s, {because}"
-        split = now.program.split(rates.now, [one.count for one in now.have])
-        groups: list[Groups] = []
+    def _vertical(self, now: "_Decision", because: str) -> Plan:
+        """Larger replicas at once, and further ones for what those do not carry."""
+        model, rates, seen = now.model, now.rates, f"{now.rates.now:.4g} requests/s, {because}"
+        split = now.problem.split(rates.now, [one.count for one in now.present])
+        groups: list[ReplicaGroups] = []
         if split is not None:
-            for one, choice, extra in zip(now.have, split.choices, split.extra, strict=True):
-                units = choice.cores if self.shrink else max(one.most, choice.cores)
+            for one, choice, extra in zip(now.present, split.choices, split.extra, strict=True):
+                units = choice.cores if self.shrink else max(one.largest, choice.cores)
                 further = (max(0, extra - len(one.starting)), units if self.split_cores == "same" else 1)
-                # Those that start stay as they are until they are ready and, perhaps, asked for more.
+                # Replicas that start keep their size; resizing them would be decided on rates that have passed.
                 groups.append([(one.count, units), *((1, own) for own in one.starting), further])
-        if split is None or surge.units_of(groups) > now.program.cores_total:
-            return self._squeezed(now, seen)
-        plans = _planned(sizing, groups, split.choices)
+        if split is None or total_units(groups) > now.problem.cores_total:
+            return self._within_cores(now, seen)
+        plans = model.plans(split.choices, groups)
         carried = f", of which these carry {split.carried_rps:.4g} at once" if any(split.extra) else ""
-        return Plan(plans, f"{seen}{carried} → {sizing.words(plans)}")
+        return Plan(plans, f"{seen}{carried} → {describe(plans)}")
 
-    def _squeezed(self, now: "_Now", seen: str) -> Plan:
-        """Not everything has room: small replicas for the rate, the others as large as what these leave allows."""
-        sizing, rates = now.sizing, now.rates
-        goal = surge.most(sizing.program, rates.reference)
-        plans = _planned(sizing, *surge.beside(now.program, rates.now, now.have, goal))
-        why = f"{seen}; {sizing.cores_total:.4g} cores in all → {sizing.words(plans)}"
-        return _answer(sizing, plans, why, rates.now)
+    def _within_cores(self, now: "_Decision", seen: str) -> Plan:
+        """Where the nodes cannot hold all: small replicas for the rate, and the others as large as the rest allows."""
+        model, rates = now.model, now.rates
+        goal = model.problem.horizontal_within_cores(rates.reference)
+        groups, choices = small_first(now.problem, rates.now, now.present, goal)
+        plans = model.plans(choices, groups)
+        why = f"{seen}; {model.cores_total:.4g} cores in all → {describe(plans)}"
+        return _checked(model, plans, why, rates.now)
 
-    def _horizontal(self, now: "_Now", wanted: tuple[Choice, ...], plan: Plan) -> Plan:
-        """Small replicas: at once where there are enough to shrink, else beside the large ones until they are ready."""
-        sizing, seen = now.sizing, f"steady at {now.rates.reference:.4g} requests/s"
-        final = sizing.chosen(wanted)
-        enough = [one.count >= choice.replicas for one, choice in zip(now.have, wanted, strict=True)]
+    def _horizontal(self, now: "_Decision", wanted: tuple[BiscaleChoice, ...], plan: Plan) -> Plan:
+        """Small replicas: at once where enough replicas exist, else beside the large ones until they are ready."""
+        model, seen = now.model, f"steady at {now.rates.reference:.4g} requests/s"
+        final = model.plans(wanted)
+        enough = [one.count >= choice.replicas for one, choice in zip(now.present, wanted, strict=True)]
         if all(enough):
-            return Plan(final, f"{seen} → {sizing.words(final)}")
+            return Plan(final, f"{seen} → {describe(final)}")
         self._memory.goal = wanted
         groups = [
-            [(choice.replicas, choice.cores)] if there else surge.kept(one, choice)
-            for one, choice, there in zip(now.have, wanted, enough, strict=True)
+            [(choice.replicas, choice.cores)] if there else with_small(one, choice)
+            for one, choice, there in zip(now.present, wanted, enough, strict=True)
         ]
-        if surge.units_of(groups) > now.program.cores_total:
-            plans = _planned(sizing, *surge.beside(now.program, now.rates.now, now.have, wanted))
+        if total_units(groups) > now.problem.cores_total:
+            groups, choices = small_first(now.problem, now.rates.now, now.present, wanted)
+            plans = model.plans(choices, groups)
         else:
             in_force = {target.stage: target for target in plan.stages}
             plans = tuple(
-                done if there else sizing.grown(place, group, in_force[done.stage])
-                for place, (done, there, group) in enumerate(zip(final, enough, groups, strict=True))
+                done if there else model.with_groups(index, group, in_force[done.stage])
+                for index, (done, there, group) in enumerate(zip(final, enough, groups, strict=True))
             )
-        return Plan(plans, f"{seen}: small replicas start → {sizing.words(plans)}")
+        return Plan(plans, f"{seen}: small replicas start → {describe(plans)}")
 
-    def _arrive(self, now: "_Now") -> Plan | None:
-        """On the way to small replicas: shrink what is large once they are ready, and carry the rate by themselves."""
+    def _finish_goal(self, now: "_Decision") -> Plan | None:
+        """Shrink the large replicas once the small ones are ready, if those carry the rate by themselves."""
         memory = self._memory
-        if any(len(one.ready) < choice.replicas for one, choice in zip(now.have, memory.goal, strict=True)):
+        if any(len(one.ready) < choice.replicas for one, choice in zip(now.present, memory.goal, strict=True)):
             return None
         goal, memory.goal, memory.steady = memory.goal, (), 0
-        alone = now.program.vertical(now.rates.now, [choice.replicas for choice in goal])
-        if alone is None or any(one.cores > choice.cores for one, choice in zip(alone, goal, strict=True)):
+        sizes = [(choice.replicas, choice.cores) for choice in goal]
+        if not now.is_carried(lambda problem, rate_rps: problem.carries(rate_rps, sizes)):
             return self._vertical(now, "more than the small replicas would carry")
-        plans = now.sizing.chosen(goal)
-        return Plan(plans, f"the small replicas are ready → {now.sizing.words(plans)}")
+        plans = now.model.plans(goal)
+        return Plan(plans, f"the small replicas are ready → {describe(plans)}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Requests per second at the ingress: what comes, what to be ready for, and what the next seconds may bring."""
+    """Requests per second at the ingress: at present, to be ready for, and foreseen for the next seconds."""
 
     now: float
     reference: float
@@ -217,31 +402,87 @@ class _Rates:
 
 
 @dataclass(frozen=True)
-class _Now:
-    """All that one decision looks at."""
+class _Decision:
+    """What one decision looks at."""
 
-    sizing: Sizing
+    model: BiscaleModel
     rates: _Rates
-    have: tuple[Have, ...]
+    present: tuple[StageReplicas, ...]
     view: ClusterView
 
     @cached_property
-    def program(self) -> Program:
-        """For the replicas that there are, where they are."""
-        return surge.on_their_nodes(self.sizing.program, self.view, self.sizing.unit)
+    def problem(self) -> BiscaleProblem:
+        """The problem for the replicas that exist, on the nodes where they are."""
+        return within_node_room(self.model.problem, self.view, self.model.unit)
+
+    def is_carried(self, carries: Callable[[BiscaleProblem, float], bool]) -> bool:
+        """Whether the present rate is carried, or the reference, which is at least as high.
+
+        Either suffices: batches fill more slowly at a lower rate, which makes some rates infeasible below feasible
+        ones, and replicas would change size in turn at an even rate that is just below a whole number.
+        """
+        return any(carries(self.model.problem, rate_rps) for rate_rps in (self.rates.now, self.rates.reference))
 
 
-def _planned(sizing: Sizing, groups: Sequence[Groups], choices: Sequence[Choice]) -> tuple[StagePlan, ...]:
-    """Batches as chosen."""
-    return tuple(
-        sizing.plan(place, group, choice.batch, choice.wait_ms)
-        for place, (group, choice) in enumerate(zip(groups, choices, strict=True))
-    )
-
-
-def _answer(sizing: Sizing, plans: tuple[StagePlan, ...], why: str, rate_rps: float) -> Plan:
-    """Feasible where the cluster has the cores for small replicas that carry the rate."""
-    if sizing.program.horizontal(rate_rps) is not None:
+def _checked(model: BiscaleModel, plans: tuple[StagePlan, ...], why: str, rate_rps: float) -> Plan:
+    """The plan, feasible if the cluster has the cores for small replicas that carry the rate."""
+    if model.problem.horizontal(rate_rps) is not None:
         return Plan(plans, why)
-    why += f"; {rate_rps:.4g} requests/s need more than the {sizing.cores_total:.4g} cores there are"
+    why += f"; {rate_rps:.4g} requests/s need more than the {model.cores_total:.4g} cores there are"
     return Plan(plans, why, feasible=False, saturated=tuple(plan.stage for plan in plans))
+
+
+@dataclass(frozen=True, slots=True)
+class Vertical:
+    """The same number of replicas of each stage at all times, resized in place every second.
+
+    Sponge extended to pipelines: the vertical baseline of Biscale's evaluation (dissertation chapter P4, with the rule
+    of its artefact). Cores and batches of all stages follow Biscale's vertical program, up and down at once. Beyond
+    what the replicas can carry they get the sizes for the highest rate that they can; the rest stays unserved for as
+    long as it lasts. Replicas have 1 to `cores_max` units of `unit` cores each, batches up to `batch_max`.
+    """
+
+    replicas: int = 1
+    unit: float = 1.0
+    cores_max: int = 16
+    batch_max: int = 16
+    throughput: Throughput = "with_queue"
+    """As in `Biscale`."""
+    whole: bool = False
+    """As in `Biscale`."""
+    margin: float = 1.0
+    """Fraction of each deadline to plan with."""
+    initial_batch: int = 1
+    """Largest batch before any request has come."""
+    variant: str = ""
+    period_ns: int = s(1)
+
+    def __post_init__(self) -> None:
+        for key in ("unit", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        for key in ("replicas", "cores_max", "batch_max", "initial_batch"):
+            check_range(key, getattr(self, key), least=1)
+        check_range("margin", self.margin, above=0, most=1)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The cheapest sizes that carry the forecast; where none do, those that carry most of it."""
+        limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
+        model = biscale_model(view, limits)
+        rate_rps = view.forecast_rps
+        if self.whole:
+            rate_rps = max(1.0, math.floor(rate_rps))
+        split = model.problem.split(rate_rps, [self.replicas] * len(view.stages))
+        if split is None:
+            why = model.infeasibility()
+            if view.plan is not None:
+                return structs.replace(view.plan, why=f"kept as it was: {why}", feasible=False)
+            return Plan(model.plans(model.quickest()), why, feasible=False)
+        plans = model.plans(split.choices)
+        if not view.ingress.buckets and self.initial_batch > 1:
+            plans = tuple(structs.replace(one, batch_max=max(one.batch_max, self.initial_batch)) for one in plans)
+        why = f"{rate_rps:.4g} requests/s → {describe(plans)}"
+        if split.carried_rps < rate_rps:
+            saturated = tuple(one.stage for one, extra in zip(plans, split.extra, strict=True) if extra)
+            why += f"; saturated: these carry {split.carried_rps:.4g}"
+            return Plan(plans, why, feasible=False, saturated=saturated)
+        return Plan(plans, why)

@@ -1,61 +1,396 @@
-"""FA2: how many replicas of every stage, and which batches, decided together so that every path keeps its deadline.
+"""Scaling policies that plan equal replicas: `Fa2`, the planners of its evaluation, and `Fa2Single` for one model.
 
-Razavi et al., FA2 (RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1): equal replicas of the smallest size, the
-fewest in sum; a plan every ten seconds from the rate of the last ten. Readings as in the specification's §2 and §6.
-Where the nodes do not hold what is needed, the largest share of the rate that fits; where a path is too slow even for
-one request at a time, no batches.
-
-Fails where the rate moves within the time a replica takes to start, and where slow stages run on one or two replicas:
-the model knows evenly spaced arrivals only, and its safety is the P99 in the profile. `headroom` buys some.
+`Fa2`, `Ds2`, `Inferline` and `Grandslam` see the cluster through `EqualReplicasProblem` and differ only in the solver
+that they ask (`sloop.solvers.fa2`): each stage runs one variant on `cores` per replica, its rate is the demand there,
+and the visits of a request, rounded up, are its parts. Paths are the view's, with deadlines of their own.
 """
 
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from msgspec import structs
 
 from sloop.core.views import ClusterView
-from sloop.policies.bounds import above, at_least, within
-from sloop.solvers.choice import NODES_MAX
-from sloop.solvers.fa2 import Mode
-from sloop.solvers.graph import Ties
-from sloop.solvers.horizontal import Limits, fewest, problem_of
-from sloop.units import s
-from sloop.vocabulary import Plan
+from sloop.errors import InputError
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.quantities import round_down, round_up
+from sloop.solvers import fa2, highs
+from sloop.solvers.budget import NODES_MAX, BudgetRule
+from sloop.solvers.fa2 import Fa2Choice, Fa2GaveUp, Fa2Infeasible, Fa2Mode, Fa2SingleChoice, Fa2Solution, Fa2Stage
+from sloop.solvers.graph import IndexedPath, Ties
+from sloop.text import chain, counted
+from sloop.units import NS_PER_MS, NS_PER_S, s, to_ms
+from sloop.vocabulary import Plan, StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class EqualReplicasProblem:
+    """A view as `sloop.solvers.fa2` needs it: stages in topological order, every stage on a path."""
+
+    view: ClusterView
+    stages: tuple[Fa2Stage, ...]
+    paths: tuple[IndexedPath, ...]
+    variants: tuple[str, ...]
+    cores: float
+    ingress_rps: float
+
+    @property
+    def replicas_max(self) -> float:
+        """How many replicas the nodes hold when empty; infinite where no node is known."""
+        nodes = self.view.nodes
+        return sum(round_down(node.node.cores / self.cores) for node in nodes) if nodes else math.inf
+
+    def plan(self, choices: Sequence[Fa2Choice], why: str, *, feasible: bool) -> Plan:
+        """The choices as a plan."""
+        return Plan(tuple(map(self._stage_plan, range(len(choices)), choices)), why, feasible)
+
+    def checked_plan(self, choices: Sequence[Fa2Choice]) -> Plan:
+        """The choices as a plan that is feasible if every path keeps its deadline and the nodes hold the replicas."""
+        count = sum(choice.replicas for choice in choices)
+        why = self.describe(choices)
+        if count > self.replicas_max:
+            why += f"; the nodes hold {counted(self.replicas_max, 'replica')}"
+        feasible = fa2.keeps_deadlines(choices, self.paths) and count <= self.replicas_max
+        return self.plan(choices, why, feasible=feasible)
+
+    def describe(self, choices: Sequence[Fa2Choice]) -> str:
+        """`30 requests/s → 7 replicas of 1 core: detect 3 × batch 2, …; tightest: detect → read, 80 of 300 ms left`."""
+        each = ", ".join(
+            f"{stage.name} {choice.replicas} × batch {choice.batch}"
+            for stage, choice in zip(self.stages, choices, strict=True)
+        )
+        count = sum(choice.replicas for choice in choices)
+        path = fa2.tightest(choices, self.paths)
+        left_ms = path.slo_ms - fa2.path_ms(choices, path)
+        if left_ms > -fa2.SLACK_MS:
+            fate = f"{left_ms:.4g} of {path.slo_ms:.4g} ms left"
+        else:
+            fate = f"{-left_ms:.4g} ms over its {path.slo_ms:.4g} ms"
+        return (
+            f"{self.ingress_rps:.4g} requests/s → {counted(count, 'replica')} of {counted(self.cores, 'core')}: "
+            f"{each}; "
+            f"tightest: {self._names(path)}, {fate}"
+        )
+
+    def plan_without_solution(self, failure: Fa2Infeasible | Fa2GaveUp) -> Plan:
+        """DS2's replicas, which follow the demand without batches, where the deadlines cannot be kept.
+
+        Where the solver merely gave up, the plan in force stays.
+        """
+        otherwise = fa2.ds2(self.stages)
+        if isinstance(failure, Fa2Infeasible):
+            why = f"{self._infeasibility(failure)}; {self.describe(otherwise)}"
+            return self.plan(otherwise, why, feasible=False)
+        why = f"the solver gave up after {failure.nodes} nodes"
+        if self.view.plan is not None:
+            return structs.replace(self.view.plan, why=f"{why}: kept as it was", feasible=False, gave_up=True)
+        found = self.plan(otherwise, f"{why}: {self.describe(otherwise)}", feasible=False)
+        return structs.replace(found, gave_up=True)
+
+    def plan_for_share(self, share: tuple[Fa2Solution, float] | None) -> Plan:
+        """The plan for as much of the rate as the nodes have room for; one replica per stage where nothing fits."""
+        most = counted(self.replicas_max, "replica")
+        if share is None:
+            ones = tuple(Fa2Choice(1, 1, stage.latency_ms[0], 0.0) for stage in self.stages)
+            return self.plan(ones, f"{len(ones)} stages, and the nodes hold {most}: one each", feasible=False)
+        solution, part = share
+        why = f"the nodes hold {most}, enough for {part:.0%} of what comes; {self.describe(solution.choices)}"
+        return self.plan(solution.choices, why, feasible=False)
+
+    def _infeasibility(self, failure: Fa2Infeasible) -> str:
+        """Which path is too slow, by how much, and which stage takes most of it."""
+        path, slowest = failure.path, self.stages[failure.slowest]
+        return (
+            f"{self._names(path)} takes {failure.least_ms:.4g} ms even one at a time, "
+            f"{failure.least_ms - path.slo_ms:.4g} ms more than its {path.slo_ms:.4g} ms; "
+            f"most of it {slowest.name}, {slowest.latency_ms[0]:.4g} ms"
+        )
+
+    def _names(self, path: IndexedPath) -> str:
+        return chain([self.stages[stage].name for stage in path.stages])
+
+    def _stage_plan(self, index: int, choice: Fa2Choice) -> StagePlan:
+        target = targets.equal_replicas(
+            self.view.stages[index],
+            self.variants[index],
+            count=choice.replicas,
+            cores=self.cores,
+            batch_max=choice.batch,
+        )
+        return structs.replace(target, wait_ns=math.ceil(choice.wait_ms * NS_PER_MS))
+
+
+class _Parameters(Protocol):
+    """What the policies below share: replicas of `cores` each, and how the demand is read from a view."""
+
+    @property
+    def cores(self) -> float: ...
+    @property
+    def headroom(self) -> float: ...
+    @property
+    def initial_rps(self) -> float: ...
+    @property
+    def variant(self) -> str: ...
+
+
+_RANGES: Final[Mapping[str, dict[str, float]]] = {
+    "cores": {"above": 0},
+    "batch_max": {"least": 1},
+    "replicas_max": {"least": 1},
+    "hysteresis": {"least": 1},
+    "nodes_max": {"least": 1},
+    "initial": {"least": 0},
+    "margin": {"above": 0, "most": 1},
+    "headroom": {"least": 0},
+    "initial_rps": {"least": 0},
+    "period_ns": {"above": 0},
+}
+
+
+def _check_ranges(policy: object, *keys: str) -> None:
+    for key in (*keys, "cores", "period_ns"):
+        check_range(key, getattr(policy, key), **_RANGES[key])
+
+
+def equal_replicas_problem(
+    view: ClusterView,
+    own: _Parameters,
+    batch_max: int,
+    margin: float = 1.0,
+    variants: Mapping[str, str] | None = None,
+) -> EqualReplicasProblem:
+    """The view as a problem with `margin` of every deadline; `variants` overrides the policy's variant by stage.
+
+    InputError for a stage or variant that the application does not have.
+    """
+    by_stage = variants or {}
+    unknown = by_stage.keys() - {stage.name for stage in view.stages}
+    if unknown:
+        known = ", ".join(stage.name for stage in view.stages)
+        raise InputError(f"variants: no stage {min(unknown)!r}", help=f"the application's stages are {known}")
+    cores = min(own.cores, targets.node_cores_max(view))
+    load = 1 + own.headroom
+    expected_rps = 0.0 if any(bucket.arrivals for bucket in view.ingress.buckets) else own.initial_rps
+    stages, chosen = [], []
+    for stage in view.stages:
+        variant = targets.variant_of(stage, by_stage.get(stage.name, own.variant))
+        belief = stage.variants[variant]
+        costs_ns = belief.costs_ns(cores)[1 : min(batch_max, belief.batch_max) + 1]
+        rate_rps = expected_rps * stage.visits if expected_rps else view.demand_rps[stage.name]
+        stages.append(
+            Fa2Stage(stage.name, load * rate_rps, tuple(map(to_ms, costs_ns)), max(1, round_up(stage.visits)))
+        )
+        chosen.append(variant)
+    paths = targets.indexed_paths(view, margin)
+    on_no_path = sorted(set(range(len(stages))) - {stage for path in paths for stage in path.stages})
+    paths += tuple(IndexedPath((stage,), margin * to_ms(view.stages[stage].slo_ns)) for stage in on_no_path)
+    return EqualReplicasProblem(
+        view, tuple(stages), paths, tuple(chosen), cores, load * (expected_rps or view.forecast_rps)
+    )
+
+
+def _fewest(
+    problem: EqualReplicasProblem,
+    mode: Fa2Mode = "tree",
+    ties: Ties = "best",
+    polish: bool = True,
+    nodes_max: int = NODES_MAX,
+) -> Plan:
+    """FA2's plan: the fewest replicas that keep the deadlines, or those for the largest share that the nodes hold."""
+    highs.load()  # before the first request, because the import takes half a second
+    solution = fa2.solve(problem.stages, problem.paths, mode=mode, ties=ties, polish=polish, nodes_max=nodes_max)
+    if not isinstance(solution, Fa2Solution):
+        return problem.plan_without_solution(solution)
+    if solution.replicas > problem.replicas_max:
+        rule: BudgetRule = "paper" if mode == "paper" else "tree"
+        share = fa2.largest_share(problem.stages, problem.paths, int(problem.replicas_max), mode=rule)
+        return problem.plan_for_share(share)
+    return problem.checked_plan(solution.choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Fa2:
-    """Replicas of `cores` each. Of several variants of a stage the one in `variants`, else `variant`, else the first.
+    """The fewest equal replicas of all stages such that every path keeps its deadline, planned every ten seconds.
 
-    `margin`: part of the deadlines to plan with; `headroom`: how far above the demand; `initial_rps`: what to
-    expect at the ingress before anything was seen.
+    Razavi et al., FA2 (RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1). Where the nodes do not hold what is
+    needed, the largest share of the rate that fits; where a path is too slow even for one request at a time, no
+    batches. Fails where the rate moves within the time that a replica takes to start, and where slow stages run on one
+    or two replicas: the model knows evenly spaced arrivals only, and its safety is the P99 in the profile; `headroom`
+    adds some.
+    """
+
+    cores: float = 1.0
+    """Of each replica."""
+    batch_max: int = 16
+    mode: Fa2Mode = "tree"
+    ties: Ties = "best"
+    polish: bool = True
+    """Improve single stages where cutting the graph was too cautious."""
+    margin: float = 1.0
+    """Fraction of every deadline to plan with."""
+    headroom: float = 0.0
+    """Plan for the demand times 1 + `headroom`."""
+    initial_rps: float = 0.0
+    """The rate to expect at the ingress before any request has come."""
+    nodes_max: int = NODES_MAX
+    """Branch-and-bound nodes of the integer program."""
+    variant: str = ""
+    """Empty: the first that a stage declares."""
+    variants: Mapping[str, str] = field(default_factory=dict)
+    """By stage, where it is not `variant`."""
+    period_ns: int = s(10)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps", "nodes_max")
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The fewest replicas, and which path binds. InputError for an unknown stage or variant."""
+        problem = equal_replicas_problem(view, self, self.batch_max, self.margin, self.variants)
+        return _fewest(problem, self.mode, self.ties, self.polish, self.nodes_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Ds2:
+    """As many replicas of every stage as its rate needs, n = ⌈λ d(1)⌉, without batches and whatever the deadlines.
+
+    Kalavri et al., Three steps is all you need (OSDI 2018), in the form of FA2's evaluation: the true processing rate
+    of a replica is 1/d(1), and all stages are set at once. Fails in cost: what batches would save is paid for in
+    replicas, each of which has to start first. Parameters as in `Fa2`.
+    """
+
+    cores: float = 1.0
+    headroom: float = 0.0
+    initial_rps: float = 0.0
+    variant: str = ""
+    period_ns: int = s(10)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, "headroom", "initial_rps")
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a variant that some stage does not have."""
+        problem = equal_replicas_problem(view, self, 1)
+        return problem.checked_plan(fa2.ds2(problem.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Inferline:
+    """From batches of 1, each stage in turn takes as much of the remaining time as its batches can use.
+
+    Crankshaw et al., InferLine (SoCC 2020), with one kind of hardware, in the form of FA2's evaluation; `full` is
+    nearer to its own paper and repeatedly doubles the batch that saves most. Fails where early stages take the time
+    with which later, dearer ones would have saved more. Other parameters as in `Fa2`.
     """
 
     cores: float = 1.0
     batch_max: int = 16
-    mode: Mode = "tree"
-    ties: Ties = "best"
-    polish: bool = True
+    full: bool = False
     margin: float = 1.0
     headroom: float = 0.0
     initial_rps: float = 0.0
-    nodes_max: int = NODES_MAX
     variant: str = ""
-    variants: Mapping[str, str] = field(default_factory=dict)
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
-        above("cores", self.cores, 0)
-        at_least("batch_max", self.batch_max, 1)
-        within("margin", self.margin, 0, 1)
-        at_least("headroom", self.headroom, 0)
-        at_least("initial_rps", self.initial_rps, 0)
-        at_least("nodes_max", self.nodes_max, 1)
-        above("period_ns", self.period_ns, 0)
+        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The fewest replicas that hold, and the binding path. `InputError` for an unknown stage or variant."""
-        own = Limits(
-            self.cores, self.batch_max, self.margin, self.headroom, self.initial_rps, self.variant, self.variants
+        """InputError for a variant that some stage does not have."""
+        problem = equal_replicas_problem(view, self, self.batch_max, self.margin)
+        choose = fa2.inferline_full if self.full else fa2.inferline
+        return problem.checked_plan(choose(problem.stages, problem.paths))
+
+
+@dataclass(frozen=True, slots=True)
+class Grandslam:
+    """Every stage has a fixed share of the deadline, and the largest batch that fits into it.
+
+    Kannan et al., GrandSLAm (EuroSys 2019), in the form of FA2's evaluation: it does not size pools, so it gets FA2's
+    numbers of replicas. Fails at low rates, where the batches that fit its shares take long to fill; and a share that
+    one stage does not need is lost to the others. Parameters as in `Fa2`.
+    """
+
+    cores: float = 1.0
+    batch_max: int = 16
+    margin: float = 1.0
+    headroom: float = 0.0
+    initial_rps: float = 0.0
+    variant: str = ""
+    period_ns: int = s(10)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps")
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a variant that some stage does not have."""
+        problem = equal_replicas_problem(view, self, self.batch_max, self.margin)
+        pools = _fewest(problem)
+        counts = {target.stage: sum(group.count for group in target.groups) for target in pools.stages}
+        replicas = [counts[stage.name] for stage in problem.stages]
+        return problem.checked_plan(fa2.grandslam(problem.stages, problem.paths, replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class Fa2Single:
+    """FA2's rule for one model: small equal replicas, as many as the tightest budget of the last second needs.
+
+    The horizontal baseline of Sponge (EuroMLSys 2024, evaluation, with the rule of its artefact). Scale-in takes effect
+    at once, scale-out after the cold start; where no number suffices, nothing changes. Fails when the network fades:
+    the replicas it starts are ready when the fade is over, and each change back and forth pays a cold start;
+    `hysteresis` shows how much of its poor result is due to that.
+    """
+
+    cores: float = 1.0
+    """Of each replica."""
+    replicas_max: int = 16
+    initial: int = 1
+    """Replicas before any request has come."""
+    batch_max: int = 8
+    margin: float = 0.9
+    """Fraction of the SLO to plan with."""
+    hysteresis: int = 1
+    """k: the largest of the last k decisions holds."""
+    variant: str = ""
+    period_ns: int = s(1)
+    _recent: deque[Fa2SingleChoice] = field(init=False, default_factory=deque, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, "replicas_max", "initial", "batch_max", "margin", "hysteresis")
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The rule's plan, or the one in force. InputError for an application of several stages."""
+        stage = targets.one_stage(view, "fa2-single")
+        variant = targets.variant_of(stage, self.variant)
+
+        def planned(count: int, batch_max: int, why: str) -> Plan:
+            target = targets.equal_replicas(stage, variant, count=count, cores=self.cores, batch_max=batch_max)
+            return Plan((target,), why)
+
+        if not stage.buckets:
+            return planned(self.initial, 1, f"nothing seen yet → {counted(self.initial, 'replica')}")
+        slack_ns = [slack for bucket in stage.window(NS_PER_S) for slack in bucket.slack_ns]
+        rate_rps, slo_ms = view.demand_rps[stage.name], to_ms(stage.slo_ns)
+        network_ms = max(0.0, to_ms(stage.slo_ns - min(slack_ns, default=stage.slo_ns)))
+        belief = stage.variants[variant]
+        costs_ns = belief.costs_ns(self.cores)[1 : min(self.batch_max, belief.batch_max) + 1]
+        limit_ms = self.margin * slo_ms
+        choice = fa2.fa2_single(
+            [to_ms(cost_ns) for cost_ns in costs_ns],
+            rate_rps,
+            network_ms_max=network_ms,
+            limit_ms=limit_ms,
+            slo_ms=slo_ms,
+            replicas_max=self.replicas_max,
         )
-        problem = problem_of(view, own)
-        return fewest(problem, mode=self.mode, ties=self.ties, polish=self.polish, nodes_max=self.nodes_max)
+        seen = f"{rate_rps:.4g} requests/s, tightest budget {slo_ms - network_ms:.0f} ms"
+        if choice is None:
+            why = f"{seen}: no count up to {self.replicas_max} holds; kept as it was"
+            return Plan(view.plan.stages, why, feasible=False) if view.plan else planned(self.initial, 1, why)
+        kept = targets.largest(self._recent, choice, self.hysteresis, lambda recent: recent.replicas)
+        own, rounds = f"{kept.latency_ms:.4g} ms", f"{kept.rounds} × {kept.latency_ms:.4g} ms"
+        why = f"{seen} → {counted(kept.replicas, 'replica')}, batch {kept.batch}: {own} + {rounds}"
+        return planned(kept.replicas, kept.batch, f"{why} + {network_ms:.0f} ms on the way < {limit_ms:.0f} ms")

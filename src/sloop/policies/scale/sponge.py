@@ -1,9 +1,10 @@
-"""Sponge: one replica whose cores follow the budgets that the network leaves, resized in place every second.
+"""The scaling policy `Sponge`: one replica whose cores follow the budgets that the network leaves, resized in place.
 
-Razavi et al., Sponge (EuroMLSys 2024; dissertation P2), Algorithm 2 with the safety margin of the public artefact. What
-the paper leaves open is a parameter: what to plan for (`planning_set`, `lookback`), how budgets and arrivals are
-thought of (`budget`, `criterion`), what to do where nothing holds (`infeasible`), how fast to shrink (`hysteresis`).
-Fails when one replica with all cores is too slow, and says so in `Plan.saturated`; it knows the network a second late.
+Razavi et al., Sponge (EuroMLSys 2024; dissertation, chapter P2), Algorithm 2 with the safety margin of the authors'
+artefact, every second. What the publication leaves open is a parameter: what to plan for (`planning_set`, `lookback`),
+how budgets and arrivals are modelled (`budget`, `criterion`), what to do where nothing holds (`infeasible`), how fast
+to shrink (`hysteresis`). The policy fails when one replica with all cores is too slow, which it reports in
+`Plan.saturated`; and it learns a second late how slow the network was.
 """
 
 import math
@@ -16,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.core.views import Belief, ClusterView, StageView
-from sloop.policies.bounds import above, at_least, within
-from sloop.solvers import sponge, targets
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.solvers import sponge
 from sloop.solvers.queueing import fill_ms
-from sloop.solvers.sponge import Grid, Setting
+from sloop.solvers.sponge import SpongeGrid, SpongeSetting
+from sloop.text import counted
 from sloop.units import NS_PER_S, s, to_ms, to_s
 from sloop.vocabulary import Plan
 
 CORES_MAX = 16
-"""More cores gain nothing in the paper's figures."""
+"""More cores gain nothing in the publication's figures."""
 
 CRUDE_BATCH = 10
 """The batch of the `crude` fallback."""
@@ -32,58 +35,69 @@ CRUDE_BATCH = 10
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one decision plans for. `budgets_ms` has an entry for each of `count` requests, tightest first."""
+    """The requests that one decision plans for.
+
+    `budgets_ms` has an entry for each of `count` requests, tightest first, up to the most that any setting can start in
+    time.
+    """
 
     count: int
     rate_rps: float
-    way_max_ms: float
-    """cl_max: the most any of them used up before it arrived."""
+    network_ms_max: float
+    """cl_max: the most that any of them spent on the network before it arrived."""
     budgets_ms: NDArray[np.float64]
     slo_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sponge:
-    """One replica, `margin` of the SLO to plan with, cores from `cores` and batches up to `batch_max`."""
+    """One replica with cores from `cores` and batches up to `batch_max`."""
 
     planning_set: Literal["rate", "queue"] = "rate"
-    """What to serve in time: a period's arrivals or the queue, whichever is more, or the queue alone."""
+    """Which requests to serve in time: a period's arrivals or the queue, whichever are more, or the queue alone."""
     criterion: Literal["burst", "steady"] = "burst"
-    """How they arrive: at once (Algorithm 2; clients that send once a second) or evenly spread (far cheaper)."""
+    """How they arrive: all at once (Algorithm 2, for clients that send once a second) or evenly spaced, which needs far
+    fewer cores."""
     budget: Literal["clmax", "per_batch"] = "clmax"
-    """Within a burst everybody has the tightest budget, or each batch its own, which is better where clients differ."""
+    """Budgets of a burst: the tightest for all its requests, or for each batch its own, which suits unlike clients."""
     margin: float = 0.9
+    """Fraction of the SLO to plan with."""
     cores: tuple[float, ...] = ()
-    """Empty: whole cores up to 16, up to those of a node, and up to what the profile gains from."""
+    """Core counts to choose from; empty: 1 to 16, up to the largest node and to what the profile gains from."""
     batch_max: int = 16
     infeasible: Literal["dry_run", "crude", "keep"] = "dry_run"
-    """Where nothing holds: as many in time as all cores can, all cores and batches of 10, or no change."""
+    """Where no setting holds: all cores with the batch that serves most requests in time, all cores with batches of 10,
+    or no change."""
     hysteresis: int = 1
     """k: the largest of the last k decisions holds, so that cores fall only after k of them."""
     lookback: int = 1
-    """Seconds whose communication latencies count."""
+    """Seconds back in which observed network times count."""
     rate_rps: float = 0.0
-    """The rate to plan for, which the artefact knows beforehand; 0 takes the forecast, which begins with none."""
+    """The rate to plan for, which the authors' artefact knows beforehand; 0 takes the forecast."""
     variant: str = ""
     period_ns: int = s(1)
-    _recent: deque[Setting] = field(init=False, default_factory=deque, repr=False, compare=False)
+    _recent: deque[SpongeSetting] = field(init=False, default_factory=deque, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        within("margin", self.margin, 0, 1)
+        check_range("margin", self.margin, above=0, most=1)
         for cores in self.cores:
-            above("cores", cores, 0)
-        at_least("batch_max", self.batch_max, 1)
-        at_least("hysteresis", self.hysteresis, 1)
-        at_least("lookback", self.lookback, 1)
-        at_least("rate_rps", self.rate_rps, 0)
-        above("period_ns", self.period_ns, 0)
+            check_range("cores", cores, above=0)
+        for key in ("batch_max", "hysteresis", "lookback"):
+            check_range(key, getattr(self, key), least=1)
+        check_range("rate_rps", self.rate_rps, least=0)
+        check_range("period_ns", self.period_ns, above=0)
+
+    @property
+    def arrivals(self) -> Literal["even", "burst"]:
+        """The arrivals that the criterion supposes, for `sloop plan` to name."""
+        return "burst" if self.criterion == "burst" else "even"
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """One replica with the cheapest setting that holds. `InputError` for an application of several stages."""
         stage = targets.one_stage(view, "sponge")
         variant = targets.variant_of(stage, self.variant)
         grid = self._grid(view, stage.variants[variant])
-        demand = self._demand(now_ns, stage, view.demand_rps[stage.name])
+        demand = self._demand(now_ns, stage, view.demand_rps[stage.name], grid)
         found = sponge.cheapest(grid, self._holds(grid, demand))
         if found is not None:
             setting, why = found, self._reason(demand, found)
@@ -91,21 +105,21 @@ class Sponge:
             setting, why = self._fallback(grid, demand, _current(view.plan, grid))
         kept = targets.largest(self._recent, setting, self.hysteresis, lambda recent: recent.cores)
         if kept != setting:
-            why += f"; kept at {_words(kept)}, until {self.hysteresis} decisions agree"
+            why += f"; kept at {_describe(kept)}, until {self.hysteresis} decisions agree"
         limit_rps = sponge.max_rate_rps(grid)
         saturated = demand.rate_rps > limit_rps
         if saturated:
-            most = targets.amount(grid.cores[-1], "core")
+            most = counted(grid.cores[-1], "core")
             why += f"; saturated: {demand.rate_rps:.4g} requests/s, and all {most} serve {limit_rps:.4g}"
         target = targets.equal_replicas(stage, variant, count=1, cores=kept.cores, batch_max=kept.batch)
         return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ())
 
-    def _grid(self, view: ClusterView, belief: Belief) -> Grid:
+    def _grid(self, view: ClusterView, belief: Belief) -> SpongeGrid:
         cores = targets.core_choices(view, self.cores, min(math.ceil(belief.cores_max), CORES_MAX), "sponge")
         return sponge.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
 
-    def _demand(self, now_ns: int, stage: StageView, rate_rps: float) -> Demand:
-        """R of the paper, with λ and cl_max."""
+    def _demand(self, now_ns: int, stage: StageView, rate_rps: float, grid: SpongeGrid) -> Demand:
+        """The publication's R, with λ and cl_max."""
         observed_ns: list[int] = []
         count = len(stage.queue)
         rate_rps = self.rate_rps or rate_rps
@@ -115,60 +129,64 @@ class Sponge:
                 observed_ns += bucket.slack_ns
         left_ns = observed_ns + [visit.deadline_ns - now_ns for visit in stage.queue]
         on_arrival_ns = observed_ns + [visit.deadline_ns - visit.arrived_ns for visit in stage.queue]
-        way_max_ns = max(0, stage.slo_ns - min(on_arrival_ns, default=stage.slo_ns))
-        return Demand(
-            count, rate_rps, to_ms(way_max_ns), _budgets_ms(left_ns, count, stage.slo_ns), to_ms(stage.slo_ns)
-        )
+        network_ns_max = max(0, stage.slo_ns - min(on_arrival_ns, default=stage.slo_ns))
+        budgets_ms = _budgets_ms(left_ns, count, stage.slo_ns, grid)
+        return Demand(count, rate_rps, to_ms(network_ns_max), budgets_ms, to_ms(stage.slo_ns))
 
-    def _holds(self, grid: Grid, demand: Demand) -> sponge.Mask:
+    def _holds(self, grid: SpongeGrid, demand: Demand) -> sponge.Mask:
         keeps_up = sponge.keeps_up(grid, demand.rate_rps)
         if self.criterion == "steady":
             slo_ms = self.margin * demand.slo_ms
-            return keeps_up & sponge.holds_steady(grid, demand.rate_rps, demand.way_max_ms, slo_ms)
+            return keeps_up & sponge.holds_steady(grid, demand.rate_rps, demand.network_ms_max, slo_ms)
         if self.budget == "per_batch":
             reserve_ms = (1.0 - self.margin) * demand.slo_ms
             return keeps_up & sponge.holds_per_batch(grid, demand.budgets_ms - reserve_ms)
-        return keeps_up & sponge.holds_burst(grid, demand.count, demand.way_max_ms, self.margin * demand.slo_ms)
+        return keeps_up & sponge.holds_burst(grid, demand.count, demand.network_ms_max, self.margin * demand.slo_ms)
 
-    def _fallback(self, grid: Grid, demand: Demand, current: Setting | None) -> tuple[Setting, str]:
-        """Where no setting holds. The paper is silent; `keep` is what its artefact does."""
+    def _fallback(self, grid: SpongeGrid, demand: Demand, current: SpongeSetting | None) -> tuple[SpongeSetting, str]:
+        """A setting for when none holds, which the publication does not cover; `keep` is what its artefact does."""
         seen = f"{_seen(demand, self.period_ns)}: no setting holds"
         if self.infeasible == "keep":
             setting = current or sponge.setting(grid, 0, 1)
-            return setting, f"{seen}; kept {_words(setting)}"
+            return setting, f"{seen}; kept {_describe(setting)}"
         # With a backlog, keeping up with the arrivals would keep the backlog: the next requests would be late, too.
         work_off_rps = max(demand.rate_rps, demand.count / to_s(self.period_ns))
         setting, served = sponge.best_effort(grid, demand.budgets_ms, work_off_rps)
         if self.infeasible == "crude":
             setting = sponge.setting(grid, -1, min(CRUDE_BATCH, grid.latency_ms.shape[1]))
-            return setting, f"{seen}; all {_words(setting)}"
+            return setting, f"{seen}; all {_describe(setting)}"
         fate = f"{served} of {demand.count} in time"
-        return setting, f"{seen} → all {_words(setting)}: {fate}"
+        return setting, f"{seen} → all {_describe(setting)}: {fate}"
 
-    def _reason(self, demand: Demand, setting: Setting) -> str:
-        seen, chosen = _seen(demand, self.period_ns), _words(setting)
+    def _reason(self, demand: Demand, setting: SpongeSetting) -> str:
+        seen, chosen = _seen(demand, self.period_ns), _describe(setting)
         if demand.count == 0:
             return f"{seen} → {chosen}"
         limit = f"{self.margin:g} × {demand.slo_ms:.0f} ms"
-        way = f"{demand.way_max_ms:.0f} ms on the way"
+        network = f"{demand.network_ms_max:.0f} ms on the way"
         if self.criterion == "steady":
             fill = f"{fill_ms(setting.batch, demand.rate_rps):.0f} ms to fill"
-            return f"{seen} → {chosen}: {setting.latency_ms:.4g} ms + {fill} + {way} ≤ {limit}"
+            return f"{seen} → {chosen}: {setting.latency_ms:.4g} ms + {fill} + {network} ≤ {limit}"
         rounds = -(-demand.count // setting.batch)
         if self.budget == "per_batch":
             return f"{seen} → {chosen}: {rounds} × {setting.latency_ms:.4g} ms, each batch within its own budget"
-        return f"{seen} → {chosen}: {rounds} × {setting.latency_ms:.4g} ms + {way} < {limit}"
+        return f"{seen} → {chosen}: {rounds} × {setting.latency_ms:.4g} ms + {network} < {limit}"
 
 
-def _budgets_ms(left_ns: Sequence[int], count: int, slo_ns: int) -> NDArray[np.float64]:
-    """The `count` tightest of the known budgets, sorted; the tightest stands in for those not known."""
+def _budgets_ms(left_ns: Sequence[int], count: int, slo_ns: int, grid: SpongeGrid) -> NDArray[np.float64]:
+    """The `count` tightest of the known budgets, sorted; requests not seen yet get the tightest.
+
+    Cut after as many as any setting can start in time, so that a decision at 10 million requests/s takes no longer than
+    at a thousand.
+    """
     known = np.sort(np.array(left_ns, dtype=np.float64))[:count] / 1e6
-    tightest_ms = known[0] if len(known) else to_ms(slo_ns)
-    return np.concatenate([np.full(count - len(known), tightest_ms), known])
+    tightest_ms, loosest_ms = (known[0], known[-1]) if len(known) else (to_ms(slo_ns), to_ms(slo_ns))
+    most = sponge.startable(grid, float(loosest_ms))
+    return np.concatenate([np.full(min(count - len(known), most), tightest_ms), known])[:most]
 
 
-def _current(plan: Plan | None, grid: Grid) -> Setting | None:
-    """The setting in force, if it is one of the grid's."""
+def _current(plan: Plan | None, grid: SpongeGrid) -> SpongeSetting | None:
+    """The setting in force, if the grid has it."""
     if plan is None or not plan.stages:
         return None
     target = plan.stages[0]
@@ -181,10 +199,10 @@ def _current(plan: Plan | None, grid: Grid) -> Setting | None:
 def _seen(demand: Demand, period_ns: int) -> str:
     if demand.count == 0:
         return "no requests"
-    tightest_ms = demand.slo_ms - demand.way_max_ms
-    seen = f"{targets.amount(demand.count, 'request')} in {to_s(period_ns):g} s"
+    tightest_ms = demand.slo_ms - demand.network_ms_max
+    seen = f"{counted(demand.count, 'request')} in {to_s(period_ns):g} s"
     return f"{seen}, tightest budget {tightest_ms:.0f} ms"
 
 
-def _words(setting: Setting) -> str:
-    return f"{targets.amount(setting.cores, 'core')}, batch {setting.batch}"
+def _describe(setting: SpongeSetting) -> str:
+    return f"{counted(setting.cores, 'core')}, batch {setting.batch}"

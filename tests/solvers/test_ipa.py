@@ -1,23 +1,31 @@
-"""The optimisation problem: the published golden tables, and what must follow from how it is put."""
+"""IPA's problem: the published golden tables and properties; measures of accuracy; base allocation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from sloop.solvers import labels
-from sloop.solvers.graph import Way
-from sloop.solvers.variants import (
-    Answer,
+from sloop.solvers import label_setting
+from sloop.solvers.graph import IndexedPath
+from sloop.solvers.ipa import (
     Candidate,
-    Choices,
-    Goal,
-    enumerated,
+    IpaGoal,
+    IpaSolution,
+    IpaStage,
+    Latency,
+    VariantSizes,
+    base_allocation,
+    base_cores,
+    derived_slo_ms,
+    fraction,
     is_feasible,
     objective,
     options_of,
+    quickest_cores,
+    ranks,
+    scores,
 )
-from tests.solvers.variants_scene import (
+from tests.solvers.ipa_scene import (
     AUDIO,
     CLASSIFICATION,
     DETECTION,
@@ -26,14 +34,15 @@ from tests.solvers.variants_scene import (
     VIDEO_GOAL,
     audio,
     drawn,
+    enumerated,
     names,
     video,
 )
 
-Solver = Callable[[Sequence[Choices], Goal], Answer | None]
+Solver = Callable[[Sequence[IpaStage], IpaGoal], IpaSolution | None]
 SOLVERS: dict[str, Solver] = {
     "enumerated": enumerated,
-    "labels": lambda stages, goal: labels.solve(stages, goal).answer,
+    "labels": lambda stages, goal: label_setting.solve(stages, goal).solution,
 }
 
 
@@ -139,7 +148,7 @@ def test_audio_with_sentiment_as_specified(
     solve: Solver, rate_rps: float, expected: list[tuple[str, int, int]], cores: int, low: int, high: int, f: float
 ) -> None:
     """IPA specification, table 7.4: the artefact's variants and the product of ranks."""
-    goal = Goal(slo_ms=9420, alpha=30, beta=0.5)
+    goal = IpaGoal(slo_ms=9420, alpha=30, beta=0.5)
     stages = audio(SENTIMENT, rate_rps)
     answer = solve(stages, goal)
     assert answer is not None
@@ -163,7 +172,7 @@ def test_audio_with_questions_as_specified(
     solve: Solver, alpha: float, rate_rps: float, speech: str, cores: int | None
 ) -> None:
     """7.4, below the table: steps of whole replicas, exact ties at 16 and 18 going to fewer cores."""
-    answer = solve(audio(QA, rate_rps), Goal(slo_ms=9230, alpha=alpha, beta=0.5))
+    answer = solve(audio(QA, rate_rps), IpaGoal(slo_ms=9230, alpha=alpha, beta=0.5))
     assert answer is not None
     found = names(answer, tuple(AUDIO), tuple(QA))
     assert (found[0][0], found[1][0]) == (speech, "roberta")
@@ -171,12 +180,12 @@ def test_audio_with_questions_as_specified(
 
 
 def test_an_option_keeps_up_and_waits_for_its_batch() -> None:
-    stage = Choices(10.0, (1, 2), (Candidate(0.5, 2.0, (150.0, 200.0)),))
+    stage = IpaStage(10.0, (1, 2), (Candidate(0.5, 2.0, (150.0, 200.0)),))
     assert [(o.batch, o.replicas, o.cores, o.latency_ms) for o in options_of(stage)] == [
         (1, 2, 4.0, 150.0),
         (2, 1, 2.0, 300.0),
     ]
-    busy = Choices(10.0, (1,), (Candidate(0.5, 2.0, (150.0,), (300.0,)),))
+    busy = IpaStage(10.0, (1,), (Candidate(0.5, 2.0, (150.0,), (300.0,)),))
     assert options_of(busy)[0].replicas == 3
     assert options_of(busy, replicas_max=2) == []
 
@@ -188,15 +197,15 @@ def test_without_requests_one_replica_and_no_batch_is_enough() -> None:
 
 
 def test_given_replicas_are_neither_more_nor_less() -> None:
-    stage = Choices(10.0, (1,), (Candidate(0.9, 1.0, (500.0,)), Candidate(0.5, 1.0, (100.0,))), replicas=3)
+    stage = IpaStage(10.0, (1,), (Candidate(0.9, 1.0, (500.0,)), Candidate(0.5, 1.0, (100.0,))), replicas=3)
     assert [(option.candidate, option.replicas) for option in options_of(stage)] == [(1, 3)]
 
 
 def test_a_higher_rate_may_be_worth_more_where_batches_fill_quicker() -> None:
     """7.5, property 2: the queueing delay shrinks as the rate grows."""
-    goal = Goal(slo_ms=2900, alpha=2, beta=1)
+    goal = IpaGoal(slo_ms=2900, alpha=2, beta=1)
     slow, quick = (
-        enumerated([Choices(rate, (1, 8), (Candidate(0.5, 1.0, (1000.0, 1200.0)),))], goal) for rate in (4, 4.5)
+        enumerated([IpaStage(rate, (1, 8), (Candidate(0.5, 1.0, (1000.0, 1200.0)),))], goal) for rate in (4, 4.5)
     )
     assert slow is not None
     assert quick is not None
@@ -245,8 +254,119 @@ def test_a_batch_is_no_larger_than_it_needs_to_be() -> None:
 
 
 def test_each_way_has_its_own_deadline() -> None:
-    stage = Choices(1.0, (1,), (Candidate(0.5, 1.0, (10.0,)), Candidate(0.9, 1.0, (60.0,))))
-    ways = (Way((0, 1), 200.0), Way((0, 2), 60.0))
-    answer = enumerated([stage] * 3, Goal(slo_ms=0.0, alpha=10, beta=1, ways=ways))
+    stage = IpaStage(1.0, (1,), (Candidate(0.5, 1.0, (10.0,)), Candidate(0.9, 1.0, (60.0,))))
+    paths = (IndexedPath((0, 1), 200.0), IndexedPath((0, 2), 60.0))
+    answer = enumerated([stage] * 3, IpaGoal(slo_ms=0.0, alpha=10, beta=1, paths=paths))
     assert answer is not None
     assert [option.candidate for option in answer.options] == [0, 1, 0]
+
+
+def test_percent_and_fractions_mean_the_same() -> None:
+    assert fraction(68.9) == pytest.approx(0.689)
+    assert fraction(0.689) == 0.689
+    assert fraction(1.0) == 1.0
+
+
+def test_ranks_are_evenly_spaced_whatever_the_gaps() -> None:
+    assert ranks((0.5, 0.9, 0.51), (1, 1, 1), ("a", "b", "c")) == [0.0, 1.0, 0.5]
+    assert ranks((0.8,), (1,), ("alone",)) == [1.0]
+
+
+def test_of_equally_accurate_variants_the_cheaper_ranks_higher() -> None:
+    assert ranks((0.8, 0.8, 0.7), (1, 4, 1), ("a", "b", "c")) == [1.0, 0.5, 0.0]
+    assert ranks((0.8, 0.8), (1, 1), ("a", "b")) == [0.0, 1.0]
+
+
+def test_two_variants_in_the_middle_of_three_rank_one_together() -> None:
+    """The published example of PAS'."""
+    assert scores("pas_rank", (0.1, 0.2, 0.9), (1, 1, 1), ("a", "b", "c")) == [0.0, 0.5, 1.0]
+
+
+def test_the_product_of_ranks_tells_the_worst_from_the_impossible() -> None:
+    found = scores("norm_prod", (0.58, 0.64, 0.66), (1, 2, 4), ("s", "m", "l"))
+    assert found == pytest.approx([0.05, 0.525, 1.0])
+
+
+def test_the_product_takes_accuracies_as_they_are() -> None:
+    assert scores("pas", (0.3, 0.2), (1, 1), ("a", "b")) == [0.3, 0.2]
+
+
+CORES = (1.0, 2.0, 4.0, 8.0)
+
+
+def parallel(one_ms: float, serial: float = 0.0) -> Latency:
+    return lambda batch, cores: batch * one_ms * (serial + (1 - serial) / cores)
+
+
+def sized(*variants: Latency) -> list[VariantSizes]:
+    return [VariantSizes(latency, CORES) for latency in variants]
+
+
+def table(rps: dict[float, float]) -> Latency:
+    """Only single requests are known."""
+    return lambda batch, cores: 1000.0 / rps[cores]
+
+
+def test_the_published_tables_as_far_as_the_rule_explains_them() -> None:
+    """IPA specification, 2.4: YOLOv5m, YOLOv5x and s2t-large from the artefact's throughputs."""
+
+    def fewest(rps: dict[float, float], threshold_rps: float) -> float | None:
+        return base_cores(table(rps), sorted(rps), threshold_rps=threshold_rps, batch_max=1, slo_ms=1e9)
+
+    assert fewest({1: 3.37, 2: 4.4}, 4) == 2
+    assert fewest({4: 2.7, 8: 4.2}, 4) == 8
+    assert fewest({1: 0.446, 2: 0.753, 4: 1.32, 8: 1.94}, 1) == 4
+
+
+def test_the_largest_batch_must_keep_the_deadline() -> None:
+    latency = parallel(100)
+    assert base_cores(latency, CORES, threshold_rps=5, batch_max=8, slo_ms=1000) == 1
+    assert base_cores(latency, CORES, threshold_rps=5, batch_max=8, slo_ms=799) == 2
+    assert base_cores(latency, CORES, threshold_rps=5, batch_max=8, slo_ms=99) is None
+
+
+def test_a_deadline_is_five_times_the_mean_latency() -> None:
+    assert derived_slo_ms([100.0, 300.0]) == 1000.0
+
+
+def test_cores_and_deadline_are_found_together() -> None:
+    found = base_allocation(sized(parallel(100), parallel(300)), threshold_rps=5, batch_max=4)
+    assert found.cores == (1.0, 2.0)
+    assert found.slo_ms == pytest.approx(5 * (100 + 150) / 2)
+
+
+def test_a_tight_deadline_takes_more_cores() -> None:
+    """Eight at once take eight times as long as one, and the deadline is five times one: two cores where one is
+    for the rate alone."""
+    found = base_allocation(sized(parallel(100), parallel(150)), threshold_rps=1, batch_max=8, slo_ms=625.0)
+    assert found.cores == (2.0, 2.0)
+
+
+def test_the_more_accurate_has_no_fewer_cores() -> None:
+    found = base_allocation(sized(parallel(300), parallel(100)), threshold_rps=5, batch_max=1, slo_ms=1000)
+    assert found.cores == (2.0, 2.0)
+
+
+def test_what_no_count_suits_is_left_out() -> None:
+    found = base_allocation(sized(parallel(100), parallel(9000)), threshold_rps=5, batch_max=1)
+    assert found.cores == (1.0, None)
+    assert found.slo_ms == pytest.approx(500.0)
+    assert base_allocation(sized(parallel(9000)), threshold_rps=5, batch_max=1).cores == (None,)
+
+
+def test_fractions_of_a_core_will_do() -> None:
+    assert base_cores(parallel(10), (0.25, 0.5, 1.0), threshold_rps=30, batch_max=1, slo_ms=40) == 0.5
+
+
+def test_nobody_gets_cores_that_it_has_no_use_for() -> None:
+    """The more accurate one would have two, as the one before it, and has use for one."""
+    small = VariantSizes(parallel(100), CORES[:1])
+    found = base_allocation([VariantSizes(parallel(300), CORES), small], threshold_rps=5, batch_max=1, slo_ms=1000)
+    assert found.cores == (2.0, 1.0)
+    assert base_allocation([small], threshold_rps=11, batch_max=1, slo_ms=1000).cores == (None,)
+
+
+def test_where_no_count_keeps_the_deadline_the_quickest_with_the_fewest_cores() -> None:
+    assert quickest_cores(VariantSizes(parallel(300), CORES)) == max(CORES)
+    assert quickest_cores(VariantSizes(lambda batch, cores: 9000 / min(cores, 3), CORES)) == 4.0
+    assert quickest_cores(VariantSizes(lambda batch, cores: 9000, CORES)) == min(CORES)

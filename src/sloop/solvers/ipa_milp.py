@@ -1,9 +1,9 @@
-"""The same as `labels`, as a mixed-integer linear program for HiGHS: the reference, and an alternative.
+"""IPA's problem as a mixed-integer linear program for HiGHS, the alternative to `sloop.solvers.label_setting`.
 
-One binary for each option of a stage; replicas follow from the option. A sum of scores is linear as it is. A product
-needs a variable for each combination of scores, whose marginals are the stages' binaries, and which is therefore
-whole where those are: exact, but only for as many combinations as `COMBINATIONS_MAX`. The objective decides, not the
-order among equal objectives. Source: IPA (Razavi, dissertation, chapter P3), where Gurobi solves it as bilinear.
+One binary per option of a stage. A sum of scores is linear as it is. A product needs a variable for each combination of
+scores, whose marginals equal the stages' binaries and which is therefore whole where those are: exact, but limited to
+`COMBINATIONS_MAX` combinations. Equal objectives are in no particular order. Source: IPA (Razavi, dissertation, chapter
+P3), which solves the bilinear form with Gurobi.
 """
 
 import itertools
@@ -16,35 +16,34 @@ import numpy as np
 from sloop.errors import InputError
 from sloop.solvers import highs
 from sloop.solvers.highs import Row
-from sloop.solvers.variants import (
-    Answer,
-    Choices,
-    Goal,
-    Option,
-    cost,
+from sloop.solvers.ipa import (
+    IpaGoal,
+    IpaOption,
+    IpaSolution,
+    IpaStage,
     is_feasible,
     objective,
     options_of,
-    unbeaten,
-    ways_of,
+    pareto_options,
+    penalty_of,
 )
 
 COMBINATIONS_MAX: Final = 10_000
 NODES_MAX: Final = 2_000
-"""Of HiGHS' search; a count and not a time, so that the same question has the same answer everywhere."""
+"""Branch-and-bound nodes, as in `sloop.solvers.budget`."""
 
 
-def solve(stages: Sequence[Choices], goal: Goal, *, nodes_max: int = NODES_MAX) -> Answer | None:
-    """An answer with the best objective; None where nothing is feasible, or nothing was found within `nodes_max`.
+def solve(stages: Sequence[IpaStage], goal: IpaGoal, *, nodes_max: int = NODES_MAX) -> IpaSolution | None:
+    """A solution with the best objective; None where nothing is feasible, or nothing was found within `nodes_max`.
 
-    Where the search ended early, `gap` says how much better f could at most be. `InputError` where scores are
-    multiplied, and stages and candidates are too many for that.
+    Where the search ended early, `gap` is by how much f could be better at most. InputError where scores are multiplied
+    and have more than `COMBINATIONS_MAX` combinations.
     """
-    options = [unbeaten(options_of(stage, goal.replicas_max)) for stage in stages]
+    options = [pareto_options(options_of(stage, goal.replicas_max)) for stage in stages]
     if not all(options):
         return None
     firsts = [0, *itertools.accumulate(len(own) for own in options)]
-    costs = [cost(option, goal) for own in options for option in own]
+    costs = [penalty_of(option, goal) for own in options for option in own]
     rows = list(_constraints(options, firsts, goal))
     if goal.summed:
         scores = [option.score for own in options for option in own]
@@ -61,30 +60,30 @@ def solve(stages: Sequence[Choices], goal: Goal, *, nodes_max: int = NODES_MAX) 
         own[int(np.argmax(values[first : first + len(own)]))] for own, first in zip(options, firsts, strict=False)
     )
     if not is_feasible(chosen, goal):
-        return None  # within HiGHS' tolerance of a limit, but not within ours
+        return None  # feasible within HiGHS' tolerance, but not within `is_feasible`'s
     reached = objective(chosen, goal)
-    return Answer(chosen, reached, gap=0.0 if found.proven else max(0.0, -found.bound - reached))
+    return IpaSolution(chosen, reached, gap=0.0 if found.proven else max(0.0, -found.bound - reached))
 
 
-def _constraints(options: Sequence[Sequence[Option]], firsts: Sequence[int], goal: Goal) -> Iterator[Row]:
-    """One option for each stage, the ways in time, and no more cores than there are."""
+def _constraints(options: Sequence[Sequence[IpaOption]], firsts: Sequence[int], goal: IpaGoal) -> Iterator[Row]:
+    """One option per stage, every path within its deadline, and all stages within the cores."""
     for own, first in zip(options, firsts, strict=False):
         yield dict.fromkeys(range(first, first + len(own)), 1.0), 1.0, 1.0
-    for way in ways_of(goal, len(options)):
-        if math.isfinite(way.slo_ms):
+    for path in goal.deadline_paths(len(options)):
+        if math.isfinite(path.slo_ms):
             taken = {
                 firsts[stage] + place: option.latency_ms
-                for stage in way.stages
+                for stage in path.stages
                 for place, option in enumerate(options[stage])
             }
-            yield taken, -math.inf, way.slo_ms
+            yield taken, -math.inf, path.slo_ms
     if math.isfinite(goal.cores_max):
         every = itertools.chain.from_iterable(options)
         yield {place: option.cores for place, option in enumerate(every)}, -math.inf, goal.cores_max
 
 
-def _combinations(options: Sequence[Sequence[Option]]) -> list[tuple[float, ...]]:
-    """One score from each stage, in all ways."""
+def _combinations(options: Sequence[Sequence[IpaOption]]) -> list[tuple[float, ...]]:
+    """All combinations of one score per stage."""
     scores = [sorted({option.score for option in own}) for own in options]
     count = math.prod(len(own) for own in scores)
     if count > COMBINATIONS_MAX:
@@ -96,9 +95,9 @@ def _combinations(options: Sequence[Sequence[Option]]) -> list[tuple[float, ...]
 
 
 def _marginals(
-    options: Sequence[Sequence[Option]], firsts: Sequence[int], combinations: Sequence[tuple[float, ...]]
+    options: Sequence[Sequence[IpaOption]], firsts: Sequence[int], combinations: Sequence[tuple[float, ...]]
 ) -> Iterator[Row]:
-    """For each score of a stage: as much of it in the combinations as in the options."""
+    """For each score of a stage: the combinations with it weigh as much as the options with it."""
     for stage, own in enumerate(options):
         for score in sorted({option.score for option in own}):
             row = {firsts[stage] + place: 1.0 for place, option in enumerate(own) if option.score == score}

@@ -3,17 +3,17 @@
 import pytest
 
 from sloop.errors import InputError
-from sloop.solvers import labels
-from sloop.solvers.variants import Goal
-from sloop.solvers.variants_milp import solve
-from tests.solvers.variants_scene import SENTIMENT, VIDEO_GOAL, audio, drawn, large, video
+from sloop.solvers import label_setting
+from sloop.solvers.ipa import IpaGoal
+from sloop.solvers.ipa_milp import solve
+from tests.solvers.ipa_scene import SENTIMENT, VIDEO_GOAL, audio, drawn, large, video
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_it_reaches_the_same_objective(block: int) -> None:
     for seed in range(block * 15, (block + 1) * 15):
-        stages, goal = drawn(seed, coarse=False, ways=seed % 3 == 0)
-        expected, found = labels.solve(stages, goal).answer, solve(stages, goal)
+        stages, goal = drawn(seed, coarse=False, paths=seed % 3 == 0)
+        expected, found = label_setting.solve(stages, goal).solution, solve(stages, goal)
         assert (found is None) == (expected is None), seed
         if found is not None and expected is not None:
             assert found.objective == pytest.approx(expected.objective, abs=1e-5), seed
@@ -24,9 +24,9 @@ def test_it_reaches_the_same_objective(block: int) -> None:
 def test_it_finds_the_published_answers(rate_rps: float) -> None:
     for stages, goal in (
         (video(rate_rps), VIDEO_GOAL),
-        (audio(SENTIMENT, rate_rps), Goal(slo_ms=9420, alpha=30, beta=0.5)),
+        (audio(SENTIMENT, rate_rps), IpaGoal(slo_ms=9420, alpha=30, beta=0.5)),
     ):
-        expected, found = labels.solve(stages, goal).answer, solve(stages, goal)
+        expected, found = label_setting.solve(stages, goal).solution, solve(stages, goal)
         assert expected is not None
         assert found is not None
         assert found.objective == pytest.approx(expected.objective, abs=1e-5)
@@ -35,7 +35,7 @@ def test_it_finds_the_published_answers(rate_rps: float) -> None:
 
 def test_sums_may_be_as_large_as_they_like() -> None:
     stages, goal = large(5, 30.0, "pas_rank")
-    expected, found = labels.solve(stages, goal).answer, solve(stages, goal)
+    expected, found = label_setting.solve(stages, goal).solution, solve(stages, goal)
     assert expected is not None
     assert found is not None
     assert found.objective == pytest.approx(expected.objective, abs=1e-4)

@@ -6,10 +6,10 @@ import pytest
 
 from sloop.core.views import NodeView
 from sloop.errors import InputError
+from sloop.policies import targets
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
-from sloop.solvers import targets
-from sloop.solvers.graph import Way
+from sloop.solvers.graph import IndexedPath
 from sloop.units import ms
 from sloop.vocabulary import Group, Node, Path, ReplicaSpec, StagePlan
 from tests.policies.conftest import make_stage, make_view
@@ -41,10 +41,13 @@ def test_the_largest_node_bounds_a_replica() -> None:
     assert targets.node_cores_max(make_view(STAGE, nodes=())) == float("inf")
 
 
-def test_each_way_keeps_its_own_deadline() -> None:
+def test_each_path_keeps_its_own_deadline() -> None:
     stages = make_stage(name="detect"), make_stage(name="classify")
     paths = (Path(("detect", "classify"), ms(900)), Path(("classify",), ms(300)))
-    assert targets.ways(make_view(*stages, paths=paths), 0.9) == (Way((0, 1), 810.0), Way((1,), 270.0))
+    assert targets.indexed_paths(make_view(*stages, paths=paths), 0.9) == (
+        IndexedPath((0, 1), 810.0),
+        IndexedPath((1,), 270.0),
+    )
 
 
 def test_cores_on_offer_end_with_the_largest_node() -> None:
@@ -69,13 +72,3 @@ def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:
     assert targets.one_stage(make_view(STAGE, nodes=()), "sponge") is STAGE
     with pytest.raises(InputError, match="system sponge serves one model, and the application has 2 stages"):
         targets.one_stage(make_view(STAGE, STAGE, nodes=()), "sponge")
-
-
-def test_amounts_in_words() -> None:
-    assert [targets.amount(cores, "core") for cores in (0, 0.25, 1, 1.0, 2)] == [
-        "0 cores",
-        "0.25 cores",
-        "1 core",
-        "1 core",
-        "2 cores",
-    ]

@@ -1,14 +1,24 @@
 """Pipelines with variants to test solvers on: the two published golden ones, and any number drawn from a seed."""
 
+import itertools
 from collections.abc import Sequence
 from random import Random
 
-from sloop.solvers.accuracy import Measure, scores
-from sloop.solvers.graph import Way
-from sloop.solvers.variants import Answer, Candidate, Choices, Goal
+from sloop.solvers.graph import IndexedPath
+from sloop.solvers.ipa import (
+    Candidate,
+    IpaGoal,
+    IpaSolution,
+    IpaStage,
+    Measure,
+    is_feasible,
+    objective,
+    options_of,
+    scores,
+)
 
 BATCHES = (1, 2, 4, 8)
-VIDEO_GOAL = Goal(slo_ms=6890.0, alpha=2.0, beta=1.0)
+VIDEO_GOAL = IpaGoal(slo_ms=6890.0, alpha=2.0, beta=1.0)
 
 DETECTION = {
     "n": (0.457, 1, 0.0573, 0.0227),
@@ -37,10 +47,10 @@ QA = {"xlm": (0.7714, 1, 8.0), "roberta": (0.8291, 1, 8.0)}
 """Accuracy, cores, requests per second of a replica (7.4)."""
 
 
-def video(rate_rps: float, replicas: int = 0) -> list[Choices]:
+def video(rate_rps: float, replicas: int = 0) -> list[IpaStage]:
     """R1 at this rate."""
     return [
-        Choices(
+        IpaStage(
             rate_rps,
             BATCHES,
             tuple(
@@ -53,10 +63,10 @@ def video(rate_rps: float, replicas: int = 0) -> list[Choices]:
     ]
 
 
-def audio(second: dict[str, tuple[float, int, float]], rate_rps: float) -> list[Choices]:
+def audio(second: dict[str, tuple[float, int, float]], rate_rps: float) -> list[IpaStage]:
     """Speech to text, then `second`, in batches of one, at half the throughput that was profiled."""
     return [
-        Choices(
+        IpaStage(
             rate_rps,
             (1,),
             tuple(
@@ -73,15 +83,26 @@ def ranked(family: dict[str, tuple[float, int, float]]) -> list[float]:
     return scores("norm_prod", accuracies, cores, list(family))
 
 
-def names(answer: Answer, *families: Sequence[str]) -> list[tuple[str, int, int]]:
+def enumerated(stages: Sequence[IpaStage], goal: IpaGoal) -> IpaSolution | None:
+    """The best solution by trying all combinations; None where none is feasible: the definition of the problem."""
+    best: IpaSolution | None = None
+    for options in itertools.product(*(options_of(stage, goal.replicas_max) for stage in stages)):
+        if is_feasible(options, goal):
+            solution = IpaSolution(options, objective(options, goal))
+            if best is None or solution.key < best.key:
+                best = solution
+    return best
+
+
+def names(answer: IpaSolution, *families: Sequence[str]) -> list[tuple[str, int, int]]:
     """Variant, batch and replicas of each stage."""
     found = zip(answer.options, families, strict=True)
     return [(list(family)[option.candidate], option.batch, option.replicas) for option, family in found]
 
 
-def drawn(seed: int, *, coarse: bool, ways: bool = False) -> tuple[list[Choices], Goal]:
+def drawn(seed: int, *, coarse: bool, paths: bool = False) -> tuple[list[IpaStage], IpaGoal]:
     """A pipeline of up to four stages with up to five candidates each. `coarse` values are of a small grid, so that
-    ties occur; half of those cost nothing per core. With `ways` there are several, each with a deadline."""
+    ties occur; half of those cost nothing per core. With `paths` there are several, each with a deadline."""
     rng = Random(seed)
     batches = (1, 2, 4, 8)[: rng.randint(1, 4)]
 
@@ -96,7 +117,7 @@ def drawn(seed: int, *, coarse: bool, ways: bool = False) -> tuple[list[Choices]
     rate_rps = value(5, 40, 5)
     count = rng.randint(1, 4)
     stages = [
-        Choices(
+        IpaStage(
             rate_rps if rng.random() < 0.7 else value(0, 40, 5),
             batches,
             tuple(candidate() for _ in range(rng.randint(1, 5))),
@@ -105,10 +126,10 @@ def drawn(seed: int, *, coarse: bool, ways: bool = False) -> tuple[list[Choices]
         for _ in range(count)
     ]
     found = tuple(
-        Way(tuple(sorted(rng.sample(range(count), rng.randint(1, count)))), value(50, 400, 50))
+        IndexedPath(tuple(sorted(rng.sample(range(count), rng.randint(1, count)))), value(50, 400, 50))
         for _ in range(rng.randint(1, 3))
     )
-    return stages, Goal(
+    return stages, IpaGoal(
         slo_ms=value(50, 800, 50),
         alpha=value(0, 40, 10),
         beta=rng.choice((0.0, 0.5)) if coarse else rng.uniform(0, 2),
@@ -116,12 +137,12 @@ def drawn(seed: int, *, coarse: bool, ways: bool = False) -> tuple[list[Choices]
         summed=rng.random() < 0.3,
         replicas_max=rng.choice((100, 3)),
         cores_max=value(4, 24, 4) if rng.random() < 0.3 else float("inf"),
-        ways=found if ways else (),
+        paths=found if paths else (),
     )
 
 
-def fan(seed: int, *, stages: int = 10, variants: int = 10) -> tuple[list[Choices], Goal]:
-    """One stage, many beside each other, one behind them all: each of the ways keeps the deadline, which binds."""
+def fan(seed: int, *, stages: int = 10, variants: int = 10) -> tuple[list[IpaStage], IpaGoal]:
+    """One stage, many beside each other, one behind them all: each of the paths keeps the deadline, which binds."""
     rng = Random(seed)
     made, least_ms = [], []
     for _ in range(stages):
@@ -132,12 +153,14 @@ def fan(seed: int, *, stages: int = 10, variants: int = 10) -> tuple[list[Choice
             latency_ms = tuple(base_ms * (0.3 + 0.7 * batch) for batch in BATCHES)
             candidates.append(Candidate(0.5 + 0.5 * (place + rng.random()) / variants, cores, latency_ms))
         least_ms.append(min(candidate.latency_ms[0] for candidate in candidates))
-        made.append(Choices(20 * rng.uniform(0.5, 2), BATCHES, tuple(candidates)))
-    ways = tuple(Way((0, middle, stages - 1), 3 * sum(least_ms) * 3 / stages) for middle in range(1, stages - 1))
-    return made, Goal(0.0, rng.choice((60.0, 600.0, 6000.0)), 0.125, replicas_max=10**5, ways=ways)
+        made.append(IpaStage(20 * rng.uniform(0.5, 2), BATCHES, tuple(candidates)))
+    paths = tuple(
+        IndexedPath((0, middle, stages - 1), 3 * sum(least_ms) * 3 / stages) for middle in range(1, stages - 1)
+    )
+    return made, IpaGoal(0.0, rng.choice((60.0, 600.0, 6000.0)), 0.125, replicas_max=10**5, paths=paths)
 
 
-def large(seed: int, alpha: float, measure: Measure = "pas") -> tuple[list[Choices], Goal]:
+def large(seed: int, alpha: float, measure: Measure = "pas") -> tuple[list[IpaStage], IpaGoal]:
     """Ten stages with ten candidates in four batches, and a deadline that binds."""
     rng = Random(seed)
     rate_rps = rng.uniform(5, 40)
@@ -149,7 +172,7 @@ def large(seed: int, alpha: float, measure: Measure = "pas") -> tuple[list[Choic
         found = scores(measure, accuracies, cores, [str(place) for place in range(10)])
         least_ms += each_ms[0]
         stages.append(
-            Choices(
+            IpaStage(
                 rate_rps,
                 BATCHES,
                 tuple(
@@ -158,4 +181,4 @@ def large(seed: int, alpha: float, measure: Measure = "pas") -> tuple[list[Choic
                 ),
             )
         )
-    return stages, Goal(least_ms * rng.uniform(1.2, 4), alpha, 1.0, summed=measure == "pas_rank")
+    return stages, IpaGoal(least_ms * rng.uniform(1.2, 4), alpha, 1.0, summed=measure == "pas_rank")

@@ -1,0 +1,378 @@
+"""The autoscalers of Kubernetes and Knative as scaling policies: `Hpa`, `Vpa` and `Kpa`, each stage by itself.
+
+They are the baselines that most deployments use. None of them knows deadlines: `Hpa` and `Vpa` follow utilisation,
+`Kpa` the number of requests in a stage.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sloop.core.views import Bucket, ClusterView, StageView
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.quantities import round_up
+from sloop.text import counted, in_s
+from sloop.units import FOREVER_NS, NS_PER_S, s, to_s
+from sloop.vocabulary import Life, Plan, StagePlan
+
+UP_REPLICAS: Final = 4
+UP_FACTOR: Final = 2
+"""Hpa's default scale-up policy: at most 4 replicas or a doubling per `up_period_ns`, whichever is more."""
+CORES_MAX: Final = 16
+"""Cores that `Vpa` chooses from when none are given: 1 to 16."""
+
+
+@dataclass(slots=True)
+class HpaHistory:
+    """State of one stage between decisions."""
+
+    count: int
+    """Replicas of the last decision."""
+    recommendations: deque[tuple[int, int]] = field(default_factory=deque)
+    """(instant, replicas), oldest first, within the stabilisation window."""
+    added: deque[tuple[int, int]] = field(default_factory=deque)
+    """(instant, replicas added), oldest first, within a scale-up period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hpa:
+    """Kubernetes' Horizontal Pod Autoscaler: as many equal replicas as bring their utilisation to `target`.
+
+    The algorithm of autoscaling/v2 for a resource metric with its defaults (Kubernetes documentation, "Horizontal Pod
+    Autoscaling": algorithm details, configurable scaling behaviour). Desired = ⌈ready × utilisation/target⌉; no change
+    within the tolerance; replicas that are not ready count as idle when scaling up; scale-down only to the largest
+    recommendation of the stabilisation window; scale-up limited per period. Utilisation is the busy share of ready
+    cores. Fails for deadlines: utilisation cannot exceed 1, so a flash crowd of any size gets the same small step, and
+    queues are not seen.
+    """
+
+    target: float = 0.8
+    tolerance: float = 0.1
+    replicas_min: int = 1
+    replicas_max: int = 64
+    cores: float = 1.0
+    """Of each replica."""
+    batch_max: int = 0
+    """0: the largest batch within half the SLO."""
+    variant: str = ""
+    window_ns: int = s(15)
+    """Utilisation is the mean over this time."""
+    stabilisation_ns: int = s(300)
+    up_period_ns: int = s(15)
+    period_ns: int = s(15)
+    _past: dict[str, HpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("target", "cores", "window_ns", "up_period_ns", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        for key in ("tolerance", "batch_max", "stabilisation_ns"):
+            check_range(key, getattr(self, key), least=0)
+        check_range("replicas_min", self.replicas_min, least=1)
+        check_range("replicas_max", self.replicas_max, least=self.replicas_min)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a variant that some stage does not have."""
+        decided = [self._stage(now_ns, stage) for stage in view.stages]
+        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+
+    def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
+        past = self._past.setdefault(stage.name, HpaHistory(self.replicas_min))
+        proposed, seen = self._proposed(stage, past.count)
+        stable = self._stabilised(now_ns, past, proposed)
+        desired = min(stable, self._limit(now_ns, past), self.replicas_max)
+        why = f"{stage.name}: {seen} → {counted(desired, 'replica')}"
+        if desired != past.count:
+            why += f" (were {past.count})"
+        if stable > proposed:
+            why += f", {proposed} only after {in_s(self.stabilisation_ns)}"
+        elif desired < stable:
+            why += f", limited from {stable}"
+        if desired > past.count:
+            past.added.append((now_ns, desired - past.count))
+        past.count = desired
+        variant = targets.variant_of(stage, self.variant)
+        planned = targets.equal_replicas(
+            stage, variant, count=desired, cores=self.cores, batch_max=self.batch_max, in_place=False
+        )
+        return planned, why
+
+    def _proposed(self, stage: StageView, current: int) -> tuple[int, str]:
+        """Replicas that the metric asks for, within the bounds, and what was seen."""
+        ready, starting = stage.count(Life.READY), stage.count(Life.STARTING)
+        window = stage.window(self.window_ns)
+        if not ready or not sum(bucket.ready_core_ns for bucket in window):
+            return current, "no replica has been ready"
+        utilisation = stage.utilisation(self.window_ns)
+        ratio = utilisation / self.target
+        seen = f"utilisation {utilisation:.2f} of {self.target:g}"
+        if abs(ratio - 1.0) <= self.tolerance:
+            return current, f"{seen}, within tolerance"
+        replicas = ready
+        if starting and ratio > 1.0:
+            replicas = ready + starting
+            ratio *= ready / replicas
+            seen += f", {starting} starting"
+            if ratio <= 1.0 + self.tolerance:
+                return current, seen
+        desired = round_up(ratio * replicas)
+        if (ratio > 1.0 and desired < current) or (ratio < 1.0 and desired > current):
+            desired = current
+        return max(self.replicas_min, min(desired, self.replicas_max)), seen
+
+    def _stabilised(self, now_ns: int, past: HpaHistory, proposed: int) -> int:
+        """Up at once; down to the largest recommendation of the window."""
+        past.recommendations.append((now_ns, proposed))
+        while past.recommendations[0][0] < now_ns - self.stabilisation_ns:
+            past.recommendations.popleft()
+        largest = max(count for _, count in past.recommendations)
+        return max(proposed, min(past.count, largest))
+
+    def _limit(self, now_ns: int, past: HpaHistory) -> int:
+        """The most replicas that this period allows, from those at its start."""
+        while past.added and past.added[0][0] <= now_ns - self.up_period_ns:
+            past.added.popleft()
+        start = past.count - sum(added for _, added in past.added)
+        return max(start + UP_REPLICAS, start * UP_FACTOR, past.count)
+
+
+@dataclass(slots=True)
+class VpaSize:
+    """Cores per replica of one stage, and since when."""
+
+    cores: float
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vpa:
+    """Kubernetes' Vertical Pod Autoscaler: larger or smaller replicas, by restart.
+
+    A threshold recommender on utilisation, the vertical baseline suggested for Sponge: cores = used cores ÷ target,
+    rounded up to a core count on offer. A replica of the new size starts beside the old one, which stops when the new
+    one is ready. Fails for bursts: used cores cannot exceed those there are, so growth is by 1/target per change, and
+    each change pays a cold start. A change comes at least `settle_ns` after the one before, and only where utilisation
+    is off by more than `tolerance`.
+    """
+
+    target: float = 0.7
+    tolerance: float = 0.1
+    replicas: int = 1
+    cores: tuple[float, ...] = ()
+    """Core counts to choose from; empty: 1 to 16."""
+    batch_max: int = 0
+    """0: the largest batch within half the SLO."""
+    variant: str = ""
+    settle_ns: int = s(60)
+    period_ns: int = s(10)
+    _sizes: dict[str, VpaSize] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_range("target", self.target, above=0, most=1)
+        check_range("tolerance", self.tolerance, least=0)
+        check_range("replicas", self.replicas, least=1)
+        for cores in self.cores:
+            check_range("cores", cores, above=0)
+        check_range("batch_max", self.batch_max, least=0)
+        for key in ("settle_ns", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a variant that some stage does not have, and if no node has any of the core counts."""
+        choices = targets.core_choices(view, self.cores, CORES_MAX, "vpa")
+        decided = [self._stage(now_ns, stage, choices) for stage in view.stages]
+        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+
+    def _stage(self, now_ns: int, stage: StageView, choices: Sequence[float]) -> tuple[StagePlan, str]:
+        size = self._sizes.setdefault(stage.name, VpaSize(choices[0], now_ns))
+        cores, seen = self._proposed(now_ns, stage, size, choices)
+        if cores != size.cores:
+            seen += f" (were {size.cores:g})"
+            size.cores, size.since_ns = cores, now_ns
+        variant = targets.variant_of(stage, self.variant)
+        planned = targets.equal_replicas(
+            stage, variant, count=self.replicas, cores=cores, batch_max=self.batch_max, in_place=False
+        )
+        return planned, f"{stage.name}: {seen}"
+
+    def _proposed(self, now_ns: int, stage: StageView, size: VpaSize, choices: Sequence[float]) -> tuple[float, str]:
+        """Cores per replica, and why."""
+        kept = f"kept at {counted(size.cores, 'core')}"
+        if stage.count(Life.STARTING) or not stage.count(Life.READY):
+            return size.cores, f"a replica is starting, {kept}"
+        if now_ns - size.since_ns < self.settle_ns or not stage.buckets:
+            return size.cores, f"changed less than {in_s(self.settle_ns)} ago, {kept}"
+        window = stage.window(self.settle_ns)
+        used = sum(bucket.busy_core_ns for bucket in window) / (len(window) * stage.bucket_ns * self.replicas)
+        seen = f"{used:.2f} of {counted(size.cores, 'core')} used, target {self.target:g}"
+        if abs(used / size.cores / self.target - 1.0) <= self.tolerance:
+            return size.cores, f"{seen}, {kept}"
+        wanted = used / self.target
+        cores = next((c for c in choices if c >= wanted - 1e-9), choices[-1])
+        return cores, f"{seen} → {counted(cores, 'core')}" if cores != size.cores else f"{seen}, {kept}"
+
+
+@dataclass(slots=True)
+class KpaHistory:
+    """State of one stage between decisions."""
+
+    panic_ns: int | None = None
+    """When panic mode was last confirmed; None outside of it."""
+    panic_count: int = 0
+    """The most replicas that this panic has asked for."""
+    idle_ns: int | None = None
+    """Since when the stage is empty."""
+    starts: deque[tuple[int, int]] = field(default_factory=deque)
+    """Intervals in which a backlog is due to a cold start, oldest first; the last may be open (`FOREVER_NS`)."""
+    ready_ns: int | None = None
+    """When all replicas of the open interval were ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kpa:
+    """Knative's Pod Autoscaler: as many equal replicas as keep the requests in each near a target, none without any.
+
+    Knative Serving's documentation ("Autoscaling concepts") and the decision function of its autoscaler, with its
+    defaults: the mean concurrency of a stable window of 60 s decides. Where that of a panic window of 6 s asks for
+    twice the ready replicas, the larger of the two decides, and nothing scales down until the panic is a stable window
+    past. Concurrency counts all requests in the stage, waiting or running.
+
+    **The backlog of a cold start is counted once** (not in Knative). It tells how long the start took, not how much
+    capacity is needed, yet it stays in both windows long after (users of Knative report 15 replicas for a load of one,
+    knative/serving#4344). So from the start of a replica until all are ready and at most a batch waits for each, at the
+    latest a stable window after they were ready, a second's concurrency counts as no more than its arrivals would keep
+    busy by Little's law: arrivals per second × believed latency.
+
+    Fails for deadlines: concurrency says nothing of budgets; from zero the first request pays the cold start; and where
+    a batch of many costs as much as one request, the number of replicas swings.
+    """
+
+    concurrency: float = 0.0
+    """Requests per replica; 0: the largest batch."""
+    utilisation: float = 0.7
+    """Fraction of `concurrency` to aim for."""
+    replicas_min: int = 0
+    """0 allows none at all, `zero_delay_ns` after the stable window is empty."""
+    replicas_max: int = 64
+    initial: int = 1
+    """Replicas before any request has come."""
+    cores: float = 1.0
+    """Of each replica."""
+    batch_max: int = 0
+    """0: the largest batch within half the SLO."""
+    variant: str = ""
+    stable_ns: int = s(60)
+    panic_ns: int = s(6)
+    panic_threshold: float = 2.0
+    """A panic begins when the panic window asks for this many times the ready replicas."""
+    up_rate: float = 1000.0
+    """One step multiplies the ready replicas at most by this."""
+    down_rate: float = 2.0
+    """One step divides the ready replicas at most by this."""
+    zero_delay_ns: int = s(30)
+    period_ns: int = s(2)
+    _past: dict[str, KpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("concurrency", "replicas_min", "batch_max", "zero_delay_ns"):
+            check_range(key, getattr(self, key), least=0)
+        for key in ("cores", "panic_ns", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        for key in ("panic_threshold", "up_rate", "down_rate"):
+            check_range(key, getattr(self, key), above=1)
+        check_range("utilisation", self.utilisation, above=0, most=1)
+        check_range("replicas_max", self.replicas_max, least=max(1, self.replicas_min))
+        check_range("initial", self.initial, least=self.replicas_min)
+        check_range("stable_ns", self.stable_ns, least=self.panic_ns)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a variant that some stage does not have."""
+        decided = [self._stage(now_ns, stage) for stage in view.stages]
+        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+
+    def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
+        past = self._past.setdefault(stage.name, KpaHistory())
+        variant = targets.variant_of(stage, self.variant)
+
+        def planned(count: int) -> StagePlan:
+            return targets.equal_replicas(
+                stage, variant, count=count, cores=self.cores, batch_max=self.batch_max, in_place=False
+            )
+
+        batch = planned(1).batch_max
+        self._track_starts(now_ns, stage, past, batch)
+        if not stage.buckets:
+            count = max(self.initial, 1 if stage.queue else 0)
+            return planned(count), f"{stage.name}: nothing seen yet → {counted(count, 'replica')}"
+        per_replica = (self.concurrency or batch) * self.utilisation
+        latency_s = stage.variants[variant].latency_ms(batch, self.cores) / 1e3
+        stable = _concurrency(stage, self.stable_ns, past, latency_s)
+        panic = _concurrency(stage, self.panic_ns, past, latency_s)
+        count, mode = self._desired(now_ns, stage, past, stable / per_replica, panic / per_replica)
+        seen = f"{stable:.3g} requests at once over {in_s(self.stable_ns)}, {panic:.3g} over {in_s(self.panic_ns)}"
+        why = f"{stage.name}: {seen}, target {per_replica:.3g} each → {counted(count, 'replica')}{mode}"
+        return planned(count), why
+
+    def _desired(self, now_ns: int, stage: StageView, past: KpaHistory, stable: float, panic: float) -> tuple[int, str]:
+        """Replicas from the fractional numbers that the two windows ask for, and the mode as text."""
+        ready = max(1, stage.count(Life.READY))
+        most, least = math.ceil(self.up_rate * ready), math.floor(ready / self.down_rate)
+        stable_count = min(max(round_up(stable), least), most)
+        panic_count = min(max(round_up(panic), least), most)
+        if round_up(panic) / ready >= self.panic_threshold:
+            past.panic_ns = now_ns
+        elif past.panic_ns is not None and now_ns - past.panic_ns > self.stable_ns:
+            past.panic_ns, past.panic_count = None, 0
+        count, mode = stable_count, ""
+        if past.panic_ns is not None:
+            past.panic_count = max(past.panic_count, panic_count, stable_count)
+            count, mode = past.panic_count, ", in panic"
+        return self._kept_from_zero(now_ns, stage, past, count, mode)
+
+    def _kept_from_zero(
+        self, now_ns: int, stage: StageView, past: KpaHistory, count: int, mode: str
+    ) -> tuple[int, str]:
+        """At least one replica while requests are in the stage, and for `zero_delay_ns` after the last."""
+        if count > 0 or stage.queue or stage.running:
+            past.idle_ns = None
+            count, mode = (count, mode) if count else (1, ", for waiting requests")
+        elif self.replicas_min == 0 and any(replica.life is not Life.DRAINING for replica in stage.replicas):
+            past.idle_ns = now_ns if past.idle_ns is None else past.idle_ns
+            if now_ns - past.idle_ns < self.zero_delay_ns:
+                count, mode = 1, f", none in {to_s(past.idle_ns + self.zero_delay_ns - now_ns):g} s"
+        return max(self.replicas_min, min(count, self.replicas_max)), mode
+
+    def _track_starts(self, now_ns: int, stage: StageView, past: KpaHistory, batch: int) -> None:
+        """Update the intervals in which a backlog is due to a cold start."""
+        starts = past.starts
+        is_open = bool(starts) and starts[-1][1] == FOREVER_NS
+        begun = [replica.since_ns for replica in stage.replicas if replica.life is Life.STARTING]
+        if begun or (stage.queue and not stage.count(Life.READY)):
+            if not is_open:
+                waiting = [visit.arrived_ns for visit in stage.queue] if not stage.count(Life.READY) else []
+                starts.append((min([*begun, *waiting]), FOREVER_NS))
+            past.ready_ns = None
+        elif is_open:
+            past.ready_ns = now_ns if past.ready_ns is None else past.ready_ns
+            has_backlog = len(stage.queue) > batch * stage.count(Life.READY)
+            if not has_backlog or now_ns - past.ready_ns > self.stable_ns:
+                starts[-1] = (starts[-1][0], now_ns)
+                past.ready_ns = None
+        while starts and starts[0][1] < now_ns - self.stable_ns - NS_PER_S:
+            starts.popleft()
+
+
+def _concurrency(stage: StageView, length_ns: int, past: KpaHistory, latency_s: float) -> float:
+    """Mean number of requests in the stage over the window, without the backlogs of cold starts."""
+    window = stage.window(length_ns)
+    return sum(_bucket_concurrency(bucket, stage.bucket_ns, past, latency_s) for bucket in window) / len(window)
+
+
+def _bucket_concurrency(bucket: Bucket, bucket_ns: int, past: KpaHistory, latency_s: float) -> float:
+    seen = (bucket.waiting_ns + bucket.running_ns) / bucket_ns
+    end_ns = bucket.start_ns + bucket_ns
+    if any(start_ns < end_ns and bucket.start_ns < stop_ns for start_ns, stop_ns in past.starts):
+        return min(seen, bucket.arrivals * latency_s * NS_PER_S / bucket_ns)
+    return seen
