@@ -1,28 +1,33 @@
-"""The simulator's speed: requests per second beside SimPy, salabim and a bare heap loop; against requests; replicas.
+"""The simulator's speed: requests per second compared with SimPy, salabim and a bare heap loop.
 
     python -m benchmarks.sim_speed [--quick] [--rounds 5]
+    python -m benchmarks.sim_speed --command-only            # only `sloop simulate` as users run it against SimPy
 
-Two queues that all sides simulate (`benchmarks.simulators`): M/M/8, and four servers that take batches of up to 8 of
-two priorities. Every run is a process of its own and is timed in that process, in processor seconds, from the building
-of the model to its last event; interpreters start and modules are imported outside. One round runs every side once,
-in turn, so that a slow minute of the machine falls on all; ratios are taken within a round. Before that, all sides
-must find the same mean waits.
+Two queues that all simulators simulate (`benchmarks.simulators`): M/M/8, and four servers that take batches of up to 8
+of two priorities. Every run is a process of its own and is timed in that process, in processor seconds, from the
+building of the model to its last event; starting interpreters and importing modules is left out. `sloop simulate` as
+users run it is also timed from outside, as a whole process, with and without what it takes to start. One round runs
+every simulator once, in turn, so that a slow minute of the machine affects all; ratios are taken within a round. Before
+that, all simulators must find the same mean waits.
 """
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from benchmarks.notebook import ROOT, arguments, publish, say, table
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.peer import Environment
-from benchmarks.simulators.setting import BATCHING, LOAD, MANY_SERVERS, SERVICE_S
-from sloop.report.figures import Figure, Panel, Series
+from benchmarks.simulators.ours import declared
+from benchmarks.simulators.setting import BATCHING, LOAD, MANY_SERVERS, SERVICE_S, Case
+from sloop.report.plots import Figure, Panel, Series
 from tests.sim.theory.queues import wait_many_s
 
 PEERS: Final = Environment("sim", ("simpy==4.1.2", "salabim==26.0.9"))
@@ -68,9 +73,9 @@ class Seen(NamedTuple):
         return 1e6 * (self.taken_s - self.begin_s) / self.requests
 
 
-OURS: Final = Side("sloop", "ours")
-CHECKING: Final = Side("sloop, checkers on", "ours", "checked")
-COUNTING: Final = Side("sloop, checkers and metrics (`sloop simulate`)", "ours", "counted")
+OURS: Final = Side("sloop, nothing counted or checked", "ours")
+CHECKING: Final = Side("sloop, all records checked", "ours", "checked")
+COUNTING: Final = Side("sloop, figures and first records checked (`sloop simulate`)", "ours", "counted")
 LIMIT: Final = Side("bare heap loop", "bare")
 RESOURCE: Final = Side("SimPy, Resource, a process per request", "simpy_models", "resource")
 SALABIM: Final = Side("salabim, Resource, a component per request", "salabim_models", "resource", 0.05)
@@ -107,6 +112,76 @@ def run(  # what a run is, in the order of the command line
     command += ["--seed", str(seed), *(["--waits"] if waits else [])]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=RUN_S_MAX)
     return Seen(requests, **json.loads(done.stdout))
+
+
+class Command(NamedTuple):
+    """A whole process: processor seconds for a run, and for one of a single request."""
+
+    name: str
+    total_s: float
+    start_s: float
+
+    @property
+    def run_s(self) -> float:
+        """Without what it takes to start: the interpreter, modules, reading files, building the model."""
+        return self.total_s - self.start_s
+
+
+def commands(requests: int, seed: int) -> list[Command]:
+    """`sloop simulate` with several options, and SimPy's Resource, on M/M/8, one after the other."""
+    with TemporaryDirectory(prefix="sloop-bench-") as name:
+        files = {}
+        for count in (requests, 1):
+            case = Case(MANY_SERVERS, count, SERVERS[MANY_SERVERS], SERVERS[MANY_SERVERS], seed, "", waits=False)
+            files[count] = Path(name) / f"{count}.yaml"
+            files[count].write_text(json.dumps(declared(case)))
+
+        def ours(label: str, *options: str) -> Command:
+            given = [sys.executable, "-m", "sloop", "simulate"]
+            return Command(label, *(process_s([*given, str(files[count]), *options]) for count in (requests, 1)))
+
+        def simpy() -> Command:
+            given = [str(python_of(PEERS)), "-m", "benchmarks.simulators.simpy_models", "--style", "resource"]
+            return Command(RESOURCE.name, *(process_s([*given, "--requests", str(n)]) for n in (requests, 1)))
+
+        log = str(Path(name) / "log.jsonl")
+        return [
+            ours("`sloop simulate`", "--json"),
+            ours("`sloop simulate --check`", "--json", "--check"),
+            ours("`sloop simulate --log`", "--json", "--log", log),
+            simpy(),
+        ]
+
+
+def process_s(command: Sequence[str]) -> float:
+    """Processor seconds, in user and system mode, of a whole process and what it starts."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True, timeout=RUN_S_MAX)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def as_users_run_it(requests: int, rounds: int, seed: int) -> tuple[str, dict[str, tuple[float, float]]]:
+    """A table of whole processes, and for each how many times as fast as SimPy it is without and with its start."""
+    found: dict[str, list[Command]] = {}
+    for number in range(rounds):
+        say(f"whole processes: round {number + 1} of {rounds}")
+        for command in commands(requests, seed + number):
+            found.setdefault(command.name, []).append(command)
+    simpy = found[RESOURCE.name]
+    rows: list[tuple[object, ...]] = []
+    ratios: dict[str, tuple[float, float]] = {}
+    for name, runs in found.items():
+        pairs = list(zip(simpy, runs, strict=True))
+        ratios[name] = (
+            median(theirs.run_s / ours.run_s for theirs, ours in pairs),
+            median(theirs.total_s / ours.total_s for theirs, ours in pairs),
+        )
+        total_s, start_s = median(run.total_s for run in runs), median(run.start_s for run in runs)
+        each_us = 1e6 * median(run.run_s for run in runs) / requests
+        rows.append((name, total_s, start_s, each_us, *ratios[name]))
+    columns = ("command", "processor s", "of it to start", "µs a request", "times as fast as SimPy", "start included")
+    return table(columns, rows), ratios
 
 
 def agreement(seed: int) -> list[tuple[object, ...]]:
@@ -214,19 +289,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken (default 5)")
     parser.add_argument("--requests", type=int, default=200_000, help="in each compared run (default 200,000)")
     parser.add_argument("--quick", action="store_true", help="two rounds of short runs, up to 100,000 requests")
+    parser.add_argument(
+        "--command-only", action="store_true", help="only print how fast `sloop simulate` is as users run it"
+    )
     given = parser.parse_args()
+    if given.command_only:
+        sys.stdout.write(as_users_run_it(given.requests, 2 if given.quick else given.rounds, given.seed)[0] + "\n")
+        return
     text, figures = measured(given)
     publish("sim-speed", "The simulator's speed", text, figures, write=not given.no_write)
 
 
-def asked(ratio: float, long: Sequence[Seen], wide: Sequence[Seen]) -> str:
-    """What the simulator is to be, beside what it is: its `ratio` to SimPy, its runs by length and by replicas."""
+def asked(ratio: float, command: tuple[float, float], long: Sequence[Seen], wide: Sequence[Seen]) -> str:
+    """What is asked of the simulator and what was measured.
+
+    `ratio` compares the core alone with SimPy, `command` the whole of `sloop simulate`; `long` are runs of growing
+    length, `wide` runs with a growing number of replicas.
+    """
     peak_bytes, by_length = long[-1].peak_bytes, long[-1].each_us / long[1].each_us
+    by_replicas = wide[-1].each_us / wide[1].each_us
     rows = [
-        ("M/M/8 in SimPy's Resource, times as fast", "≥ 2", ratio, ratio >= 2),
+        ("M/M/8 in SimPy's Resource, times as fast: the core alone", "≥ 2", ratio, ratio >= 2),
+        ("M/M/8 in SimPy's Resource, times as fast: `sloop simulate`", "≥ 1", command[0], command[0] >= 1),
+        ("the same with the start of both processes", "", command[1], None),
         (f"µs a request: {long[-1].requests:,} over {long[1].requests:,}", "≤ 1.1", by_length, by_length <= 1.1),
         (f"memory of {long[-1].requests:,} requests, MiB", "≤ 2,048", peak_bytes / MIB, peak_bytes <= 2048 * MIB),
-        ("µs a request: most replicas over ten", "≤ 2", (found := wide[-1].each_us / wide[1].each_us), found <= 2),
+        ("µs a request: most replicas over ten", "≤ 2", by_replicas, by_replicas <= 2),
     ]
     return table(("", "asked", "measured", "met"), rows)
 
@@ -258,9 +346,14 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
     long, long_figure, ours_long = against_requests(given.quick, given.seed, min(rounds, 2))
     wide, wide_figure, ours_wide = against_replicas(given.quick, given.seed, min(rounds, 2))
     parts += ["Cost against the number of requests:", long, "Cost against the number of replicas:", wide]
+    whole, as_commands = as_users_run_it(requests, rounds, given.seed)
+    parts += [
+        f"Whole processes, M/M/8, {requests:,} requests; a run of one request tells what it takes to start:",
+        whole,
+    ]
     ratio = ratios[MANY_SERVERS, RESOURCE.name]
     assert isinstance(ratio, float)
-    parts.insert(1, asked(ratio, ours_long, ours_wide))
+    parts.insert(1, asked(ratio, as_commands["`sloop simulate`"], ours_long, ours_wide))
     return "\n\n".join(parts), [long_figure, wide_figure]
 
 

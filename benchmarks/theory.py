@@ -18,7 +18,7 @@ from typing import NamedTuple
 from scipy.stats import t as student
 
 from benchmarks.notebook import arguments, publish, say, table
-from sloop.sim.truth.service import Shape
+from sloop.app.scenario import NoiseShape
 from sloop.units import to_s
 from tests.sim.theory.queues import SERVICE_S, erlang_c, visits, wait_many_s, wait_one_s
 
@@ -33,7 +33,7 @@ class Queue(NamedTuple):
     name: str
     servers: int
     load: float
-    shape: Shape
+    shape: NoiseShape
     variation: float = 1.0
     cv: float = 0.0
 

@@ -1,8 +1,8 @@
 """The two queues in sloop: a scenario as a user would write it, played with the policies that are shipped.
 
-Two priorities are two deadlines under earliest deadline first: the patient class has so much longer that no urgent
-request ever comes behind one of its. `plain` plays without checkers, `checked` with them; `counted` is what
-`sloop simulate` does, with checkers and metrics.
+Two priorities are two deadlines under earliest deadline first: the patient class has so much more time that no urgent
+request is ever queued behind one of its. `plain` plays without checkers, `checked` with all of them; `counted` is what
+`sloop simulate` does by default: checkers for the first records, and the figures of the run.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,10 @@ from benchmarks.simulators.setting import (
 )
 from sloop.actions import StartBatch
 from sloop.app.load import load_scenario
-from sloop.report.metrics import Metrics
 from sloop.runlog import Record, Sink
+from sloop.runlog.summary import RunSummary
 from sloop.sim import World, simulate
+from sloop.sim.scenarios import CHECK_FIRST
 from sloop.units import NS_PER_S, s, to_s
 from sloop.vocabulary import Request, RequestId
 from sloop.workload import trace_of
@@ -34,12 +35,13 @@ URGENT_S: Final = 1.0
 PATIENT_S: Final = 1e6
 ALL_S: Final = 1e5
 CLASSES: Final = {s(URGENT_S): "urgent", s(PATIENT_S): "patient", s(ALL_S): "all"}
-STYLES: Final = ("plain", "checked", "counted")
+CHECKED_RECORDS: Final = {"plain": 0, "checked": None, "counted": CHECK_FIRST}
+"""By style, how many records the checkers see; all for None."""
 
 
 @dataclass
 class Waiting:
-    """A sink that takes down how long requests wait, by class: the deadline tells which."""
+    """A sink that keeps how long requests wait, by class: the deadline tells which."""
 
     came: dict[RequestId, Request] = field(default_factory=dict)
     waits_s: dict[str, list[float]] = field(default_factory=dict)
@@ -54,41 +56,43 @@ class Waiting:
                 waits_s.append(to_s(now_ns - request.arrived_ns))
 
 
-def world(case: Case) -> World:
-    """The scenario of a case, as a file would declare it."""
+def declared(case: Case) -> dict[str, Any]:
+    """A case as a scenario file declares it, which has one deadline for all requests."""
     batches = case.queue == BATCHING
     fixed_s, each_s = (FIXED_S, EACH_S) if batches else (SERVICE_S, 0.0)
     latency_ms = {"form": "quadratic", "alpha": 0.0, "beta": 1e3 * each_s, "gamma": 1e3 * fixed_s}
     profile = {"latency_ms": latency_ms, "max_batch": BATCH_MAX if batches else 1, "max_cores": 1}
     system = {"name": "static", "replicas": case.servers, "drop": "never", "order": "edf" if batches else "fifo"}
-    scenario = load_scenario(
-        {
-            "name": case.queue,
-            "slo_ms": 1e3 * ALL_S,
-            "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
-            "system": system | {"batch_max": BATCH_MAX if batches else 1},
-            "cluster": {"nodes": [{"hardware": "custom", "cores": case.servers, "memory_bytes": 10**9}]},
-            "trace": {"kind": "poisson", "rate": case.rate_rps},
-            "duration_s": case.requests / case.rate_rps,
-            "seed": case.seed,
-            "truth": {"service": {"ratio": 1.0, "cv": 0.0}},
-        }
-    )
-    slos_ns = (s(URGENT_S), s(PATIENT_S)) if batches else ()
-    return replace(World.from_scenario(scenario), shape="exponential", slos_ns=slos_ns)
+    return {
+        "name": case.queue,
+        "slo_ms": 1e3 * ALL_S,
+        "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
+        "system": system | {"batch_max": BATCH_MAX if batches else 1},
+        "cluster": {"nodes": [{"hardware": "custom", "cores": case.servers, "memory_bytes": 10**9}]},
+        "trace": {"kind": "poisson", "rate": case.rate_rps},
+        "duration_s": case.requests / case.rate_rps,
+        "seed": case.seed,
+        "truth": {"service": {"ratio": 1.0, "shape": "exponential"}},
+    }
+
+
+def world(case: Case) -> World:
+    """The world of a case, with both deadlines where there are two."""
+    slos_ns = (s(URGENT_S), s(PATIENT_S)) if case.queue == BATCHING else ()
+    return replace(World.from_scenario(load_scenario(declared(case))), slos_ns=slos_ns)
 
 
 def play(case: Case, style: str) -> Waits:
     played = world(case)
-    sinks: list[Sink] = []
-    waiting = Waiting()
-    if style == "counted":
-        setup = played.setup()
-        sinks.append(Metrics(nodes=setup.application.cluster, beliefs=setup.beliefs, start_ns=0))
+    setup, waiting = played.setup(), Waiting()
+    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    sinks: list[Sink] = [summary] if style == "counted" else []
     if case.waits:
         sinks.append(waiting)
-    run = simulate(played, sinks, check_first=0 if style == "plain" else None)
-    assert run.open == 0, f"{run.open} requests never ended"
+    totals = simulate(played, sinks, check_first=CHECKED_RECORDS[style])
+    if style == "counted":
+        summary.row(system="static", seed=case.seed)
+    assert totals.open == 0, f"{totals.open} requests never ended"
     return waiting.waits_s
 
 
@@ -100,7 +104,9 @@ def begin(case: Case) -> Waits:
 
 
 def models() -> Mapping[tuple[str, str], Any]:
-    return {(queue, style): partial(play, style=style) for queue in (MANY_SERVERS, BATCHING) for style in STYLES}
+    return {
+        (queue, style): partial(play, style=style) for queue in (MANY_SERVERS, BATCHING) for style in CHECKED_RECORDS
+    }
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from sloop.app.load import load_scenario
-from sloop.demo.outcome import read_outcome
-from sloop.demo.run import Compared, Demonstration
-from sloop.demo.setting import scenario_of, setting_of
+from sloop.demo.live import count_run
+from sloop.demo.run import ComparedRun, Demonstration, scenario_of, settings_for
 from sloop.load import LoadResult
 from sloop.profile.profile import Amdahl, Profile, Sample
-from sloop.report.simulated import play
+from sloop.sim.scenarios import run_scenario
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 PROFILE = Profile(
@@ -24,18 +23,18 @@ PROFILE = Profile(
 
 @pytest.fixture
 def demonstration(tmp_path: Path) -> Demonstration:
-    setting = setting_of(PROFILE, QUARTERS, duration_s=10, seed=1)
+    settings = settings_for(PROFILE, QUARTERS, duration_s=10, seed=1)
     inline = {"form": "amdahl", "gamma": 10.0, "epsilon": 0.0, "delta": 0.0, "eta": 1.0}
     stages = [{"name": "classify", "profile": {"latency_ms": inline, "max_batch": 4, "max_cores": 1.75}}]
-    declared = scenario_of(setting, "", "") | {"stages": stages, "trace": {"kind": "burst", "rate": 20}}
+    declared = scenario_of(settings, "", "") | {"stages": stages, "trace": {"kind": "burst", "rate": 20}}
     scenario = load_scenario(declared)
     runs = []
     for choice in scenario.systems:
         log = tmp_path / f"{choice.name}.jsonl"
-        play(scenario, choice, log=log)
-        outcome = read_outcome(log, first_ns=0, duration_s=10)
-        runs.append(Compared(choice.name, outcome, clients(), outcome))
-    return Demonstration(setting, PROFILE, tuple(runs), "by decree")
+        run_scenario(scenario, choice, log=log)
+        counted = count_run(log, first_ns=0, duration_s=10)
+        runs.append(ComparedRun(choice.name, counted, clients(), counted))
+    return Demonstration(settings, PROFILE, tuple(runs), "by decree")
 
 
 def clients() -> LoadResult:

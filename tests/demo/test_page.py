@@ -1,6 +1,6 @@
 from html.parser import HTMLParser
 
-from sloop.demo.page import html, live_timeline, result, words
+from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import Demonstration
 
 
@@ -34,7 +34,7 @@ def test_every_run_has_three_rows(demonstration: Demonstration) -> None:
 
 
 def test_the_result_is_said_in_words(demonstration: Demonstration) -> None:
-    assert words(demonstration).startswith("static answered 100.0 % of 200 requests in time with")
+    assert summary(demonstration).startswith("static answered 100.0 % of 200 requests in time with")
 
 
 def test_the_figure_shows_both_systems(demonstration: Demonstration) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from sloop.app.load import load_application, load_scenario
 from sloop.cli import COMMANDS, main
+from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
-from sloop.profile.store import save_profile
-from sloop.report.simulated import play
+from sloop.sim.scenarios import run_scenario
 from sloop.systems.setup import set_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,4 +72,4 @@ def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
     if "trace:" in text:
         scenario = load_scenario(file)
         for choice in scenario.systems:
-            assert play(scenario, choice).row.requests > 100
+            assert run_scenario(scenario, choice).row.requests > 100

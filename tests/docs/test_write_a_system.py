@@ -8,9 +8,9 @@ import uvloop
 
 from sloop.app.load import load_application, load_scenario
 from sloop.events import ReplicaReady
-from sloop.report.simulated import play
-from sloop.serve.backends import Servable
-from sloop.systems.recording import header_of, rebuild, replay_log
+from sloop.serve.protocols import Servable
+from sloop.sim.scenarios import run_scenario
+from sloop.systems.replay import header_of, rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.vocabulary import Outcome
 from tests.docs.test_docs import blocks, write_shown_system
@@ -30,7 +30,7 @@ def test_it_does_better_than_a_fixed_number_of_replicas(tmp_path: Path) -> None:
     (tmp_path / "headroom.yaml").write_text(shown)
     write_shown_system(tmp_path / "headroom.py")
     scenario = load_scenario(tmp_path / "headroom.yaml")
-    own, static = (play(scenario, choice).row for choice in scenario.systems)
+    own, static = (run_scenario(scenario, choice).row for choice in scenario.systems)
     assert (own.system, static.system) == ("headroom", "static")
     assert own.attainment > static.attainment
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from sloop.app.load import load_application, load_scenario
-from sloop.authored import module_in
 from sloop.cli import main
-from sloop.profile.session import Session, open_model
-from sloop.report.simulated import play
+from sloop.profile.model import Session, open_model
+from sloop.sim.scenarios import run_scenario
+from sloop.user_code import module_in
 
 pytest.importorskip(
     "rapidocr", reason="the networks come with the rapidocr package: pip install 'sloop-serve[examples]'"
@@ -138,6 +138,6 @@ def test_commands_shown_parse(words: list[str]) -> None:
 def test_the_simulated_world_is_that_application_under_bursts() -> None:
     scenario = load_scenario(FOLDER / "bursts.yaml")
     assert scenario.application.graph.edges == load_application(FOLDER / "ocr.yaml").graph.edges
-    rows = {choice.label: play(scenario, choice).row for choice in scenario.systems if choice.label != "fa2"}
+    rows = {choice.label: run_scenario(scenario, choice).row for choice in scenario.systems if choice.label != "fa2"}
     assert rows["static"].attainment < 0.9
     assert min(rows["biscale"].attainment, rows["early-drop"].attainment) > 0.95

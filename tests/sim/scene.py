@@ -1,11 +1,15 @@
-"""Small worlds for the simulator's tests, made from what a user would write."""
+"""Small worlds for the simulator's tests, made from what a user would write, and cores that are broken on purpose."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sloop.actions import Action
 from sloop.app.load import load_scenario
+from sloop.events import Event
 from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
+from sloop.sim.engine import CoreLike
 
 WORK_CONSERVING: dict[str, Any] = {"name": "static", "order": "fifo", "drop": "never", "batch": "work_conserving"}
 
@@ -82,3 +86,34 @@ def records_of(played: World, **options: Any) -> list[tuple[int, Record]]:
     log = MemoryLog()
     simulate(played, [log], **options)
     return log.records
+
+
+Tamper = Callable[[Any], Sequence[Action]]
+"""What becomes of an action."""
+
+
+@dataclass
+class Broken:
+    """A core whose orders are tampered with on their way out."""
+
+    core: CoreLike
+    tamper: Tamper
+
+    @property
+    def wake_ns(self) -> int:
+        return self.core.wake_ns
+
+    def handle(self, now_ns: int, event: Event) -> Sequence[Action]:
+        return [out for action in self.core.handle(now_ns, event) for out in self.tamper(action)]
+
+
+def once(kind: type, change: Tamper, *, after: int = 20) -> Tamper:
+    """Tampers with one order of a kind, some way into the run."""
+    seen = 0
+
+    def tamper(action: Any) -> Sequence[Action]:
+        nonlocal seen
+        seen += isinstance(action, kind)
+        return change(action) if isinstance(action, kind) and seen == after else [action]
+
+    return tamper

@@ -1,7 +1,8 @@
 from heapq import heappop
 
 from sloop.actions import Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
-from sloop.app.graph import Each, Graph, Step
+from sloop.app.graph import Each, Graph, GraphStage
+from sloop.app.scenario import ResizeRule
 from sloop.events import (
     BatchFailed,
     Event,
@@ -14,11 +15,10 @@ from sloop.events import (
 )
 from sloop.profile import Amdahl, Profile
 from sloop.sim.cluster import Cluster, Truths
-from sloop.sim.truth.cold_start import ColdStart
-from sloop.sim.truth.failure import Failure, Faults
-from sloop.sim.truth.resize import InFlight, Resize
-from sloop.sim.truth.service import Service
-from sloop.sim.truth.ways import Ways
+from sloop.sim.truth.branches import BranchSampler
+from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
+from sloop.sim.truth.failure import FaultRates, FaultSampler
+from sloop.sim.truth.service import ServiceSampler
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId
 
@@ -28,19 +28,19 @@ R0 = ReplicaId(0)
 
 
 def cluster_of(
-    faults: Faults | None = None,
+    faults: FaultRates | None = None,
     *,
     start_ms: float = 0.0,
     resize_ms: float = 0.0,
-    in_flight: InFlight = "next_batch",
-    ways: Ways | None = None,
+    in_flight: ResizeRule = "next_batch",
+    branches: BranchSampler | None = None,
 ) -> Cluster:
     truths = Truths(
-        Service(1, {("only", "a"): PROFILE}, cv=0.0, ratio=1.0),
-        ColdStart(1, start_ns=ms(start_ms), warm=False),
-        Resize(1, delay_ns=ms(resize_ms), in_flight=in_flight),
-        Failure(1, faults or Faults()),
-        ways,
+        ServiceSampler(1, {("only", "a"): PROFILE}, cv=0.0, ratio=1.0),
+        ColdStartSampler(1, {}, start_s=start_ms / 1e3, warm=False),
+        ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
+        FaultSampler(1, faults or FaultRates()),
+        branches,
     )
     return Cluster(truths, ["n0"])
 
@@ -133,14 +133,14 @@ def test_notes_are_no_orders() -> None:
 
 
 def test_a_crash_loses_the_replica_and_its_batch() -> None:
-    cluster = started(cluster_of(Faults(crash_mtbf_s=0.001)))
+    cluster = started(cluster_of(FaultRates(crash_mtbf_s=0.001)))
     cluster.start_batch(0, batch(0, size=4))
     told = play_until(cluster, s(1))
     assert [event for _, event in told] == [ReplicaLost(R0, "the worker process died")]
 
 
 def test_a_node_takes_all_its_replicas_down_and_starts_none_until_it_is_repaired() -> None:
-    cluster = started(cluster_of(Faults(node_mtbf_s=0.5, node_repair_s=1000.0)))
+    cluster = started(cluster_of(FaultRates(node_mtbf_s=0.5, node_repair_s=1000.0)))
     told = play_until(cluster, s(10))
     assert [event for _, event in told] == [ReplicaLost(R0, "node n0 went down")]
     cluster.obey(s(10), StartReplica(ReplicaId(1), spec()))
@@ -148,85 +148,85 @@ def test_a_node_takes_all_its_replicas_down_and_starts_none_until_it_is_repaired
 
 
 def test_a_start_may_fail() -> None:
-    cluster = cluster_of(Faults(failed_start=1.0), start_ms=100)
+    cluster = cluster_of(FaultRates(failed_start=1.0), start_ms=100)
     cluster.obey(0, StartReplica(R0, spec()))
     assert [type(event) for _, event in play_until(cluster, s(1))] == [ReplicaProgressed, ReplicaLost]
 
 
 def test_a_slow_start_is_slow() -> None:
-    cluster = cluster_of(Faults(slow_start=1.0), start_ms=100)
+    cluster = cluster_of(FaultRates(slow_start=1.0), start_ms=100)
     cluster.obey(0, StartReplica(R0, spec()))
     assert play_until(cluster, s(1))[-1] == (ms(500), ReplicaReady(R0))
 
 
 def test_a_machine_may_refuse_a_resize() -> None:
-    cluster = started(cluster_of(Faults(refused_resize=1.0)))
+    cluster = started(cluster_of(FaultRates(refused_resize=1.0)))
     cluster.obey(0, ResizeReplica(R0, 8.0))
     assert play_until(cluster, s(1)) == [(0, Resized(R0, 1.0))]
 
 
 def test_a_straggler_takes_longer() -> None:
-    cluster = started(cluster_of(Faults(straggler=1.0)))
+    cluster = started(cluster_of(FaultRates(straggler=1.0)))
     cluster.start_batch(0, batch(0))
     assert play_until(cluster, s(1)) == [(ms(50), Finished(BatchId(0), R0, ms(50)))]
 
 
 def test_a_failing_model_says_so() -> None:
-    cluster = started(cluster_of(Faults(failed_batch=1.0)))
+    cluster = started(cluster_of(FaultRates(failed_batch=1.0)))
     cluster.start_batch(0, batch(0))
     assert [event for _, event in play_until(cluster, s(1))] == [BatchFailed(BatchId(0), R0, "the model raised")]
 
 
 def test_news_may_be_lost_late_or_repeated() -> None:
     news = Finished(BatchId(0), R0, ms(10))
-    lost = started(cluster_of(Faults(lost_finished=1.0)))
+    lost = started(cluster_of(FaultRates(lost_finished=1.0)))
     lost.start_batch(0, batch(0))
     assert play_until(lost, s(1)) == []
-    late = started(cluster_of(Faults(late_finished=1.0)))
+    late = started(cluster_of(FaultRates(late_finished=1.0)))
     late.start_batch(0, batch(0))
     [(at_ns, event)] = play_until(late, s(1))
     assert event == news
     assert at_ns > ms(10)
-    repeated = started(cluster_of(Faults(repeated_finished=1.0)))
+    repeated = started(cluster_of(FaultRates(repeated_finished=1.0)))
     repeated.start_batch(0, batch(0))
     assert [event for _, event in play_until(repeated, s(1))] == [news, news]
 
 
 def test_a_healed_cluster_breaks_no_more() -> None:
-    faults = Faults(crash_mtbf_s=0.01, node_mtbf_s=0.01, failed_start=1.0, failed_batch=1.0, refused_resize=1.0)
+    faults = FaultRates(crash_mtbf_s=0.01, node_mtbf_s=0.01, failed_start=1.0, failed_batch=1.0, refused_resize=1.0)
     cluster = cluster_of(faults, start_ms=100)
     cluster.obey(0, StartReplica(R0, spec()))
-    cluster.heal()
+    cluster.stop_faults()
     assert play_until(cluster, ms(100))[-1] == (ms(100), ReplicaReady(R0))
     cluster.start_batch(ms(100), batch(0))
     cluster.obey(ms(100), ResizeReplica(R0, 2.0))
     assert [event for _, event in play_until(cluster, s(100))] == [Resized(R0, 2.0), Finished(BatchId(0), R0, ms(10))]
 
 
-PARTS = Graph((Step("only"), Step("more", ("only",), each=Each("only"))))
+PARTS = Graph((GraphStage("only"), GraphStage("more", ("only",), each=Each("only"))))
 
 
 def test_news_say_where_requests_go_next_however_late_or_often_they_come() -> None:
-    def ways() -> Ways:
-        return Ways(1, PARTS, fan_out={"more": (0, 2, 5)})
+    def branches() -> BranchSampler:
+        return BranchSampler(1, PARTS, fan_out={"more": (0, 2, 5)})
 
-    expected = ways().taken(batch(0, size=4))
+    expected = branches().taken(batch(0, size=4))
     assert len(expected) == 4
     assert {count for (count,) in expected} <= {0, 2, 5}
-    calm = started(cluster_of(ways=ways()))
+    calm = started(cluster_of(branches=branches()))
     calm.start_batch(0, batch(0, size=4))
     assert play_until(calm, s(1)) == [(ms(40), Finished(BatchId(0), R0, ms(40), expected))]
-    resized = started(cluster_of(resize_ms=20, in_flight="rescale", ways=ways()))
+    resized = started(cluster_of(resize_ms=20, in_flight="rescale", branches=branches()))
     resized.start_batch(0, batch(0, size=4))
     resized.obey(0, ResizeReplica(R0, 2.0))
     assert play_until(resized, s(1))[-1] == (ms(30), Finished(BatchId(0), R0, ms(30), expected))
-    repeated = started(cluster_of(Faults(repeated_finished=1.0, late_finished=1.0), ways=ways()))
+    repeated = started(cluster_of(FaultRates(repeated_finished=1.0, late_finished=1.0), branches=branches()))
     repeated.start_batch(0, batch(0, size=4))
     news = [event for _, event in play_until(repeated, s(1))]
     assert news == [Finished(BatchId(0), R0, ms(40), expected)] * 2
 
 
 def test_without_branches_nothing_is_said_of_them() -> None:
-    cluster = started(cluster_of(ways=Ways(1, Graph((Step("only"), Step("more", ("only",)))))))
+    cluster = started(cluster_of(branches=BranchSampler(1, Graph((GraphStage("only"), GraphStage("more", ("only",)))))))
     cluster.start_batch(0, batch(0))
     assert play_until(cluster, s(1)) == [(ms(10), Finished(BatchId(0), R0, ms(10)))]

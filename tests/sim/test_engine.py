@@ -8,10 +8,9 @@ from sloop.events import WOKE, Event, Finished, Woke
 from sloop.runlog import MemoryLog
 from sloop.sim.cluster import Cluster, Truths
 from sloop.sim.engine import play
-from sloop.sim.truth.cold_start import ColdStart
-from sloop.sim.truth.failure import Failure
-from sloop.sim.truth.resize import Resize
-from sloop.sim.truth.service import Service
+from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
+from sloop.sim.truth.failure import FaultSampler
+from sloop.sim.truth.service import ServiceSampler
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 
@@ -21,7 +20,9 @@ def request(id: int, at_ns: int) -> Request:
 
 
 def idle_cluster() -> Cluster:
-    return Cluster(Truths(Service(1, {}), ColdStart(1, start_ns=0), Resize(1), Failure(1)))
+    return Cluster(
+        Truths(ServiceSampler(1, {}), ColdStartSampler(1, {}, start_s=0.0), ResizeSampler(1), FaultSampler(1))
+    )
 
 
 @dataclass
@@ -47,7 +48,7 @@ def ending(now_ns: int, event: Event) -> Sequence[Action]:
     return [End(event.id, Outcome.SERVED)] if isinstance(event, Request) else []
 
 
-def test_at_one_instant_the_wake_comes_first_then_the_cluster_then_the_outside() -> None:
+def test_at_one_instant_the_wake_comes_first_then_the_cluster_then_the_ingress() -> None:
     cluster = idle_cluster()
     news = Finished(BatchId(1), ReplicaId(1), 5)
     cluster.pending.insert(0, (ms(3), 7, news))
@@ -98,11 +99,11 @@ def test_open_requests_are_waited_for_and_no_longer_than_patience() -> None:
     assert (abandoned.open, abandoned.ended_ns) == (1, ms(700))
 
 
-def test_the_outside_is_drawn_from_one_by_one() -> None:
+def test_the_ingress_is_read_one_event_at_a_time() -> None:
     drawn: list[int] = []
     ahead: list[int] = []
 
-    def outside() -> Iterator[tuple[int, Event]]:
+    def ingress() -> Iterator[tuple[int, Event]]:
         for number in range(5):
             drawn.append(number)
             yield ms(number), request(number, ms(number))
@@ -112,21 +113,21 @@ def test_the_outside_is_drawn_from_one_by_one() -> None:
             ahead.append(len(drawn) - event.id)
         return ending(now_ns, event)
 
-    play(Script(answer), idle_cluster(), outside(), until_ns=0)
+    play(Script(answer), idle_cluster(), ingress(), until_ns=0)
     assert max(ahead) <= 2
 
 
-def test_faults_stop_when_the_outside_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, healed = idle_cluster(), []
+def test_faults_stop_after_the_last_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, stopped = idle_cluster(), []
     core = Script(ending)
-    monkeypatch.setattr(cluster, "heal", lambda: healed.append(len(core.told)))
+    monkeypatch.setattr(cluster, "stop_faults", lambda: stopped.append(len(core.told)))
     play(core, cluster, iter([(0, request(0, 0)), (ms(1), request(1, ms(1)))]), until_ns=ms(5))
-    assert healed == [1], "once, when the last request has been drawn"
+    assert stopped == [1], "once, when the last request has been drawn"
 
 
 def test_the_sink_gets_each_event_before_its_actions() -> None:
     log = MemoryLog()
-    play(Script(ending), idle_cluster(), iter([(ms(1), request(0, ms(1)))]), until_ns=0, sink=log)
+    play(Script(ending), idle_cluster(), iter([(ms(1), request(0, ms(1)))]), until_ns=0, appends=[log.append])
     assert log.records == [(ms(1), request(0, ms(1))), (ms(1), End(RequestId(0), Outcome.SERVED))]
 
 

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from sloop.actions import StartReplica
+from sloop.actions import End, StartReplica
 from sloop.app.scenario import ServiceTruth, Truth
 from sloop.events import Finished, Resized
 from sloop.runlog import ACTIONS, EVENTS, MemoryLog, Record
-from sloop.sim import World, simulate
-from sloop.sim.swarm import world_from_seed
-from sloop.systems.recording import replay_log
-from tests.sim.scene import graph_world, records_of, world
+from sloop.sim import Violation, World, simulate
+from sloop.sim.fuzz import random_world
+from sloop.systems.replay import replay_log
+from sloop.vocabulary import Outcome
+from tests.sim.scene import Broken, graph_world, once, records_of, world
 
 SEEDS = (3, 12, 14, 27, 31, 71)
 """12 and 31 have parts; in 12 there are more than allowed, too."""
@@ -32,20 +33,20 @@ def first_difference(one: Sequence[tuple[int, Record]], other: Sequence[tuple[in
 
 def test_a_run_says_how_it_went() -> None:
     run = simulate(world())
-    assert 150 < run.played.requests < 250
-    assert run.played.open == 0
-    assert run.played.events > run.played.requests
+    assert 150 < run.requests < 250
+    assert run.open == 0
+    assert run.events > run.requests
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
-    assert log_bytes(world_from_seed(seed)) == log_bytes(world_from_seed(seed))
+    assert log_bytes(random_world(seed)) == log_bytes(random_world(seed))
 
 
 def test_another_process_with_other_hashes_gives_the_same_bytes() -> None:
     program = (
         "import hashlib, msgspec; from sloop.runlog import MemoryLog; from sloop.sim import simulate;"
-        "from sloop.sim.swarm import world_from_seed; log = MemoryLog(); simulate(world_from_seed(71), [log]);"
+        "from sloop.sim.fuzz import random_world; log = MemoryLog(); simulate(random_world(71), [log]);"
         "print(hashlib.sha256(msgspec.json.encode(log.records)).hexdigest())"
     )
     command = [sys.executable, "-c", program]
@@ -59,8 +60,8 @@ def test_another_process_with_other_hashes_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_fresh_core_without_any_truth_replays_every_decision(seed: int) -> None:
-    recorded = records_of(world_from_seed(seed))
-    replayed = replay_log(recorded, world_from_seed(seed).setup().core())
+    recorded = records_of(random_world(seed))
+    replayed = replay_log(recorded, random_world(seed).setup().core())
     assert replayed.difference is None
     assert replayed.events + replayed.actions == len(recorded)
 
@@ -126,4 +127,24 @@ def test_service_times_do_not_depend_on_what_else_is_drawn() -> None:
 
 
 def test_unchecked_runs_decide_the_same() -> None:
-    assert records_of(world(), checkers=False) == records_of(world())
+    assert records_of(world(), check_first=0) == records_of(world())
+
+
+def test_checkers_see_the_first_records_or_all() -> None:
+    """A core that calls the twentieth answer late is found out only by a run that is checked for that long."""
+
+    def run(check_first: int | None) -> None:
+        played = world()
+        late = once(End, lambda end: [msgspec.structs.replace(end, outcome=Outcome.LATE)])
+        simulate(played, check_first=check_first, core=Broken(played.setup().core(), late))
+
+    run(0)
+    run(50)
+    for check_first in (None, 1_000):
+        with pytest.raises(Violation, match="late, before its deadline"):
+            run(check_first)
+
+
+def test_a_sink_sees_every_record_after_the_checkers_have_left() -> None:
+    played = world()
+    assert records_of(played, check_first=7) == records_of(played)

@@ -1,10 +1,12 @@
-"""The demonstration from nothing to a report: model, profile, setting, two live runs, the same two simulated.
+"""The demonstration: a model, its profile, a scenario for this machine, two live runs, and the same two simulated.
 
-Promises that everything it used is left in its folder, so that any step can be repeated by hand: the model and its
-profile, the applications, the scenario, the logs, the page.
+Everything that it used stays in its folder, so that any step can be repeated by hand: the model and its profile, the
+applications, the scenario, the logs, the report.
 """
 
-from collections.abc import Callable, Mapping
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,90 +18,261 @@ from sloop.app.application import SystemChoice
 from sloop.app.hardware import local
 from sloop.app.load import load_scenario
 from sloop.app.scenario import Scenario
-from sloop.demo.live import Sending, observe
-from sloop.demo.model import squeezenet
-from sloop.demo.outcome import Outcome, began_ns, read_outcome
-from sloop.demo.setting import BATCHES, Setting, choose_cores, scenario_of, setting_of, systems_of
+from sloop.demo.live import ClientLoad, CountedRun, count_run, schedule_start_ns, serve_and_load
+from sloop.errors import MachineError
 from sloop.load import Delivery, LoadResult
 from sloop.load.run import schedule_of
+from sloop.profile.examine import free_batch
 from sloop.profile.measure import measure
 from sloop.profile.profile import Profile, path_beside, save_profile
-from sloop.report.simulated import play
-from sloop.serve.cpu_quota import detect
-from sloop.serve.cpu_quota import Cgroups
-from sloop.serve.cpu_quota import confined
-from sloop.sim.world import BYTES_PER_KB, NOT_RECORDED, Recorded, World
+from sloop.serve.cpu_quota import Cgroups, confined, detect
+from sloop.sim import BYTES_PER_KB, NOT_RECORDED, RecordedRun, World
+from sloop.sim.scenarios import run_scenario
 
 CELL_S: Final = 1.0
-PROFILED: Final = 0.2
-"""Share of the time that the profile takes."""
+"""How long each batch size is measured on each number of cores."""
+PROFILE_SHARE: Final = 0.2
+"""Share of the whole time that the profile takes."""
 WORLD_KEYS: Final = ("systems", "trace", "duration_s", "seed", "truth")
+"""What a scenario has beyond an application."""
 
-Tell = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 """Called with the share of the work that is done and what is being done."""
 
+# The model.
 
-class Compared(Struct, frozen=True):
-    """One system: live as its log says, as its clients saw it, and as the simulator foretold."""
+SQUEEZENET: Final = Path("backend/test/data/light/light_squeezenet.onnx")
+"""In the `onnx` package. The architecture is the published one; its weights are constants, which take the same time."""
+
+
+def squeezenet(folder: Path) -> Path:
+    """A real image model without a download: SqueezeNet from the `onnx` package's test data, with a free batch size.
+
+    Returns its path in `folder`, where it is written on first use. MachineError if the package is not installed.
+    """
+    target = folder / "squeezenet.onnx"
+    if target.is_file():
+        return target
+    found = importlib.util.find_spec("onnx")
+    source = Path(found.origin).parent / SQUEEZENET if found and found.origin else None
+    if source is None or not source.is_file():
+        raise MachineError(
+            "the demonstration's model comes with the onnx package, which is not installed",
+            help="pip install 'sloop-serve[demo]'",
+        )
+    free_batch(source, target)
+    return target
+
+
+def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -> Profile:
+    """The model's profile on this machine, saved next to it; measured anew each time."""
+    profile = measure(
+        model,
+        batches=BATCHES,
+        cores=cores,
+        seconds=CELL_S,
+        limit=confined,
+        progress=lambda done, cells, sample: progress(
+            PROFILE_SHARE * done / cells, f"profile: batch {sample.batch} on {sample.cores:g} cores"
+        ),
+    )
+    save_profile(profile, path_beside(model))
+    return profile
+
+
+# Cores, rates and deadline for this machine, derived from the profile. The shape is the same on any machine: a wave of
+# bursts whose crest overloads the cores of `static` but not all cores. Source: Sponge specification, section 7.2 (a
+# reduced S3: part of the CPU is left to the load generator, Sponge's cores follow link and rate, static has half).
+
+SLO_MS: Final = 1000.0
+"""Sponge's own: one second from the client's first byte."""
+BATCHES: Final = (1, 2, 4)
+MACHINE_CORES_MAX: Final = 2.0
+"""More would only need more load to show the same."""
+LOADER_CORES: Final = 0.5
+"""Left to the load generator and the server's own process, which share this machine: a replica that has to compete with
+them for a core is slower than its profile."""
+STEP_CORES: Final = 0.25
+CREST: Final = 0.7
+"""Share of the throughput on all cores that the crest may reach. A second's requests come at once, so that the crest
+keeps all cores busy for most of the time that the link leaves of the deadline."""
+OVERLOAD: Final = 1.2
+"""The crest over the throughput of `static`'s cores."""
+TROUGH: Final = 0.3
+"""The trough over the crest."""
+PERIOD_S: Final = 20
+BURST_MS: Final = 50.0
+
+
+class DemoSettings(Struct, frozen=True):
+    """What is served and asked: `counts` are requests per second, `cores` what Sponge may choose from."""
+
+    cores: tuple[float, ...]
+    static_cores: float
+    counts: tuple[int, ...]
+    slo_ms: float
+    payload_kb: float
+    seed: int
+
+    @property
+    def cores_max(self) -> float:
+        return self.cores[-1]
+
+    @property
+    def duration_s(self) -> int:
+        return len(self.counts)
+
+
+def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
+    """Core counts to measure and to choose from: quarters if the machine can limit to fractions, else whole cores."""
+    most = min(machine_cores, MACHINE_CORES_MAX)
+    if not fractions:
+        return tuple(float(count) for count in range(1, max(1, math.floor(most)) + 1))
+    places = max(1, math.floor((most - LOADER_CORES) / STEP_CORES))
+    return tuple(STEP_CORES * place for place in range(1, places + 1))
+
+
+def settings_for(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> DemoSettings:
+    """The settings that suit this profile. `cores` are those it was measured on, ascending."""
+    most_rps = throughput_rps(profile, cores[-1])
+    static_cores = overloaded_cores(profile, cores, CREST * most_rps)
+    crest_rps = min(CREST * most_rps, OVERLOAD * measured_rps(profile, static_cores))
+    return DemoSettings(
+        cores=tuple(cores),
+        static_cores=static_cores,
+        counts=wave(TROUGH * crest_rps, crest_rps, duration_s),
+        slo_ms=SLO_MS,
+        payload_kb=284.0,
+        seed=seed,
+    )
+
+
+def overloaded_cores(profile: Profile, cores: Sequence[float], most_rps: float) -> float:
+    """The largest count up to half the cores that `most_rps` overloads; the smallest count if it overloads none."""
+    weak = [c for c in cores if c <= cores[-1] / 2 and OVERLOAD * measured_rps(profile, c) <= most_rps]
+    return max(weak, default=cores[0])
+
+
+def measured_rps(profile: Profile, cores: float) -> float:
+    """The median throughput on `cores` with the best batch size, in requests per second."""
+    return max((s.batch * 1e3 / s.p50_ms for s in profile.samples if s.cores == cores), default=0.0)
+
+
+def throughput_rps(profile: Profile, cores: float) -> float:
+    """The throughput on `cores` with the best batch size that the profile promises (P99), in requests per second."""
+    return max(b * 1e3 / profile.latency_ms.latency_ms(b, cores) for b in range(1, profile.max_batch + 1))
+
+
+def wave(trough_rps: float, crest_rps: float, duration_s: int) -> tuple[int, ...]:
+    """Requests per second that swing between trough and crest, once in `PERIOD_S`, starting at the trough."""
+    return tuple(
+        max(1, round(trough_rps + (crest_rps - trough_rps) * math.sin(math.pi * second / PERIOD_S) ** 2))
+        for second in range(duration_s)
+    )
+
+
+def systems_of(settings: DemoSettings) -> list[dict[str, Any]]:
+    """The systems to compare, as a scenario names them."""
+    return [{"name": "static", "cores": settings.static_cores}, {"name": "sponge", "cores": list(settings.cores)}]
+
+
+def scenario_of(settings: DemoSettings, model: str, counts_file: str) -> dict[str, Any]:
+    """The scenario for servers and simulator; batches take the durations that the profile measured."""
+    return {
+        "name": "demo",
+        "slo_ms": settings.slo_ms,
+        "stages": [{"name": "classify", "model": model}],
+        "systems": systems_of(settings),
+        "cluster": {"nodes": [{"hardware": "local", "count": 1, "cores": settings.cores_max}]},
+        "trace": {"file": counts_file, "format": "counts", "spread": "burst", "mean_ms": BURST_MS},
+        "duration_s": settings.duration_s,
+        "seed": settings.seed,
+        "truth": {"network": {"link": {"kind": "lte"}, "payload_kb": settings.payload_kb, "semantics": "delay"}},
+    }
+
+
+def write_files(folder: Path, settings: DemoSettings, model: Path) -> Scenario:
+    """Write the scenario, its trace, and an application file for each of its systems; returns the scenario as read."""
+    counts = folder / "counts.txt"
+    counts.write_text("".join(f"{count}\n" for count in settings.counts))
+    declared = scenario_of(settings, f"./{model.name}", f"./{counts.name}")
+    dump_yaml(folder / "scenario.yaml", declared)
+    for system in systems_of(settings):
+        app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
+        dump_yaml(folder / f"{system['name']}.yaml", app | {"system": system})
+    return load_scenario(folder / "scenario.yaml")
+
+
+def dump_yaml(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a mapping to a file."""
+    path.write_text(yaml.safe_dump(dict(value), sort_keys=False, default_flow_style=None))
+
+
+# The runs.
+
+
+class LiveRun(Struct, frozen=True):
+    """A live run: figures from its log and from its clients, and where the log is."""
+
+    counted: CountedRun
+    clients: LoadResult
+    log: Path
+    first_ns: int
+    """When the first request was due to be sent, from the start of the schedule."""
+
+
+class ComparedRun(Struct, frozen=True):
+    """One system: live as its log has it, as its clients saw it, and as the simulator predicted."""
 
     system: str
-    live: Outcome
+    live: CountedRun
     clients: LoadResult
-    simulated: Outcome
+    simulated: CountedRun
 
 
 class Demonstration(Struct, frozen=True):
-    """All that came of it."""
+    """The results."""
 
-    setting: Setting
+    settings: DemoSettings
     profile: Profile
-    runs: tuple[Compared, ...]
-    how: str
-    """What gave the replicas their cores."""
+    runs: tuple[ComparedRun, ...]
+    limited_by: str
+    """How replicas are confined to their cores here."""
 
 
-def demonstrate(folder: Path, *, duration_s: int, seed: int, tell: Tell) -> Demonstration:
-    """Run it all in `folder`; takes 2 × `duration_s` and half a minute. MachineError where something is missing."""
+def demonstrate(folder: Path, *, duration_s: int, seed: int, progress: Progress) -> Demonstration:
+    """Run everything in `folder`; takes 2 × `duration_s` and half a minute. MachineError if something is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    tell(0.0, "the model")
+    progress(0.0, "the model")
     model = squeezenet(folder)
     detected = detect()
     detected.actuator.close()
     cores = choose_cores(local().cores, fractions=isinstance(detected.actuator, Cgroups))
-    profile = profiled(model, cores, tell)
-    setting = setting_of(profile, cores, duration_s=duration_s, seed=seed)
-    scenario = written(folder, setting, model)
-    share = (1.0 - PROFILED) / len(scenario.systems)
+    profile = measure_profile(model, cores, progress)
+    settings = settings_for(profile, cores, duration_s=duration_s, seed=seed)
+    scenario = write_files(folder, settings, model)
+    share = (1.0 - PROFILE_SHARE) / len(scenario.systems)
     runs = []
     for place, choice in enumerate(scenario.systems):
-        begun = PROFILED + share * place
-        runs.append(compared(folder, scenario, choice, partial(_within, tell, begun, share, f"{choice.label}, live")))
-    tell(1.0, "done")
-    return Demonstration(setting, profile, tuple(runs), detected.why)
+        report = partial(_report, progress, PROFILE_SHARE + share * place, share, f"{choice.label}, live")
+        runs.append(run_both(folder, scenario, choice, report))
+    progress(1.0, "done")
+    return Demonstration(settings, profile, tuple(runs), detected.why)
 
 
-def _within(tell: Tell, begun: float, share: float, what: str, done: float) -> None:
-    tell(begun + share * min(1.0, done), what)
+def _report(progress: Progress, before: float, share: float, what: str, done: float) -> None:
+    """Progress of one part, which begins when `before` of the whole is done and is `share` of it."""
+    progress(before + share * min(1.0, done), what)
 
 
-def compared(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Callable[[float], None]) -> Compared:
-    """One system on the scenario: served and loaded, then simulated; both logs stay in the folder."""
-    seen = observed(folder, scenario, choice, tell)
-    simulated = foretold(scenario, choice, seen, seen.log.with_name("simulated.jsonl"))
-    return Compared(choice.label, seen.outcome, seen.clients, simulated)
+def run_both(folder: Path, scenario: Scenario, choice: SystemChoice, progress: Callable[[float], None]) -> ComparedRun:
+    """Serve and load one system of the scenario, then simulate it; both logs stay in the folder."""
+    live = run_live(folder, scenario, choice, progress)
+    simulated = run_simulated(scenario, choice, live, live.log.with_name("simulated.jsonl"))
+    return ComparedRun(choice.label, live.counted, live.clients, simulated)
 
 
-class Observed(Struct, frozen=True):
-    """A live run: what came of it, and where its log is."""
-
-    outcome: Outcome
-    clients: LoadResult
-    log: Path
-    first_ns: int
-    """When the first request was due to be sent, from the schedule's beginning."""
-
-
-def observed(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Callable[[float], None]) -> Observed:
+def run_live(folder: Path, scenario: Scenario, choice: SystemChoice, progress: Callable[[float], None]) -> LiveRun:
     """Serve one system of the scenario, whose application file is in the folder, and load it with the trace."""
     world = World.from_scenario(scenario, choice)
     network = scenario.truth.network
@@ -107,52 +280,19 @@ def observed(folder: Path, scenario: Scenario, choice: SystemChoice, tell: Calla
     duration_s = round(scenario.duration_s)
     due_ns, elapsed_ns = schedule_of(world.trace, world.link, payload_bytes, Delivery.DELAY)[0].tolist()
     first_ns = due_ns - elapsed_ns
-    sending = Sending(world.trace, world.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
+    load = ClientLoad(world.trace, world.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
     app, state = folder / f"{choice.label}.yaml", folder / choice.label
-    clients, log = observe(app, state, sending, tell=lambda told: tell(told.at_s / duration_s))
-    return Observed(read_outcome(log, first_ns=first_ns, duration_s=duration_s), clients, log, first_ns)
+    clients, log = serve_and_load(app, state, load, progress=lambda now: progress(now.at_s / duration_s))
+    return LiveRun(count_run(log, first_ns=first_ns, duration_s=duration_s), clients, log, first_ns)
 
 
-def foretold(
-    scenario: Scenario, choice: SystemChoice, seen: Observed, log: Path, *, recorded: Recorded = NOT_RECORDED
-) -> Outcome:
+def run_simulated(
+    scenario: Scenario, choice: SystemChoice, live: LiveRun, log: Path, *, recorded: RecordedRun = NOT_RECORDED
+) -> CountedRun:
     """The same run simulated, its log written to `log`; with `recorded`, batches and branches are those of that run.
 
-    The trace begins in the same part of a planning period as it did live.
+    The trace starts in the same part of a planning period as it did live.
     """
-    lead_ns = began_ns(seen.log, first_ns=seen.first_ns)
-    assumed = play(scenario, choice, log=log, lead_ns=lead_ns, recorded=recorded).row.assumed
-    return read_outcome(log, first_ns=seen.first_ns, duration_s=round(scenario.duration_s), assumed=assumed)
-
-
-def profiled(model: Path, cores: tuple[float, ...], tell: Tell) -> Profile:
-    """The model's profile on this machine, kept beside it; measured anew each time."""
-    profile = measure(
-        model,
-        batches=BATCHES,
-        cores=cores,
-        seconds=CELL_S,
-        limit=confined,
-        progress=lambda done, cells, sample: tell(
-            PROFILED * done / cells, f"profile: batch {sample.batch} on {sample.cores:g} cores"
-        ),
-    )
-    save_profile(profile, path_beside(model))
-    return profile
-
-
-def written(folder: Path, setting: Setting, model: Path) -> Scenario:
-    """The scenario, and an application file for each of its systems, as files anyone can use again."""
-    counts = folder / "counts.txt"
-    counts.write_text("".join(f"{count}\n" for count in setting.counts))
-    declared = scenario_of(setting, f"./{model.name}", f"./{counts.name}")
-    dump(folder / "scenario.yaml", declared)
-    for system in systems_of(setting):
-        app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
-        dump(folder / f"{system['name']}.yaml", app | {"system": system})
-    return load_scenario(folder / "scenario.yaml")
-
-
-def dump(path: Path, value: Mapping[str, Any]) -> None:
-    """Write YAML."""
-    path.write_text(yaml.safe_dump(dict(value), sort_keys=False, default_flow_style=None))
+    lead_ns = schedule_start_ns(live.log, first_ns=live.first_ns)
+    assumed = run_scenario(scenario, choice, log=log, lead_ns=lead_ns, recorded=recorded).row.assumed
+    return count_run(log, first_ns=live.first_ns, duration_s=round(scenario.duration_s), assumed=assumed)

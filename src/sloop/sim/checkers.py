@@ -17,7 +17,7 @@ from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica,
 from sloop.app.application import Application
 from sloop.app.progress import RequestProgress
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
-from sloop.quantities import at_least
+from sloop.quantities import ROUNDING
 from sloop.runlog import EVENTS, Record
 from sloop.units import to_ms
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Visit
@@ -25,7 +25,6 @@ from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Req
 SERVED: Final = Outcome.SERVED
 LATE: Final = Outcome.LATE
 REJECTED: Final = Outcome.REJECTED
-ANSWERED: Final = (SERVED, LATE)
 EVENT_TYPES: Final = frozenset(EVENTS)
 
 OVERDUE: Final = 0.75
@@ -52,7 +51,7 @@ class Violation(AssertionError):
 class OpenRequest:
     """A request that has not ended, and where in the application's graph it is."""
 
-    __slots__ = ("is_done", "progress", "request", "waiting")
+    __slots__ = ("deadline_ns", "is_done", "progress", "request", "waiting")
 
     def __init__(self, request: Request, progress: RequestProgress | None) -> None:
         self.request = request
@@ -60,14 +59,10 @@ class OpenRequest:
         """None in an application of one stage."""
         self.is_done = False
         """Whether it has finished every stage that it was to visit."""
+        self.deadline_ns = request.deadline_ns
+        """Where paths have deadlines of their own, that of its path as soon as it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
         """Where it is queued: the step in which it was queued there, the visit, and the visit's key."""
-
-    def deadline_ns(self) -> int:
-        """The deadline of the path it is on, as far as that is known; else its own."""
-        if self.progress is None:
-            return self.request.deadline_ns
-        return self.progress.deadline_ns(ended=self.is_done)
 
 
 class TrackedReplica:
@@ -136,14 +131,14 @@ class NodeCapacities:
             return f"there is no node {name!r}"
         specs = [replica.spec for replica in replicas]
         cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
-        if not at_least(node.cores, cores):
+        if cores > node.cores + ROUNDING:
             return f"{name} has {node.cores:g} cores and gives out {cores:g}"
         memory_bytes = sum(self._memory_bytes.get((spec.stage, spec.variant), 0) for spec in specs)
         if memory_bytes > node.memory_bytes:
             return f"{name} has {node.memory_bytes} bytes and gives out {memory_bytes}"
         for device in {spec.device for spec in specs if spec.device}:
             share = sum(spec.share for spec in specs if spec.device == device)
-            if device not in node.devices or not at_least(1.0, share):
+            if device not in node.devices or share > 1.0 + ROUNDING:
                 return f"{name} gives out {share:g} of device {device}"
         return ""
 
@@ -170,7 +165,7 @@ class CheckerState:
             return
         progress = RequestProgress(self._graph, request)
         self.requests[request.id] = entry = OpenRequest(request, progress)
-        self._enter(now_ns, entry, progress.begin())
+        self._enter(now_ns, progress, entry, progress.begin())
 
     def pass_on(self, now_ns: int, replica: TrackedReplica, event: Finished) -> list[OpenRequest]:
         """A batch is done: queue its requests where their edge counts lead. Returns those that are done with all."""
@@ -182,10 +177,12 @@ class CheckerState:
                 continue
             progress = entry.progress
             if progress is not None:
-                self._enter(now_ns, entry, progress.finish(visit.stage, visit.part, counts))
-            if progress is None or not progress.open_visits:
-                entry.is_done = True
-                done.append(entry)
+                self._enter(now_ns, progress, entry, progress.finish(visit.stage, visit.part, counts))
+                if progress.open_visits:
+                    continue
+                entry.deadline_ns = progress.deadline_ns(ended=True)
+            entry.is_done = True
+            done.append(entry)
         return done
 
     def put_back(self, replica: TrackedReplica) -> None:
@@ -209,8 +206,8 @@ class CheckerState:
             self.put_back(replica)
             del self.by_node[replica.spec.node][id]
 
-    def _enter(self, now_ns: int, entry: OpenRequest, entered: Iterable[Place]) -> None:
-        deadline_ns = entry.deadline_ns()
+    def _enter(self, now_ns: int, progress: RequestProgress, entry: OpenRequest, entered: Iterable[Place]) -> None:
+        deadline_ns = progress.deadline_ns()
         for stage, part in entered:
             self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
 
@@ -325,18 +322,19 @@ class Checkers:
     def _end_step(self) -> None:
         """Check what must hold between steps: an event and all its actions are known."""
         state = self._state
+        state.step += 1
+        if not self._done and not self._started:
+            return
         for entry in self._done:
             if entry.request.id in state.requests:
                 self._fail(f"request {entry.request.id} has finished every stage and is not answered")
         for stage, largest in self._started:
-            smallest = state.waiting[stage].smallest(state.requests, state.step)
+            smallest = state.waiting[stage].smallest(state.requests, state.step - 1)
             if smallest is not None and smallest < largest:
                 self._fail(
                     f"a batch at {stage} overtook a visit that the order policy puts first: {smallest} < {largest}"
                 )
-        if self._done or self._started:
-            self._done, self._started = [], []
-        state.step += 1
+        self._done, self._started = [], []
 
     def _fail(self, what: str) -> NoReturn:
         again = f"\nreproduce with: {self._origin}" if self._origin else ""
@@ -415,17 +413,18 @@ class Checkers:
 
     def _end(self, end: End) -> None:
         entry = self._state.requests.pop(end.request, None)
-        outcome = end.outcome
         if entry is None:
             self._fail("the end of a request that is not open: it never arrived, or ended before")
-        if entry.is_done is not (outcome in ANSWERED):
+        outcome = end.outcome
+        if entry.is_done is not (outcome is SERVED or outcome is LATE):
             self._fail(f"{outcome} {'after' if entry.is_done else 'before'} it finished every stage")
-        in_time = self._now_ns <= entry.deadline_ns()
-        if outcome is SERVED and not in_time:
-            self._fail("served, after its deadline")
-        if outcome is LATE and in_time:
-            self._fail("late, before its deadline")
-        if outcome is REJECTED and self._event is not entry.request:
+        if outcome is SERVED:
+            if self._now_ns > entry.deadline_ns:
+                self._fail("served, after its deadline")
+        elif outcome is LATE:
+            if self._now_ns <= entry.deadline_ns:
+                self._fail("late, before its deadline")
+        elif outcome is REJECTED and self._event is not entry.request:
             self._fail("rejected, but not on arrival")
 
     def _start_replica(self, order: StartReplica) -> None:

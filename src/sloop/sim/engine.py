@@ -1,36 +1,40 @@
-"""The engine: virtual time. It hands the core what happens next and the cluster what the core orders, to the end.
+"""The engine: virtual time. It hands the next event to the core and the core's orders to the cluster, until the end.
 
 Three sources of events are merged, the earliest first: the core's own wish to be woken, the cluster's heap, and the
-stream from outside, which is drawn from one by one so that a run's memory does not grow with its length. At equal
-instants the core's wish comes first, then the cluster, then the outside; within the heap the order of creation
-decides. Costs are linear in events, and nothing is kept unless a sink keeps it.
-Must not know policies, truths or what the events mean, beyond starting batches and counting ends.
+ingress. The ingress is read one event at a time, so that the memory of a run does not grow with its length. At equal
+instants the core's wake comes first, then the cluster, then the ingress; within the heap the order of creation decides.
+The cost is linear in events, and nothing is kept unless a sink keeps it.
+
+Must not know policies, truths or what events mean, beyond starting batches and counting ends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from sloop.actions import Action, End, StartBatch
 from sloop.events import WOKE, Event, Finished
-from sloop.runlog import Sink
+from sloop.runlog import Record
 from sloop.sim.cluster import Cluster
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import Request
 
-PATIENCE_NS = s(3600)
-"""How long after the outside has fallen silent a run may take to answer what is still open."""
+PATIENCE_NS: Final = s(3600)
+"""How long a run goes on after the last arrival to answer the requests that are still open."""
 
-WAKES_MAX = 1_000
+WAKES_MAX: Final = 1_000
 """A core that wants to be woken more often than this at one instant will never let time go on."""
 
-SILENCE: tuple[int, Event] = (FOREVER_NS, WOKE)
+SILENCE: Final[tuple[int, Event]] = (FOREVER_NS, WOKE)
+
+Append = Callable[[int, Record], None]
+"""`Sink.append`: takes the next record of the log."""
 
 
 class CoreLike(Protocol):
-    """What the engine drives: the core, or one broken on purpose to prove the checkers."""
+    """What the engine drives: the core, or one broken on purpose to test the checkers."""
 
     @property
     def wake_ns(self) -> int: ...
@@ -38,35 +42,39 @@ class CoreLike(Protocol):
     def handle(self, now_ns: int, event: Event) -> Sequence[Action]: ...
 
 
-class Played(Struct, frozen=True):
-    """How a run went, in numbers. `open` requests had not ended when patience ran out; 0 in a sound run."""
+class RunTotals(Struct, frozen=True):
+    """How a run went, in numbers."""
 
     requests: int
     open: int
+    """Requests that had not ended when patience ran out; 0 in a sound run."""
     events: int
     ended_ns: int
+    assumed: tuple[str, ...] = ()
+    """What the world took for true although nothing measured or declared it, one line each."""
 
 
 def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a call for each event costs a tenth of it
     core: CoreLike,
     cluster: Cluster,
-    outside: Iterator[tuple[int, Event]],
+    ingress: Iterator[tuple[int, Event]],
     *,
     until_ns: int,
-    sink: Sink | None = None,
+    appends: list[Append] | None = None,
     patience_ns: int = PATIENCE_NS,
-) -> Played:
+) -> RunTotals:
     """Run at least until `until_ns`, and on until every request has ended or patience runs out.
 
-    When the outside falls silent, faults stop too (`Cluster.heal`): what is open then must come to its end.
+    After the last arrival faults stop, too (`Cluster.stop_faults`): requests that are open then must come to an end.
+    Every record goes to each of `appends`; the list is read anew for each record, so that a sink may leave it.
     """
     handle, pending, void, start_batch = core.handle, cluster.pending, cluster.void, cluster.start_batch
-    append = sink.append if sink is not None else None
+    sinks = appends if appends is not None else []
     requests = ended = events = wakes = now_ns = 0
     limit_ns = FOREVER_NS
-    arrival_ns, arrival = next(outside, SILENCE)
+    arrival_ns, arrival = next(ingress, SILENCE)
     if arrival_ns == FOREVER_NS:
-        cluster.heal()
+        cluster.stop_faults()
         limit_ns = until_ns
     while True:
         head_ns, wake_ns = pending[0][0], core.wake_ns
@@ -87,17 +95,17 @@ def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a ca
                 continue
         else:
             now_ns, event = arrival_ns, arrival
-            arrival_ns, arrival = next(outside, SILENCE)
+            arrival_ns, arrival = next(ingress, SILENCE)
             if type(event) is Request:
                 requests += 1
             if arrival_ns == FOREVER_NS:
-                cluster.heal()
+                cluster.stop_faults()
                 limit_ns = max(until_ns, now_ns + patience_ns)
         events += 1
-        if append is not None:
+        for append in sinks:
             append(now_ns, event)
         for action in handle(now_ns, event):
-            if append is not None:
+            for append in sinks:
                 append(now_ns, action)
             if type(action) is End:
                 ended += 1
@@ -107,4 +115,4 @@ def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a ca
                 cluster.obey(now_ns, action)
         if ended == requests and limit_ns != FOREVER_NS:
             limit_ns = until_ns
-    return Played(requests, requests - ended, events, now_ns)
+    return RunTotals(requests, requests - ended, events, now_ns)

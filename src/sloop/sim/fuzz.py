@@ -1,26 +1,272 @@
 """Fuzzing: random worlds under all checkers, for as long as one likes. `python -m sloop.sim.fuzz --help`.
 
-Promises that a failure is one line that shows it again. Every seed that ever failed becomes a named test.
+A seed is a world: nodes, graph, profiles, load, deadlines, truth, wrong beliefs and faults are all drawn from it. As in
+the swarm testing of TigerBeetle and FoundationDB, each world is extreme in a few ways instead of average in all: a kind
+of fault is off or on for the whole run (on in one world of four), beliefs are up to four times wrong, policies are
+mixed.
+
+Promises that a failure is one line that shows it again, and the same world for the same seed and system on every
+machine. What can be drawn is listed here instead of looked up in the registries, so that a new policy does not change
+what an old seed means. Every seed that ever failed becomes a named test.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeVar
 
+from msgspec import convert
+
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.graph import Each, When
+from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, Truth
 from sloop.errors import InputError
+from sloop.profile import Amdahl, Profile
 from sloop.sim.run import simulate
-from sloop.sim.swarm import world_from_seed
+from sloop.sim.truth.failure import FaultRates
+from sloop.sim.world import World
+from sloop.streams import stream
 from sloop.systems import SYSTEMS
+from sloop.units import ms, s
+from sloop.vocabulary import Node
+from sloop.vocabulary import Path as PathWithDeadline
+from sloop.workload import Link, link_from, trace_from
+
+GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
+    {"a": ()},
+    {"a": ()},
+    {"a": (), "b": ("a",)},
+    {"a": (), "b": ("a",), "c": ("b",)},
+    {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")},
+    {"a": (), "b": (), "c": ("a", "b")},
+)
+"""Stages and what they come after; a single stage twice, because it is the commonest application."""
+
+FAN_OUT: Final = 0.25
+"""The share of stages with `each` whose true number of parts is not the believed one; `most` keeps those small."""
+
+Edges = dict[str, Any]
+"""How a stage is connected: keyword arguments of `Stage`."""
+
+BRANCHING: Final[Sequence[dict[str, Edges]]] = (
+    {
+        "a": {},
+        "b": {"after": ("a",), "when": (When("a", "kind", (1,), 0.3),)},
+        "c": {"after": ("a",), "when": (When("a", "kind", (2,)),)},
+        "d": {"after": ("b", "c")},
+    },
+    {"a": {}, "b": {"after": ("a",), "each": Each("a", "rows", 3.0, most=20)}, "c": {"after": ("b",), "join": True}},
+    {
+        "a": {},
+        "b": {"after": ("a",), "each": Each("a", "rows", 0.7, most=4)},
+        "c": {"after": ("b",), "when": (When("b", "legible", share=0.5),)},
+        "d": {"after": ("b", "c")},
+        "e": {"after": ("a", "d"), "join": True},
+    },
+    {
+        "a": {},
+        "b": {"after": ("a",), "each": Each("a", "boxes", 2.0, most=20), "when": (When("a", "large", share=0.8),)},
+        "c": {"after": ("a",), "when": (When("a", "scene"),)},
+    },
+)
+"""Graphs in which each request decides which branches it takes and into how many parts it is split."""
+
+PATHS: Final = (("a", "c", "d"), ("b", "c"), ("b", "c", "d"))
+"""Paths with deadlines of their own through a, b → c → d."""
+
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "order": ("edf", "fifo"),
+    "batch": ("work_conserving", "timeout", "slack", "deadline"),
+    "route": ("first_idle", "round_robin", "smooth_weighted", "least_loaded"),
+    "drop": ("never", "age", "predictive"),
+    "admit": ("open", "bounded", "predictive"),
+    "place": ("best_fit", "spread"),
+}
+"""Policies that may replace the system's own, each verb in one world of three."""
+
+FAULTS: Final[dict[str, float]] = {
+    "crash_mtbf_s": 3.0,
+    "node_mtbf_s": 8.0,
+    "failed_start": 0.3,
+    "slow_start": 0.3,
+    "refused_resize": 0.3,
+    "straggler": 0.02,
+    "failed_batch": 0.02,
+    "lost_finished": 0.005,
+    "repeated_finished": 0.05,
+    "late_finished": 0.05,
+    "stray_wake_rps": 5.0,
+    "cancelled": 0.05,
+}
+"""The rate of each kind of fault in the worlds where it is on."""
+
+ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
+"""True over believed durations."""
+
+LINK: Final = {"kind": "lte"}
+
+REQUESTS_MAX: Final = 1_500
+"""Keeps a world below a second, so that a minute plays many."""
+
+Value = TypeVar("Value")
+
+
+def random_world(seed: int, system: str = "static") -> World:
+    """The world of a seed, under a system with its published parameters and some of its policies replaced."""
+    random = stream(seed, "swarm")
+    stages = _stages(random, seed)
+    nodes = tuple(
+        Node(f"node-{number}", "custom", random.choice((8.0, 16.0, 32.0)), 256 << 30)
+        for number in range(random.randint(1, 3))
+    )
+    slowest_ms = sum(map(_alone_ms, stages))
+    slo_ms = round(slowest_ms * random.choice((1.5, 4.0, 10.0, 30.0)), 3)
+    rate_rps = sum(node.cores for node in nodes) * 1000.0 / slowest_ms * random.choice((0.1, 0.3, 0.7, 1.2))
+    duration_s = float(random.randint(3, 12))
+    rate_rps = round(min(rate_rps, REQUESTS_MAX / duration_s), 6)
+    spec = _load(random, rate_rps)
+    truth, link = _truth(random, seed, _fan_out(stages, seed))
+    return World(
+        seed=seed,
+        application=Application(
+            f"world-{seed}",
+            slo_ms,
+            stages,
+            SystemChoice(system, _parameters(random, system)),
+            nodes,
+            declared_paths=_paths(stages, seed, slo_ms),
+        ),
+        trace=trace_from(spec, seed=seed, duration_s=duration_s, folder=Path()),
+        duration_ns=s(duration_s),
+        truth=truth,
+        link=link,
+        slos_ns=(ms(slo_ms), ms(slo_ms * 0.5), ms(slo_ms * 2.0)) if random.random() < 0.3 else (),
+        errors={(stage.name, variant.name): random.choice(ERRORS) for stage in stages for variant in stage.variants},
+        faults=_faults(random),
+        origin=_command(seed, system),
+    )
+
+
+def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
+    graph = random.choice(GRAPHS)
+    # A stream of its own, so that worlds without such a graph stay what they were before there were any.
+    own = stream(seed, "graph")
+    chosen: dict[str, Edges] = {name: {"after": after} for name, after in graph.items()}
+    if len(graph) > 1 and own.random() < 0.5:
+        chosen = own.choice(BRANCHING)
+    elif len(graph) > 1 and own.random() < 0.3:
+        chosen = {"a": {}, "b": {}, "c": {"after": ("a", "b")}, "d": {"after": ("c",)}}
+    return tuple(Stage(name, _variants(random), **edges) for name, edges in chosen.items())
+
+
+def _paths(stages: Sequence[Stage], seed: int, slo_ms: float) -> tuple[PathWithDeadline, ...]:
+    """Tight and loose deadlines for the paths of the one graph that has some."""
+    if tuple(stage.name for stage in stages) != ("a", "b", "c", "d") or stages[1].after:
+        return ()
+    own = stream(seed, "paths")
+    slos_ms = [slo_ms * own.choice((0.7, 1.0, 1.5)) for _ in PATHS]
+    return tuple(PathWithDeadline(path, ms(slo), 1 / 3) for path, slo in zip(PATHS, slos_ms, strict=True))
+
+
+def _fan_out(stages: Sequence[Stage], seed: int) -> dict[str, tuple[int, ...]]:
+    """True numbers of parts where they are not as believed: none, one, and one more than allowed."""
+    own = stream(seed, "parts")
+    return {stage.name: (0, 1, stage.each.most + 1) for stage in stages if stage.each and own.random() < FAN_OUT}
+
+
+def _alone_ms(stage: Stage) -> float:
+    """The believed latency of a batch of one on one core."""
+    profile = stage.variants[0].profile
+    assert profile is not None
+    return profile.latency_ms.latency_ms(1, 1.0)
+
+
+def _variants(random: Random) -> tuple[Variant, ...]:
+    return (
+        Variant("large", accuracy=80.0, profile=_profile(random)),
+        Variant("small", accuracy=70.0, profile=_profile(random)),
+    )
+
+
+def _profile(random: Random) -> Profile:
+    return Profile(
+        latency_ms=Amdahl(
+            gamma=random.uniform(1.0, 40.0),
+            epsilon=random.uniform(0.0, 10.0),
+            delta=random.uniform(0.0, 5.0),
+            eta=random.uniform(0.1, 10.0),
+        ),
+        max_batch=random.choice((1, 2, 4, 8, 16)),
+        max_cores=random.choice((4.0, 16.0)),
+        load_s=random.choice((0.0, 0.5, 3.0)),
+        memory_bytes=random.choice((0, 1 << 30, 8 << 30)),
+    )
+
+
+def _load(random: Random, rate_rps: float) -> dict[str, Any]:
+    return random.choice(
+        (
+            {"kind": "poisson", "rate": rate_rps},
+            {"kind": "equal", "rate": rate_rps},
+            {"kind": "burst", "rate": rate_rps},
+            {"kind": "gamma", "rate": rate_rps, "cv": 3.0},
+            {"kind": "onoff", "rate": rate_rps * 2, "on_s": 1.0, "off_s": 1.0},
+            {"kind": "square", "rate": rate_rps / 2, "burst_rate": rate_rps * 2, "period_s": 3.0, "burst_s": 1.0},
+        )
+    )
+
+
+def _truth(random: Random, seed: int, fan_out: dict[str, tuple[int, ...]]) -> tuple[Truth, Link | None]:
+    network, link = None, None
+    if random.random() < 0.3:
+        payloads_kb = random.choice(((50.0,), (10.0, 50.0, 200.0)))
+        network = NetworkTruth(LINK, payloads_kb, _one(random, "delay", "attach"))
+        link = link_from(LINK, seed=seed, folder=Path())
+    truth = Truth(
+        service=ServiceTruth(ratio=random.choice((1.0, 1.05, 1.1)), cv=random.choice((0.0, 0.03, 0.3))),
+        resize_ms=random.choice((0.0, 10.0, 50.0, 500.0)),
+        resize=_one(random, "next_batch", "rescale"),
+        cold_start=ColdStartTruth(random.choice((0.0, 0.2, 3.0)), random.choice((0.0, 0.5)), random.random() < 0.5),
+        network=network,
+        fan_out=fan_out,
+    )
+    return truth, link
+
+
+def _faults(random: Random) -> FaultRates:
+    on = {kind: value for kind, value in FAULTS.items() if random.random() < 0.25}
+    return convert(on, FaultRates)
+
+
+def _parameters(random: Random, system: str) -> dict[str, Any]:
+    swapped: dict[str, Any] = {verb: random.choice(names) for verb, names in CHOICES.items() if random.random() < 1 / 3}
+    if system == "static":
+        swapped |= {"replicas": random.randint(1, 4), "cores": random.choice((0.5, 1.0, 2.0))}
+    return swapped
+
+
+def _one(random: Random, *values: Value) -> Value:
+    return random.choice(values)
+
+
+def _command(seed: int, system: str) -> str:
+    """The command that plays this world again."""
+    return f"python -m sloop.sim.fuzz --seed {seed} --system {system}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play worlds until the time is up; 1 as soon as one breaks an invariant."""
-    parser = argparse.ArgumentParser(prog="python -m sloop.sim.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on (default: 60)")
-    parser.add_argument("--seed", type=int, help="play this world only")
+    """Play worlds until the time is up. Returns 1 as soon as one breaks an invariant, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sloop.sim.fuzz", description="Play random worlds under all checkers."
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="start no world after this time (default: 60)")
+    parser.add_argument("--seed", type=int, help="play only the world of this seed")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), help="default: all")
+    parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), help="default: all systems")
     options = parser.parse_args(arguments)
     systems = options.system or sorted(SYSTEMS)
     seeds = [options.seed] if options.seed is not None else count(options.first)
@@ -29,11 +275,11 @@ def main(arguments: list[str] | None = None) -> int:
     for seed in seeds:
         for system in systems:
             try:
-                requests += simulate(world_from_seed(seed, system)).played.requests
+                requests += simulate(random_world(seed, system)).requests
             except InputError:
-                continue  # a system that is not made for this application
+                continue  # the system cannot serve this application
             except AssertionError as failure:
-                again = f"reproduce with: python -m sloop.sim.fuzz --seed {seed} --system {system}"
+                again = f"reproduce with: {_command(seed, system)}"
                 sys.stderr.write(f"{type(failure).__name__}: {failure}\n{again}\n")
                 return 1
             worlds += 1

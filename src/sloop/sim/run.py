@@ -1,56 +1,80 @@
-"""A simulated run: a world played to its end, under the eyes of the checkers.
+"""A simulated run: a world played to its end, watched by the checkers.
 
-Promises that nothing but the world enters the run, and that whoever wants its product, the event log, gets it through
-a sink: a file, a list, or the folds of a report.
+Promises that nothing but the world enters the run. The run's product, the event log, goes to the sinks: a file, a list,
+or the fold behind a report.
 """
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import structs
 
-from sloop.policies.order.edf import Edf
-from sloop.runlog import Sink, Tee
+from sloop.runlog import Record, Sink
 from sloop.sim.checkers import Checkers
-from sloop.sim.engine import PATIENCE_NS, CoreLike, Played, play
+from sloop.sim.cluster import Cluster
+from sloop.sim.engine import PATIENCE_NS, Append, CoreLike, RunTotals, play
+from sloop.sim.truth.cold_start import START_S_ASSUMED
 from sloop.sim.world import World
-
-
-class Run(Struct, frozen=True):
-    """What a run was and how it went; what happened in it is in the sinks."""
-
-    world: World
-    played: Played
 
 
 def simulate(
     world: World,
     sinks: Sequence[Sink] = (),
     *,
-    checkers: bool = True,
+    check_first: int | None = None,
     core: CoreLike | None = None,
     patience_ns: int = PATIENCE_NS,
-) -> Run:
-    """Play `world`. With `checkers`, raises Violation at the first record that breaks an invariant.
+) -> RunTotals:
+    """Play `world`. Raises Violation at the first record that breaks an invariant.
 
-    `core` replaces the world's own, to prove that the checkers catch a broken one.
+    `check_first` is how many records the checkers see: all by default, none for 0. Checking the whole log takes as long
+    as playing it. `core` replaces the world's own, to prove that the checkers catch a broken one.
     """
-    setup = world.setup()
-    edf = isinstance(setup.system.policies.order, Edf)
-    nodes = world.application.cluster
-    hopeless = setup.system.policies.drop.is_hopeless
-    checking = (
-        Checkers(world.application, nodes, edf=edf, is_hopeless=hopeless, origin=world.origin) if checkers else None
+    setup, cluster = world.setup(), world.cluster()
+    policies = setup.system.policies
+    checkers = Checkers(
+        world.application,
+        world.application.cluster,
+        order=policies.order,
+        is_hopeless=policies.drop.is_hopeless,
+        origin=world.origin,
     )
-    listening: list[Sink] = [*sinks, *([checking] if checking else [])]
-    sink = listening[0] if len(listening) == 1 else Tee(*listening) if listening else None
-    played = play(
+    appends: list[Append] = [sink.append for sink in sinks]
+    watching = _watch(checkers, appends, check_first)
+    totals = play(
         core or setup.core(),
-        world.cluster(),
-        world.outside(),
+        cluster,
+        world.ingress(),
         until_ns=world.lead_ns + world.duration_ns,
-        sink=sink,
+        appends=appends,
         patience_ns=patience_ns,
     )
-    if checking:
-        checking.finish()
-    return Run(world, played)
+    if watching in appends:
+        checkers.finish()
+    return structs.replace(totals, assumed=_assumed(cluster))
+
+
+def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Append:
+    """Let the checkers see the first records, all for None: appended last, they can leave without disturbing others."""
+    left = first
+
+    def append(now_ns: int, record: Record) -> None:
+        nonlocal left
+        assert left is not None
+        checkers.append(now_ns, record)
+        left -= 1
+        if not left:
+            appends.remove(append)
+
+    watching = checkers.append if first is None else append
+    if first != 0:
+        appends.append(watching)
+    return watching
+
+
+def _assumed(cluster: Cluster) -> tuple[str, ...]:
+    """One line for each variant whose cold starts were neither measured nor declared."""
+    why = "its profile has no `load_s`, the scenario no `truth.cold_start.start_s`"
+    return tuple(
+        f"{stage}/{variant}: cold starts take {START_S_ASSUMED:g} s ({why})"
+        for stage, variant in sorted(cluster.cold_start.assumed)
+    )

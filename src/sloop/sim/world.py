@@ -1,6 +1,6 @@
-"""A world: everything a simulated run is determined by. The same world gives the same log, byte for byte (law 6).
+"""A world: everything that determines a simulated run. The same world gives the same log, byte for byte (law 6).
 
-Promises to keep the two halves apart: what the core is given (application, beliefs, system, nodes) and what is true
+Promises to keep two halves apart: what the core is given (application, beliefs, system, nodes) and what is true
 (service times, links, faults). A world is a value; each run makes its own core, cluster and streams from it.
 """
 
@@ -9,41 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from msgspec import Struct
-
 from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
 from sloop.runlog import read_log
+from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, Truths
-from sloop.sim.outside import Stream, later, outside
-from sloop.sim.truth.cold_start import ColdStart
-from sloop.sim.truth.failure import NO_FAULTS, Failure, Faults
-from sloop.sim.truth.network import Network
-from sloop.sim.truth.noise import Shape
-from sloop.sim.truth.recorded import as_recorded, runs_of, ways_of
-from sloop.sim.truth.resize import Resize
-from sloop.sim.truth.service import Runs, Service, Variant
-from sloop.sim.truth.ways import Ways, Went
+from sloop.sim.truth.branches import BranchSampler
+from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
+from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler
+from sloop.sim.truth.network import ClientNetwork, Ingress, shifted, with_faults
+from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
+from sloop.sim.truth.service import ServiceSampler
 from sloop.systems.setup import Setup, set_up
-from sloop.units import ms, s
+from sloop.units import ms
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
 
+AS_DECLARED: Final = Truth()
+"""The truth of a scenario that declares none."""
 
-class Recorded(Struct, frozen=True):
-    """What was true in a run that another one is to resemble."""
-
-    runs: Runs = {}  # msgspec makes a new one for each
-    """How long its batches took."""
-    ways: Went = {}
-    """Which way its requests went."""
-
-
-NOT_RECORDED: Final = Recorded()
-
-AS_DECLARED = Truth()
-"""The truth of a scenario that says nothing of it."""
-
-BYTES_PER_KB = 1024
+BYTES_PER_KB: Final = 1024
 """As in the payload knob of the Sponge specification (§4.3)."""
 
 
@@ -53,39 +37,40 @@ class World:
 
     seed: int
     application: Application
-    """Its profiles are what is believed, its cluster are the nodes, its system is what decides."""
+    """Its profiles are what policies believe, its cluster the nodes, its system what decides."""
     trace: Trace
     """When clients begin to send."""
     duration_ns: int
-    """How long the control loop runs at least; requests still open then are waited for."""
+    """How long the control loop runs at least; requests that are still open then are waited for."""
     lead_ns: int = 0
-    """How long everything runs before the trace begins: it decides where in a planning period its bursts fall."""
+    """How long everything runs before the trace begins: decides where in a planning period the trace's bursts fall."""
     truth: Truth = AS_DECLARED
     link: Link | None = None
-    """The clients' link; None for none, whatever `truth.network` names."""
+    """The clients' link, made from `truth.network`; None where requests arrive when they are sent."""
     slos_ns: tuple[int, ...] = ()
     """Drawn per request; empty for the application's own."""
-    errors: Mapping[Variant, float] = field(default_factory=dict)
+    errors: Mapping[VariantKey, float] = field(default_factory=dict)
     """True over believed durations, for variants where this differs from `truth.profile_error`."""
-    recorded: Recorded = field(default_factory=lambda: NOT_RECORDED)
-    """Of a run that this one is to resemble: goes before `truth.service`, and `fan_out` and `shares`."""
-    shape: Shape = "normal"
-    faults: Faults = NO_FAULTS
+    recorded: RecordedRun = field(default_factory=lambda: NOT_RECORDED)
+    """A run that this one is to resemble; overrides `truth.service`, `network`, `fan_out` and `shares`."""
+    faults: FaultRates = NO_FAULTS
     origin: str = ""
     """The command that plays this world again."""
 
     @classmethod
     def from_scenario(cls, scenario: Scenario, choice: SystemChoice | None = None) -> Self:
-        """The world a scenario declares, for one of its systems, the first if not said.
+        """The world that a scenario declares, for one of its systems, by default the first.
 
-        InputError where a trace or a link cannot be read.
+        Raises InputError if a trace or a link cannot be read.
         """
         choice = choice or scenario.systems[0]
         application, truth = replace(scenario.application, system=choice), scenario.truth
         folder = Path(application.file).parent
-        where = f"{application.locate('trace')}: trace"
         trace = trace_from(
-            scenario.trace, seed=scenario.seed, duration_s=scenario.duration_s, folder=folder, where=where
+            application.declared("trace", scenario.trace),
+            seed=scenario.seed,
+            duration_s=scenario.duration_s,
+            folder=folder,
         )
         return cls(
             seed=scenario.seed,
@@ -94,12 +79,12 @@ class World:
             duration_ns=scenario.duration_ns,
             truth=truth,
             link=_link(scenario, folder),
-            faults=Faults(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
+            faults=FaultRates(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
             origin=f"sloop simulate {application.file} --system {choice.label} --seed {scenario.seed}",
         )
 
     def setup(self) -> Setup:
-        """What the core is made of, fresh; it knows nothing of what is true. InputError as `set_up`."""
+        """A fresh core's parts, which know nothing of what is true. Raises InputError as `set_up` does."""
         return set_up(self.application)
 
     def cluster(self) -> Cluster:
@@ -111,56 +96,59 @@ class World:
             for variant in stage.variants
             if variant.profile is not None
         }
-        errors = dict.fromkeys(profiles, truth.profile_error) | dict(self.errors)
-        runs = self.recorded.runs
-        declared = ServiceTruth() if runs else truth.service
-        service = Service(
+        durations_ns = self.recorded.durations_ns
+        declared = ServiceTruth() if durations_ns else truth.service
+        service = ServiceSampler(
             self.seed,
-            as_recorded(profiles, runs),
-            shape=self.shape,
+            profiles,
+            shape=declared.shape,
             cv=declared.cv,
             ratio=declared.ratio,
-            recorded=runs,
-            errors=errors,
+            recorded=durations_ns,
+            errors=dict.fromkeys(profiles, truth.profile_error) | dict(self.errors),
         )
         start = truth.cold_start
         truths = Truths(
             service=service,
-            cold_start=ColdStart(self.seed, start_ns=s(start.start_s), jitter=start.jitter, warm=start.warm),
-            resize=Resize(self.seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
-            failure=Failure(self.seed, self.faults),
-            ways=self._ways(),
+            cold_start=ColdStartSampler(
+                self.seed, profiles, start_s=start.start_s, jitter=start.jitter, warm=start.warm
+            ),
+            resize=ResizeSampler(self.seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
+            faults=FaultSampler(self.seed, self.faults),
+            branches=self._branches(),
         )
         return Cluster(truths, [node.name for node in self.application.cluster])
 
-    def outside(self) -> Stream:
-        """A fresh stream of what comes from outside."""
+    def ingress(self) -> Ingress:
+        """A fresh stream of everything that comes to the server from outside."""
         declared = self.truth.network
-        network = Network(
+        network = ClientNetwork(
             self.seed,
             slos_ns=self.slos_ns or (self.application.slo_ns,),
             payloads_bytes=[round(kb * BYTES_PER_KB) for kb in declared.payload_kb] if declared else (0,),
             link=self.link,
             semantics=declared.semantics if declared else "delay",
+            delays=self.recorded.delays,
         )
-        # Its own generator of faults: how the cluster's are interleaved with these must not matter.
-        failure = Failure(self.seed, self.faults)
+        # A sampler apart from the cluster's: its draws must not depend on how the two are interleaved.
+        faults = FaultSampler(self.seed, self.faults)
         arrivals = network.deliver(self.trace.times_ns())
         if self.application.declared_paths:
-            arrivals = self._ways().entering(arrivals)
+            arrivals = self._branches().entering(arrivals)
         if self.lead_ns:
-            arrivals = later(arrivals, self.lead_ns)
-        return outside(arrivals, failure, self.lead_ns + self.duration_ns)
+            arrivals = shifted(arrivals, self.lead_ns)
+        return with_faults(arrivals, faults, self.lead_ns + self.duration_ns)
 
-    def _ways(self) -> Ways:
-        truth = self.truth
-        graph, went = self.application.graph, self.recorded.ways
-        return Ways(self.seed, graph, fan_out=truth.fan_out, shares=truth.shares, recorded=went)
+    def _branches(self) -> BranchSampler:
+        truth, graph = self.truth, self.application.graph
+        return BranchSampler(
+            self.seed, graph, fan_out=truth.fan_out, shares=truth.shares, recorded=self.recorded.branches
+        )
 
 
-def recorded_in(log: Path) -> Recorded:
-    """What was true in a logged run, for `World.recorded`. InputError where it is no log."""
-    return Recorded(runs_of(read_log(log)), ways_of(read_log(log)))
+def recorded_in(log: Path) -> RecordedRun:
+    """What was true in a logged run, for `World.recorded`. Raises InputError if the file is not an event log."""
+    return recorded_run(read_log(log))
 
 
 def _link(scenario: Scenario, folder: Path) -> Link | None:
@@ -169,5 +157,5 @@ def _link(scenario: Scenario, folder: Path) -> Link | None:
         return None
     if isinstance(network.link, str):
         return read_link(network.link)
-    where = f"{scenario.application.locate('truth.network.link')}: truth.network.link"
-    return link_from(network.link, seed=scenario.seed, folder=folder, where=where)
+    link = scenario.application.declared("truth.network.link", network.link)
+    return link_from(link, seed=scenario.seed, folder=folder)

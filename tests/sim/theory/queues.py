@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import factorial
 
 from sloop.actions import End, StartBatch
+from sloop.app.scenario import NoiseShape
 from sloop.runlog import Record
 from sloop.sim import simulate
-from sloop.sim.truth.noise import Shape
 from sloop.units import to_s
 from sloop.vocabulary import Request, RequestId
 from tests.sim.scene import world
@@ -63,7 +63,14 @@ class Visits:
 
 
 def visits(
-    seed: int, *, servers: int, load: float, shape: Shape, cv: float = 0.0, requests: int = 6_000, settling: int = 0
+    seed: int,
+    *,
+    servers: int,
+    load: float,
+    shape: NoiseShape,
+    cv: float = 0.0,
+    requests: int = 6_000,
+    settling: int = 0,
 ) -> Visits:
     """A first-come-first-served queue of `servers` with service of mean 10 ms, about `requests` long."""
     rate_rps = load * servers / SERVICE_S
@@ -74,13 +81,12 @@ def visits(
         max_batch=1,
         system={"name": "static", "replicas": servers, "order": "fifo", "drop": "never"},
         trace={"kind": "poisson", "rate": rate_rps},
-        truth={"service": {"ratio": 1.0, "cv": cv}},
+        truth={"service": {"ratio": 1.0, "cv": cv, "shape": shape}},
         duration_s=requests / rate_rps,
         slo_ms=1e6,
         cores=float(servers),
-        shape=shape,
     )
-    simulate(played, [seen], checkers=False)
+    simulate(played, [seen], check_first=0)
     return seen
 
 

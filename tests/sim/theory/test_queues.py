@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from sloop.sim.truth.noise import Shape
+from sloop.app.scenario import NoiseShape
 from sloop.units import to_s
 from tests.sim.theory.queues import Visits, erlang_c, visits, wait_many_s, wait_one_s
 
@@ -35,7 +35,7 @@ def assert_meets(theory: float, measure: Callable[[int], float], *, within: floa
 )
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_one_server_waits_as_pollaczek_and_khinchine_say(
-    shape: Shape, cv: float, squared_variation: float, load: float
+    shape: NoiseShape, cv: float, squared_variation: float, load: float
 ) -> None:
     theory_s = wait_one_s(load, squared_variation)
     assert_meets(

@@ -1,17 +1,54 @@
-from sloop.sim.truth.cold_start import ColdStart
-from sloop.units import s
+from sloop.profile import Profile, Quadratic
+from sloop.sim.truth.cold_start import START_S_ASSUMED, ColdStartSampler, ResizeSampler
+from sloop.units import ms, s
+
+A = ("only", "a")
+
+
+def profile(load_s: float) -> Profile:
+    return Profile(latency_ms=Quadratic(0, 10, 5), max_batch=2, max_cores=2, load_s=load_s)
 
 
 def test_a_warm_world_has_its_first_replicas_at_once_and_no_others() -> None:
-    start = ColdStart(1, start_ns=s(10))
-    assert start.draw_ns(0) == 0
-    assert start.draw_ns(1) == s(10)
-    assert ColdStart(1, start_ns=s(10), warm=False).draw_ns(0) == s(10)
+    start = ColdStartSampler(1, {}, start_s=10)
+    assert start.draw_ns(0, *A) == 0
+    assert start.draw_ns(1, *A) == s(10)
+    assert ColdStartSampler(1, {}, start_s=10, warm=False).draw_ns(0, *A) == s(10)
 
 
 def test_jitter_spreads_starts_evenly_about_the_mean() -> None:
-    start = ColdStart(1, start_ns=s(10), jitter=0.2)
-    drawn = [start.draw_ns(1) for _ in range(1_000)]
+    start = ColdStartSampler(1, {}, start_s=10, jitter=0.2)
+    drawn = [start.draw_ns(1, *A) for _ in range(1_000)]
     assert s(8) <= min(drawn) < s(8.1)
     assert s(11.9) < max(drawn) <= s(12)
     assert abs(sum(drawn) / len(drawn) - s(10)) < s(0.1)
+
+
+def test_a_start_takes_what_the_variant_s_profile_says_unless_the_scenario_declares_it() -> None:
+    profiles = {A: profile(2.5), ("only", "b"): profile(0.75)}
+    start = ColdStartSampler(1, profiles)
+    assert (start.draw_ns(1, *A), start.draw_ns(1, "only", "b")) == (s(2.5), s(0.75))
+    declared = ColdStartSampler(1, profiles, start_s=7)
+    assert declared.draw_ns(1, *A) == s(7)
+    assert ColdStartSampler(1, profiles, start_s=0).draw_ns(1, *A) == 0, "declared as none"
+    assert not start.assumed
+    assert not declared.assumed
+
+
+def test_a_start_that_nothing_tells_of_is_assumed_and_noted_when_one_happens() -> None:
+    start = ColdStartSampler(1, {A: profile(0.0)})
+    assert start.draw_ns(0, *A) == 0
+    assert not start.assumed, "warm"
+    assert start.draw_ns(1, *A) == s(START_S_ASSUMED)
+    assert start.assumed == {A}
+
+
+def test_the_delay_is_the_one_declared_unless_it_is_noisy() -> None:
+    assert ResizeSampler(1, delay_ns=ms(50)).draw_ns() == ms(50)
+    noisy = ResizeSampler(1, delay_ns=ms(50), cv=0.2)
+    assert len({noisy.draw_ns() for _ in range(50)}) > 10
+
+
+def test_a_batch_in_flight_keeps_its_speed_by_default() -> None:
+    assert not ResizeSampler(1).rescales
+    assert ResizeSampler(1, in_flight="rescale").rescales

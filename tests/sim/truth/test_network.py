@@ -3,9 +3,14 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from sloop.sim.truth.network import Network, Semantics
+from sloop.app.scenario import Delivery
+from sloop.events import Cancelled, Woke
+from sloop.sim.truth.failure import FaultRates, FaultSampler
+from sloop.sim.truth.network import ClientNetwork, shifted, with_faults
 from sloop.units import ms, s
+from sloop.vocabulary import Request, RequestId
 from sloop.workload import Link
 
 LINK = Link("test", [1000.0, 100.0, 2000.0], "assumed: test")
@@ -13,12 +18,12 @@ LINK = Link("test", [1000.0, 100.0, 2000.0], "assumed: test")
 KB = 100_000
 
 
-def network(semantics: Semantics = "delay") -> Network:
-    return Network(1, slos_ns=(s(1),), payloads_bytes=(KB,), link=LINK, semantics=semantics)
+def network(semantics: Delivery = "delay") -> ClientNetwork:
+    return ClientNetwork(1, slos_ns=(s(1),), payloads_bytes=(KB,), link=LINK, semantics=semantics)
 
 
 def test_without_a_link_requests_arrive_when_they_are_sent() -> None:
-    [(at_ns, request)] = Network(1, slos_ns=(ms(200),)).deliver([ms(7)])
+    [(at_ns, request)] = ClientNetwork(1, slos_ns=(ms(200),)).deliver([ms(7)])
     assert (at_ns, request.sent_ns, request.arrived_ns, request.deadline_ns) == (ms(7), ms(7), ms(7), ms(207))
 
 
@@ -50,7 +55,67 @@ def test_arrivals_come_in_order_and_none_is_lost(sent_ns: list[int]) -> None:
 
 
 def test_payloads_and_deadlines_are_drawn_evenly_and_independently() -> None:
-    mixed = Network(1, slos_ns=(ms(100), ms(200)), payloads_bytes=(KB, 2 * KB), link=LINK, semantics="attach")
+    mixed = ClientNetwork(1, slos_ns=(ms(100), ms(200)), payloads_bytes=(KB, 2 * KB), link=LINK, semantics="attach")
     seen = Counter((request.slo_ns, request.elapsed_ns) for _, request in mixed.deliver([0] * 4_000))
     assert len(seen) == 4
     assert all(900 < count < 1_100 for count in seen.values())
+
+
+def test_recorded_delays_come_in_order_and_then_at_random() -> None:
+    delays = ((ms(1), ms(3)), (ms(2), ms(2)), (0, ms(5)))
+    recorded = ClientNetwork(1, slos_ns=(s(1),), link=LINK, delays=delays)
+    seen = [
+        (request.arrived_ns - request.sent_ns, at_ns - request.sent_ns)
+        for at_ns, request in recorded.deliver(range(0, s(10), ms(10)))
+    ]
+    assert tuple(seen[:3]) == delays
+    assert set(seen[3:]) == set(delays)
+
+
+def test_recorded_delays_keep_the_arrival_where_they_are_attached() -> None:
+    recorded = ClientNetwork(1, slos_ns=(s(1),), semantics="attach", delays=((ms(80), ms(81)),))
+    [(at_ns, request)] = recorded.deliver([ms(100)])
+    assert (request.sent_ns, request.arrived_ns, at_ns, request.deadline_ns) == (ms(20), ms(100), ms(101), ms(1020))
+
+
+ARRIVALS = [
+    (ms(10 * number), Request(RequestId(number), ms(10 * number), ms(10 * number), s(9))) for number in range(100)
+]
+
+
+def test_a_world_without_such_faults_has_arrivals_only() -> None:
+    assert list(with_faults(iter(ARRIVALS), FaultSampler(1), s(1))) == ARRIVALS
+
+
+def test_later_is_the_same_later() -> None:
+    moved = list(shifted(iter(ARRIVALS), s(2)))
+    assert [(at_ns - s(2), request.id, request.slo_ns) for at_ns, request in moved] == [
+        (at_ns, request.id, request.slo_ns) for at_ns, request in ARRIVALS
+    ]
+    assert all(at_ns == request.arrived_ns and request.sent_ns >= s(2) for at_ns, request in moved)
+
+
+def test_later_requests_begin_where_they_did() -> None:
+    arrivals = [(at_ns, replace(request, enters=("b",))) for at_ns, request in ARRIVALS]
+    assert {request.enters for _, request in shifted(iter(arrivals), s(2))} == {("b",)}
+
+
+def test_clients_leave_after_they_came_and_time_does_not_go_back() -> None:
+    failure = FaultSampler(1, FaultRates(cancelled=0.5, stray_wake_rps=20.0))
+    events = list(with_faults(iter(ARRIVALS), failure, s(1)))
+    assert all(before[0] <= after[0] for before, after in pairwise(events))
+    left = {event.request: at_ns for at_ns, event in events if isinstance(event, Cancelled)}
+    assert 30 < len(left) < 70
+    assert all(at_ns >= ms(10 * id) for id, at_ns in left.items())
+    stray_ns = [at_ns for at_ns, event in events if isinstance(event, Woke)]
+    assert 5 < len(stray_ns) < 50
+    assert max(stray_ns) < s(1)
+    assert [event for _, event in events if isinstance(event, Request)] == [request for _, request in ARRIVALS]
+
+
+def test_one_kind_of_fault_does_not_move_another() -> None:
+    def leaving(faults: FaultRates) -> list[int]:
+        events = with_faults(iter(ARRIVALS), FaultSampler(1, faults), s(1))
+        return [at_ns for at_ns, event in events if isinstance(event, Cancelled)]
+
+    assert leaving(FaultRates(cancelled=0.2)) == leaving(FaultRates(cancelled=0.2, stray_wake_rps=50.0))

@@ -1,6 +1,4 @@
-"""What a run's batches took, cell by cell, as truth for another run."""
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from msgspec import structs
@@ -9,14 +7,19 @@ from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
 from sloop.profile import Profile, Quadratic, Sample
 from sloop.runlog import Record
-from sloop.sim.truth.recorded import RUNS_MIN, as_recorded, runs_of, ways_of
-from sloop.sim.truth.service import Service
+from sloop.runlog.durations import BATCHES_MIN, Durations
+from sloop.sim.truth.recorded import recorded_run
+from sloop.sim.truth.service import ServiceSampler, with_recorded
 from sloop.units import ms
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId
 
 A = ("only", "a")
 R0 = ReplicaId(0)
 PROFILE = Profile(latency_ms=Quadratic(0, 10, 5), max_batch=2, max_cores=2)
+
+
+def durations_of(records: Iterable[tuple[int, Record]]) -> Durations:
+    return recorded_run(records).durations_ns
 
 
 def log_of(took_ms: Sequence[float], *, batch: int = 1, cores: float = 1.0) -> list[tuple[int, Record]]:
@@ -32,18 +35,18 @@ def log_of(took_ms: Sequence[float], *, batch: int = 1, cores: float = 1.0) -> l
 
 
 def test_a_batch_took_from_its_order_to_its_answer() -> None:
-    took_ms = [7, 9] * RUNS_MIN
-    assert runs_of(log_of(took_ms, batch=2, cores=0.5)) == {A: {(2, 0.5): list(map(ms, took_ms))}}
-    assert runs_of(log_of([40.0] * (RUNS_MIN - 1))) == {A: {}}, "too few to say anything"
+    took_ms = [7, 9] * BATCHES_MIN
+    assert durations_of(log_of(took_ms, batch=2, cores=0.5)) == {A: {(2, 0.5): list(map(ms, took_ms))}}
+    assert durations_of(log_of([40.0] * (BATCHES_MIN - 1))) == {A: {}}, "too few to say anything"
 
 
 def test_what_a_resize_interrupted_counts_for_no_core_count() -> None:
-    records = log_of([4.0] * RUNS_MIN)
+    records = log_of([4.0] * BATCHES_MIN)
     at_ns = records[-1][0]
-    more = StartBatch(BatchId(RUNS_MIN), R0, "only", (RequestId(RUNS_MIN),))
+    more = StartBatch(BatchId(BATCHES_MIN), R0, "only", (RequestId(BATCHES_MIN),))
     records += [(at_ns, more), (at_ns + ms(3), Resized(R0, 2.0)), (at_ns + ms(8), Finished(more.batch, R0, ms(8)))]
-    records += [(now_ns + at_ns + ms(9), later(record)) for now_ns, record in log_of([2.0] * RUNS_MIN)[1:]]
-    assert runs_of(records) == {A: {(1, 1.0): [ms(4)] * RUNS_MIN, (1, 2.0): [ms(2)] * RUNS_MIN}}
+    records += [(now_ns + at_ns + ms(9), later(record)) for now_ns, record in log_of([2.0] * BATCHES_MIN)[1:]]
+    assert durations_of(records) == {A: {(1, 1.0): [ms(4)] * BATCHES_MIN, (1, 2.0): [ms(2)] * BATCHES_MIN}}
 
 
 def later(record: Record) -> Record:
@@ -61,9 +64,9 @@ def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured()
         origin="measured",
         samples=(Sample(1, 1.0, 15, 15, 9, (15.0, 15.0)), Sample(2, 1.0, 25, 25, 9, (20.0, 30.0))),
     )
-    took_ms = [8.0, 8.0, 12.0, 12.0] * RUNS_MIN
-    runs = runs_of(log_of(took_ms))
-    speed = Service(1, as_recorded({A: measured}, runs), recorded=runs).speed(*A, 1.0)
+    took_ms = [8.0, 8.0, 12.0, 12.0] * BATCHES_MIN
+    runs = durations_of(log_of(took_ms))
+    speed = ServiceSampler(1, {A: measured}, recorded=runs).speed(*A, 1.0)
     assert speed.means_ns == pytest.approx([0.0, 10e6, 25e6])
     assert [next(speed.noises[1]) * speed.means_ns[1] for _ in range(6)] == pytest.approx(
         [8e6, 8e6, 12e6, 12e6, 8e6, 8e6]
@@ -72,24 +75,24 @@ def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured()
 
 
 def test_between_recorded_cells_a_profile_of_promises_follows_them() -> None:
-    runs = {A: {(1, 1.0): [ms(40)] * RUNS_MIN, (1, 2.0): [ms(20)] * RUNS_MIN}}
-    speed = Service(1, as_recorded({A: PROFILE}, runs), recorded=runs).speed(*A, 4 / 3)
+    runs = {A: {(1, 1.0): [ms(40)] * BATCHES_MIN, (1, 2.0): [ms(20)] * BATCHES_MIN}}
+    speed = ServiceSampler(1, {A: PROFILE}, recorded=runs).speed(*A, 4 / 3)
     assert speed.means_ns[1] == pytest.approx(30e6)
 
 
 def test_nothing_recorded_changes_nothing() -> None:
-    assert as_recorded({A: PROFILE}, {}) == {A: PROFILE}
-    assert as_recorded({A: PROFILE}, {A: {}}) == {A: PROFILE}
+    assert with_recorded(PROFILE, {}) is PROFILE
 
 
 def test_requests_and_parts_went_where_the_log_says() -> None:
     def visits(batch: int, stage: str, *ids: int, parts: tuple[int, ...] = ()) -> StartBatch:
         return StartBatch(BatchId(batch), R0, stage, tuple(map(RequestId, ids)), parts)
 
-    def done(batch: int, *ways: tuple[int, ...]) -> Finished:
-        return Finished(BatchId(batch), R0, ms(1), ways)
+    def done(batch: int, *edge_counts: tuple[int, ...]) -> Finished:
+        return Finished(BatchId(batch), R0, ms(1), edge_counts)
 
     records: list[Record] = [
+        StartReplica(R0, ReplicaSpec("only", "a", 1.0)),
         visits(0, "find", 4, 7),
         done(0, (3, 1), (0, 1)),
         done(0, (9, 9), (9, 9)),
@@ -99,7 +102,15 @@ def test_requests_and_parts_went_where_the_log_says() -> None:
         done(2),
         visits(3, "find", 8),
     ]
-    assert ways_of((0, record) for record in records) == {
+    assert recorded_run((0, record) for record in records).branches == {
         "find": {(4, 0): (3, 1), (7, 0): (0, 1)},
         "read": {(4, 0): (1,), (4, 2): (0,)},
     }
+
+
+def test_requests_are_as_late_as_the_log_says_in_order_of_sending() -> None:
+    log: list[tuple[int, Record]] = [
+        (ms(20), Request(RequestId(0), ms(9), ms(19), ms(99))),
+        (ms(21), Request(RequestId(1), ms(7), ms(21), ms(97))),
+    ]
+    assert recorded_run(log).delays == ((ms(14), ms(14)), (ms(10), ms(11)))

@@ -1,5 +1,9 @@
-"""What really happens in a simulated world, as against what policies believe of it (law 2).
+"""What really happens in a simulated world, as opposed to what policies believe (law 2).
 
-Each module owns one kind of truth: it is given its parameters and draws from its own named streams of the world's
-seed. Nothing above or beside `sim/` may import this package; the core meets truth only through events.
+Each module samples one kind of truth from its parameters and from named streams of the world's seed: `service` (how
+long batches take; interference belongs there), `branches` (what requests do in the graph), `cold_start` (starts and
+resizes), `network` (requests on their way to the server; flows between nodes belong there) and `failure`. `recorded`
+reads a log as truth for another run.
+
+Only `sloop.sim` may import this package; the core meets truth only through events.
 """

@@ -1,85 +1,153 @@
-"""Network: what a request spends on its way here, and in which order requests arrive.
+"""The network between clients and the server: when requests are sent, when they arrive, which clients leave.
 
-A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (sponge specification, §1.4):
+A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (Sponge specification, §1.4):
 
 * `delay`: sent at t, arrives at t + transfer(t), deadline t + SLO. Later requests may overtake earlier ones.
 * `attach`: arrives at t with that much of its budget already used: sent at t − transfer(t), deadline sent + SLO.
 
-Draws payloads and SLOs from streams `payload` and `slo`. Must not know what serves the requests.
+Without a link, requests arrive when they are sent. A recorded run's delays include what a gateway takes before it tells
+the core of a request. Request ids count in order of the trace. Payloads and SLOs are drawn from streams `payload` and
+`slo`. Flows between nodes, which transfers of weights
+will need, belong here, too.
+
+Promises streams in order of time, made as they are read: a run of any length needs little memory. Must not know the
+cluster or what serves the requests.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush, merge
 from itertools import chain, count, islice, repeat
-from operator import add
+from operator import add, itemgetter
 from random import Random
-from typing import Literal, cast
+from typing import Final, cast
 
-from sloop.sim.truth.noise import chosen
+from sloop.app.scenario import Delivery
+from sloop.events import WOKE, Cancelled, Event
+from sloop.sim.truth.failure import FaultSampler
+from sloop.sim.truth.service import choices
 from sloop.streams import stream
 from sloop.vocabulary import Request, RequestId
-from sloop.workload.link import Link
+from sloop.workload import Link
 
-Semantics = Literal["delay", "attach"]
 Arrival = tuple[int, Request]
 """An instant and the request that arrives at it."""
+Ingress = Iterator[tuple[int, Event]]
+"""Everything that comes to the server from outside."""
+Delay = tuple[int, int]
+"""How long after it was sent a request arrived at the gateway, and how long until the core was told, both in ns."""
 
-PART = 256
-"""Requests that are made ahead of their arrival."""
+AHEAD: Final = 256
+"""Requests that are made ahead of their arrival where there is no link."""
 
 
-class Network:
-    """Turns instants of sending into arrivals in order of arrival; request ids count in order of sending."""
+class ClientNetwork:
+    """Turns the instants of a trace into arrivals.
 
-    def __init__(  # the way of a request, in order
+    `delays` are those of a recorded run, in order of sending; they override `link`.
+    """
+
+    def __init__(
         self,
         seed: int,
         *,
         slos_ns: Sequence[int],
         payloads_bytes: Sequence[int] = (0,),
         link: Link | None = None,
-        semantics: Semantics = "delay",
+        semantics: Delivery = "delay",
+        delays: Sequence[Delay] = (),
     ) -> None:
         self._slos_ns = _draws(slos_ns, stream(seed, "slo"))
         self._payloads_bytes = _draws(payloads_bytes, stream(seed, "payload"))
         self._link = link
         self._semantics = semantics
+        self._delays = delays
+        self._random = stream(seed, "delay")
 
-    def deliver(self, sent_ns: Iterable[int]) -> Iterator[Arrival]:
-        """Arrivals for instants of sending, which must not decrease. Lazy: a run of any length needs little memory."""
-        if self._link is None:
-            return self._at_once(sent_ns)
-        semantics = self._attached if self._semantics == "attach" else self._delayed
-        return semantics(sent_ns, self._link)
+    def deliver(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
+        """Arrivals, in order, for the instants of a trace, which must not decrease."""
+        if self._delays:
+            return self._late(times_ns, self._recorded_delays())
+        if self._link is not None:
+            return self._late(times_ns, self._transfer_delays(self._link))
+        return self._at_once(times_ns)
 
-    def _at_once(self, sent_ns: Iterable[int]) -> Iterator[Arrival]:
-        """The usual case, and most of what comes from outside: a part at a time, none of it in Python's own loop."""
-        ids, times_ns = _ids(), iter(sent_ns)
+    def _at_once(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
+        """The usual case: `AHEAD` requests at a time, made without a loop in Python."""
+        ids, remaining_ns = _ids(), iter(times_ns)
 
         def arrivals(part_ns: list[int]) -> Iterator[Arrival]:
             return zip(part_ns, map(Request, ids, part_ns, part_ns, map(add, part_ns, self._slos_ns)), strict=False)
 
-        return chain.from_iterable(map(arrivals, iter(lambda: list(islice(times_ns, PART)), [])))
+        return chain.from_iterable(map(arrivals, iter(lambda: list(islice(remaining_ns, AHEAD)), [])))
 
-    def _attached(self, sent_ns: Iterable[int], link: Link) -> Iterator[Arrival]:
-        draws = zip(sent_ns, _ids(), self._slos_ns, self._payloads_bytes, strict=False)
-        for at_ns, id, slo_ns, payload_bytes in draws:
-            begun_ns = at_ns - link.transfer_ns(at_ns, payload_bytes)
-            yield at_ns, Request(id, begun_ns, at_ns, begun_ns + slo_ns)
-
-    def _delayed(self, sent_ns: Iterable[int], link: Link) -> Iterator[Arrival]:
-        """Transfers take no negative time, so whatever arrives before the next sending can be handed over."""
+    def _late(self, times_ns: Iterable[int], delays: Callable[[int], Delay]) -> Iterator[Arrival]:
+        """No delay is negative, so whatever arrives before the trace's next instant can be handed over."""
+        attaches = self._semantics == "attach"
         under_way: list[tuple[int, RequestId, Request]] = []
-        draws = zip(sent_ns, _ids(), self._slos_ns, self._payloads_bytes, strict=False)
-        for at_ns, id, slo_ns, payload_bytes in draws:
+        for at_ns, id, slo_ns in zip(times_ns, _ids(), self._slos_ns, strict=False):
             while under_way and under_way[0][0] <= at_ns:
-                arrived_ns, _, request = heappop(under_way)
-                yield arrived_ns, request
-            arrived_ns = at_ns + link.transfer_ns(at_ns, payload_bytes)
-            heappush(under_way, (arrived_ns, id, Request(id, at_ns, arrived_ns, at_ns + slo_ns)))
+                told_ns, _, request = heappop(under_way)
+                yield told_ns, request
+            arrival_ns, telling_ns = delays(at_ns)
+            sent_ns = at_ns - arrival_ns if attaches else at_ns
+            request = Request(id, sent_ns, sent_ns + arrival_ns, sent_ns + slo_ns)
+            heappush(under_way, (sent_ns + telling_ns, id, request))
         while under_way:
-            arrived_ns, _, request = heappop(under_way)
-            yield arrived_ns, request
+            told_ns, _, request = heappop(under_way)
+            yield told_ns, request
+
+    def _transfer_delays(self, link: Link) -> Callable[[int], Delay]:
+        def delay(at_ns: int) -> Delay:
+            transfer_ns = link.transfer_ns(at_ns, next(self._payloads_bytes))
+            return transfer_ns, transfer_ns
+
+        return delay
+
+    def _recorded_delays(self) -> Callable[[int], Delay]:
+        """The recorded delays in order; once they are used up, random ones of them."""
+        delays = chain(self._delays, choices(self._delays, self._random))
+        return lambda _: next(delays)
+
+
+def shifted(arrivals: Iterator[Arrival], lead_ns: int) -> Iterator[Arrival]:
+    """The same arrivals, sent and due `lead_ns` later."""
+    for at_ns, request in arrivals:
+        sent_ns, arrived_ns, deadline_ns = request.sent_ns, request.arrived_ns, request.deadline_ns
+        later_ns = sent_ns + lead_ns, arrived_ns + lead_ns, deadline_ns + lead_ns
+        yield at_ns + lead_ns, Request(request.id, *later_ns, request.enters)
+
+
+def with_faults(arrivals: Iterator[Arrival], faults: FaultSampler, until_ns: int) -> Ingress:
+    """Arrivals together with the clients that leave and the stray wake-ups; the latter end at `until_ns`."""
+    events: Ingress = _with_cancellations(arrivals, faults) if faults.rates.cancelled else arrivals
+    if faults.rates.stray_wake_rps:
+        return merge(events, _stray_wakes(faults, until_ns), key=itemgetter(0))
+    return events
+
+
+def _stray_wakes(faults: FaultSampler, until_ns: int) -> Ingress:
+    mean_s = 1.0 / faults.rates.stray_wake_rps
+    at_ns = faults.after_ns("stray_wake", mean_s)
+    while at_ns < until_ns:
+        yield at_ns, WOKE
+        at_ns += faults.after_ns("stray_wake", mean_s)
+
+
+def _with_cancellations(arrivals: Iterator[Arrival], faults: FaultSampler) -> Ingress:
+    """After each arrival its client may leave, while the request waits, runs or has ended."""
+    rates = faults.rates
+    leaving: list[tuple[int, int, Cancelled]] = []
+    for at_ns, request in arrivals:
+        while leaving and leaving[0][0] <= at_ns:
+            left_ns, _, cancelled = heappop(leaving)
+            yield left_ns, cancelled
+        yield at_ns, request
+        if faults.strikes("cancelled", rates.cancelled):
+            left_ns = at_ns + faults.within_ns("cancelled", rates.cancelled_within_ns)
+            heappush(leaving, (left_ns, request.id, Cancelled(request.id)))
+    while leaving:
+        left_ns, _, cancelled = heappop(leaving)
+        yield left_ns, cancelled
 
 
 def _ids() -> Iterator[RequestId]:
@@ -87,5 +155,5 @@ def _ids() -> Iterator[RequestId]:
 
 
 def _draws(values: Sequence[int], random: Random) -> Iterator[int]:
-    """An endless series of equally likely `values`; a single one costs no draw."""
-    return repeat(values[0]) if len(values) == 1 else chosen(values, random)
+    """Endless draws of equally likely `values`; a single one costs no draw."""
+    return repeat(values[0]) if len(values) == 1 else choices(values, random)

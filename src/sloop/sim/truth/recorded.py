@@ -1,76 +1,52 @@
-"""Truth from a recorded run: how long its batches took, by variant, size and cores, and which way its requests went.
+"""Truth from a recorded run: how long its batches took, which branches its requests took, how late they arrived.
 
-Promises the run's own durations where it ran often enough, and profiles that follow them in between and are the given
-ones elsewhere. What a live server's log says of this machine on that day is the best calibration there is; a policy
-still believes its own profile.
+A live server's log is the best calibration for the machine it ran on. Durations are the run's own for every batch size
+and core count that ran often enough (`sloop.runlog.durations`); other cells stay as the profile has them. Policies
+still believe their own profiles.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct
 
-from sloop.actions import StartBatch, StartReplica
-from sloop.events import Finished, Resized
-from sloop.profile import Profile, Sample
-from sloop.profile.sample import sample_of
+from sloop.actions import StartBatch
+from sloop.events import Finished
 from sloop.runlog import Record
-from sloop.sim.truth.service import Runs, Variant, is_measured
-from sloop.sim.truth.ways import Went
-from sloop.vocabulary import BatchId, ReplicaId
-
-RUNS_MIN: Final = 20
-"""Batches of one size on one core count, below which the profile's own cell stays."""
+from sloop.runlog.durations import BatchDurations, Durations
+from sloop.sim.truth.branches import RecordedBranches
+from sloop.sim.truth.network import Delay
+from sloop.vocabulary import BatchId, Request
 
 
-def runs_of(records: Iterable[tuple[int, Record]]) -> Runs:
-    """How long each finished batch of a log took from its order to its answer, cells with few batches left out.
+class RecordedRun(Struct, frozen=True):
+    """What was true in a run that a simulated one is to resemble. Empty parts leave the scenario's truth in place."""
 
-    Those a resize interrupted belong to no core count, and are left out, too.
-    """
-    found: dict[Variant, dict[tuple[int, float], list[int]]] = defaultdict(lambda: defaultdict(list))
-    replicas: dict[ReplicaId, tuple[Variant, float]] = {}
-    started: dict[BatchId, tuple[int, StartBatch, float]] = {}
-    for now_ns, record in records:
-        if isinstance(record, StartReplica):
-            replicas[record.replica] = (record.spec.stage, record.spec.variant), record.spec.cores
-        elif isinstance(record, Resized) and record.replica in replicas:
-            replicas[record.replica] = replicas[record.replica][0], record.cores
-        elif isinstance(record, StartBatch):
-            started[record.batch] = now_ns, record, replicas[record.replica][1]
-        elif isinstance(record, Finished) and record.batch in started:
-            begun_ns, batch, cores = started.pop(record.batch)
-            variant, cores_now = replicas[batch.replica]
-            if cores == cores_now:
-                found[variant][len(batch.requests), cores].append(now_ns - begun_ns)
-    return {
-        variant: {cell: runs_ns for cell, runs_ns in cells.items() if len(runs_ns) >= RUNS_MIN}
-        for variant, cells in found.items()
-    }
+    durations_ns: Durations = {}  # msgspec makes a new one for each
+    branches: RecordedBranches = {}
+    delays: tuple[Delay, ...] = ()
+    """Per request, in order of sending."""
 
 
-def ways_of(records: Iterable[tuple[int, Record]]) -> Went:
-    """Which edges the requests of a log, and their parts, took when they left a stage where requests part."""
-    found: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
+NOT_RECORDED: Final = RecordedRun()
+
+
+def recorded_run(records: Iterable[tuple[int, Record]]) -> RecordedRun:
+    """What a log tells of the truth, in one pass."""
+    durations = BatchDurations()
+    branches: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
+    requests: list[tuple[int, Delay]] = []
     started: dict[BatchId, StartBatch] = {}
-    for _, record in records:
-        if isinstance(record, StartBatch):
+    for now_ns, record in records:
+        durations.append(now_ns, record)
+        if isinstance(record, Request):
+            requests.append((record.sent_ns, (record.arrived_ns - record.sent_ns, now_ns - record.sent_ns)))
+        elif isinstance(record, StartBatch):
             started[record.batch] = record
-        elif isinstance(record, Finished) and (order := started.pop(record.batch, None)) is not None:
-            found[order.stage] |= dict(zip(order.visits, record.edge_counts, strict=False))
-    return {stage: went for stage, went in found.items() if went}
-
-
-def as_recorded(profiles: Mapping[Variant, Profile], runs: Runs) -> dict[Variant, Profile]:
-    """The profiles with every cell replaced that was recorded."""
-    return {variant: _replaced(profile, runs.get(variant, {})) for variant, profile in profiles.items()}
-
-
-def _replaced(profile: Profile, runs: Mapping[tuple[int, float], Sequence[int]]) -> Profile:
-    recorded = {cell: sample_of(*cell, runs_ns) for cell, runs_ns in runs.items()}
-    kept: dict[tuple[int, float], Sample] = {}
-    if is_measured(profile):
-        kept = {(sample.batch, sample.cores): sample for sample in profile.samples}
-    cells = kept | recorded
-    return structs.replace(profile, samples=tuple(cells[cell] for cell in sorted(cells))) if recorded else profile
+        elif isinstance(record, Finished):
+            batch = started.pop(record.batch, None)
+            if batch is not None and record.edge_counts:
+                branches[batch.stage] |= dict(record.continuing(batch.visits))
+    delays = tuple(delay for _, delay in sorted(requests))
+    return RecordedRun(durations.durations(), dict(branches), delays)

@@ -1,70 +1,89 @@
-"""Service: how long a batch really takes, from giving it to a replica until its answer is back.
+"""Service times: how long a batch really takes, from the order to start it to its answer.
 
-As measured, where the profile keeps durations of the runs it stands on (`Sample.likely_ms`) and nothing else is
-declared: each batch takes one of those of its size and cores, all equally likely, joined between cells as the profile's
-table is. Otherwise, from the figures a profile promises,
+The durations of a variant come from the first of these sources that has any:
 
-    service(b, c) = latency_ms(b, c) · error / ratio · noise        (sponge specification, §1.4)
+1. A recorded run (`sloop simulate --recorded`). The durations of each cell, one batch size on one core count, are
+   played back in their order: a machine is slow for seconds at a time, which independent draws would not show.
+2. The runs that the profile was measured from (`Sample.likely_ms`), unless the scenario declares `truth.service`. Each
+   batch draws one of its cell's durations, all equally likely; between cells they are interpolated as the profile's
+   table is.
+3. The latency that the profile promises (Sponge specification, §1.4):
 
-where `latency_ms` is a P99, `ratio` says by how much it exceeds the true mean (1.0 to 1.1), and the noise is normal
-with a coefficient of variation of some three per cent. Exponential and deterministic noise exist for comparison with
-queueing theory. In both, `error` says by how much the profile is wrong about this variant.
-Where a run was recorded, its batches' durations come back in their order, cell by cell: a machine is slow for seconds
-on end, which independent draws would not show.
-Must not know beliefs, nor what they have learnt: it reads profiles of its own.
+       service(b, c) = latency_ms(b, c) · error / ratio · noise
+
+   `latency_ms` is a 99th percentile, and `ratio` (1.0 to 1.1) is how far it exceeds the true mean. The noise has mean 1
+   and is normal with a coefficient of variation of about 3 %; exponential and deterministic noise exist for comparison
+   with queueing theory.
+
+In all of them `error` is the factor by which the profile is wrong about the variant. Interference between replicas on
+one node will multiply these durations here, too.
+
+The factors are the same for one seed on every machine. The normal noise therefore does not call the platform's `log`
+or `cos`: it draws one of 4,096 equally likely quantiles, rounded to nine decimals, which libraries agree on. That cuts
+the tails at 3.7 standard deviations, which the durations of forward passes do not reach.
+
+Must not know the policies' beliefs nor what they have learnt: it reads profiles of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
-from statistics import fmean
-from typing import Final
+from itertools import cycle, repeat
+from math import log
+from random import Random
+from statistics import NormalDist, fmean
+from typing import Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from sloop.profile import Profile, Table
-from sloop.profile.profile import FLOOR_MS
-from sloop.profile.sample import Sample
-from sloop.sim.truth.noise import Shape, drawn, factors
+from sloop.app.scenario import NoiseShape
+from sloop.profile import LatencyTable, Profile
+from sloop.profile.profile import FLOOR_MS, Sample, sample_of
+from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
 from sloop.units import NS_PER_MS
 
-Variant = tuple[str, str]
-"""Stage and variant."""
-Runs = Mapping[Variant, Mapping[tuple[int, float], Sequence[int]]]
-"""Variant → (batch, cores) → durations in ns, one batch after the other."""
 RATIO: Final = 1.05
 CV: Final = 0.03
-"""Where nothing was measured or declared (sponge specification, §1.4)."""
+"""Where nothing was measured or declared (Sponge specification, §1.4)."""
+
+Value = TypeVar("Value")
+
+NOISE_MIN: Final = 0.05
+"""No draw is shorter than this share of its mean, however large the coefficient of variation."""
+_QUANTILE_BITS: Final = 12
+_QUANTILES: Final = tuple(
+    round(NormalDist().inv_cdf((index + 0.5) / 2**_QUANTILE_BITS), 9) for index in range(2**_QUANTILE_BITS)
+)
 
 
 class Speed(Struct, frozen=True, gc=False):
-    """A variant on some cores: true mean durations in ns by batch size from 0 (always 0.0) to the profile's largest
-    batch, and for each size the noise of one batch after the other, of mean 1."""
+    """A variant on some cores. Both lists are indexed by the batch size, from 0 to the profile's largest batch."""
 
     means_ns: list[float]
+    """True mean durations; 0.0 for a batch of 0."""
     noises: list[Iterator[float]]
+    """Endless factors of mean 1, one for each batch."""
 
 
-class Service:
-    """The world's service times, drawn from stream `service`."""
+class ServiceSampler:
+    """The service times of one world, drawn from stream `service`. The parameters are those of the equation above."""
 
-    def __init__(  # the parameters of the equation above
+    def __init__(
         self,
         seed: int,
-        profiles: Mapping[Variant, Profile],
+        profiles: Mapping[VariantKey, Profile],
         *,
-        shape: Shape = "normal",
+        shape: NoiseShape = "normal",
         cv: float | None = None,
         ratio: float | None = None,
-        errors: Mapping[Variant, float] | None = None,
-        recorded: Runs | None = None,
+        errors: Mapping[VariantKey, float] | None = None,
+        recorded: Durations | None = None,
     ) -> None:
-        self._profiles = profiles
+        self._recorded = recorded or {}
+        self._profiles = {key: with_recorded(profile, self._recorded.get(key, {})) for key, profile in profiles.items()}
         self._ratio = RATIO if ratio is None else ratio
         self._errors = errors or {}
-        self._recorded = recorded or {}
         self._random = stream(seed, "service")
-        self._noise = factors(shape, CV if cv is None else cv, self._random)
+        self._noise = noise(shape, CV if cv is None else cv, self._random)
         self._as_measured = shape == "normal" and cv is None and ratio is None
         self._speeds: dict[tuple[str, str, float], Speed] = {}
 
@@ -76,46 +95,85 @@ class Service:
             if self._as_measured and is_measured(profile):
                 known = self._measured(profile, error, cores)
             else:
-                known = self._declared(profile, error / self._ratio, cores)
+                known = self._promised(profile, error / self._ratio, cores)
             for size in range(1, len(known.means_ns)):
-                runs_ns = self._recorded.get((stage, variant), {}).get((size, cores))
-                if runs_ns:
-                    known.means_ns[size] = mean_ns = fmean(runs_ns)
-                    known.noises[size] = cycle([run_ns / mean_ns for run_ns in runs_ns])
+                durations_ns = self._recorded.get((stage, variant), {}).get((size, cores))
+                if durations_ns:
+                    known.means_ns[size] = mean_ns = fmean(durations_ns)
+                    known.noises[size] = cycle([duration_ns / mean_ns for duration_ns in durations_ns])
             self._speeds[stage, variant, cores] = known
         return known
 
-    def _declared(self, profile: Profile, scale: float, cores: float) -> Speed:
+    def _promised(self, profile: Profile, scale: float, cores: float) -> Speed:
         sizes = range(1, profile.max_batch + 1)
         latency_ms = profile.latency_ms.latency_ms
         means_ns = [0.0, *(max(FLOOR_MS, latency_ms(size, cores)) * scale * NS_PER_MS for size in sizes)]
         return Speed(means_ns, [self._noise] * len(means_ns))
 
     def _measured(self, profile: Profile, error: float, cores: float) -> Speed:
-        parts = parts_of(profile.samples)
+        tables = tables_of(profile.samples)
         means_ns, noises = [0.0], [self._noise]
         for size in range(1, profile.max_batch + 1):
-            durations_ms = [part.latency_ms(size, cores) for part in parts]
+            durations_ms = [table.latency_ms(size, cores) for table in tables]
             mean_ms = fmean(durations_ms)
             means_ns.append(mean_ms * error * NS_PER_MS)
-            noises.append(drawn([duration_ms / mean_ms for duration_ms in durations_ms], self._random))
+            noises.append(draws([duration_ms / mean_ms for duration_ms in durations_ms], self._random))
         return Speed(means_ns, noises)
 
 
 def is_measured(profile: Profile) -> bool:
-    """Whether the profile says of every cell how its runs were spread."""
+    """Whether every cell of the profile keeps the distribution of its runs."""
     return bool(profile.samples) and all(sample.likely_ms for sample in profile.samples)
 
 
-def parts_of(samples: Sequence[Sample]) -> list[Table]:
-    """A table over batch and cores for each of the equally likely durations, the shortest first.
+def tables_of(samples: Sequence[Sample]) -> list[LatencyTable]:
+    """One table over batch and cores for each of the equally likely durations, the shortest first.
 
-    A cell with fewer durations than another counts each of them for several.
+    A cell with fewer durations than another repeats each of its own, so that all tables have all cells.
     """
     count = max(len(sample.likely_ms) for sample in samples)
-    cells: list[dict[int, dict[float, float]]] = [{} for _ in range(count)]
+    tables: list[dict[int, dict[float, float]]] = [{} for _ in range(count)]
     for sample in samples:
         durations_ms = sample.likely_ms
-        for place, part in enumerate(cells):
-            part.setdefault(sample.batch, {})[sample.cores] = durations_ms[place * len(durations_ms) // count]
-    return [Table(part) for part in cells]
+        for number, table in enumerate(tables):
+            table.setdefault(sample.batch, {})[sample.cores] = durations_ms[number * len(durations_ms) // count]
+    return [LatencyTable(table) for table in tables]
+
+
+def with_recorded(profile: Profile, durations_ns: Mapping[tuple[int, float], Sequence[int]]) -> Profile:
+    """The profile with the recorded cells in the place of its own; other measured cells stay."""
+    if not durations_ns:
+        return profile
+    cells = {(sample.batch, sample.cores): sample for sample in profile.samples if is_measured(profile)}
+    cells |= {cell: sample_of(*cell, runs_ns) for cell, runs_ns in durations_ns.items()}
+    return structs.replace(profile, samples=tuple(cells[cell] for cell in sorted(cells)))
+
+
+def noise(shape: NoiseShape, cv: float, random: Random) -> Iterator[float]:
+    """Endless factors of mean 1. `cv` is their standard deviation and counts for `normal` only."""
+    if shape == "exponential":
+        return _exponential(random)
+    if shape == "deterministic" or cv == 0.0:
+        return repeat(1.0)
+    return draws([max(NOISE_MIN, 1.0 + cv * quantile) for quantile in _QUANTILES], random)
+
+
+def draws(values: Sequence[Value], random: Random) -> Iterator[Value]:
+    """Endless draws, all values being equally likely; a power of two of them costs one call of `getrandbits` each."""
+    bits = (len(values) - 1).bit_length()
+    if len(values) != 1 << bits:
+        return choices(values, random)
+    return map(values.__getitem__, map(random.getrandbits, repeat(bits)))
+
+
+def choices(values: Sequence[Value], random: Random) -> Iterator[Value]:
+    """Endless results of `random.choice(values)`, without a call of a Python function for each."""
+    count = len(values)
+    indices = filter(count.__gt__, map(random.getrandbits, repeat(count.bit_length())))
+    return map(values.__getitem__, indices)
+
+
+def _exponential(random: Random) -> Iterator[float]:
+    draw = random.random
+    while True:
+        yield -log(1.0 - draw())

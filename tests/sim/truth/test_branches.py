@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.actions import StartBatch
-from sloop.app.graph import Each, Graph, Step, When
-from sloop.sim.truth.ways import Taken, Ways
+from sloop.app.graph import Each, Graph, GraphStage, When
+from sloop.sim.truth.branches import BranchSampler, EdgeCounts
 from sloop.vocabulary import BatchId, Path, ReplicaId, Request, RequestId
 
 MANY = 5_000
 
 
-def taken(ways: Ways, stage: str, requests: Sequence[int], parts: tuple[int, ...] = ()) -> Taken:
+def taken(ways: BranchSampler, stage: str, requests: Sequence[int], parts: tuple[int, ...] = ()) -> EdgeCounts:
     return ways.taken(StartBatch(BatchId(0), ReplicaId(0), stage, tuple(map(RequestId, requests)), parts))
 
 
 def all_taken(graph: Graph, *, seed: int = 1, shares: Mapping[str, float] | None = None) -> Counter[tuple[int, ...]]:
     """How often requests that leave `a` go each way."""
-    return Counter(taken(Ways(seed, graph, shares=shares), "a", range(MANY)))
+    return Counter(taken(BranchSampler(seed, graph, shares=shares), "a", range(MANY)))
 
 
 def is_near(count: int, share: float) -> bool:
@@ -31,11 +31,11 @@ def is_near(count: int, share: float) -> bool:
     return abs(count - MANY * share) <= 5 * sqrt(MANY * share * (1 - share)) + 1e-9
 
 
-def branch(name: str, output: str, values: tuple[int, ...] = (), share: float | None = None) -> Step:
-    return Step(name, ("a",), (When("a", output, values, share),))
+def branch(name: str, output: str, values: tuple[int, ...] = (), share: float | None = None) -> GraphStage:
+    return GraphStage(name, ("a",), (When("a", output, values, share),))
 
 
-A = Step("a")
+A = GraphStage("a")
 KINDS = Graph((A, branch("b", "kind", (1,), 0.3), branch("c", "kind", (2,), 0.5), branch("d", "kind", (3,), 0.1)))
 
 
@@ -61,7 +61,9 @@ def test_equal_conditions_are_taken_together() -> None:
 
 
 def test_different_outputs_have_nothing_to_do_with_each_other() -> None:
-    found = all_taken(Graph((A, branch("b", "kind", share=0.3), branch("c", "size", share=0.6), Step("d", ("a",)))))
+    found = all_taken(
+        Graph((A, branch("b", "kind", share=0.3), branch("c", "size", share=0.6), GraphStage("d", ("a",))))
+    )
     expected = {(1, 1, 1): 0.18, (1, 0, 1): 0.12, (0, 1, 1): 0.42, (0, 0, 1): 0.28}
     assert found.keys() == expected.keys()
     assert all(is_near(found[ways], share) for ways, share in expected.items()), found
@@ -100,8 +102,8 @@ def test_what_the_application_left_nothing_for_may_come_all_the_same() -> None:
 
 def parts(mean: float, most: int = 1_000, *, fan_out: Sequence[int] = (), count: int = MANY) -> list[int]:
     """Of many requests, how many parts each falls into."""
-    graph = Graph((A, Step("b", ("a",), each=Each("a", "rows", mean, most))))
-    ways = Ways(3, graph, fan_out={"b": fan_out} if fan_out else None)
+    graph = Graph((A, GraphStage("b", ("a",), each=Each("a", "rows", mean, most))))
+    ways = BranchSampler(3, graph, fan_out={"b": fan_out} if fan_out else None)
     return [ways_of_one for (ways_of_one,) in taken(ways, "a", range(count))]
 
 
@@ -132,8 +134,8 @@ def test_the_scenario_says_how_many_parts_there_are_even_too_many() -> None:
 
 def test_who_takes_the_same_output_apart_finds_the_same_rows() -> None:
     def rows_of(*outputs: str) -> set[tuple[int, ...]]:
-        steps = [Step(f"b{at}", ("a",), each=Each("a", output, 3.0)) for at, output in enumerate(outputs)]
-        return set(taken(Ways(1, Graph((A, *steps))), "a", range(200)))
+        steps = [GraphStage(f"b{at}", ("a",), each=Each("a", output, 3.0)) for at, output in enumerate(outputs)]
+        return set(taken(BranchSampler(1, Graph((A, *steps))), "a", range(200)))
 
     assert all(one == other for one, other in rows_of("boxes", "boxes"))
     assert any(one != other for one, other in rows_of("boxes", "faces"))
@@ -141,10 +143,12 @@ def test_who_takes_the_same_output_apart_finds_the_same_rows() -> None:
 
 
 def test_only_some_of_the_parts_meet_a_condition() -> None:
-    graph = Graph((A, Step("b", ("a",), (When("a", "large", share=0.25),), Each("a", "rows", 8.0))))
-    found = [count for (count,) in taken(Ways(1, graph), "a", range(MANY))]
+    graph = Graph((A, GraphStage("b", ("a",), (When("a", "large", share=0.25),), Each("a", "rows", 8.0))))
+    found = [count for (count,) in taken(BranchSampler(1, graph), "a", range(MANY))]
     assert fmean(found) == pytest.approx(2.0, rel=0.1)
-    told = [count for (count,) in taken(Ways(1, graph, shares={"b": 0.5}, fan_out={"b": (4,)}), "a", range(MANY))]
+    told = [
+        count for (count,) in taken(BranchSampler(1, graph, shares={"b": 0.5}, fan_out={"b": (4,)}), "a", range(MANY))
+    ]
     assert fmean(told) == pytest.approx(2.0, rel=0.1)
     assert max(told) == 4
 
@@ -152,15 +156,15 @@ def test_only_some_of_the_parts_meet_a_condition() -> None:
 INSIDE = Graph(
     (
         A,
-        Step("b", ("a",), each=Each("a", "rows", 3.0)),
-        Step("c", ("b",), (When("b", "legible", share=0.5),)),
-        Step("d", ("c",), join=True),
+        GraphStage("b", ("a",), each=Each("a", "rows", 3.0)),
+        GraphStage("c", ("b",), (When("b", "legible", share=0.5),)),
+        GraphStage("d", ("c",), join=True),
     )
 )
 
 
 def test_each_part_is_decided_by_itself() -> None:
-    ways = Ways(1, INSIDE)
+    ways = BranchSampler(1, INSIDE)
     found = taken(ways, "b", [0] * MANY, tuple(range(MANY)))
     assert is_near(sum(count for (count,) in found), 0.5)
     assert ways.taken(StartBatch(BatchId(0), ReplicaId(0), "c", (RequestId(0),), (0,))) == (), "all go on from there"
@@ -169,8 +173,10 @@ def test_each_part_is_decided_by_itself() -> None:
 
 @given(st.permutations(list(range(12))), st.integers(1, 5), st.integers(0, 5))
 def test_it_is_the_same_in_whatever_batches_and_order_they_come(order: list[int], size: int, seed: int) -> None:
-    alone = {(id, part): taken(Ways(seed, INSIDE), "b", [id], (part,))[0] for id in range(4) for part in range(3)}
-    ways = Ways(seed, INSIDE)
+    alone = {
+        (id, part): taken(BranchSampler(seed, INSIDE), "b", [id], (part,))[0] for id in range(4) for part in range(3)
+    }
+    ways = BranchSampler(seed, INSIDE)
     ways.taken(StartBatch(BatchId(0), ReplicaId(0), "a", (RequestId(77),)))
     for start in range(0, 12, size):
         visits = [divmod(number, 3) for number in order[start : start + size]]
@@ -179,18 +185,18 @@ def test_it_is_the_same_in_whatever_batches_and_order_they_come(order: list[int]
 
 
 def test_another_seed_is_another_world() -> None:
-    assert taken(Ways(1, INSIDE), "a", range(50)) != taken(Ways(2, INSIDE), "a", range(50))
+    assert taken(BranchSampler(1, INSIDE), "a", range(50)) != taken(BranchSampler(2, INSIDE), "a", range(50))
 
 
 def test_where_every_request_goes_everywhere_there_is_nothing_to_decide() -> None:
-    plain = Ways(1, Graph((A, Step("b", ("a",)), Step("c", ("a",)))))
+    plain = BranchSampler(1, Graph((A, GraphStage("b", ("a",)), GraphStage("c", ("a",)))))
     assert not plain
     assert taken(plain, "a", [0, 1]) == ()
-    assert Ways(1, KINDS)
+    assert BranchSampler(1, KINDS)
 
 
 WAYS = (Path(("a", "c", "d"), 1, 0.2), Path(("b", "c"), 1, 0.3), Path(("b", "c", "d"), 1, 0.4))
-STEPS = (A, Step("b"), Step("c", ("a", "b")), Step("d", ("c",)))
+STEPS = (A, GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
 
 
 def arrivals(count: int) -> Iterator[tuple[int, Request]]:
@@ -199,7 +205,7 @@ def arrivals(count: int) -> Iterator[tuple[int, Request]]:
 
 
 def test_a_request_is_on_one_of_the_declared_paths_from_its_beginning_to_its_end() -> None:
-    ways = Ways(1, Graph(STEPS, WAYS, 1))
+    ways = BranchSampler(1, Graph(STEPS, WAYS, 1))
     found = Counter[tuple[str, ...]]()
     for at_ns, request in ways.entering(arrivals(MANY)):
         assert at_ns == request.arrived_ns == request.deadline_ns - 100
@@ -212,19 +218,19 @@ def test_a_request_is_on_one_of_the_declared_paths_from_its_beginning_to_its_end
 
 
 def test_without_paths_requests_enter_wherever_they_can() -> None:
-    assert [request.enters for _, request in Ways(1, KINDS).entering(arrivals(3))] == [()] * 3
+    assert [request.enters for _, request in BranchSampler(1, KINDS).entering(arrivals(3))] == [()] * 3
 
 
 def test_a_path_may_lead_through_parts() -> None:
-    steps = (A, Step("b", ("a",), each=Each("a", mean=3.0)), Step("c", ("a", "b"), join=True))
+    steps = (A, GraphStage("b", ("a",), each=Each("a", mean=3.0)), GraphStage("c", ("a", "b"), join=True))
     paths = (Path(("a", "b", "c"), 1, 0.5), Path(("a", "c"), 1, 0.5))
-    ways = Ways(1, Graph(steps, paths, 1), fan_out={"b": (3,)})
+    ways = BranchSampler(1, Graph(steps, paths, 1), fan_out={"b": (3,)})
     assert set(taken(ways, "a", range(500))) == {(3, 0), (0, 1)}
 
 
 def test_as_recorded_requests_go_where_they_went_and_others_like_one_of_them() -> None:
     went = {"b": {(0, 0): (0,), (0, 1): (1,)}, "a": {(id, 0): (count,) for id, count in enumerate((2, 0, 7, 7))}}
-    ways = Ways(5, INSIDE, fan_out={"b": (1,)}, shares={"c": 1.0}, recorded=went)
+    ways = BranchSampler(5, INSIDE, fan_out={"b": (1,)}, shares={"c": 1.0}, recorded=went)
     assert taken(ways, "a", range(4)) == ((2,), (0,), (7,), (7,))
     assert taken(ways, "b", [0, 0], (1, 0)) == ((1,), (0,))
     others = Counter(taken(ways, "a", range(4, MANY + 4)))

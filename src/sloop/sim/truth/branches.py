@@ -1,0 +1,177 @@
+"""Branches: which edges of the graph a request really takes, and into how many parts it is split.
+
+Both depend on the request's content, not on the machines. They are therefore drawn from the request's number and are
+the same whatever system serves it:
+
+- Alternatives that one output decides between exclude each other; edges with the same condition are taken together.
+- Where the application declares paths, each request is on one of them and takes only its edges.
+- The number of parts is Poisson around the believed mean, at most as many as allowed, unless the scenario says how
+  many there are. Edges that split the same output have the same number of rows.
+- Which parts meet a condition is drawn for each part and edge independently.
+
+Must not know beliefs: the shares it reads are the application's own, or the scenario's.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from random import Random
+from typing import Final
+
+from msgspec import structs
+
+from sloop.actions import StartBatch
+from sloop.app.graph import Each, Edge, Graph
+from sloop.sim.truth.network import Arrival
+from sloop.streams import stream
+from sloop.vocabulary import Path, RequestId
+
+RecordedBranches = Mapping[str, Mapping[tuple[int, int], tuple[int, ...]]]
+"""Per stage, by request and part: how many parts took each outgoing edge in a recorded run."""
+
+EdgeCounts = tuple[tuple[int, ...], ...]
+"""Per request of a batch, per outgoing edge: how many parts take the edge."""
+
+DIGITS: Final = 12
+"""Cumulative probabilities are rounded to this many decimals, so that they are the same on every machine."""
+ROUNDING: Final = 1e-12
+"""The most by which declared shares that are meant to sum to 1 miss it; a thousandth of what `sloop.quantities` allows,
+because what is left over is divided by, and a true remainder may be small."""
+
+
+class BranchSampler:
+    """The branches of one world, drawn from streams `path/…` and `ways/…`.
+
+    `fan_out` gives, for stages with `each`, the possible numbers of parts, all equally likely. `shares` gives, for
+    stages with `when`, the fraction of requests that really take them; the rest is divided among the alternatives that
+    it does not name, and taking none, in proportion to the application's own shares. At stages that `recorded` knows,
+    a request takes the edges that the request of its number took there, or those of a random one.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        graph: Graph,
+        *,
+        fan_out: Mapping[str, Sequence[int]] | None = None,
+        shares: Mapping[str, float] | None = None,
+        recorded: RecordedBranches | None = None,
+    ) -> None:
+        self._seed = seed
+        self._graph = graph
+        self._shares = _true_shares(graph, shares or {})
+        self._counts = dict(fan_out or {})
+        self._recorded = recorded or {}
+        self._recorded_counts = {stage: list(taken.values()) for stage, taken in self._recorded.items()}
+        self._tables = {step.name: _poisson_table(step.each) for step in graph.stages.values() if step.each is not None}
+        self._path_bounds = list(accumulate(path.share for path in graph.declared_paths))
+        self._deciding = {
+            name: edges
+            for name, edges in graph.edges.items()
+            if graph.declared_paths or any(edge.when is not None or edge.kind == "each" for edge in edges)
+        }
+        """Outgoing edges of the stages after which requests differ."""
+
+    def __bool__(self) -> bool:
+        """Whether requests differ anywhere."""
+        return bool(self._deciding)
+
+    def entering(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """The same arrivals, each entering at the first stage of its path where paths are declared."""
+        if not self._graph.declared_paths:
+            yield from arrivals
+            return
+        for at_ns, request in arrivals:
+            yield at_ns, structs.replace(request, enters=self._path(request.id).stages[:1])
+
+    def taken(self, order: StartBatch) -> EdgeCounts:
+        """The edges that the requests of a batch take when it is done; empty where all take every edge."""
+        edges = self._deciding.get(order.stage)
+        if not edges:
+            return ()
+        return tuple(self._of_visit(order.stage, edges, request, part) for request, part in order.visits)
+
+    def _of_visit(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
+        random = stream(self._seed, f"ways/{stage}/{request}/{part}")
+        if stage in self._recorded_counts:
+            taken = self._recorded[stage].get((request, part))
+            return random.choice(self._recorded_counts[stage]) if taken is None else taken
+        rows: dict[str, int] = {}
+        if self._graph.declared_paths:
+            on_path = set(pairwise(self._path(request).stages))
+            taken_edges = [(edge, (stage, edge.target) in on_path) for edge in edges]
+            return tuple(
+                self._parts(edge, random, rows) if taken and edge.kind == "each" else int(taken)
+                for edge, taken in taken_edges
+            )
+        return self._of_conditions(edges, random, rows)
+
+    def _of_conditions(self, edges: Sequence[Edge], random: Random, rows: dict[str, int]) -> tuple[int, ...]:
+        """One draw for each output that decides between alternatives: each takes up its share of [0, 1)."""
+        left: dict[str, float] = {}
+        decided: dict[object, bool] = {}
+        counts = []
+        for edge in edges:
+            if edge.when is None:
+                counts.append(self._parts(edge, random, rows) if edge.kind == "each" else 1)
+            elif edge.kind == "each":
+                share = self._shares[edge]
+                counts.append(sum(random.random() < share for _ in range(self._parts(edge, random, rows))))
+            else:
+                output, share = edge.when.output, self._shares[edge]
+                if edge.condition not in decided:
+                    draw = left[output] if output in left else random.random()
+                    decided[edge.condition] = 0.0 <= draw < share
+                    left[output] = draw - share  # negative once one of the alternatives is taken
+                counts.append(int(decided[edge.condition]))
+        return tuple(counts)
+
+    def _parts(self, edge: Edge, random: Random, rows: dict[str, int]) -> int:
+        """How many rows an edge with `each` has; `rows` holds those of the outputs drawn before, and is added to."""
+        each, possible = self._graph.stages[edge.target].each, self._counts.get(edge.target)
+        assert each is not None
+        if each.output in rows:
+            return rows[each.output]
+        count = random.choice(possible) if possible else bisect_right(self._tables[edge.target], random.random())
+        if each.output:
+            rows[each.output] = count
+        return count
+
+    def _path(self, request: RequestId) -> Path:
+        at = stream(self._seed, f"path/{request}").random() * self._path_bounds[-1]
+        return self._graph.declared_paths[min(bisect_right(self._path_bounds, at), len(self._path_bounds) - 1)]
+
+
+def _true_shares(graph: Graph, declared: Mapping[str, float]) -> dict[Edge, float]:
+    """For each edge with a condition, the fraction of requests that take it, of those that could.
+
+    Declared shares override the application's. Alternatives without a declared share keep their proportions, to each
+    other and to taking none; where the application has left nothing for them, they share the rest evenly.
+    """
+    shares: dict[Edge, float] = {}
+    for edges in graph.edges.values():
+        for edge in (edge for edge in edges if edge.when is not None):
+            rivals = [rival for rival in edges if rival.when and edge.when and rival.when.output == edge.when.output]
+            named = {rival.condition: declared[rival.target] for rival in rivals if rival.target in declared}
+            believed = {rival.condition: graph.probability(rival) for rival in rivals}
+            left, was_left = 1.0 - sum(named.values()), 1.0 - sum(believed[condition] for condition in named)
+            even = 1 / (len(believed) - len(named) or 1)
+            proportion = believed[edge.condition] / was_left if was_left > ROUNDING else even
+            shares[edge] = named.get(edge.condition, max(0.0, proportion * left))
+    return shares
+
+
+def _poisson_table(each: Each) -> list[float]:
+    """The probabilities of at most 0, 1, 2, … parts, without the last, which is 1.
+
+    Computed from the likeliest number outwards, each probability from its neighbour's, so that a mean of thousands
+    neither underflows nor needs factorials.
+    """
+    likeliest = min(int(each.mean), each.most)
+    fewer = accumulate(range(likeliest, 0, -1), lambda chance, parts: chance * parts / each.mean, initial=1.0)
+    more = accumulate(
+        range(likeliest + 1, each.most + 1), lambda chance, parts: chance * each.mean / parts, initial=1.0
+    )
+    chances = [*reversed(list(fewer)), *list(more)[1:]]
+    total = sum(chances)
+    return [round(chance / total, DIGITS) for chance in accumulate(chances)][:-1]
