@@ -1,7 +1,7 @@
 """Arithmetic on measured numbers: the one tolerance for comparing floats, and the one definition of a quantile.
 
-Everything that compares rates, cores, shares or durations in milliseconds uses `ROUNDING` or one of the helpers below;
-a module that needs another tolerance says why next to its constant. Must not know what the numbers stand for.
+Everything that compares rates, cores, shares or durations in milliseconds uses `ROUNDING` or one of the functions
+below; a module that needs another tolerance says why next to its constant. Must not know what the numbers stand for.
 """
 
 import math

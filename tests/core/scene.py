@@ -123,7 +123,7 @@ class Scene:
             forecast=forecast or Last(),
             scale=self.script,
         )
-        self.core = Core(application, self.beliefs, policies, nodes)
+        self.core = Core(application.graph, self.beliefs, policies, nodes)
         self.actions: list[Action] = []
 
     def act(self, at_ms: float, *events: object) -> list[Action]:

@@ -8,7 +8,7 @@ happens before. The same events give the same actions, always: that is what repl
 from collections.abc import Callable, Mapping, Sequence
 
 from sloop.actions import Action
-from sloop.app.application import Application
+from sloop.app.graph import Graph
 from sloop.core.control import BUCKET_NS_MAX, ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.protocols import Policies
@@ -34,23 +34,24 @@ Beliefs = Mapping[tuple[str, str], Belief]
 
 
 class Core:
-    """Decides for one application on one cluster."""
+    """Decides for one application on one cluster.
+
+    It takes the application's graph and beliefs, not the application: what files say about models, traces and prices is
+    none of its business, and reading them needs what the core must not import.
+    """
 
     __slots__ = ("_control", "_data", "_stages", "_steps", "state", "wake_ns")
 
-    def __init__(self, application: Application, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
+    def __init__(self, graph: Graph, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
         bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
+        by_stage: dict[str, dict[str, Belief]] = {name: {} for name in graph.stages}
+        for (name, variant), belief in beliefs.items():
+            by_stage[name][variant] = belief
         stages = [
-            StageState(
-                name=stage.name,
-                after=stage.after,
-                beliefs={variant.name: beliefs[stage.name, variant.name] for variant in stage.variants},
-                order=policies.order,
-                bucket_ns=bucket_ns,
-            )
-            for stage in application.order
+            StageState(name, stage.after, by_stage[name], policies.order, bucket_ns)
+            for name, stage in graph.stages.items()
         ]
-        self.state = State(stages, application.graph, nodes)
+        self.state = State(stages, graph, nodes)
         self._stages = tuple(stages)
         self._data = DataPath(self.state, policies)
         self._control = ControlPath(self.state, policies, self._data)

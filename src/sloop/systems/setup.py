@@ -13,7 +13,7 @@ from sloop.core import Core
 from sloop.core.ledger import fits
 from sloop.errors import InputError
 from sloop.events import WOKE
-from sloop.options import placed
+from sloop.options import Value, placed
 from sloop.profile.estimate import Estimate
 from sloop.systems import build_system
 from sloop.systems.system import System
@@ -31,7 +31,7 @@ class Setup:
 
     def core(self) -> Core:
         """The core of this run. Two cores of one setup would share the memories of policies and beliefs."""
-        return Core(self.application, self.beliefs, self.system.policies, self.application.cluster)
+        return Core(self.application.graph, self.beliefs, self.system.policies, self.application.cluster)
 
 
 def set_up(application: Application, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
@@ -43,19 +43,21 @@ def set_up(application: Application, choice: SystemChoice | None = None, *, must
     if choice is not None:
         application = replace(application, system=choice)
     choice = application.system
-    system = build_system(choice.name, application.declared(choice.path, choice.parameters))
-    setup = Setup(application, system, beliefs_of(application))
-    _rehearse(setup, must_fit=must_fit)
+    in_file = application.declared(choice.path, choice.parameters)
+    declared = in_file if choice.path else Value(choice.parameters, "system")
+    setup = Setup(application, build_system(choice.name, declared), beliefs_of(application))
+    _rehearse(setup, declared, must_fit=must_fit)
     return setup
 
 
-def _rehearse(setup: Setup, *, must_fit: bool) -> None:
-    """Let a core make its first plan, so that an impossible one is refused before anything has started."""
-    application = setup.application
-    system = application.declared(application.system.path, application.system.parameters)
-    core = Setup(application, setup.system.fresh(), setup.beliefs).core()
+def _rehearse(setup: Setup, declared: Value, *, must_fit: bool) -> None:
+    """Let a core make its first plan, so that an impossible one is refused before anything has started.
+
+    `declared` is the place of the system in the application's file.
+    """
+    core = Setup(setup.application, setup.system.fresh(), setup.beliefs).core()
     empty_nodes = core.state.ledger.views()
-    with placed(system):
+    with placed(declared):
         core.handle(0, WOKE)
     if core.plan is None or not empty_nodes or not must_fit:
         return
@@ -65,7 +67,7 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
         if not any(fits(spec, memory_bytes, node) for node in allowed):
             wanted = f"{spec.stage}/{spec.variant} with {_size(spec.cores, memory_bytes, spec.device)}"
             what = f"system {setup.system.name} wants replicas of {wanted}, which no node could hold"
-            system.fail(what, f"the largest node, {_largest(application.cluster)}")
+            declared.fail(what, f"the largest node, {_largest(setup.application.cluster)}")
 
 
 def _largest(nodes: Sequence[Node]) -> str:

@@ -103,10 +103,7 @@ PIPELINES: Final = {pipeline.name: pipeline for pipeline in (VIDEO, AUDIO, NLP)}
 
 MOTIVATION: Final = BiscalePipeline("motivation", (("serve", Amdahl(35.0, 0.0, 0.0, 3.4)),), 500, 1, 5, 1.0, 5.5)
 """Built to match the motivation: 26 requests per second on one core, 126 on eight, 130 on five times one."""
-BURSTS: Final = {
-    "burst": ((30, 20), (5, 120), (25, 20)),
-    "plateau": ((10, 20), (40, 120), (10, 20)),
-}
+BURSTS: Final = {"burst": ((30, 20), (5, 120), (25, 20)), "plateau": ((10, 20), (40, 120), (10, 20))}
 """Seconds and rates of Fig. P4.1 and P4.2."""
 
 SECONDS: Final = 660
@@ -148,7 +145,7 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
         """Simulate it; under the checkers for the first seed only, because they take a quarter of the time."""
         world = world_of(self)
         application = world.application
-        core = Core(application, world.setup().beliefs, policies_of(self), application.cluster)
+        core = Core(application.graph, world.setup().beliefs, policies_of(self), application.cluster)
         summary, in_service = RunSummary(world.application.graph, start_ns=0), CoresInService(self.seconds)
         simulate(world, [summary, in_service], core=core, check_first=None if self.seed == 0 else 0)
         in_service.finish()

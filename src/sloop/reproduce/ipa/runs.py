@@ -105,7 +105,7 @@ class IpaTrial(Trial, frozen=True, kw_only=True):
         counts = excerpt_of(self.workload, self.data).counts
         world = world_of(self)
         application = world.application
-        core = Core(application, world.setup().beliefs, policies_of(self), application.cluster)
+        core = Core(application.graph, world.setup().beliefs, policies_of(self), application.cluster)
         summary, plans = RunSummary(world.application.graph, start_ns=0), PlannedAccuracy(PIPELINES[self.pipeline])
         simulate(world, [summary, plans], core=core, check_first=None if self.seed == 0 else 0)
         plans.finish()
@@ -364,7 +364,7 @@ def _readings(results: Results[IpaResult], name: str) -> list[Row]:
             pas = [median(result.pas_by_interval[span]) for result in found]
             note = RIM_SUM_QA if (name, policy) == ("sum-qa", "rim") else ""
             metric, paper = f"cores of {policy}, {phase}", reading.cores
-            claim = Claim(experiment=f"E1-E4 {name}", metric=metric, unit="cores", known="plot", paper=paper, note=note)
+            claim = Claim(f"E1-E4 {name}", metric, "cores", known="plot", paper=paper, note=note)
             if name == "video":  # its figure shows two cores per replica, but its table has one
                 rows.append(contradicted(claim, cores, other=paper / 2))
             else:
@@ -386,7 +386,7 @@ def _video(results: Results[IpaResult], workloads: Sequence[Workload]) -> list[R
     """A: the cost of FA2-low, more accuracy while calm, the same accuracy under load."""
 
     def claim(metric: str, unit: str) -> Claim:
-        return Claim(experiment="A: video", metric=metric, unit=unit)
+        return Claim("A: video", metric, unit)
 
     rows = []
     both: tuple[Policy, Policy] = ("ipa", "fa2-low")
@@ -413,7 +413,7 @@ def _sentiment(results: Results[IpaResult], workloads: Sequence[Workload]) -> li
     """B: accuracy falls with the burst and comes back; the headline."""
 
     def claim(metric: str, **figure: float) -> Claim:
-        return Claim(experiment="B: audio-sent", metric=metric, unit="%", **figure)  # type: ignore[arg-type]
+        return Claim("B: audio-sent", metric, "%", **figure)  # type: ignore[arg-type]
 
     rows = []
     for phase, span, paper in (("calm", CALM, 59.1), ("burst", BURST, 53.5), ("after", AFTER, 59.1)):
@@ -437,13 +437,13 @@ def _sentiment(results: Results[IpaResult], workloads: Sequence[Workload]) -> li
 def _span(results: Results[IpaResult], name: str, peak: float | None) -> list[Row]:
     """C: what the heavy variants would cost."""
     dear = [high / own for high, own in _pairs(results, name, "steady_high", "cores", ("fa2-high", "ipa"))]
-    claim = Claim(experiment=f"C: {name}", metric="cores of FA2-high / IPA, steady_high", unit="×")
+    claim = Claim(f"C: {name}", "cores of FA2-high / IPA, steady_high", "×")
     rows = [bounded(claim, dear, at_least=3)]
     if peak is not None:
         runs = [*results.of(_trial(name, "bursty", "fa2-high")), *results.of(_trial(name, "steady_high", "fa2-high"))]
         most = max(max(result.cores_by_interval) for result in runs)
         metric, note = "largest number of cores of FA2-high", "published: more than 500"
-        claim = Claim(experiment=f"C: {name}", metric=metric, unit="cores", paper=peak, note=note)
+        claim = Claim(f"C: {name}", metric, "cores", paper=peak, note=note)
         rows.append(bounded(claim, [most], at_least=peak, runs=len(runs)))
     return rows
 
@@ -456,7 +456,7 @@ def _ordering(results: Results[IpaResult], name: str, workloads: Sequence[Worklo
     low, own, high = map(fmean, missed.values())
     rows = []
     for policy, found in missed.items() if max(low, own, high) > 0 else ():
-        claim = Claim(experiment=f"D: {name}", metric=f"violations of {policy}, steady_high", unit="%")
+        claim = Claim(f"D: {name}", f"violations of {policy}, steady_high", "%")
         holds = low <= own + EQUAL and own <= high + EQUAL
         rows.append(directed(claim, found, holds=holds, expect="FA2-low ≤ IPA ≤ FA2-high"))
     between = [
@@ -464,7 +464,7 @@ def _ordering(results: Results[IpaResult], name: str, workloads: Sequence[Worklo
         for workload in workloads
         for low, own, high in zip(*(results.each(_trial(name, workload, p), "pas") for p in policies), strict=True)
     ]
-    claim = Claim(experiment=f"D: {name}", metric="runs in which IPA's accuracy lies between FA2's two", unit="%")
+    claim = Claim(f"D: {name}", "runs in which IPA's accuracy lies between FA2's two", "%")
     share = 100 * sum(between) / len(between)
     return [*rows, directed(claim, [share], holds=all(between), expect="FA2-low ≤ IPA ≤ FA2-high in all of them")]
 
@@ -477,9 +477,9 @@ def _preferences(results: Results[IpaResult], name: str) -> list[Row]:
         for figure, (metric, unit, field) in enumerate((("cores", "cores", "cores"), ("100 · PAS", "%", "pas"))):
             means = [results.mean(trial, field) for trial in trials]
             claim = Claim(
-                experiment=f"E6 {name}",
-                metric=f"{metric} if {preferred} is preferred",
-                unit=unit,
+                f"E6 {name}",
+                f"{metric} if {preferred} is preferred",
+                unit,
                 known="plot",
                 paper=PREFERRED[name][place][figure],
                 note="expected: must not rise from accuracy to resources",
@@ -499,11 +499,11 @@ def _latencies(results: Results[IpaResult], name: str) -> list[Row]:
     if any(own.latencies_ms != low.latencies_ms for own, low in zip(runs["ipa"], runs["fa2-low"], strict=True)):
         equal = [own / low for own, low in zip(medians["ipa"], medians["fa2-low"], strict=True)]
         metric = "median latency of IPA / FA2-low"
-        claim = Claim(experiment=f"E7 {name}", metric=metric, unit="×", derived=1.0, note="shown as equal")
+        claim = Claim(f"E7 {name}", metric, "×", derived=1.0, note="shown as equal")
         rows.append(compare(claim, equal))
     lower = [own / mine for own, mine in zip(medians["rim"], medians["ipa"], strict=True)]
     note = f"RIM has {cores['rim'] / cores['ipa']:.2g} times IPA's cores"
-    claim = Claim(experiment=f"E7 {name}", metric="median latency of RIM / IPA", unit="×", note=note)
+    claim = Claim(f"E7 {name}", "median latency of RIM / IPA", "×", note=note)
     return [*rows, directed(claim, lower, holds=max(lower) < 1, expect="lower, as shown")]
 
 
@@ -515,17 +515,17 @@ def _predictors(results: Results[IpaResult], name: str, start_s: float) -> list[
     experiment = f"E8 {name}" + (f", starts of {start_s:g} s" if start_s != APPLY_S else "")
     rows = []
     for predictor, paper in zip(PREDICTORS, VIOLATIONS[name], strict=True):
-        claim = Claim(experiment=experiment, metric=f"violations, {predictor}", unit="%", paper=paper)
+        claim = Claim(experiment, f"violations, {predictor}", "%", paper=paper)
         shape = ordered and mean["reactive"] > NOISE
         rows.append(compare(claim, results.violations(runs[predictor]), shape=shape))
     if mean["lstm"] > NOISE:
-        claim = Claim(experiment=experiment, metric="violations of reactive / lstm", unit="×")
+        claim = Claim(experiment, "violations of reactive / lstm", "×")
         ratio = mean["reactive"] / mean["lstm"]
         rows.append(bounded(claim, [ratio], at_least=1.8, shape=ordered, runs=len(results.of(runs["lstm"]))))
     base = results.cores(runs["lstm"])
     for predictor in PREDICTORS[1:]:
         more = [100 * (other / own - 1) for other, own in zip(results.cores(runs[predictor]), base, strict=True)]
-        claim = Claim(experiment=experiment, metric=f"cores of {predictor} beyond lstm's", unit="%")
+        claim = Claim(experiment, f"cores of {predictor} beyond lstm's", "%")
         rows.append(bounded(claim, more, at_least=-10, at_most=10))
     return rows
 
@@ -539,6 +539,6 @@ def _ranked(results: Results[IpaResult], name: str) -> list[Row]:
         for metric, unit, field in (("100 · PAS", "%", "pas"), ("cores", "cores", "cores")):
             found = results.each(own, field)
             holds = all(mine >= least - NOISE for least, mine in zip(results.each(low, field), found, strict=True))
-            claim = Claim(experiment=f"E9 {name}", metric=f"{metric} with PAS', {workload}", unit=unit)
+            claim = Claim(f"E9 {name}", f"{metric} with PAS', {workload}", unit)
             rows.append(directed(claim, found, holds=holds, expect="not below FA2-low"))
     return rows

@@ -174,7 +174,7 @@ def _core(trial: SpongeTrial, world: World) -> Core:
         payload_bytes = round(max(trial.payload_kb) * BYTES_PER_KB)
         policies = replace(policies, scale=LinkOracle(policies.scale, link_of(trial.data), payload_bytes))
     beliefs = {(STAGE, VARIANT): Estimate(YOLOV5S_S, correct=trial.correct)}
-    return Core(application, beliefs, policies, application.cluster)
+    return Core(application.graph, beliefs, policies, application.cluster)
 
 
 # S3, the evaluation.
@@ -239,11 +239,11 @@ def _derived(results: Results[RunResult]) -> list[Row]:
         for ratio, expected in zip(RATIOS, by_ratio, strict=True):
             if expected is not None:
                 metric = f"violations of {policy.policy}, mean service time l/{ratio:g}"
-                claim = Claim(experiment="S3 evaluation", metric=metric, unit="%", derived=expected)
+                claim = Claim("S3 evaluation", metric, "%", derived=expected)
                 found = results.violations(at(policy, ratio))
                 rows.append(compare(claim, found, shape=_in_order(results, policy, ratio)))
         if cores is not None:
-            claim = Claim(experiment="S3 evaluation", metric=f"cores of {policy.policy}", unit="cores", derived=cores)
+            claim = Claim("S3 evaluation", f"cores of {policy.policy}", "cores", derived=cores)
             rows.append(compare(claim, results.cores(at(policy, MIDDLE)), within=0.15, shape=True))
     return rows
 
@@ -267,9 +267,9 @@ def _monitored(results: Results[RunResult]) -> list[Row]:
     for ratio, expected in zip(RATIOS, DERIVED[SPONGE[0.9]][0], strict=True):
         known, monitored = results.mean(at(SPONGE[0.9], ratio), "violations"), results.violations(at(MONITORED, ratio))
         claim = Claim(
-            experiment="S3 evaluation",
-            metric=f"violations of sponge 0.9 that measures the rate, mean service time l/{ratio:g}",
-            unit="%",
+            "S3 evaluation",
+            f"violations of sponge 0.9 that measures the rate, mean service time l/{ratio:g}",
+            "%",
             derived=expected,
             note=f"it starts on one core and knows no rate for a second; with a known rate, as derived, {known:.2f} %",
         )
@@ -291,7 +291,7 @@ def _printed(results: Results[RunResult]) -> list[Row]:
     shape = min(ratios) >= 4
 
     def claim(metric: str, paper: float, note: str, unit: str = "%", **known: Any) -> Claim:  # noqa: ANN401
-        return Claim(experiment="S3 evaluation", metric=metric, unit=unit, paper=paper, note=note, **known)
+        return Claim("S3 evaluation", metric, unit, paper=paper, note=note, **known)
 
     in_time = "at most 0.3 % according to the figure, elsewhere more than 99.6 % in time"
     return [
@@ -327,7 +327,7 @@ def _acceptance(results: Results[RunResult]) -> list[Row]:
         times = [other / ours for ours, other in zip(own, cold, strict=True)]
 
         def claim(metric: str, unit: str, here: float = ratio) -> Claim:
-            return Claim(experiment="check 6", metric=f"{metric}, mean service time l/{here:g}", unit=unit)
+            return Claim("check 6", f"{metric}, mean service time l/{here:g}", unit)
 
         rows += [
             bounded(claim("violations of Sponge", "%"), own, at_most=0.6, shape=fmean(own) <= 0.6),
@@ -428,14 +428,14 @@ def check_rows(results: Results[RunResult]) -> list[Row]:
 def _burstiness(results: Results[RunResult]) -> list[Row]:
     rows = []
     for what, trial, derived, at_most, cores in CHECK_7:
-        claim = Claim(experiment="check 7", metric=f"violations, {what}", unit="%", derived=derived)
+        claim = Claim("check 7", f"violations, {what}", "%", derived=derived)
         found = results.violations(trial)
         if at_most is not None:
             rows.append(bounded(claim, found, at_most=at_most, shape=fmean(found) < 2 * at_most))
         elif derived is not None:
             rows.append(compare(claim, found, shape=min(found) > SMOOTH_MAX))
         if cores is not None:
-            claim = Claim(experiment="check 7", metric=f"cores, {what}", unit="cores", derived=cores)
+            claim = Claim("check 7", f"cores, {what}", "cores", derived=cores)
             rows.append(compare(claim, results.cores(trial), within=0.2, shape=True))
     return rows
 
@@ -443,10 +443,10 @@ def _burstiness(results: Results[RunResult]) -> list[Row]:
 def _payloads(results: Results[RunResult]) -> list[Row]:
     rows = []
     for what, trial, violations, cores in CHECK_8:
-        claim = Claim(experiment="check 8", metric=f"violations, {what}", unit="%", derived=violations)
+        claim = Claim("check 8", f"violations, {what}", "%", derived=violations)
         rows.append(compare(claim, results.violations(trial), shape=True))
         if cores is not None:
-            claim = Claim(experiment="check 8", metric=f"cores, {what}", unit="cores", derived=cores)
+            claim = Claim("check 8", f"cores, {what}", "cores", derived=cores)
             rows.append(compare(claim, results.cores(trial), within=0.2, shape=True))
     for margin, clmax in CLMAX.items():
         for field, unit in (("violations", "points"), ("cores", "cores")):
@@ -455,7 +455,7 @@ def _payloads(results: Results[RunResult]) -> list[Row]:
                 f"{field}, per_batch - clmax, margin {margin:g}",
                 "per_batch with EDF must need and miss less",
             )
-            claim = Claim(experiment="check 8", metric=metric, unit=unit, note=note)
+            claim = Claim("check 8", metric, unit, note=note)
             apart = [own - other for own, other in pairs]
             rows.append(bounded(claim, apart, at_most=0, shape=sum(apart) < 0))
     return rows
@@ -469,14 +469,14 @@ def _dispatch(results: Results[RunResult]) -> list[Row]:
         for what, found, expected in zip(("full", "work-conserving"), (waiting, prompt), derived, strict=True):
             note = REMAINDER if (what, semantics) == ("full", "attach") else "margin 1, mean service time l"
             metric = f"violations, {what} batches, {semantics}, {fallback}"
-            claim = Claim(experiment="check 9", metric=metric, unit="%", derived=expected, note=note)
+            claim = Claim("check 9", metric, "%", derived=expected, note=note)
             rows.append(compare(claim, found, shape=min(waiting) > max(prompt)))
     found = results.violations(BLIND)
     prompt = results.violations(_check_9(CONSERVING["keep"], "attach"))
     claim = Claim(
-        experiment="check 9",
-        metric="violations, full batches, attach, keep, measured rate",
-        unit="%",
+        "check 9",
+        "violations, full batches, attach, keep, measured rate",
+        "%",
         derived=CHECK_9["attach", "keep"][0],
         note="from batch 1, as in the derived runs",
     )
@@ -577,7 +577,7 @@ def ablation_rows(results: Results[RunResult]) -> list[Row]:
         holds = follows(direction, [fmean(values) for values in found])
         for (setting, trial), values in zip(settings, found, strict=True):
             note = f"{results.mean(at(trial, MIDDLE), 'cores'):.2f} cores"
-            claim = Claim(experiment="ablation", metric=f"violations, {knob}: {setting}", unit="%", note=note)
+            claim = Claim("ablation", f"violations, {knob}: {setting}", "%", note=note)
             rows.append(directed(claim, values, holds=holds, expect=expect))
     return rows
 
