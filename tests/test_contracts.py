@@ -37,8 +37,10 @@ def test_imports_go_downwards_only() -> None:
     [
         ("core/views.py", "import time", "Law 1"),
         ("vocabulary.py", "from random import Random", "Law 1"),
+        ("systems/planning/__init__.py", "import time", "Law 1: systems"),
         ("units.py", "import sloop.sim", "The house"),
         ("report/__init__.py", "import sloop.sim.truth", "Law 2"),
+        ("report/html.py", "import sloop.sim.run", "The house"),
     ],
 )
 def test_a_broken_contract_is_noticed(tmp_path: Path, file: str, line: str, contract: str) -> None:

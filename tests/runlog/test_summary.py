@@ -78,7 +78,7 @@ def test_the_story_in_one_row() -> None:
 def test_the_story_by_second() -> None:
     first, second, third = RunSummary(GRAPH, start_ns=0).fold(STORY).seconds()
     assert (first.arrivals, first.served, first.late, first.rejected) == (4, 1, 2, 1)
-    assert (first.cores, first.queue, first.worst_ms) == (2.0, 0, 220.0)
+    assert (first.cores, first.worst_ms) == (2.0, 220.0)
     assert first.violations == pytest.approx(3 / 4)
     assert (second.arrivals, second.dropped, second.failed, second.worst_ms) == (2, 1, 1, 0.0)
     assert second.cores == pytest.approx(4 * 0.2 + 2 * 0.8)
@@ -268,7 +268,7 @@ def test_simulated_runs_against_a_plain_count(seed: int, rate: float, share: flo
     if row.routes:
         total = sum(math.prod(accuracy[name] for name in route.stages) * route.answered for route in row.routes)
         assert row.accuracy == pytest.approx(total / (row.served + row.late))
-    assert summary.seconds()[-1].queue == 0
+    assert summary.state.waiting == 0
 
 
 # Assumptions

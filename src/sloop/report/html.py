@@ -46,7 +46,8 @@ def log_page(log: RecordedLog) -> str:
     setup, header = rebuild(log.header), log.header
     start_ns = 0 if header.origin == "sim" else None
     summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=start_ns).fold(log)
-    row = summary.row(system=header.system, seed=header.seed)
+    assumed = summary.assumed_starts(header.assumed_starts)
+    row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
     title = f"{setup.application.name}: a {_origin(header)} run of {header.system}"
     return page(title, run_sections(row, summary, log, header))
 

@@ -53,6 +53,8 @@ class Header(Struct, frozen=True, kw_only=True):
     """Versions of what ran: sloop, Python, the runtime."""
     date: str = ""
     """When the run began (ISO 8601)."""
+    assumed_starts: dict[str, str] = {}
+    """Per `stage/variant` the cold start that a simulated world assumes, because nobody has measured or declared it."""
 
 
 class Sink(Protocol):

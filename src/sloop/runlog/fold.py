@@ -72,8 +72,6 @@ class SecondRecord(Struct, gc=False):
     failed: int = 0
     worst_ns: int = 0
     """The longest latency of its answered requests."""
-    waiting: int = 0
-    """Visits in queues when it ended."""
     microcore_ns: int = 0
     """Integral of the allocated microcores over it, once it has ended."""
 
@@ -83,7 +81,7 @@ class SecondRecord(Struct, gc=False):
         return self.late + self.dropped + self.rejected + self.failed
 
 
-class OpenRequest(Struct):
+class OpenRequest(Struct, gc=False):
     """A request that has not ended."""
 
     sent_ns: int
@@ -93,7 +91,7 @@ class OpenRequest(Struct):
     """Since when it waits, or waited before the batch it is in; of an application with a single stage."""
 
 
-class GraphRequest(OpenRequest):
+class GraphRequest(OpenRequest, gc=False):
     """A request that has not ended, in an application of several stages."""
 
     progress: RequestProgress
@@ -558,7 +556,6 @@ class RunState:
             self.cost.charge(self._second_end_ns)
             charged = self.cost.total_microcore_ns
             self._second.microcore_ns, self._charged = charged - self._charged, charged
-            self._second.waiting = self.waiting
             if self.on_second is not None:
                 self.on_second()
             self._open_second(self._second.start_s + 1)
@@ -572,7 +569,6 @@ class RunState:
         """Bring the last second, which may be incomplete, up to the last record."""
         self.cost.charge(self.now_ns)
         self._second.microcore_ns = self.cost.total_microcore_ns - self._charged
-        self._second.waiting = self.waiting
 
 
 def combined_accuracy(accuracies: Sequence[float]) -> float:

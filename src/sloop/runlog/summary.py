@@ -122,8 +122,6 @@ class SecondRow(Struct, frozen=True):
     failed: int
     cores: float
     """Allocated, mean over the second."""
-    queue: int
-    """Visits waiting when it ended."""
     worst_ms: float
     """The longest latency of its answered requests; 0 where there is none."""
 
@@ -227,8 +225,7 @@ class RunSummary:
             passed_ns = min(NS_PER_S, state.now_ns - begun_ns)
             cores = second.microcore_ns / MICROCORES / passed_ns if passed_ns else state.cost.cores
             ends = (second.served, second.late, second.dropped, second.rejected, second.failed)
-            rest = (cores, second.waiting, second.worst_ns / NS_PER_MS)
-            rows.append(SecondRow(second.start_s, second.arrivals, *ends, *rest))
+            rows.append(SecondRow(second.start_s, second.arrivals, *ends, cores, second.worst_ns / NS_PER_MS))
         return rows
 
     # Cost
@@ -407,6 +404,11 @@ class RunSummary:
             sizes, cores = [size for size, _ in beyond], [cores for _, cores in beyond]
             reached = Region(min(sizes), max(sizes), min(cores), max(cores))
             yield f"{name}: extrapolated to {_region(reached)}, measured {_region(profile.region)}"
+
+    def assumed_starts(self, lines: Mapping[str, str]) -> tuple[str, ...]:
+        """Those of `Header.assumed_starts` that the run leaned on: a replica of the variant had a cold start."""
+        started = {f"{stage}/{variant}" for stage, variant, _ in self.state.cold_start_ns}
+        return tuple(line for name, line in lines.items() if name in started)
 
     # The run in one row
 

@@ -13,6 +13,7 @@ from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each
 from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
 from sloop.runlog import MemoryLog, Record
+from sloop.runlog.summary import RunSummary
 from sloop.serve.gateway.metrics import SAMPLES_MAX, SECONDS_KEPT, Metrics
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
@@ -221,6 +222,26 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
     assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
         isinstance(record, Decided) for _, record in log
     )
+
+
+@pytest.mark.parametrize("seed", [1, 4, 9])
+def test_no_figure_is_counted_twice(seed: int) -> None:
+    """What `/metrics` shows of a run is what its summary, and so tables and pages, say of it."""
+    world = random_world(seed)
+    metrics, summary = Metrics(world.application), RunSummary(world.application)
+    simulate(world, [metrics.state, summary])
+    seen, row = scrape(metrics), summary.row(system="any", seed=seed)
+    assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
+        outcome: getattr(row, outcome.value) for outcome in Outcome
+    }
+    assert seen["sloop_attainment_ratio", ()] == pytest.approx(row.attainment)
+    for stage in row.stages:
+        wait_s, count = (seen.get((f"sloop_queue_wait_seconds_{k}", (stage.stage,)), 0.0) for k in ("sum", "count"))
+        assert count == stage.visits
+        assert wait_s == pytest.approx(1e-3 * (stage.mean_wait_ms or 0.0) * stage.visits)
+        assert seen["sloop_drops_total", (stage.stage,)] == stage.dropped
+    core_s = sum(value for (name, _), value in seen.items() if name == "sloop_core_seconds_total")
+    assert core_s == pytest.approx(row.core_seconds)
 
 
 def record_is_open(log: MemoryLog) -> Counter[RequestId]:
