@@ -25,7 +25,8 @@ from sloop.profile.published import YOLOV5S_S
 from sloop.reproduce.biscale import runs as biscale
 from sloop.reproduce.fa2 import runs as fa2
 from sloop.reproduce.ipa import runs as ipa
-from sloop.systems.planning.steady import steady_plan
+from sloop.reproduce.ipa.published import PIPELINES as IPA_PIPELINES
+from sloop.systems.planning import steady_plan
 from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Request, RequestId, Visit
@@ -123,7 +124,7 @@ def cases() -> Iterator[Case]:
     """The applications of three publications as those have them, then the invented ones."""
     vision = fa2.world_of(fa2.Fa2Trial(system="fa2", paths=6)).application
     yield Case("FA2's ten models, six paths", vision, (*TARGETS_MS, *BASELINES))
-    for name in ipa.PIPELINES:
+    for name in IPA_PIPELINES:
         yield Case(f"IPA's {name}", ipa.world_of(ipa.IpaTrial(pipeline=name, workload="bursty")).application)
     for name in biscale.PIPELINES:
         yield Case(f"Biscale's {name}", biscale.world_of(biscale.BiscaleTrial(pipeline=name)).application)
@@ -183,7 +184,7 @@ def planned(case: Case, system: str) -> Planned:
     """Each rate in turn, after one to import what the system needs."""
     setup = set_up(replace(case.application, system=SystemChoice(system)), must_fit=False)
     steady_plan(setup, 1.0)
-    took_ms = [steady_plan(setup, rate_rps).solve_ms for rate_rps in case.rates_rps]
+    took_ms = [steady_plan(setup, rate_rps, time.perf_counter_ns).solve_ms for rate_rps in case.rates_rps]
     target_ms = TARGETS_MS.get(system)
     is_kept = None if target_ms is None else max(took_ms) <= target_ms
     return Planned(case.what, system, median(took_ms), max(took_ms), target_ms, is_kept)

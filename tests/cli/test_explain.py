@@ -1,3 +1,5 @@
+"""`sloop explain` and `sloop replay`: what a log answers."""
+
 import json
 from pathlib import Path
 
@@ -34,7 +36,10 @@ def test_without_a_question_the_reasons_are_counted(log: Path) -> None:
 
 def test_a_request_is_told_from_its_sending_to_its_end(log: Path) -> None:
     story = explain(log, "--request", "3")
-    parts = [story[part] for part in ("way_ms", "queue_ms", "service_ms", "lost_ms")]
+    parts = [
+        story[part]
+        for part in ("network_ms", "gateway_ms", "wait_ms", "service_ms", "transport_ms", "lost_ms", "unaccounted_ms")
+    ]
     assert story["total_ms"] == pytest.approx(sum(float(str(part)) for part in parts))
     shown = CliRunner().invoke(main, ["explain", str(log), "--request", "3"]).stdout
     assert "sent; an answer is due within 100.0 ms" in shown
@@ -50,7 +55,7 @@ def test_a_decision_is_told_with_its_grounds(log: Path) -> None:
     [
         (["--request", "100000"], 1, "the log has requests"),
         (["--at", "-1"], 1, "nothing had been decided"),
-        (["--request", "1", "--at", "1"], 2, "two questions"),
+        (["--request", "1", "--at", "1"], 2, "not both"),
     ],
 )
 def test_what_cannot_be_explained_is_said(log: Path, arguments: list[str], code: int, said: str) -> None:
@@ -66,3 +71,37 @@ def test_the_whole_run_as_a_page(log: Path, tmp_path: Path) -> None:
     failed = CliRunner().invoke(main, ["explain", str(log), "--page", str(tmp_path / "none" / "run.html")])
     assert failed.exit_code == 1
     assert "cannot be written" in failed.stderr
+
+
+@pytest.fixture
+def good_log(app: Path, tmp_path: Path) -> Path:
+    app.write_text(app.read_text() + "trace: {kind: poisson, rate: 50}\nduration_s: 3\n")
+    path = tmp_path / "run.jsonl"
+    result = CliRunner().invoke(main, ["simulate", str(app), "--log", str(path)])
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_a_simulated_run_replays_as_recorded(good_log: Path) -> None:
+    result = CliRunner().invoke(main, ["replay", str(good_log), "--json"])
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert answer["difference"] is None
+    assert answer["events"] > 150
+    assert answer["actions"] > 150
+
+
+def test_a_forged_action_is_found_and_fails(good_log: Path) -> None:
+    lines = good_log.read_text().splitlines()
+    place = next(place for place, line in enumerate(lines) if '"start_batch"' in line)
+    lines[place] = lines[place].replace('"batch":', '"batch":9')
+    good_log.write_text("\n".join(lines) + "\n")
+    result = CliRunner().invoke(main, ["replay", str(good_log)])
+    assert result.exit_code == 1
+    assert f"first difference at record {place}" in result.stdout
+
+
+def test_replay_refuses_what_is_no_log(app: Path) -> None:
+    result = CliRunner().invoke(main, ["replay", str(app)])
+    assert result.exit_code == 1
+    assert "not an event log" in result.stderr

@@ -1,24 +1,31 @@
+"""`sloop plan`, `sloop check` and `sloop systems`: nothing is started."""
+
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from sloop.app.load import load_application
 from sloop.cli import main
+from sloop.cli.check import condition
+from sloop.core.protocols import Policies
+from sloop.systems import SYSTEMS
 
 
-def test_json_has_the_promised_keys(app: Path) -> None:
+def test_the_json_of_a_plan_has_the_promised_keys(app: Path) -> None:
     answer = json.loads(CliRunner().invoke(main, ["plan", str(app), "--rate", "100", "--json"]).stdout)
     keys = {"system", "feasible", "stages", "cores", "usd_per_h", "predicted_ms", "solve_ms", "why"}
     assert answer.keys() >= keys
     assert answer["stages"][0].keys() >= {"stage", "variant", "replicas", "batch", "cores", "predicted_ms"}
+    assert (answer["arrivals"], answer["feasible_arrivals"]) == ("even", ["burst", "even"])
     assert (answer["system"], answer["feasible"], answer["cores"], answer["usd_per_h"]) == ("static", True, 8, 0.68)
 
 
 def test_people_see_the_verdict_and_the_reason(app: Path) -> None:
     shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "1000"]).stdout
     assert "static: not feasible" in shown
-    assert "cannot keep up with 1000 requests/s" in shown
+    assert "cannot keep up with 1,000 requests/s" in shown
 
 
 def test_a_profile_of_another_processor_is_noted(app: Path) -> None:
@@ -36,7 +43,7 @@ def test_a_profile_of_another_processor_is_noted(app: Path) -> None:
         ([], 2, "--rate"),
     ],
 )
-def test_what_is_wrong_is_said(app: Path, arguments: list[str], code: int, said: str) -> None:
+def test_wrong_use_of_plan_is_refused(app: Path, arguments: list[str], code: int, said: str) -> None:
     result = CliRunner().invoke(main, ["plan", str(app), *arguments])
     assert result.exit_code == code
     assert said in result.stderr
@@ -67,26 +74,31 @@ def test_a_graph_explains_itself(app: Path) -> None:
     assert all(row["predicted_ms"] == row["service_ms"] + row["wait_ms"] for row in answer["stages"])
     assert [path["stages"] for path in answer["paths"]] == [["detect", "read", "spell"], ["detect", "digits"]]
     assert answer["paths"][0]["predicted_ms"] == answer["predicted_ms"]
-    assert answer["one_more"].keys() >= {"feasible", "says", "cores", "changes"}
+    assert answer["one_more"].keys() >= {"feasible", "summary", "cores", "changes"}
     shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "4"]).stdout
-    for said in ("What binds", "one more request/s needs", "detect → read → spell", "one more request per second: "):
+    for said in (
+        "Binding constraints",
+        "one more request/s needs",
+        "detect → read → spell",
+        "one more request per second needs",
+    ):
         assert said in shown
 
 
-def test_what_is_lacking_is_said_with_its_stage_and_how_much(app: Path) -> None:
+def test_shortfalls_name_stage_and_amount(app: Path) -> None:
     app.write_text(GRAPH.replace("slo_ms: 2000", "slo_ms: 10"))
     result = CliRunner().invoke(main, ["plan", str(app), "--rate", "4", "--json"])
-    (lack, other) = json.loads(result.stdout)["lacks"]
-    assert (lack["kind"], lack["path"], lack["has"]) == ("deadline", ["detect", "read", "spell"], 10)
+    (first, other) = json.loads(result.stdout)["shortfalls"]
+    assert (first["kind"], first["path"], first["has"]) == ("deadline", ["detect", "read", "spell"], 10)
     assert other["path"] == ["detect", "digits"]
-    assert "too many, even unloaded" in lack["why"]
+    assert "even without load" in first["why"]
 
 
 def test_replicas_that_no_node_could_hold_are_explained_not_refused(app: Path) -> None:
     app.write_text(GRAPH.replace("cores: 4", "cores: 64"))
     result = CliRunner().invoke(main, ["plan", str(app), "--rate", "4"])
     assert result.exit_code == 0
-    assert "the largest node has 16, 48 too few" in " ".join(result.stdout.split())
+    assert "the largest node has 16 cores, 48 too few" in " ".join(result.stdout.split())
 
 
 def test_a_variant_that_no_profile_covers(app: Path) -> None:
@@ -94,5 +106,77 @@ def test_a_variant_that_no_profile_covers(app: Path) -> None:
     app.write_text(GRAPH.replace("join: true, profile: ResNet-T", "join: true, model: net.onnx"))
     result = CliRunner().invoke(main, ["plan", str(app), "--rate", "4"])
     assert result.exit_code == 1
-    assert "no profile covers spell/" in result.stderr
+    assert "spell/spell has no profile" in result.stderr
     assert "sloop profile" in result.stderr
+
+
+def test_check_passes_a_good_application_and_nothing_is_written(app: Path) -> None:
+    result = CliRunner().invoke(main, ["check", str(app), "--json"])
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert answer["application"] == "demo"
+    assert answer["stages"][0]["variants"][0]["profile"] == "fitted"
+    assert answer["plan"]["feasible"] is True
+    assert list(app.parent.iterdir()) == [app]
+
+
+def test_check_fails_an_infeasible_plan(app: Path) -> None:
+    result = CliRunner().invoke(main, ["check", str(app), "--rate", "1000"])
+    assert result.exit_code == 1
+    assert "cannot keep up" in result.stdout
+
+
+def test_check_may_assume_bursts(app: Path) -> None:
+    app.write_text(app.read_text().replace("slo_ms: 1000", "slo_ms: 200"))
+    assert CliRunner().invoke(main, ["check", str(app), "--rate", "40"]).exit_code == 0
+    burst = CliRunner().invoke(main, ["check", str(app), "--rate", "40", "--arrivals", "burst"])
+    assert burst.exit_code == 1
+    assert "not feasible at 40 requests/s, all of a second at once" in burst.stdout
+
+
+def test_a_mistake_names_file_line_key_and_the_fix(app: Path) -> None:
+    app.write_text(app.read_text().replace("slo_ms", "slo_msec"))
+    result = CliRunner().invoke(main, ["check", str(app)])
+    assert result.exit_code == 1
+    assert f"{app}:2" in result.stderr
+    assert "did you mean 'slo_ms'?" in result.stderr
+
+
+def test_how_requests_come_to_stages(app: Path) -> None:
+    app.write_text(
+        "name: g\nslo_ms: 2000\nstages:\n"
+        "  - {name: look, profile: ResNet-T}\n"
+        "  - {name: read, after: look, each: {output: boxes, mean: 3, most: 9}, profile: ResNet-T}\n"
+        "  - {name: sum, after: [look, read], join: true, profile: ResNet-T}\n"
+        "  - {name: face, after: look, when: {output: kind, is: [1, 2], share: 0.25}, profile: ResNet-T}\n"
+        "  - {name: text, after: look, when: {share: 0.5}, profile: ResNet-T}\n"
+        "  - {name: late, after: face, entry: true, profile: ResNet-T}\n"
+        "system: {name: static, cores: 2}\n"
+    )
+    application = load_application(app)
+    assert {stage.name: condition(stage) for stage in application.stages} == {
+        "look": "",
+        "read": "for each boxes of look: 3 on average, 9 at most",
+        "sum": "joins the parts",
+        "face": "when kind of look is 1 or 2 (0.25 of requests)",
+        "text": "for some requests after look (0.5 of requests)",
+        "late": "requests may enter here",
+    }
+    assert "for each boxes of look" in " ".join(CliRunner().invoke(main, ["check", str(app)]).stdout.split())
+    answer = json.loads(CliRunner().invoke(main, ["check", str(app), "--json"]).stdout)
+    read, face = answer["stages"][1], answer["stages"][3]
+    assert (read["each"]["mean"], read["join"], read["when"]) == (3, False, [])
+    assert face["when"] == [{"of": "look", "output": "kind", "values": [1, 2], "share": 0.25}]
+
+
+def test_json_names_every_system_with_a_policy_for_each_verb() -> None:
+    found = json.loads(CliRunner().invoke(main, ["systems", "--json"]).stdout)["systems"]
+    assert [row["name"] for row in found] == list(SYSTEMS)
+    for row in found:
+        assert row.keys() >= {"name", "source", "kind", "slots", "runs"}
+        assert row["slots"].keys() == set(Policies.__dataclass_fields__)
+        assert set(row["runs"]) <= {"live", "sim"}
+
+
+def test_people_see_the_source() -> None:
+    assert SYSTEMS["static"].source[:30] in CliRunner().invoke(main, ["systems"]).stdout

@@ -1,7 +1,7 @@
-"""The command line: `sloop COMMAND`. One file per command, no logic: read options, call a room, show the answer.
+"""The command line: `sloop COMMAND`. One file per command, without logic: read the options, call, print the result.
 
-Until a command is chosen only click is imported, so that `sloop --help` answers at once; hence the table of names below
-rather than imports.
+Until a command is chosen only click is imported, so that `sloop --help` answers at once: hence a table of names below
+instead of imports.
 """
 
 import importlib
@@ -12,25 +12,24 @@ import click
 from sloop import __version__
 
 COMMANDS: Final = {
-    "serve": ("sloop.cli.serve", "Serve an application inside its deadlines."),
-    "profile": ("sloop.cli.profile", "Measure a model on this machine and fit its latency."),
-    "plan": ("sloop.cli.plan", "Say what an application needs at a given rate, and what it costs."),
-    "simulate": ("sloop.cli.simulate", "Run a scenario in the simulator, under one system or several."),
-    "load": ("sloop.cli.load", "Send a trace to a server, never waiting for its answers."),
-    "explain": ("sloop.cli.explain", "Say why a request ended as it did, or why a decision was taken."),
-    "replay": ("sloop.cli.replay", "Feed a recorded run through a fresh core and compare its actions."),
-    "check": ("sloop.cli.check", "Validate an application and print its plan, touching nothing."),
-    "reproduce": ("sloop.cli.reproduce", "Repeat a published experiment beside its published figures."),
-    "systems": ("sloop.cli.systems", "List the systems: who published them and what they are made of."),
+    "serve": ("sloop.cli.serve", "Serve an application over HTTP and gRPC, within its deadlines."),
+    "profile": ("sloop.cli.profile", "Measure the latency of a model on this machine, by batch size and cores."),
+    "plan": ("sloop.cli.plan", "Show what an application needs at a request rate, and what that costs."),
+    "simulate": ("sloop.cli.simulate", "Simulate a scenario, under one system or several."),
+    "load": ("sloop.cli.load", "Send the requests of a trace to a server and count how they end."),
+    "explain": ("sloop.cli.explain", "Explain why a request ended as it did, or why a decision was taken."),
+    "replay": ("sloop.cli.replay", "Repeat the decisions of a recorded run and compare them with the log."),
+    "check": ("sloop.cli.check", "Validate an application file and show its plan, without starting anything."),
+    "reproduce": ("sloop.cli.reproduce", "Repeat published experiments and compare the results with the publication."),
+    "systems": ("sloop.cli.systems", "List the systems: who published them, and which policies they use."),
     "trace": ("sloop.cli.trace", "Describe, convert or plot a trace of arrivals."),
-    "forecast": ("sloop.cli.forecast", "Score forecasters on a trace; train a network on one."),
-    "demo": ("sloop.cli.demo", "Three minutes: a real model under a bursty trace, live and simulated."),
+    "demo": ("sloop.cli.demo", "Run a real model under bursts, live and simulated, and write a report."),
 }
-"""Each command's module, in which the command has its own name, and its line in `sloop --help`."""
+"""Per command its module, where it goes by the same name, and its line in `sloop --help`."""
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group that imports a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -50,7 +49,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, "-V", "--version", prog_name="sloop")
 def main() -> None:
-    """Serve deep-learning models inside their deadlines at the least cost, and try every policy in a simulator first.
+    """Serve deep-learning models within their deadlines at the least cost, and try every policy in a simulator first.
 
     \b
     Example:

@@ -1,85 +1,195 @@
-"""What every command promises: with `--json` one object and nothing else on stdout; errors that say where and the fix.
+"""What all commands share: their output, tables and progress, and the values that several of them read.
 
-A command's function returns an `Answer`, or says it with `say` and runs on; this module alone decides how an answer
-reaches the terminal. Exit codes: 0 done, 1 failed, 2 wrong use (click's own).
+With `--json` a command prints one object on stdout and nothing else; progress and errors go to stderr. An error names
+the place, the problem and the fix. Exit codes: 0 done, 1 failed, 2 wrong use (click's own).
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import click
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as Grid
+from rich.text import Text
 
+from sloop.app.document import parse_yaml
+from sloop.app.load import load_scenario
 from sloop.errors import SloopError
+from sloop.report.tables import Table, as_rich
+from sloop.workload.declare import trace_from
+from sloop.workload.link import Link, link_from, read_link
+from sloop.workload.trace import Trace
 
 JSON: Final = "sloop.cli.json"
-"""Whether `--json` was given, in click's `meta`."""
+"""Key of click's `meta`: whether `--json` was given."""
+TRACE_HELP: Final = (
+    "TRACE is a file of arrivals, a scenario (.yaml), or a mapping such as '{kind: poisson, rate: 100}'."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command found: `value` for programs, `shown` for people."""
+class CommandOutput:
+    """The result of a command, in the forms that `print_output` chooses from."""
 
     value: Any
-    """Anything msgspec can write as one JSON object."""
-    shown: Sequence[RenderableType]
+    """For programs: anything msgspec writes as one JSON object."""
+    display: Sequence[RenderableType]
+    """For people: lines and tables."""
     exit_code: int = 0
 
 
-def say(answer: Answer) -> None:
-    """Print an answer in the form that was asked for."""
+def print_output(output: CommandOutput) -> None:
+    """Print as JSON or for people, as wide as the terminal; in unbroken lines where stdout is a file or a pipe."""
     if click.get_current_context().meta[JSON]:
-        click.echo(msgspec.json.encode(answer.value))
-    else:
-        show(answer.shown)
+        click.echo(msgspec.json.encode(output.value))
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=200, soft_wrap=False)
+    for part in output.display:
+        console.print(part, highlight=False)
 
 
 class Command(click.Command):
-    """A click command whose function returns an `Answer`, or None where it has said it already."""
+    """A click command whose function returns a `CommandOutput`, or None where it has printed one and runs on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # click's own signature
         super().__init__(*args, **kwargs)
-        self.params.append(
-            click.Option(
-                ["--json", "as_json"],
-                is_flag=True,
-                help="Print one JSON object on stdout; everything else goes to stderr.",
-            )
-        )
+        help_text = "Print one JSON object on stdout; everything else goes to stderr."
+        self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help_text))
 
     def invoke(self, ctx: click.Context) -> None:
         ctx.meta[JSON] = ctx.params.pop("as_json")
         try:
-            answer = super().invoke(ctx)
+            output = super().invoke(ctx)
         except SloopError as error:
             what = str(error.args[0])
             click.echo(f"error: {what}", err=True)
             if error.help:
                 click.echo(f"help: {error.help}", err=True)
-            answer = Answer({"error": what, "help": error.help}, (), exit_code=1)
-        if answer is not None:
-            assert isinstance(answer, Answer), f"{self.name} returned {answer!r}"
-            say(answer)
-            if answer.exit_code:
-                ctx.exit(answer.exit_code)
+            output = CommandOutput({"error": what, "help": error.help}, (), exit_code=1)
+        if output is not None:
+            assert isinstance(output, CommandOutput), f"{self.name} returned {output!r}"
+            print_output(output)
+            if output.exit_code:
+                ctx.exit(output.exit_code)
 
 
-def command(name: str, *, example: str, more: str = "") -> Callable[[Callable[..., Answer | None]], Command]:
-    """Make a function the command `name`; its docstring is the help, followed by what there is `more` and `example`."""
+def command(name: str, *, example: str, notes: str = "") -> Callable[[Callable[..., CommandOutput | None]], Command]:
+    """Make a function the command `name`. Its docstring is the help text; `notes` and `example` end it."""
 
-    def made(function: Callable[..., Answer | None]) -> Command:
+    def decorate(function: Callable[..., CommandOutput | None]) -> Command:
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
-        epilog = f"{more}\n\n\b\nExample:\n{lines}".lstrip("\n")
+        epilog = f"{notes}\n\n\b\nExample:\n{lines}".lstrip("\n")
         return click.command(name, cls=Command, epilog=epilog)(function)
 
-    return made
+    return decorate
 
 
-def show(parts: Iterable[RenderableType]) -> None:
-    """Print for people: as wide as the terminal, or unbroken lines where stdout is a file or a pipe."""
-    console = Console() if sys.stdout.isatty() else Console(width=200, soft_wrap=False)
-    for part in parts:
-        console.print(part, highlight=False)
+def table(contents: Table) -> Group:
+    """A table for the terminal, its title on a line of its own so that a narrow table does not break it."""
+    body = as_rich(Table("", contents.columns, contents.rows))
+    return Group(Text(contents.title, style="bold"), body) if contents.title else Group(body)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Grid:
+    """Labels with their values, without lines or headings."""
+    grid = Grid.grid(padding=(0, 3))
+    for label, value in rows:
+        grid.add_row(Text(label, style="bold"), Text(value))
+    return grid
+
+
+class ProgressUpdate(Protocol):
+    """Report that `done` of the bar's total is done; `now` names the current step."""
+
+    def __call__(self, done: float, now: str = "") -> None: ...
+
+
+@contextmanager
+def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
+    """A progress bar on stderr while the block runs, for whatever takes more than two seconds."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(what, total=total)
+
+        def update(done: float, now: str = "") -> None:
+            bar.update(row, completed=done, description=f"{what}: {now}" if now else what)
+
+        yield update
+
+
+def trace_at(source: str, *, seed: int, duration_s: float | None) -> Trace:
+    """The trace that `source` names, see `TRACE_HELP`. InputError where it names none."""
+    if source.lstrip().startswith("{"):
+        return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
+    if source.endswith((".yaml", ".yml")):
+        scenario = load_scenario(source)
+        length_s = scenario.duration_s if duration_s is None else duration_s
+        declared = scenario.application.declared("trace", scenario.trace)
+        return trace_from(declared, seed=seed, duration_s=length_s, folder=Path())
+    return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
+
+
+def link_at(source: str, *, seed: int) -> Link:
+    """The client link that `source` names: a file of bandwidths, or a mapping such as `{kind: lte}`."""
+    if source.lstrip().startswith("{"):
+        return link_from(parse_yaml(source, "LINK"), seed=seed, folder=Path())
+    return read_link(source)
+
+
+def mapping(text: str, where: str) -> dict[str, object]:
+    """A YAML mapping on one line. InputError, naming `where`, for anything else."""
+    return {key: value.content for key, value in parse_yaml(text, where).mapping().items()}
+
+
+class Number(click.FloatRange):
+    """A finite float in a range. Click's own type lets `nan` and `inf` pass, which no duration or rate may be."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  # text, or a default
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        """Empty without bounds, where click would write `x<=None`."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Finite numbers separated by commas: `0.5,1,2`."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+        if not all(map(isfinite, found)):
+            raise ValueError
+        return found
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers; write 0.5,1,2") from None
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas: `1,2,4`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers; write 1,2,4") from None
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name of an input and its dimensions: `data=3,224,224`."""
+    name, _, sizes = text.partition("=")
+    try:
+        return name, tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not NAME=SIZES; write data=3,224,224") from None

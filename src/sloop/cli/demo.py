@@ -1,12 +1,11 @@
-"""`sloop demo`: from nothing to a report."""
+"""`sloop demo`: a real model under bursts, live and simulated, with a report."""
 
 from pathlib import Path
 
 import click
 
-from sloop.cli.command import Answer, command
-from sloop.cli.screen import progress, table
-from sloop.demo.page import html, live_timeline, result, words
+from sloop.cli.command import CommandOutput, command, progress, table
+from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import demonstrate
 from sloop.report.plots import png
 
@@ -17,17 +16,38 @@ sloop demo --seconds 30 --out /tmp/demo --json
 
 
 @command("demo", example=EXAMPLE)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/demo"), help="[out/demo]")
-@click.option("--seconds", "duration_s", type=click.IntRange(10, 600), default=40, help="Of each live run [40].")
-@click.option("--seed", type=click.IntRange(min=0), default=1, help="Of arrivals and link [1].")
-def demo(out: Path, duration_s: int, seed: int) -> Answer:
-    """Profile a real model, serve it under waves of bursts with `static` and `sponge`, foretell both, and report."""
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Folder for the model, the logs and the report.",
+)
+@click.option(
+    "--seconds",
+    "duration_s",
+    type=click.IntRange(10, 600),
+    default=40,
+    show_default=True,
+    help="Length of each live run.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Seed of the arrivals and of the clients' network.",
+)
+def demo(out: Path, duration_s: int, seed: int) -> CommandOutput:
+    """Profile a real model, serve it under bursts with the systems `static` and `sponge`, simulate both, and write a
+    report. It takes two live runs and about a minute.
+    """
     with progress("demo", total=1.0) as advance:
-        shown = demonstrate(out, duration_s=duration_s, seed=seed, tell=advance)
+        results = demonstrate(out, duration_s=duration_s, seed=seed, progress=advance)
     report, plot = out / "report.html", out / "timeline.png"
-    report.write_text(html(shown, str(out)), encoding="utf-8")
-    plot.write_bytes(png(live_timeline(shown)))
-    rows = result(shown)
+    report.write_text(html(results, str(out)), encoding="utf-8")
+    plot.write_bytes(png(live_timeline(results)))
+    rows = result(results)
     keys = [column.replace(" %", "").replace(" ", "_") for column in rows.columns]
     value = {"runs": [dict(zip(keys, row, strict=True)) for row in rows.rows], "report": str(report)}
-    return Answer(value, [words(shown), table(rows), f"report: {report}"])
+    return CommandOutput(value, [summary(results), table(rows), f"report: {report}"])

@@ -46,8 +46,8 @@ def explain(log: Path, request: int | None, at_s: float | None, page: Path | Non
     if request is not None:
         setup = rebuild(recorded.header)
         story = explain_request(recorded, request, setup.application.graph, setup.beliefs)
-        shown = [Text(f"request {request}: {story.summary}"), *visits(story.visits), *timeline(story.steps)]
-        return CommandOutput(story, shown)
+        parts = [Text(f"request {request}: {story.summary}"), *visits(story.visits), *timeline(story.steps)]
+        return CommandOutput(story, parts)
     if at_s is not None:
         setup = rebuild(recorded.header)
         decision = explain_decision(recorded, s(at_s), setup.application.graph, setup.beliefs)

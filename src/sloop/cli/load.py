@@ -1,14 +1,10 @@
-"""`sloop load`: a trace against a server."""
+"""`sloop load`: the requests of a trace, sent to a server."""
 
 from pathlib import Path
 
 import click
 
-from sloop.cli.command import Answer, command
-from sloop.cli.lists import shape
-from sloop.cli.number import Number
-from sloop.cli.screen import facts, progress
-from sloop.cli.source import HELP, link_at, trace_at
+from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, link_at, progress, shape, trace_at
 from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load
 from sloop.load.plan import served_application, split_url
 from sloop.units import to_s
@@ -19,23 +15,59 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
 """
 
 
-@command("load", example=EXAMPLE, more=HELP)
+@command("load", example=EXAMPLE, notes=TRACE_HELP)
 @click.argument("url")
-@click.option("--trace", required=True, metavar="TRACE", help="When requests are sent.")
-@click.option("--slo-ms", type=Number(min=0, min_open=True), required=True, help="End to end, for each.")
-@click.option("--model", help="Application or model to ask [default: the one URL serves].")
-@click.option("--duration-s", type=Number(min=0, min_open=True), help="Only the trace's first seconds.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of arrivals, link and made-up inputs [0].")
-@click.option("--link", metavar="LINK", help="The clients' link: a file, or a mapping such as '{kind: lte}'.")
-@click.option("--payload-kb", type=Number(min=0), help="What the link carries [default: the body].")
+@click.option("--trace", required=True, metavar="TRACE", help="When to send requests; see below.")
 @click.option(
-    "--delivery", type=click.Choice([*map(str, Delivery)]), default="delay", help="What the link does [delay]."
+    "--slo-ms", type=Number(min=0, min_open=True), required=True, help="Deadline of each request, end to end, in ms."
 )
-@click.option("--encoding", type=click.Choice([*map(str, Encoding)]), default="auto", help="How tensors travel [auto].")
-@click.option("--input", "input_file", type=click.Path(path_type=Path), help=".npy tensor or .json body to send.")
-@click.option("--shape", "shapes", type=shape, multiple=True, metavar="NAME=SIZES", help="Of an open input, whole.")
-@click.option("--timeout-s", type=Number(min=0, min_open=True), default=30.0, help="Per request [30].")
-@click.option("--records", type=click.Path(path_type=Path), help="Write a line of JSON for each request here.")
+@click.option("--model", help="Application or model to send requests to [default: the only one at URL].")
+@click.option("--duration-s", type=Number(min=0, min_open=True), help="Send only the first seconds of the trace.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random arrivals, link and inputs."
+)
+@click.option(
+    "--link",
+    metavar="LINK",
+    help="Simulate the clients' network: a file of bandwidths, or a mapping such as '{kind: lte}'.",
+)
+@click.option("--payload-kb", type=Number(min=0), help="kB per request on the link [default: the size of the body].")
+@click.option(
+    "--delivery",
+    type=click.Choice([*map(str, Delivery)]),
+    default="delay",
+    show_default=True,
+    help="What the link's transfer time does: delay each request, or shorten its deadline (attach).",
+)
+@click.option(
+    "--encoding",
+    type=click.Choice([*map(str, Encoding)]),
+    default="auto",
+    show_default=True,
+    help="How tensors are sent: binary, JSON, or binary where the server can read it (auto).",
+)
+@click.option(
+    "--input",
+    "input_file",
+    type=click.Path(path_type=Path),
+    help="Tensor (.npy) or body (.json) to send with every request [default: random values].",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    type=shape,
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Full shape of an input whose dimensions the server leaves open, such as data=1,3,224,224.",
+)
+@click.option(
+    "--timeout-s",
+    type=Number(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Give a request up after this long.",
+)
+@click.option("--records", type=click.Path(path_type=Path), help="Write one line of JSON per request to this file.")
 def load(
     url: str,
     trace: str,
@@ -51,8 +83,11 @@ def load(
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     timeout_s: float,
     records: Path | None,
-) -> Answer:
-    """Send a trace to the Open Inference Protocol v2 server at URL: open loop, never waiting for answers."""
+) -> CommandOutput:
+    """Send the requests of a trace to the Open Inference Protocol v2 server at URL and count how they end.
+
+    The load is open loop: requests are sent when the trace says, whether or not earlier ones have been answered.
+    """
     arrivals = trace_at(trace, seed=seed, duration_s=duration_s)
     plan = LoadPlan(
         url=url,
@@ -71,8 +106,8 @@ def load(
     )
     with progress("sending", total=to_s(arrivals.duration_ns)) as advance:
 
-        def tell(told: ProgressReport) -> None:
-            advance(told.at_s, f"{told.sent:,} sent, {told.ended:,} ended")
+        def update(report: ProgressReport) -> None:
+            advance(report.at_s, f"{report.sent:,} sent, {report.ended:,} ended")
 
-        result = run_load(plan, progress=tell)
-    return Answer(result, [facts(result.rows())])
+        result = run_load(plan, progress=update)
+    return CommandOutput(result, [facts(result.rows())])

@@ -190,14 +190,14 @@ def _refine(log: Path, model: Path | None, percentile: Percentile, form: str, ou
         help_text = "give a folder, or the MODEL whose profile is wanted"
         raise InputError(f"the log has batches of {len(found)} models, and --out is one file", help=help_text)
     values: list[dict[str, object]] = []
-    shown: list[RenderableType] = []
+    parts: list[RenderableType] = []
     for source, refined in found.items():
         name = path_beside(source)
         path = name if out is None else out / name.name if out.is_dir() else out
         made = _saved(refined, form, path)
         values.append(value_of(source, made))
-        shown += display(made, path, form)
-    return CommandOutput({"profiles": values}, shown)
+        parts += display(made, path, form)
+    return CommandOutput({"profiles": values}, parts)
 
 
 def value_of(model: Path, made: Profile) -> dict[str, object]:

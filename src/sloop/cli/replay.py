@@ -1,28 +1,31 @@
-"""`sloop replay`: does the core still decide as it did?"""
+"""`sloop replay`: whether the core still decides as it did in a recorded run."""
 
 from pathlib import Path
 
 import click
 
-from sloop.cli.command import Answer, command
+from sloop.cli.command import CommandOutput, command
 from sloop.runlog import read_log
-from sloop.systems.recording import rebuild, replay_log, together_in
+from sloop.systems.replay import rebuild, replay_log, together_in
 from sloop.units import to_s
 
 
 @command("replay", example="sloop replay run.jsonl")
 @click.argument("log", type=click.Path(dir_okay=False, path_type=Path))
-def replay(log: Path) -> Answer:
-    """Feed the events recorded in LOG to a fresh core and report the first action that differs. Fails if one does."""
+def replay(log: Path) -> CommandOutput:
+    """Feed the events recorded in LOG to a fresh core and compare its actions with the recorded ones.
+
+    Exit code 1 if an action differs; the first difference is shown.
+    """
     recorded = read_log(log)
     played = replay_log(recorded, rebuild(recorded.header).core(), together=together_in(recorded.header))
-    shown = [f"{played.events:,} events replayed, {played.actions:,} actions compared"]
+    lines = [f"{played.events:,} events replayed, {played.actions:,} actions compared"]
     if recorded.cut:
-        shown.append(recorded.cut)
+        lines.append(recorded.cut)
     if played.difference is None:
-        shown.append("every action is as recorded")
+        lines.append("every action equals the recorded one")
     else:
         found = played.difference
-        shown.append(f"first difference at record {found.record:,}, {to_s(found.at_ns):.6f} s")
-        shown += [f"  recorded: {found.recorded}", f"  replayed: {found.replayed or 'nothing more'}"]
-    return Answer(played, shown, exit_code=1 if played.difference else 0)
+        lines.append(f"first difference at record {found.record:,}, {to_s(found.at_ns):.6f} s")
+        lines += [f"  recorded: {found.recorded}", f"  replayed: {found.replayed or 'no action'}"]
+    return CommandOutput(played, lines, exit_code=1 if played.difference else 0)

@@ -1,12 +1,11 @@
-"""`sloop reproduce`: a publication's figures beside ours."""
+"""`sloop reproduce`: published experiments repeated, with a verdict on each figure."""
 
 from pathlib import Path
 
 import click
 from rich.console import RenderableType
 
-from sloop.cli.command import Answer, command
-from sloop.cli.screen import progress, table
+from sloop.cli.command import CommandOutput, command, progress, table
 from sloop.reproduce import REPRODUCTIONS, Reproduction
 from sloop.reproduce import reproduce as reproduced
 
@@ -16,14 +15,26 @@ sloop reproduce all --data ~/traces --page out/reproduce --json
 """
 
 
-@command("reproduce", example=EXAMPLE, more=f"NAME is one of {', '.join(REPRODUCTIONS)}, or all.")
+@command("reproduce", example=EXAMPLE, notes=f"NAME is one of {', '.join(REPRODUCTIONS)}, or all.")
 @click.argument("name")
-@click.option("--quick", is_flag=True, help="Under a minute: one seed, no ablations.")
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of public data.")
-@click.option("--processes", type=click.IntRange(min=0), default=0, help="At once; 0 for one per core [0].")
-@click.option("--page", type=click.Path(file_okay=False, path_type=Path), help="Write NAME.html into this folder.")
-def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: Path | None) -> Answer:
-    """Repeat the experiments of a publication and set what comes out beside what was printed, with a verdict."""
+@click.option("--quick", is_flag=True, help="One seed and no ablations: under a minute.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with the public traces; without it, synthetic ones take their place.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of parallel processes; 0 uses one per core.",
+)
+@click.option(
+    "--page", type=click.Path(file_okay=False, path_type=Path), help="Also write a report to this folder, as NAME.html."
+)
+def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: Path | None) -> CommandOutput:
+    """Repeat the experiments of a publication and compare each result with the published figure."""
     names = list(REPRODUCTIONS) if name == "all" else [name]
     found: list[Reproduction] = []
     for chosen in names:
@@ -39,7 +50,7 @@ def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: P
         "summary": {made.name: made.summary for made in found},
         "assumed": assumed,
     }
-    shown: list[RenderableType] = []
+    display: list[RenderableType] = []
     for made in found:
-        shown += [*(table(each) for each in made.tables()), f"{made.name}: {made.summary}"]
-    return Answer(value, [*shown, *(f"leans on {line}" for line in assumed)])
+        display += [*(table(each) for each in made.tables()), f"{made.name}: {made.summary}"]
+    return CommandOutput(value, [*display, *(f"assumed: {line}" for line in assumed)])

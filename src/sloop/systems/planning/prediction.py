@@ -1,0 +1,327 @@
+"""How long a request is predicted to take at each stage and along each path, if a plan serves a steady rate.
+
+**Batches.** A work-conserving replica runs the smallest batch whose throughput meets its share of the rate. A request
+waits until that batch is full, (b - 1)/rate, at most for the batch before it (FA2, RTAS 2022, queueing model; Biscale,
+dissertation P4). A batch policy that waits on purpose is asked for how long, with the elapsed and the remaining time of
+a request that is as far as predicted; its batches hold what arrives meanwhile.
+
+**Arrivals.** `even`: the requests of a second are evenly spaced, which the published queueing models assume. `burst`:
+all requests of a second arrive at one instant, as from clients that send once a second (Sponge, Algorithm 2).
+
+**Visits that arrive together** are those of a burst, and the parts of one request after a fan-out (the declared mean).
+They fill batches at once, without waiting. Where they exceed one batch on every replica, the last of them waits for
+⌈visits / (batch × replicas)⌉ - 1 earlier batches. Stages in a row work on them at the same time, as in a flow shop, so
+along a path only the longest of these waits counts.
+
+The module must not know how a plan was found, nor on which nodes it is placed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sloop.app.application import Application, Stage
+from sloop.core.graph_estimates import LeastTimes, remaining_times
+from sloop.core.views import Belief
+from sloop.quantities import round_up
+from sloop.solvers.queueing import fill_ms
+from sloop.systems.setup import Setup
+from sloop.units import FOREVER_NS, ms, to_ms
+from sloop.vocabulary import Path, Plan, ReplicaSpec, Request, RequestId, StagePlan, Visit
+
+Arrivals = Literal["even", "burst"]
+"""How the requests of one second arrive: evenly spaced, or all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """What arrives at a stage, and how its batch policy treats it."""
+
+    rate_rps: float
+    together: float = 1.0
+    """Visits that arrive at one instant, ≥ 1."""
+    patience_ms: float = 0.0
+    """How long the batch policy lets a lone visit wait for others while a replica is idle; 0 if work-conserving."""
+    burst: bool = False
+    """Whether nothing arrives between two groups of `together`, so that waiting longer fills no batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisitTiming:
+    """One visit's time at a stage. `wait_ms` is infinite where the replicas cannot keep up."""
+
+    batch: int
+    service_ms: float
+    wait_ms: float
+    spread_ms: float = 0.0
+    """The part of `wait_ms` between the first and the last start of visits that arrived together."""
+
+    @property
+    def total_ms(self) -> float:
+        """From entering the stage to leaving it."""
+        return self.service_ms + self.wait_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is when it enters a stage, in ns since it was sent."""
+
+    elapsed_ns: int
+    deadline_ns: int
+    remaining_ns: int
+    """A lower bound of the time from leaving the stage to the answer."""
+
+
+def smallest_batch(belief: Belief, cores: float, batch_max: int, rate_rps: float) -> int | None:
+    """The smallest batch with which one replica serves `rate_rps`; None where none up to `batch_max` does."""
+    return next((b for b in range(1, batch_max + 1) if b * 1e3 >= rate_rps * belief.latency_ms(b, cores)), None)
+
+
+def throughput_rps(belief: Belief, cores: float, batch_max: int) -> float:
+    """The most that one replica serves, in requests per second, with batches up to `batch_max`."""
+    return max(b * 1e3 / belief.latency_ms(b, cores) for b in range(1, batch_max + 1))
+
+
+def timing(belief: Belief, cores: float, batch_max: int, replicas: int, load: StageLoad) -> VisitTiming:
+    """Waiting and service at one of `replicas` ≥ 1 equal replicas that share `load` evenly."""
+    share_rps = load.rate_rps / replicas
+    least = smallest_batch(belief, cores, batch_max, share_rps)
+    if least is None:
+        return VisitTiming(batch_max, belief.latency_ms(batch_max, cores), math.inf)
+    together = max(1, round_up(load.together))
+    if load.patience_ms:
+        joining = load.rate_rps * load.patience_ms / 1e3 if load.rate_rps and not load.burst else 0.0
+        batch = batch_max if joining >= batch_max - together else max(least, together + int(joining))
+        wait_ms = load.patience_ms if batch < batch_max else fill_ms(max(1, batch_max - together + 1), load.rate_rps)
+        service_ms = belief.latency_ms(batch, cores)
+    else:
+        batch = max(least, min(together, batch_max))
+        service_ms = belief.latency_ms(batch, cores)
+        wait_ms = min(fill_ms(max(1, batch - together + 1), share_rps), service_ms)
+    spread_ms = (math.ceil(together / (batch * replicas)) - 1) * service_ms
+    return VisitTiming(batch, service_ms, wait_ms + spread_ms, spread_ms)
+
+
+class StagePrediction:
+    """One stage of a plan: its replicas, what arrives there, and how long its visits take."""
+
+    def __init__(
+        self, setup: Setup, stage: Stage, target: StagePlan | None, rate_rps: float, arrivals: Arrivals
+    ) -> None:
+        application = setup.application
+        self.name = stage.name
+        self.target = target
+        self.beliefs = {variant.name: setup.beliefs[stage.name, variant.name] for variant in stage.variants}
+        self.groups = [group for group in target.groups if group.count] if target else []
+        self.replicas = sum(group.count for group in self.groups)
+        self.visits = application.visits[stage.name]
+        """Visits per request."""
+        self.rate_rps = rate_rps * self.visits
+        self.burst = arrivals == "burst"
+        self.parts = _parts(application, stage.name)
+        """Visits of one request that arrive together; 1 where the stage runs once per request."""
+        self.together = max(self.parts, round_up(self.rate_rps)) if self.burst else self.parts
+        self.visited: list[VisitPrediction] = []
+        """One prediction for each way in which requests come here; filled by `PlanPrediction`."""
+        self._batch = setup.system.policies.batch
+
+    def batch_max(self, variant: str) -> int:
+        """The largest batch that replicas of this variant are sent."""
+        return min(self.target.batch_max if self.target else 1, self.beliefs[variant].batch_max)
+
+    def visit(self, progress: Progress, spread_ms: float) -> "VisitPrediction":
+        """A visit that arrives with `progress`, `spread_ms` after the first of those that left the start together."""
+        loads = {group.spec: self._load(progress, group.spec) for group in self.groups}
+        return VisitPrediction(self, loads, spread_ms)
+
+    @property
+    def slowest(self) -> "VisitPrediction":
+        """The visit that takes longest, of all ways in which requests come here."""
+        return max(self.visited, key=lambda visit: visit.total_ms)
+
+    @property
+    def alone_ms(self) -> float:
+        """Batches of one without any waiting, on the slowest replica."""
+        specs = [group.spec for group in self.groups]
+        return max((self.beliefs[spec.variant].latency_ms(1, spec.cores) for spec in specs), default=0.0)
+
+    @property
+    def rate_max_rps(self) -> float:
+        """What the replicas serve if they share the rate evenly: the slowest of them decides."""
+        each = [
+            throughput_rps(self.beliefs[group.spec.variant], group.spec.cores, self.batch_max(group.spec.variant))
+            for group in self.groups
+        ]
+        return min(each, default=0.0) * self.replicas
+
+    def _load(self, progress: Progress, spec: ReplicaSpec) -> StageLoad:
+        """What arrives, and the patience of the batch policy for a lone visit while a replica of `spec` is idle."""
+        belief, now_ns = self.beliefs[spec.variant], progress.elapsed_ns
+        visit = Visit(Request(RequestId(0), 0, 0, progress.deadline_ns), self.name, now_ns, progress.deadline_ns)
+        wait_ns = self.target.wait_ns if self.target else 0
+        take = self._batch.decide(
+            now_ns, [visit], self.batch_max(spec.variant), belief.costs_ns(spec.cores), wait_ns, progress.remaining_ns
+        )
+        if take.count or take.skip:
+            patience_ms = 0.0
+        else:
+            patience_ms = to_ms(take.wait_until_ns - now_ns) if take.wait_until_ns < FOREVER_NS else math.inf
+        return StageLoad(self.rate_rps, self.together, patience_ms, self.burst)
+
+
+class VisitPrediction:
+    """How long one visit to a stage takes, on each kind of its replicas."""
+
+    def __init__(
+        self, stage: StagePrediction, loads: Mapping[ReplicaSpec, StageLoad], arrival_spread_ms: float
+    ) -> None:
+        self.stage = stage
+        self.loads = loads
+        self.arrival_spread_ms = arrival_spread_ms
+        """How long after the first the last of the visits arrives that left the start together."""
+        self.timings = {
+            spec: self.timing(
+                stage.beliefs[spec.variant], spec.cores, stage.batch_max(spec.variant), stage.replicas, load
+            )
+            for spec, load in loads.items()
+        }
+
+    def timing(self, belief: Belief, cores: float, batch_max: int, replicas: int, load: StageLoad) -> VisitTiming:
+        """The visit's time on these replicas. Visits that already arrive spread out wait less for each other."""
+        found = timing(belief, cores, batch_max, replicas, load)
+        return replace(found, wait_ms=found.wait_ms - min(self.arrival_spread_ms, found.spread_ms))
+
+    @property
+    def slowest(self) -> VisitTiming | None:
+        """The timing on the slowest replica; None without replicas."""
+        return max(self.timings.values(), key=lambda found: found.total_ms, default=None)
+
+    @property
+    def total_ms(self) -> float:
+        """The time on the slowest replica; infinite where there is none for what arrives."""
+        if self.slowest is None:
+            return math.inf if self.stage.rate_rps else 0.0
+        return self.slowest.total_ms
+
+    @property
+    def departure_spread_ms(self) -> float:
+        """How long after the first the last of the visits leaves that left the start together."""
+        return max([self.arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
+
+
+@dataclass(frozen=True, slots=True)
+class PathPrediction:
+    """How long a request takes along one path."""
+
+    path: Path
+    visits: tuple[VisitPrediction, ...]
+    predicted_ms: float
+
+    @property
+    def slo_ms(self) -> float:
+        """The path's deadline."""
+        return to_ms(self.path.slo_ns)
+
+    @property
+    def slack_ms(self) -> float:
+        """Deadline - prediction: negative where the deadline is missed."""
+        return self.slo_ms - self.predicted_ms
+
+
+class PlanPrediction:
+    """A plan at a rate: every stage and every path of the application."""
+
+    def __init__(self, setup: Setup, plan: Plan, rate_rps: float, arrivals: Arrivals = "even") -> None:
+        application = setup.application
+        targets = {target.stage: target for target in plan.stages}
+        self.plan, self.rate_rps, self.arrivals = plan, rate_rps, arrivals
+        self.stages = {
+            stage.name: StagePrediction(setup, stage, targets.get(stage.name), rate_rps, arrivals)
+            for stage in application.order
+        }
+        self._application, self._declared = application, application.declared_paths
+        self._remaining_ns = _remaining_ns(setup, targets)
+        self._everywhere = {} if application.declared_paths else self._visits_everywhere()
+        found = [self._path(path) for path in application.paths]
+        self.paths: Sequence[PathPrediction] = sorted(found, key=lambda path: path.slack_ms)
+        """The path with the least slack comes first."""
+        for stage in self.stages.values():
+            if not stage.visited:  # on none of the declared paths
+                self._visit(stage.name, 0.0, application.slo_ns, 0.0)
+
+    @property
+    def predicted_ms(self) -> float:
+        """The time along the longest path."""
+        return max((found.predicted_ms for found in self.paths), default=0.0)
+
+    def tightest(self, stage: str) -> PathPrediction | None:
+        """The path through a stage that has the least slack."""
+        return next((found for found in self.paths if stage in found.path.stages), None)
+
+    def _visit(self, name: str, elapsed_ms: float, deadline_ns: int, spread_ms: float) -> VisitPrediction:
+        # Behind a stage that cannot keep up, predict as if requests arrived all the same, and at once.
+        elapsed_ns = ms(elapsed_ms) if math.isfinite(elapsed_ms) else 0
+        visit = self.stages[name].visit(Progress(elapsed_ns, deadline_ns, self._remaining_ns[name]), spread_ms)
+        self.stages[name].visited.append(visit)
+        return visit
+
+    def _path(self, path: Path) -> PathPrediction:
+        visits = [self._everywhere[name] for name in path.stages] if self._everywhere else self._visits_along(path)
+        return PathPrediction(path, tuple(visits), math.fsum(visit.total_ms for visit in visits))
+
+    def _visits_along(self, path: Path) -> list[VisitPrediction]:
+        """The visits of a request that takes this declared path and no other. Its deadline at a stage is, as in a run,
+        the loosest of the declared paths that begin as it did and that it may still turn out to be on."""
+        possible = [other for other in self._declared if other.stages[0] == path.stages[0]]
+        visits: list[VisitPrediction] = []
+        passed: set[str] = set()
+        elapsed_ms = 0.0
+        for name in path.stages:
+            passed.add(name)
+            deadline_ns = max(other.slo_ns for other in possible if passed <= set(other.stages))
+            spread_ms = self._arrival_spread_ms(name, visits[-1:])
+            visits.append(self._visit(name, elapsed_ms, deadline_ns, spread_ms))
+            elapsed_ms += visits[-1].total_ms
+        return visits
+
+    def _visits_everywhere(self) -> dict[str, VisitPrediction]:
+        """The visits of a request that passes all stages and enters each when all stages before it are done."""
+        visits: dict[str, VisitPrediction] = {}
+        left_ms: dict[str, float] = {}
+        for stage in self._application.order:
+            elapsed_ms = max((left_ms[before] for before in stage.after), default=0.0)
+            spread_ms = self._arrival_spread_ms(stage.name, [visits[before] for before in stage.after])
+            visits[stage.name] = self._visit(stage.name, elapsed_ms, self._application.slo_ns, spread_ms)
+            left_ms[stage.name] = elapsed_ms + visits[stage.name].total_ms
+        return visits
+
+    def _arrival_spread_ms(self, name: str, before: Sequence[VisitPrediction]) -> float:
+        """How far the stages before have spread out the visits that left the start together: those of one burst, or
+        those for the parts of one request if both stages run for the same parts."""
+        scopes = self._application.graph.scopes
+        burst = self.arrivals == "burst"
+        together = [visit for visit in before if burst or scopes[name] == scopes[visit.stage.name] != ""]
+        return min((visit.departure_spread_ms for visit in together), default=0.0)
+
+
+def _remaining_ns(setup: Setup, targets: Mapping[str, StagePlan]) -> dict[str, int]:
+    """Per stage, a lower bound of the time from leaving it to the answer, as batch policies see it in a run."""
+    least_ns: dict[str, LeastTimes] = {}
+    for stage in setup.application.stages:
+        target = targets.get(stage.name)
+        specs = [group.spec for group in target.groups if group.count] if target else []
+        alone_ns = min((setup.beliefs[stage.name, spec.variant].costs_ns(spec.cores)[1] for spec in specs), default=0)
+        least_ns[stage.name] = alone_ns, alone_ns  # only drop policies ask for the second, with full batches
+    return {name: alone_ns for name, (alone_ns, _) in remaining_times(setup.application.graph, least_ns).items()}
+
+
+def _parts(application: Application, name: str) -> float:
+    """How many visits of one request arrive at a stage together: the declared mean of its fan-out, thinned out by the
+    branches since."""
+    graph, visits = application.graph, application.visits
+    scope = graph.scopes[name]
+    each = graph.stages[scope].each if scope else None
+    if each is None or not visits[scope]:
+        return 1.0
+    return max(1.0, each.mean * visits[name] / visits[scope])

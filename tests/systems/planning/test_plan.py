@@ -1,0 +1,213 @@
+"""The plan that policies keep at a steady rate, and the answer of `sloop plan`."""
+
+from fractions import Fraction
+from math import inf
+from typing import Any
+
+import pytest
+
+from sloop.app.application import SystemChoice
+from sloop.app.load import load_application
+from sloop.core.monitor import BUCKETS_KEPT, Monitor
+from sloop.solvers import sponge as solver
+from sloop.systems import SYSTEMS
+from sloop.systems.planning import BEYOND, REPLICAS_MAX, PlanReport, _arrivals, _buckets, explain_plan, steady_plan
+from sloop.systems.setup import set_up
+from sloop.units import ms, s
+from tests.systems.planning.scene import READING, nodes, profile, setup, stage
+
+
+@pytest.mark.parametrize("rate", [Fraction(0), Fraction(2, 5), Fraction(1, 3), Fraction(3), Fraction(21, 2)])
+def test_arrivals_are_whole_and_their_mean_is_the_rate(rate: Fraction) -> None:
+    found = _arrivals(float(rate))
+    assert len(found) == BUCKETS_KEPT
+    assert sum(found) == pytest.approx(float(rate) * BUCKETS_KEPT, abs=1)
+    assert set(found) <= {int(rate), -int(-rate // 1)}
+    assert found[-1] == max(found)
+
+
+def test_the_setup_stays_fresh() -> None:
+    """Policies remember; planning twice gives the same answer, and a run after it begins with nothing."""
+    made = setup(stage("a"), system={"name": "hpa"})
+    assert steady_plan(made, 300).plan == steady_plan(made, 300).plan
+    assert steady_plan(made, 1).plan.stages[0].groups[0].count == 1
+
+
+def test_decisions_are_timed_by_the_clock_that_is_given() -> None:
+    ticks = iter(range(0, 10**12, 3_000_000))
+    steady = steady_plan(setup(*READING), 10, lambda: next(ticks))
+    assert steady.solve_ms == 3
+    assert steady_plan(setup(*READING), 10).solve_ms == 0
+    assert [target.stage for target in steady.plan.stages] == ["detect", "read", "digits"]
+
+
+def test_without_a_plan_there_is_nothing() -> None:
+    made = setup(stage("a"), system={"name": "static", "replicas": 0})
+    assert steady_plan(made, 10).plan.stages[0].groups[0].count == 0
+
+
+def test_buckets_are_those_of_a_monitor() -> None:
+    """Of arrivals, and of slacks, which only its newest buckets keep."""
+    live = Monitor(s(1))
+    for second in range(BUCKETS_KEPT):
+        for _ in range(3):
+            live.arrive(s(second), ms(100))
+        live.roll(s(second + 1))
+    found = _buckets(s(BUCKETS_KEPT), 3, ms(100))
+    assert [(each.start_ns, each.arrivals, each.slack_ns) for each in found] == [
+        (each.start_ns, each.arrivals, each.slack_ns) for each in live.buckets
+    ]
+
+
+def test_a_large_rate_takes_no_more_room_than_a_small_one() -> None:
+    slacks = {id(each.slack_ns): len(each.slack_ns) for each in _buckets(s(BUCKETS_KEPT), 1e7 + 0.5, ms(100))}
+    assert sum(slacks.values()) <= 20_000
+
+
+def test_a_plan_far_beyond_the_cluster_is_not_shown_to_its_policy_again() -> None:
+    steady = steady_plan(setup(stage("a"), system="ds2"), 1e7)
+    assert steady.plan.stages[0].groups[0].count == 100_000
+    assert steady.cut_short == (
+        "the rate needs 12,500 times the cores of the cluster, so ds2 was not asked again after it chose 100,000 "
+        "replicas, which may change"
+    )
+
+
+def test_what_is_cut_short_says_so_and_what_would_be_needed() -> None:
+    answer = explain_plan(setup(*READING, system={"name": "hpa", "replicas_max": 10**9}), 1e6)
+    assert not answer.feasible
+    assert sum(row.replicas for row in answer.stages) < 10 * REPLICAS_MAX
+    assert "hpa was not asked again" in answer.notes[-1]
+    large = next(shortfall for shortfall in answer.shortfalls if "cheapest" in shortfall.why)
+    assert large.needs == pytest.approx(1e6 * (0.02025 + 5 * 0.01 + 0.25 * 0.01))
+    assert large.has == 8
+
+
+@pytest.mark.parametrize(("cores", "is_cut"), [(10_001, False), (10_000, True)])
+def test_many_replicas_are_shown_where_the_cluster_is_large(cores: float, is_cut: bool) -> None:
+    """2,000,100 requests of 10 ms take 20,001 cores, and as many replicas."""
+    assert BEYOND == 2
+    made = setup(stage("a"), system="ds2", cluster=nodes(cores, 1))
+    assert bool(steady_plan(made, 2_000_100).cut_short) == is_cut
+
+
+AMDAHL = {"form": "amdahl", "gamma": 10, "epsilon": 0, "delta": 0, "eta": 0}  # 10 ms per request and core
+PROFILE = {"latency_ms": AMDAHL, "max_batch": 4, "max_cores": 4, "memory_bytes": 1000}
+NODES = {"nodes": [{"hardware": "custom", "cores": 4, "memory_bytes": 10_000, "usd_per_h": 0.5, "count": 2}]}
+
+
+def planned(rate_rps: float, slo_ms: float = 100, **system: object) -> PlanReport:
+    application = load_application(
+        {
+            "name": "two",
+            "slo_ms": slo_ms,
+            "stages": [{"name": "a", "profile": PROFILE}, {"name": "b", "profile": PROFILE, "after": ["a"]}],
+            "system": {"name": "static", **system},
+            "cluster": NODES,
+        }
+    )
+    return explain_plan(set_up(application), rate_rps)
+
+
+def test_counts_cores_money_and_the_longest_path() -> None:
+    found = planned(50, cores=2)
+    assert found.feasible
+    assert found.cores == 4
+    assert found.usd_per_h == 0.5  # both replicas fit on the first node
+    assert found.predicted_ms == pytest.approx(2 * 5.0)
+
+
+def test_a_plan_that_cannot_keep_up_is_not_feasible() -> None:
+    found = planned(150, cores=1)
+    assert not found.feasible
+    assert found.predicted_ms == inf
+    assert "cannot keep up with 150 requests/s" in found.why
+
+
+def test_a_plan_beyond_the_deadline_is_not_feasible() -> None:
+    assert "and the deadline is 15 ms: 5 ms too long" in planned(50, slo_ms=15, cores=1).why
+
+
+def test_a_plan_without_room_says_what_does_not_fit() -> None:
+    found = planned(50, cores=3, replicas=2)
+    assert not found.feasible
+    assert "no node has room for 2 of 2 replicas of b/b with 3 cores" in found.why
+
+
+def test_batches_grow_to_what_the_rate_needs() -> None:
+    steps = {"form": "amdahl", "gamma": 1, "epsilon": 9, "delta": 0, "eta": 0}  # 10 ms for one, 13 ms for four
+    application = load_application(
+        {
+            "name": "one",
+            "slo_ms": 100,
+            "stages": [{"name": "a", "profile": PROFILE | {"latency_ms": steps}}],
+            "system": {"name": "static"},
+            "cluster": NODES,
+        }
+    )
+    found = explain_plan(set_up(application), 200.0)
+    assert found.stages[0].predicted_ms == pytest.approx(12 + 10)  # three per batch; two more arrive in 10 ms
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_settles_on_a_plan(name: str) -> None:
+    application = load_application(
+        {
+            "name": "one",
+            "slo_ms": 1000,
+            "stages": [{"name": "a", "profile": "ResNet-T"}],
+            "cluster": {"nodes": [{"hardware": "c5.4xlarge", "count": 4}]},
+        }
+    )
+    told = {each: {"cores": 8} for each in ("static", "early-drop")} | {"vertical-only": {"replicas": 2}}
+    choice = SystemChoice(name, told.get(name, {}))
+    busy, idle = explain_plan(set_up(application, choice), 60.0), explain_plan(set_up(application, choice), 0.0)
+    assert busy.feasible, busy.why
+    assert busy.cores >= idle.cores
+    assert busy.predicted_ms < 1000
+
+
+SMALL = stage("a", profile=profile(16, 12, batch=4, cores=2))
+
+
+def test_sponge_plans_for_bursts_and_serves_even_requests() -> None:
+    """Two cores take 20 ms for one request and 44 ms for four: plenty at 20 requests/s evenly spaced, too little for 20
+    at once within 0.9 of 200 ms. The system's own verdict is reported as such; `feasible` and `one_more` agree."""
+    made = setup(SMALL, slo_ms=200, cluster=nodes(2, 1), system="sponge")
+    answer = explain_plan(made, 20)
+    assert (answer.feasible, answer.arrivals, answer.feasible_arrivals) == (True, "even", ("even",))
+    assert (answer.plan_feasible, answer.plan_arrivals) == (False, "burst")
+    assert answer.one_more is not None
+    assert (answer.one_more.feasible, answer.one_more.summary) == (True, "nothing")
+    assert answer.shortfalls == ()
+    assert "sponge plans for bursts, all requests of a second at once, and finds no plan that meets that" in answer.why
+    burst = explain_plan(made, 20, "burst")
+    assert (burst.feasible, burst.plan_feasible) == (False, False)
+    assert burst.one_more is not None
+    assert not burst.one_more.feasible
+    assert burst.predicted_ms == pytest.approx(5 * 44)
+
+
+def test_sponge_may_plan_for_even_requests() -> None:
+    steady = {"name": "sponge", "criterion": "steady"}
+    answer = explain_plan(setup(SMALL, slo_ms=200, cluster=nodes(2, 1), system=steady), 20)
+    assert (answer.feasible, answer.plan_feasible, answer.plan_arrivals) == (True, True, "even")
+    assert "plans for" not in answer.why
+
+
+@pytest.mark.parametrize("budget", ["clmax", "per_batch"])
+def test_a_huge_rate_costs_sponge_no_more_than_a_large_one(budget: str) -> None:
+    """It looks at as many requests as any setting can start in time, not at ten million."""
+    made = setup(SMALL, slo_ms=200, cluster=nodes(2, 1), system={"name": "sponge", "budget": budget})
+    seen: list[int] = []
+    best_effort = solver.best_effort
+
+    def counting(grid: Any, budgets_ms: Any, rate_rps: float) -> Any:
+        seen.append(len(budgets_ms))
+        return best_effort(grid, budgets_ms, rate_rps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solver, "best_effort", counting)
+        answer = explain_plan(made, 1e7)
+    assert not answer.feasible
+    assert 0 < max(seen) < 100
