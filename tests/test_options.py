@@ -24,7 +24,7 @@ from sloop.options import (
     limited,
     nearest,
     read_options,
-    shown,
+    describe,
     written,
 )
 from sloop.units import ms, s
@@ -237,4 +237,4 @@ def test_a_long_word_is_not_compared() -> None:
 
 
 def test_shows_long_values_shortened() -> None:
-    assert len(shown("x" * 1000)) < 70
+    assert len(describe("x" * 1000)) < 70

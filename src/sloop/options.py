@@ -56,7 +56,7 @@ class Limits:
     def check(self, value: float, where: str) -> float:
         """`value`. InputError at `where` if it is out of range."""
         if not self.hold(value):
-            raise InputError(f"must be a number{self.text(value)}, not {shown(value)}", where=where)
+            raise InputError(f"must be a number{self.text(value)}, not {describe(value)}", where=where)
         return value
 
     def text(self, value: float, unit: str = "") -> str:
@@ -99,7 +99,7 @@ def check_range(key: str, value: float, *, above: float = -inf, least: float = -
         limits = Limits(above / NS_PER_MS, least / NS_PER_MS, most / NS_PER_MS)
         wrong = f"must be a time{limits.text(value / NS_PER_MS, ' ms')}, not {to_ms(int(value)):g} ms"
     else:
-        wrong = f"must be a number{limits.text(value)}, not {shown(value)}"
+        wrong = f"must be a number{limits.text(value)}, not {describe(value)}"
     raise OutOfRange(_written_key(key), wrong)
 
 
@@ -135,7 +135,7 @@ class Value:
 
     def wrong(self, wanted: str, help: str = "") -> NoReturn:
         """Raise the InputError for a value of the wrong type or range."""
-        self.fail(f"must be {wanted}, not {shown(self.content)}", help)
+        self.fail(f"must be {wanted}, not {describe(self.content)}", help)
 
     def under(self, key: object, content: object) -> "Value":
         """`content` as the value of `key` in this mapping, or of element `[index]` in this list."""
@@ -148,7 +148,7 @@ class Value:
             return table[self.content]
         if not isinstance(self.content, str):
             self.wrong(f"the name of a {noun}", f"known here: {', '.join(table)}")
-        self.fail(f"unknown {noun} {shown(self.content)}", nearest(self.content, tuple(table)))
+        self.fail(f"unknown {noun} {describe(self.content)}", nearest(self.content, tuple(table)))
 
     def mapping(self, known: Collection[str] | None = None, required: Collection[str] = ()) -> dict[str, "Value"]:
         """Its keys and values. InputError for a key that is not `known` (where given) or misses though `required`."""
@@ -160,7 +160,7 @@ class Value:
             if not isinstance(key, str):
                 value.fail(f"the key {key!r} must be text", "put it in quotes")
             if known is not None and key not in known:
-                value.fail(f"unknown key {shown(key)}", nearest(key, known))
+                value.fail(f"unknown key {describe(key)}", nearest(key, known))
         for key in required:
             if key not in found:
                 self.fail(f"the key {key!r} is missing", f"add '{key}:' here")
@@ -245,7 +245,7 @@ def _did_you_mean(content: object, known: Collection[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def shown(content: object) -> str:
+def describe(content: object) -> str:
     """A value as an error shows it."""
     if isinstance(content, bool):
         return "true" if content else "false"
@@ -374,7 +374,7 @@ def _read_fields(
         option = _option(kind, key)
         if option is None:
             if key not in also:
-                each.fail(f"unknown key {shown(key)}", nearest(key, (*keys_of(kind), *also)))
+                each.fail(f"unknown key {describe(key)}", nearest(key, (*keys_of(kind), *also)))
         elif option.name in found:
             each.fail("given twice, in _ms and in _s", "keep one of them")
         elif key in readers:

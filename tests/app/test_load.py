@@ -34,6 +34,15 @@ def test_a_scenario_is_an_application_file(tmp_path: Path, scenario_text: str) -
     assert load_scenario(tmp_path / "s.yaml").trace["file"] == str((tmp_path / "t.csv").resolve())
 
 
+def test_the_world_of_a_scenario_is_checked_although_only_its_application_is_used(
+    tmp_path: Path, scenario_text: str
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(scenario_text.replace("rate: 100", "rte: 100"))
+    with pytest.raises(InputError, match=r"s\.yaml:\d+: trace\.rte: unknown key 'rte'\nhelp: did you mean 'rate'"):
+        load_application(file)
+
+
 @given(st.text(max_size=200))
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
@@ -313,6 +322,11 @@ def test_reads_a_scenario(scenario_text: str) -> None:
         ("{kind: poisson, rate: 100}", "{rate: 100}", "either `kind` or `file`"),
         ("{kind: poisson, rate: 100}", "{file: none.csv}", "no file 'none.csv'"),
         ("trace: {kind: poisson, rate: 100}\n", "", "the key 'trace' is missing"),
+        ("rate: 100", "rte: 100", "unknown key 'rte'"),
+        ("rate: 100", "rate: 100 rps", "must be a number of at least 0"),
+        ("kind: poisson", "kind: poison", "unknown kind of trace 'poison'"),
+        ("kind: lte", "kind: 4g", "unknown kind of link '4g'"),
+        ("kind: lte", "kind: lte, secnds: 6", "unknown key 'secnds'"),
         ("seed: 7", "seed: -1", "must be a whole number"),
         ("seed: 7", "seed: 7\nsystem: sponge", "either 'system' or 'systems'"),
         ("ratio: 1.1", "ratio: 0", "must be a number above 0"),

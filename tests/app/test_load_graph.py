@@ -234,7 +234,12 @@ def test_shares_rounded_up_are_not_refused() -> None:
             "stage 'c' comes after stages that run for different parts: a (whole requests), b (b)",
             "add `join: true`, so that it waits for all parts",
         ),
-        ((A, "name: b, after: a, join: true"), "4: stages[1]", "stage 'b' has `join`, and no stage before it runs", "`each`"),
+        (
+            (A, "name: b, after: a, join: true"),
+            "4: stages[1]",
+            "no stage before it runs for parts",
+            "`each`",
+        ),
         (
             (A, "name: b, after: a, each: x, entry: true"),
             "4: stages[1]",

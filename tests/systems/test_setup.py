@@ -67,3 +67,12 @@ def test_a_variant_without_profile_says_how_to_get_one(tmp_path: Path) -> None:
     application = load_application(MINIMAL | {"stages": [{"name": "a", "model": str(model)}]})
     with pytest.raises(InputError, match="sloop profile"):
         set_up(application)
+
+
+def test_an_error_in_the_file_names_its_line_and_one_of_the_command_line_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text("name: x\nslo_ms: 9\nstages: [{name: a, profile: ResNet-T}]\nsystem: statik\n")
+    with pytest.raises(InputError, match=r"app\.yaml:4: system: unknown system 'statik'\nhelp: did you mean 'static'"):
+        set_up(load_application(file))
+    with pytest.raises(InputError, match=r"^system: unknown system 'spong'\nhelp: did you mean 'sponge'"):
+        set_up(load_application(MINIMAL), SystemChoice("spong"))

@@ -52,8 +52,8 @@ class SystemChoice:
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
-    path: str = "system"
-    """The dotted key of the system in the file, for error messages."""
+    path: str = ""
+    """The dotted key of the system in the application's file, for error messages; empty if it is not from the file."""
 
     @property
     def label(self) -> str:

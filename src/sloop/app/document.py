@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 
 from sloop.errors import InputError
-from sloop.options import KEY_MAX, Value, shown
+from sloop.options import KEY_MAX, Value, describe
 
 VALUES_MAX: Final = 200_000
 """Values in one document, aliases counted where they are used."""
@@ -85,7 +85,7 @@ class _Builder:
             limit = f"{VALUES_MAX} values" if self._count > VALUES_MAX else f"{DEPTH_MAX} levels"
             raise self._error(f"the document is larger than {limit}", line, path)
         if node.tag not in TAGS:
-            raise self._error(f"the tag {shown(node.tag)} means nothing here", line, path, "remove it")
+            raise self._error(f"the tag {describe(node.tag)} means nothing here", line, path, "remove it")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
@@ -106,7 +106,7 @@ class _Builder:
                 raise self._error(f"a key of more than {KEY_MAX} characters", line, path)
             under = f"{path}.{key}" if path else str(key)
             if key in content:
-                raise self._error(f"duplicate key {shown(key)}", line, under, f"line {self.lines[under]} has it first")
+                raise self._error(f"duplicate key {describe(key)}", line, under, f"line {self.lines[under]} has it first")
             self.lines[under] = line
             content[key] = self.build(value_node, under, depth + 1)
         return content
@@ -125,7 +125,7 @@ class _Builder:
                 return float(self._scalars.construct_yaml_float(node))
         except (ValueError, KeyError, OverflowError, IndexError, yaml.YAMLError):
             raise self._error(
-                f"not {kind!r}: {shown(text)}", node.start_mark.line + 1, path, "put it in quotes"
+                f"not {kind!r}: {describe(text)}", node.start_mark.line + 1, path, "put it in quotes"
             ) from None
         return _exponent(text) if node.style is None else text
 

@@ -116,7 +116,7 @@ def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tupl
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     declared = fields.get("systems", fields.get("system"))
     if declared is None:
-        return (SystemChoice(DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS),)
+        return (SystemChoice(DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS, path="system"),)
     choices = tuple(_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")

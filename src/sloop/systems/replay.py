@@ -5,7 +5,7 @@ application with its profiles and its system with its parameters. Knows no drive
 """
 
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,16 @@ from sloop.runlog.durations import BATCHES_MIN, batch_durations
 from sloop.systems.setup import Setup, set_up
 
 
-def header_of(setup: Setup, *, origin: str, seed: int | None = None, date: str = "") -> Header:
-    """The header of this run's log; `origin` is `live` or `sim`, `date` an ISO 8601 instant."""
+def header_of(
+    setup: Setup,
+    *,
+    origin: str,
+    seed: int | None = None,
+    date: str = "",
+    assumed_starts: Mapping[str, str] | None = None,
+) -> Header:
+    """The header of this run's log; `origin` is `live` or `sim`, `date` an ISO 8601 instant. For the others see
+    `Header`."""
     application = replace(setup.application, lines={})  # a copy without cached values; lines belong to the file
     return Header(
         origin=origin,
@@ -42,6 +50,7 @@ def header_of(setup: Setup, *, origin: str, seed: int | None = None, date: str =
         seed=seed,
         software={"sloop": __version__, "python": platform.python_version()},
         date=date,
+        assumed_starts=dict(assumed_starts or {}),
     )
 
 
