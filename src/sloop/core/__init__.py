@@ -40,8 +40,6 @@ class Core:
     none of its business, and reading them needs what the core must not import.
     """
 
-    __slots__ = ("_control", "_data", "_stages", "_steps", "state", "wake_ns")
-
     def __init__(self, graph: Graph, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
         bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
         by_stage: dict[str, dict[str, Belief]] = {name: {} for name in graph.stages}

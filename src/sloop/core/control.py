@@ -178,19 +178,6 @@ class Shortage:
 class ControlPath:
     """Owns the plan in force. `wake_ns` is the next tick."""
 
-    __slots__ = (
-        "_data",
-        "_next_plan_ns",
-        "_policies",
-        "_progress",
-        "_reported",
-        "_state",
-        "_stuck_check_ns",
-        "_woken_ns",
-        "plan",
-        "wake_ns",
-    )
-
     def __init__(self, state: State, policies: Policies, data: DataPath) -> None:
         self._state = state
         self._policies = policies

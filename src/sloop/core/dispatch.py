@@ -43,8 +43,6 @@ SHUTDOWN_RETRY_NS = s(1)
 class DataPath:
     """Moves requests. `out` is always the list of actions being collected."""
 
-    __slots__ = ("_admit", "_batch", "_batch_ids", "_is_hopeless", "_route", "_state")
-
     def __init__(self, state: State, policies: Policies) -> None:
         self._state = state
         self._admit = policies.admit

@@ -25,8 +25,6 @@ class VisitRates:
     stages behind seem less wanted, which would then get fewer replicas and drop more.
     """
 
-    __slots__ = ("_aged_ns", "_declared", "_edges", "_finished", "_graph", "_sent")
-
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._declared = graph.shares()
@@ -79,8 +77,6 @@ MEAN_PARTS_MIN: Final = 3.0
 
 class EdgeHistory:
     """Of the edges that a condition or a fan-out decides about: how many visits in a row have taken each, up to now."""
-
-    __slots__ = ("_any_conditional", "_conditional", "_taken")
 
     def __init__(self, graph: Graph) -> None:
         self._conditional = {

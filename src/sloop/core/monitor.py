@@ -21,22 +21,6 @@ SLACK_BUCKETS_KEPT = 10
 class Monitor:
     """One stage's counts and buckets. `roll` closes buckets; the core calls it at the first event after their end."""
 
-    __slots__ = (
-        "_busy_sum",
-        "_closed",
-        "_ready_sum",
-        "_running_sum",
-        "_slack",
-        "_waiting_sum",
-        "bucket_ns",
-        "buckets",
-        "busy_millicores",
-        "now",
-        "ready_millicores",
-        "running",
-        "waiting",
-    )
-
     def __init__(self, bucket_ns: int) -> None:
         self.bucket_ns = bucket_ns
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0

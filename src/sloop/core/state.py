@@ -49,8 +49,6 @@ class Queue:
     is. `visits` stays the same list object for good: the data path holds on to it.
     """
 
-    __slots__ = ("_key", "_keys", "sweep_ns", "visits")
-
     def __init__(self, order: Order) -> None:
         self._key = order.key
         self._keys: list[int] = []
@@ -222,8 +220,6 @@ class ReplicaPool:
     `idle`, and no other.
     """
 
-    __slots__ = ("_beliefs", "_limits", "_rates", "idle", "last", "replicas")
-
     def __init__(self, beliefs: Mapping[str, Belief], limits: BatchLimits) -> None:
         self._beliefs = beliefs
         self._limits = limits
@@ -362,19 +358,6 @@ class TimeEstimates:
 class StageState:
     """One stage while it runs."""
 
-    __slots__ = (
-        "after",
-        "backoff",
-        "beliefs",
-        "limits",
-        "monitor",
-        "name",
-        "pool",
-        "queue",
-        "runs_for_parts",
-        "times",
-    )
-
     def __init__(
         self, name: str, after: tuple[str, ...], beliefs: Mapping[str, Belief], order: Order, bucket_ns: int
     ) -> None:
@@ -421,21 +404,6 @@ class StageState:
 class State:
     """The whole of it. What an application of one stage does not need is None, so that its requests do not pay for
     it."""
-
-    __slots__ = (
-        "draining",
-        "edge_history",
-        "entries",
-        "graph",
-        "ingress",
-        "ledger",
-        "next_replica",
-        "open_requests",
-        "replicas",
-        "slo_ns",
-        "stages",
-        "visit_rates",
-    )
 
     def __init__(self, stages: Sequence[StageState], graph: Graph, nodes: Sequence[Node]) -> None:
         is_graph = len(stages) > 1
