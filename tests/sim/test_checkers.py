@@ -17,7 +17,7 @@ from sloop.policies.drop import Age, Never
 from sloop.policies.order import Edf
 from sloop.runlog import Record
 from sloop.sim import Checkers, Violation, World, simulate
-from sloop.sim.checkers import CheckerState, NodeCapacities, TrackedReplica
+from sloop.sim.checkers import CheckedReplica, CheckerState, NodeCapacities
 from sloop.vocabulary import (
     BatchId,
     Group,
@@ -352,7 +352,7 @@ def run(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0,),
     return bool(state.pass_on(0, loaded(state, id, stage, parts), Finished(BatchId(id), ReplicaId(id), 1, counts)))
 
 
-def loaded(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0,)) -> TrackedReplica:
+def loaded(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0,)) -> CheckedReplica:
     """A new replica that runs these parts of request 0."""
     state.start(ReplicaId(id), ReplicaSpec(stage, "v", 1.0, "n"))
     replica, entry = state.replicas[ReplicaId(id)], state.requests[R0]
@@ -399,8 +399,8 @@ def test_the_smallest_key_is_that_of_a_visit_that_still_waits() -> None:
     assert waiting.smallest(state.requests, 9) is None
 
 
-def replica(cores: float = 1.0, device: str = "", share: float = 1.0) -> TrackedReplica:
-    return TrackedReplica(ReplicaSpec("a", "v", cores, "n", device, share))
+def replica(cores: float = 1.0, device: str = "", share: float = 1.0) -> CheckedReplica:
+    return CheckedReplica(ReplicaSpec("a", "v", cores, "n", device, share))
 
 
 def test_what_does_not_fit_on_a_node_is_named() -> None:

@@ -406,9 +406,11 @@ class RunSummary:
             yield f"{name}: extrapolated to {_region(reached)}, measured {_region(profile.region)}"
 
     def assumed_starts(self, lines: Mapping[str, str]) -> tuple[str, ...]:
-        """Those of `Header.assumed_starts` that the run leaned on: a replica of the variant had a cold start."""
-        started = {f"{stage}/{variant}" for stage, variant, _ in self.state.cold_start_ns}
-        return tuple(line for name, line in lines.items() if name in started)
+        """Those of `Header.assumed_starts` that the run depended on: a replica of the variant had a cold start."""
+        state = self.state
+        started = {(stage, variant) for (stage, variant, _), took_ns in state.cold_start_ns.items() if any(took_ns)}
+        started |= {replica.group.key for replica in state.replicas.values() if replica.step}
+        return tuple(line for name, line in lines.items() if tuple(name.split("/", 1)) in started)
 
     # The run in one row
 

@@ -38,7 +38,7 @@ IsHopeless = Callable[[int, Visit, int, int], bool]
 """The verb of a drop policy; see `sloop.core.protocols.Drop`."""
 
 
-class Order(Protocol):
+class QueueKey(Protocol):
     """An order policy: the waiting visit with the smallest key is served first; see `sloop.core.protocols.Order`."""
 
     def key(self, visit: Visit) -> int: ...
@@ -48,7 +48,7 @@ class Violation(AssertionError):
     """An invariant is broken. The message ends with the command that shows it again, where there is one."""
 
 
-class OpenRequest:
+class CheckedRequest:
     """A request that has not ended, and where in the application's graph it is."""
 
     __slots__ = ("deadline_ns", "is_done", "progress", "request", "waiting")
@@ -65,7 +65,7 @@ class OpenRequest:
         """Where it is queued: the step in which it was queued there, the visit, and the visit's key."""
 
 
-class TrackedReplica:
+class CheckedReplica:
     """A replica from the order to start it until it has stopped or is lost."""
 
     __slots__ = ("batch", "cores", "draining", "ready", "resizing", "spec", "stopping", "visits", "wanted_cores")
@@ -82,10 +82,10 @@ class TrackedReplica:
         self.draining = False
         self.stopping = False
         self.batch: BatchId | None = None
-        self.visits: list[tuple[OpenRequest, Visit]] = []
+        self.visits: list[tuple[CheckedRequest, Visit]] = []
         """The visits in its batch."""
 
-    def runs(self, entry: OpenRequest) -> bool:
+    def runs(self, entry: CheckedRequest) -> bool:
         """Whether its batch contains a visit of this request."""
         return any(running is entry for running, _ in self.visits)
 
@@ -99,7 +99,7 @@ class WaitingKeys:
         self.heap: list[tuple[int, RequestId, Place, int]] = []
         """Key, request, place, and the step in which the visit was queued."""
 
-    def smallest(self, requests: Mapping[RequestId, OpenRequest], before_step: int) -> int | None:
+    def smallest(self, requests: Mapping[RequestId, CheckedRequest], before_step: int) -> int | None:
         """The smallest key of the visits that have been waiting since before a step; None where there are none."""
         heap, newer, found = self.heap, [], None
         while heap:
@@ -124,7 +124,7 @@ class NodeCapacities:
         self._nodes = {node.name: node for node in nodes}
         self._memory_bytes = memory_bytes
 
-    def excess(self, name: str | None, replicas: Iterable[TrackedReplica]) -> str:
+    def excess(self, name: str | None, replicas: Iterable[CheckedReplica]) -> str:
         """Why these replicas do not fit on a node together; empty where they do."""
         node = self._nodes.get(name or "")
         if node is None:
@@ -146,10 +146,10 @@ class NodeCapacities:
 class CheckerState:
     """Requests, queues and replicas, and how events move them. With `order`, the keys of waiting visits are kept."""
 
-    def __init__(self, application: Application, order: Order | None = None) -> None:
-        self.requests: dict[RequestId, OpenRequest] = {}
-        self.replicas: dict[ReplicaId, TrackedReplica] = {}
-        self.by_node: dict[str | None, dict[ReplicaId, TrackedReplica]] = {}
+    def __init__(self, application: Application, order: QueueKey | None = None) -> None:
+        self.requests: dict[RequestId, CheckedRequest] = {}
+        self.replicas: dict[ReplicaId, CheckedReplica] = {}
+        self.by_node: dict[str | None, dict[ReplicaId, CheckedReplica]] = {}
         self.waiting = {stage.name: WaitingKeys() for stage in application.stages}
         self.step = 0
         """The number of events so far: an event and the actions that answer it are one step."""
@@ -160,14 +160,14 @@ class CheckerState:
     def arrive(self, now_ns: int, request: Request) -> None:
         """A request is queued at the first stages."""
         if self._only is not None:
-            self.requests[request.id] = entry = OpenRequest(request, None)
+            self.requests[request.id] = entry = CheckedRequest(request, None)
             self._queue(entry, self._only, Visit(request, self._only[0], now_ns, request.deadline_ns))
             return
         progress = RequestProgress(self._graph, request)
-        self.requests[request.id] = entry = OpenRequest(request, progress)
+        self.requests[request.id] = entry = CheckedRequest(request, progress)
         self._enter(now_ns, progress, entry, progress.begin())
 
-    def pass_on(self, now_ns: int, replica: TrackedReplica, event: Finished) -> list[OpenRequest]:
+    def pass_on(self, now_ns: int, replica: CheckedReplica, event: Finished) -> list[CheckedRequest]:
         """A batch is done: queue its requests where their edge counts lead. Returns those that are done with all."""
         requests, done = self.requests, []
         visits = replica.visits
@@ -185,7 +185,7 @@ class CheckerState:
             done.append(entry)
         return done
 
-    def put_back(self, replica: TrackedReplica) -> None:
+    def put_back(self, replica: CheckedReplica) -> None:
         """A batch failed or its replica is gone: its requests wait again where they were, until they end."""
         visits = replica.visits
         replica.batch, replica.visits = None, []
@@ -196,7 +196,7 @@ class CheckerState:
 
     def start(self, id: ReplicaId, spec: ReplicaSpec) -> None:
         """A replica is ordered; from now on it takes its cores and memory."""
-        self.replicas[id] = replica = TrackedReplica(spec)
+        self.replicas[id] = replica = CheckedReplica(spec)
         self.by_node.setdefault(spec.node, {})[id] = replica
 
     def forget(self, id: ReplicaId) -> None:
@@ -206,12 +206,12 @@ class CheckerState:
             self.put_back(replica)
             del self.by_node[replica.spec.node][id]
 
-    def _enter(self, now_ns: int, progress: RequestProgress, entry: OpenRequest, entered: Iterable[Place]) -> None:
+    def _enter(self, now_ns: int, progress: RequestProgress, entry: CheckedRequest, entered: Iterable[Place]) -> None:
         deadline_ns = progress.deadline_ns()
         for stage, part in entered:
             self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
 
-    def _queue(self, entry: OpenRequest, place: Place, visit: Visit) -> None:
+    def _queue(self, entry: CheckedRequest, place: Place, visit: Visit) -> None:
         if self._key is None:
             entry.waiting[place] = self.step, visit, 0
             return
@@ -236,7 +236,7 @@ class Checkers:
         application: Application,
         nodes: Iterable[Node],
         *,
-        order: Order | None = None,
+        order: QueueKey | None = None,
         is_hopeless: IsHopeless = _never,
         origin: str = "",
     ) -> None:
@@ -257,7 +257,7 @@ class Checkers:
         """Stages for which the core has said that no node has room for the replicas of the plan."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
-        self._done: list[OpenRequest] = []
+        self._done: list[CheckedRequest] = []
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
         """Stage and largest key of the batches started in this step."""
@@ -310,7 +310,7 @@ class Checkers:
                 where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {running}"
                 self._fail(f"{len(requests)} requests never ended; request {id} {where}")
 
-    def _is_given_up(self, entry: OpenRequest) -> bool:
+    def _is_given_up(self, entry: CheckedRequest) -> bool:
         """Whether the drop policy found a waiting visit hopeless long ago, however little time the rest may take."""
         request = entry.request
         then_ns = request.sent_ns + round(OVERDUE * (self._now_ns - request.sent_ns))
@@ -393,7 +393,7 @@ class Checkers:
         self._take(order, replica)
         replica.batch = self._last_batch = order.batch
 
-    def _take(self, order: StartBatch, replica: TrackedReplica) -> None:
+    def _take(self, order: StartBatch, replica: CheckedReplica) -> None:
         """Move the visits of a batch from the queue to the replica."""
         requests, stage, visits = self._state.requests, order.stage, replica.visits
         if order.parts and len(order.parts) != len(order.requests):

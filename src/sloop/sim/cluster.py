@@ -79,7 +79,7 @@ class Cluster:
     """Replicas on nodes. `pending` is a heap of what will happen; it always has an entry at `FOREVER_NS`."""
 
     def __init__(self, truths: Truths, nodes: Iterable[str] = ()) -> None:
-        self.cold_start = truths.cold_start
+        self._cold_start = truths.cold_start
         self._service = truths.service
         self._resize = truths.resize
         self._faults = truths.faults
@@ -193,7 +193,7 @@ class Cluster:
         if now_ns < self._down_until_ns.get(spec.node or "", 0):
             self._lose(now_ns, id, f"node {spec.node} is down")
             return
-        length_ns = self.cold_start.draw_ns(now_ns, spec.stage, spec.variant)
+        length_ns = self._cold_start.draw_ns(now_ns, spec.stage, spec.variant)
         if not self._healed:
             if self._faults.strikes("slow_start", self._rates.slow_start):
                 length_ns = round(length_ns * self._rates.slow_start_factor)

@@ -50,8 +50,6 @@ class RunTotals(Struct, frozen=True):
     """Requests that had not ended when patience ran out; 0 in a sound run."""
     events: int
     ended_ns: int
-    assumed: tuple[str, ...] = ()
-    """What the world took for true although nothing measured or declared it, one line each."""
 
 
 def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a call for each event costs a tenth of it

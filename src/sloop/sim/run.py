@@ -6,13 +6,9 @@ or the fold behind a report.
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from sloop.runlog import Record, Sink
 from sloop.sim.checkers import Checkers
-from sloop.sim.cluster import Cluster
 from sloop.sim.engine import PATIENCE_NS, Append, CoreLike, RunTotals, play
-from sloop.sim.truth.cold_start import START_S_ASSUMED
 from sloop.sim.world import World
 
 
@@ -29,7 +25,7 @@ def simulate(
     `check_first` is how many records the checkers see: all by default, none for 0. Checking the whole log takes as long
     as playing it. `core` replaces the world's own, to prove that the checkers catch a broken one.
     """
-    setup, cluster = world.setup(), world.cluster()
+    setup = world.setup()
     policies = setup.system.policies
     checkers = Checkers(
         world.application,
@@ -42,7 +38,7 @@ def simulate(
     watching = _watch(checkers, appends, check_first)
     totals = play(
         core or setup.core(),
-        cluster,
+        world.cluster(),
         world.ingress(),
         until_ns=world.lead_ns + world.duration_ns,
         appends=appends,
@@ -50,7 +46,7 @@ def simulate(
     )
     if watching in appends:
         checkers.finish()
-    return structs.replace(totals, assumed=_assumed(cluster))
+    return totals
 
 
 def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Append:
@@ -69,12 +65,3 @@ def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Appe
     if first != 0:
         appends.append(watching)
     return watching
-
-
-def _assumed(cluster: Cluster) -> tuple[str, ...]:
-    """One line for each variant whose cold starts were neither measured nor declared."""
-    why = "its profile has no `load_s`, the scenario no `truth.cold_start.start_s`"
-    return tuple(
-        f"{stage}/{variant}: cold starts take {START_S_ASSUMED:g} s ({why})"
-        for stage, variant in sorted(cluster.cold_start.assumed)
-    )

@@ -71,10 +71,12 @@ def run_scenario(
     with ExitStack() as files:
         sinks: list[Sink] = [summary]
         if log is not None:
-            sinks.append(files.enter_context(FileLog(log, header_of(setup, origin="sim", seed=scenario.seed))))
+            header = header_of(setup, origin="sim", seed=scenario.seed, assumed_starts=world.assumed_starts)
+            sinks.append(files.enter_context(FileLog(log, header)))
         totals = simulate(world, sinks, check_first=check_first)
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
-    row = summary.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=totals.assumed)
+    assumed = summary.assumed_starts(world.assumed_starts)
+    row = summary.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumed)
     if totals.open:
         _log.warning("%s: %s of %s requests were never answered", choice.label, totals.open, totals.requests)
     return ScenarioRun(with_range(world, row) if with_band else row, summary, totals.open)

@@ -15,7 +15,7 @@ from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, Truths
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import START_S_ASSUMED, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler
 from sloop.sim.truth.network import ClientNetwork, Ingress, shifted, with_faults
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
@@ -82,6 +82,20 @@ class World:
             faults=FaultRates(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
             origin=f"sloop simulate {application.file} --system {choice.label} --seed {scenario.seed}",
         )
+
+    @property
+    def assumed_starts(self) -> dict[str, str]:
+        """Per `stage/variant`, a line for each whose cold starts nobody has measured or declared."""
+        if self.truth.cold_start.start_s is not None:
+            return {}
+        why = "its profile has no `load_s`, the scenario no `truth.cold_start.start_s`"
+        return {
+            name: f"{name}: cold starts take {START_S_ASSUMED:g} s ({why})"
+            for stage in self.application.stages
+            for variant in stage.variants
+            if variant.profile is not None and not variant.profile.load_s
+            for name in [f"{stage.name}/{variant.name}"]
+        }
 
     def setup(self) -> Setup:
         """A fresh core's parts, which know nothing of what is true. Raises InputError as `set_up` does."""

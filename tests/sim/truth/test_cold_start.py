@@ -31,16 +31,10 @@ def test_a_start_takes_what_the_variant_s_profile_says_unless_the_scenario_decla
     declared = ColdStartSampler(1, profiles, start_s=7)
     assert declared.draw_ns(1, *A) == s(7)
     assert ColdStartSampler(1, profiles, start_s=0).draw_ns(1, *A) == 0, "declared as none"
-    assert not start.assumed
-    assert not declared.assumed
 
 
-def test_a_start_that_nothing_tells_of_is_assumed_and_noted_when_one_happens() -> None:
-    start = ColdStartSampler(1, {A: profile(0.0)})
-    assert start.draw_ns(0, *A) == 0
-    assert not start.assumed, "warm"
-    assert start.draw_ns(1, *A) == s(START_S_ASSUMED)
-    assert start.assumed == {A}
+def test_a_start_that_nobody_measured_or_declared_is_assumed() -> None:
+    assert ColdStartSampler(1, {A: profile(0.0)}).draw_ns(1, *A) == s(START_S_ASSUMED)
 
 
 def test_the_delay_is_the_one_declared_unless_it_is_noisy() -> None:

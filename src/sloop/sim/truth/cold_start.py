@@ -42,8 +42,6 @@ class ColdStartSampler:
         jitter: float = 0.0,
         warm: bool = True,
     ) -> None:
-        self.assumed: set[VariantKey] = set()
-        """Variants that a cold start was drawn for although nothing says how long theirs take."""
         self._load_s = {key: profile.load_s for key, profile in profiles.items()}
         self._start_s = start_s
         self._jitter = jitter
@@ -56,10 +54,7 @@ class ColdStartSampler:
             return 0
         start_s = self._start_s
         if start_s is None:
-            start_s = self._load_s.get((stage, variant), 0.0)
-            if not start_s:
-                self.assumed.add((stage, variant))
-                start_s = START_S_ASSUMED
+            start_s = self._load_s.get((stage, variant)) or START_S_ASSUMED
         return round(s(start_s) * (1.0 + self._jitter * (2.0 * self._random.random() - 1.0)))
 
 

@@ -35,8 +35,9 @@ from typing import Final, TypeVar
 from msgspec import Struct, structs
 
 from sloop.app.scenario import NoiseShape
-from sloop.profile import LatencyTable, Profile
-from sloop.profile.profile import FLOOR_MS, Sample, sample_of
+from sloop.profile import Profile
+from sloop.profile.passes import tables_of
+from sloop.profile.profile import FLOOR_MS, sample_of
 from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
 from sloop.units import NS_PER_MS
@@ -124,20 +125,6 @@ class ServiceSampler:
 def is_measured(profile: Profile) -> bool:
     """Whether every cell of the profile keeps the distribution of its runs."""
     return bool(profile.samples) and all(sample.likely_ms for sample in profile.samples)
-
-
-def tables_of(samples: Sequence[Sample]) -> list[LatencyTable]:
-    """One table over batch and cores for each of the equally likely durations, the shortest first.
-
-    A cell with fewer durations than another repeats each of its own, so that all tables have all cells.
-    """
-    count = max(len(sample.likely_ms) for sample in samples)
-    tables: list[dict[int, dict[float, float]]] = [{} for _ in range(count)]
-    for sample in samples:
-        durations_ms = sample.likely_ms
-        for number, table in enumerate(tables):
-            table.setdefault(sample.batch, {})[sample.cores] = durations_ms[number * len(durations_ms) // count]
-    return [LatencyTable(table) for table in tables]
 
 
 def with_recorded(profile: Profile, durations_ns: Mapping[tuple[int, float], Sequence[int]]) -> Profile:
