@@ -28,7 +28,7 @@ from benchmarks.notebook import arguments, publish, quantile, say, table, worker
 from benchmarks.watch import state_of, wait_ready
 from sloop.actions import StartReplica
 from sloop.demo.live import serving
-from sloop.demo.run import dump
+from sloop.demo.run import dump_yaml
 from sloop.events import ReplicaLost, ReplicaReady
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.profile.measure import measure
@@ -114,9 +114,10 @@ def run(folder: Path, given: Namespace) -> tuple[LoadResult, list[float], Path, 
     """The load, the kills, the clients' records and the server's log."""
     model = small(folder, "squeezenet", 128)
     say("profile")
-    save_profile(measure(model, batches=BATCHES, cores=(CORES,), seconds=0.5, limit=confined), path_beside(model))
+    profile = measure(model, batches=BATCHES, cores=(CORES,), seconds=0.5, passes=1, limit=confined)
+    save_profile(profile, path_beside(model))
     app, records = folder / "app.yaml", folder / "records.jsonl"
-    dump(
+    dump_yaml(
         app,
         {
             "name": "killed",

@@ -1,11 +1,14 @@
-"""Real models small enough for two cores: published architectures on smaller images than they were trained for.
+"""Models small enough for two cores: published architectures on smaller images, and plain stacks of layers.
 
-They come with the `onnx` package's own test data; their weights are constants, which costs the same time.
+The published ones come with the `onnx` package's own test data; their weights are constants, which costs the same time.
 """
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from sloop.profile.examine import free_batch
 
@@ -24,3 +27,42 @@ def small(folder: Path, name: str, pixels: int) -> Path:
             dims[2].dim_value = dims[3].dim_value = pixels
     onnx.save(model, str(target))
     return target
+
+
+def convolutions(folder: Path, *, channels: int, layers: int, pixels: int) -> Path:
+    """A plain stack of 3 × 3 convolutions over square images, then a mean and ten scores, with an open batch."""
+    random = np.random.default_rng(channels * layers)
+    nodes, weights, depth, last = [], [], 3, "x"
+    for layer in range(layers):
+        weight = random.standard_normal((channels, depth, 3, 3)).astype(np.float32) * (2 / (9 * depth)) ** 0.5
+        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
+        nodes.append(helper.make_node("Conv", [last, f"w{layer}"], [f"c{layer}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"]))
+        depth, last = channels, f"r{layer}"
+    nodes.append(helper.make_node("GlobalAveragePool", [last], ["pool"]))
+    nodes.append(helper.make_node("Flatten", ["pool"], ["flat"]))
+    weights.append(numpy_helper.from_array(random.standard_normal((channels, 10)).astype(np.float32), "scores"))
+    nodes.append(helper.make_node("MatMul", ["flat", "scores"], ["y"]))
+    return _saved(folder / f"convolutions-{channels}-{layers}-{pixels}.onnx", nodes, weights, [3, pixels, pixels])
+
+
+def perceptron(folder: Path, *, width: int, layers: int) -> Path:
+    """Dense layers of one width, then ten scores, with an open batch."""
+    random = np.random.default_rng(width * layers)
+    sizes = [width] * layers + [10]
+    nodes, weights, last = [], [], "x"
+    for layer, size in enumerate(sizes):
+        weight = random.standard_normal((width, size)).astype(np.float32) * (2 / width) ** 0.5
+        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Relu" if layer < layers else "Identity", [f"m{layer}"], [f"r{layer}"]))
+        last = f"r{layer}"
+    nodes[-1].output[0] = "y"
+    return _saved(folder / f"perceptron-{width}-{layers}.onnx", nodes, weights, [width])
+
+
+def _saved(path: Path, nodes: list[Any], weights: list[Any], row: list[int]) -> Path:
+    ports = [helper.make_tensor_value_info(name, 1, ["n", *shape]) for name, shape in (("x", row), ("y", [10]))]
+    graph = helper.make_graph(nodes, path.stem, ports[:1], ports[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path

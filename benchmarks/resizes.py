@@ -3,7 +3,7 @@ the model run as fast as its cores promise, right from the next batch?
 
     python -m benchmarks.resizes [--seconds 60] [--rate 80] [--period-ms 500] [MODEL.onnx]
 
-One server with one worker; a system made for this test gives the worker other cores every period, at random. Service
+One server with one worker; a system made for this test gives the worker other cores every period, at random. InferenceService
 times of the batches in the server's log are compared with a profile measured beforehand, per core count, the first
 batch after each resize by itself. The clients' records are held against the log, request by request.
 (`benchmarks.resize` is the same without a server: a worker and its backend alone.)
@@ -27,7 +27,7 @@ from benchmarks.notebook import arguments, publish, quantile, say, table, worksp
 from sloop.actions import ResizeReplica, StartBatch, StartReplica
 from sloop.app.load import load_application
 from sloop.core.views import ClusterView
-from sloop.demo.model import squeezenet
+from sloop.demo.run import squeezenet
 from sloop.events import Finished, ReplicaLost, Resized
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.policies import targets
@@ -184,7 +184,7 @@ def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult,
             f"One replica, {given.rate:g} requests/s (Poisson) over HTTP for {given.seconds:g} s; every "
             f"{given.period_ms:g} ms it gets other cores, at random from {', '.join(f'{c:g}' for c in CORES)}.",
             table(("", "found"), rows),
-            "Service times against the profile (medians) measured before: batches that ran on one core count from "
+            "InferenceService times against the profile (medians) measured before: batches that ran on one core count from "
             "beginning to end, and those of them that were the first after a resize. A quota is for a period of 10 ms: "
             "a batch that finds an unspent one, or the larger one of before a resize, is up to a period early.",
             table((*columns, "first after a resize, p50", "of them"), by_cores(seen.ran, promised)),
@@ -194,7 +194,7 @@ def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult,
 
 def profiled(model: Path) -> Latency:
     """Measure the model, keep its profile beside it; returns the table of its medians."""
-    profile = measure(model, batches=BATCHES, cores=CORES, seconds=0.6, limit=confined)
+    profile = measure(model, batches=BATCHES, cores=CORES, seconds=0.6, passes=1, limit=confined)
     save_profile(profile, path_beside(model))
     return fit_table(points_p50(profile.samples)).params
 

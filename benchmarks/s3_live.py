@@ -22,14 +22,22 @@ from benchmarks.watch import start_s_of, wait_ready
 from sloop.app.hardware import local
 from sloop.app.load import load_scenario
 from sloop.demo.live import serving
-from sloop.demo.run import WORLD_KEYS, Compared, compared, dump
-from sloop.demo.setting import BATCHES, SLO_MS, Setting, choose_cores, scenario_of
+from sloop.demo.run import (
+    BATCHES,
+    SLO_MS,
+    WORLD_KEYS,
+    ComparedRun,
+    DemoSettings,
+    choose_cores,
+    dump_yaml,
+    run_both,
+    scenario_of,
+)
 from sloop.errors import InputError
 from sloop.profile.measure import measure
 from sloop.profile.profile import path_beside, save_profile
-from sloop.report.compare import agreement
-from sloop.report.figures import Figure, Panel, Series, timeline
-from sloop.report.tables import Cell
+from sloop.report.plots import Figure, Panel, Series, timeline
+from sloop.report.tables import Cell, agreement
 from sloop.reproduce import data_folder
 from sloop.reproduce.sponge.offline import LINK
 from sloop.serve.cpu_quota import Cgroups, confined, detect
@@ -55,7 +63,7 @@ class Experiment(Struct, frozen=True):
     """What all runs share."""
 
     folder: Path
-    setting: Setting
+    setting: DemoSettings
     model: Path
     link: str | dict[str, Any]
 
@@ -65,12 +73,12 @@ class Experiment(Struct, frozen=True):
         return link_from(self.link, seed=self.setting.seed, folder=self.folder)
 
 
-def systems_of(setting: Setting) -> dict[str, dict[str, Any]]:
+def systems_of(setting: DemoSettings) -> dict[str, dict[str, Any]]:
     """What is compared, as application files name it."""
     cores, step = list(setting.cores), setting.cores[0]
     replicas_max = int(setting.cores_max / step)
     systems: dict[str, dict[str, Any]] = {
-        HALF: {"name": "static", "cores": setting.half_cores, "batch_max": 1},
+        HALF: {"name": "static", "cores": setting.static_cores, "batch_max": 1},
         ALL: {"name": "static", "cores": setting.cores_max, "batch_max": 1},
         PAPER: {"name": "sponge", "margin": 1.0, "cores": cores, "rate_rps": setting.counts[0]},
         MARGIN: {"name": "sponge", "margin": 0.9, "cores": cores, "rate_rps": setting.counts[0]},
@@ -90,7 +98,7 @@ def link_of(name: str) -> str | dict[str, Any]:
     return str(path)
 
 
-def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s: float) -> Compared:
+def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s: float) -> ComparedRun:
     """One system live, then simulated with replicas that take `start_s` to start; its files go to their own folder."""
     folder = experiment.folder / label.replace(", ", "-").replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,12 +108,12 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     declared["systems"] = [dict(system)]
     declared["truth"]["network"]["link"] = experiment.link
     declared["truth"]["cold_start"] = {"start_s": start_s, "warm": True}
-    dump(folder / "scenario.yaml", declared)
+    dump_yaml(folder / "scenario.yaml", declared)
     app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
-    dump(folder / f"{system['name']}.yaml", app | {"system": dict(system)})
+    dump_yaml(folder / f"{system['name']}.yaml", app | {"system": dict(system)})
     scenario = load_scenario(folder / "scenario.yaml")
     say(f"{label}: live for {setting.duration_s} s, then simulated")
-    return compared(folder, scenario, scenario.systems[0], tell=lambda done: None)
+    return run_both(folder, scenario, scenario.systems[0], lambda done: None)
 
 
 def start_together_s(experiment: Experiment) -> float:
@@ -116,13 +124,13 @@ def start_together_s(experiment: Experiment) -> float:
     folder.mkdir(exist_ok=True)
     declared = scenario_of(setting, str(experiment.model.absolute()), "")
     app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
-    dump(folder / "app.yaml", app | {"system": {"name": "static", "replicas": count, "cores": cores[0]}})
+    dump_yaml(folder / "app.yaml", app | {"system": {"name": "static", "replicas": count, "cores": cores[0]}})
     with serving(folder / "app.yaml", folder / "state") as where:
         wait_ready(where.http, count)
     return start_s_of(Path(where.log))
 
 
-def result(runs: Mapping[str, Compared], seconds: int) -> list[tuple[Cell, ...]]:
+def result(runs: Mapping[str, ComparedRun], seconds: int) -> list[tuple[Cell, ...]]:
     """A row for each system: as its clients saw it and its log has it, then as it was simulated."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
@@ -137,17 +145,17 @@ def result(runs: Mapping[str, Compared], seconds: int) -> list[tuple[Cell, ...]]
     return rows
 
 
-def violations(run: Compared) -> float:
+def violations(run: ComparedRun) -> float:
     """Per cent of the requests that their clients did not have answered in time."""
     return 100 * (1 - (run.clients.attainment or 0.0))
 
 
-def worst(run: Compared) -> float:
+def worst(run: ComparedRun) -> float:
     """The largest share of a second's requests that was missed, in per cent, as the clients saw it."""
     return max((100 * (1 - row.ok / row.sent) for row in run.clients.seconds if row.sent), default=0.0)
 
 
-def agreements(runs: Mapping[str, Compared]) -> list[tuple[Cell, ...]]:
+def agreements(runs: Mapping[str, ComparedRun]) -> list[tuple[Cell, ...]]:
     """Server's log against simulation: attainment and p99, apart and whether within the design's limits."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
@@ -156,7 +164,7 @@ def agreements(runs: Mapping[str, Compared]) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def verdicts(runs: Mapping[str, Compared], setting: Setting) -> list[tuple[str, Cell]]:
+def verdicts(runs: Mapping[str, ComparedRun], setting: DemoSettings) -> list[tuple[str, Cell]]:
     """Check 12, clause by clause."""
     missed = {label: violations(run) for label, run in runs.items()}
     given = setting.duration_s * setting.cores_max
@@ -175,9 +183,9 @@ def verdicts(runs: Mapping[str, Compared], setting: Setting) -> list[tuple[str, 
     return found
 
 
-def over_time(runs: Mapping[str, Compared], link: Link, seconds: int) -> Figure:
+def over_time(runs: Mapping[str, ComparedRun], link: Link, seconds: int) -> Figure:
     """The link, cores and violations, second by second, live."""
-    figure = timeline({label: run.live.metrics for label, run in runs.items()}, name="live", title="S3, reduced, live")
+    figure = timeline({label: run.live.summary for label, run in runs.items()}, name="live", title="S3, reduced, live")
     elapsed_ms = link.elapsed_ms(round(PAYLOAD_KB * BYTES_PER_KB))
     way = tuple(elapsed_ms[second % len(elapsed_ms)] for second in range(seconds))
     times = tuple(float(second) for second in range(seconds))
@@ -186,7 +194,7 @@ def over_time(runs: Mapping[str, Compared], link: Link, seconds: int) -> Figure:
     return structs.replace(figure, panels=(panel, cores, missed))
 
 
-def report(runs: Mapping[str, Compared], experiment: Experiment, how: str, start_s: float, link: Link) -> str:
+def report(runs: Mapping[str, ComparedRun], experiment: Experiment, how: str, start_s: float, link: Link) -> str:
     """What is published."""
     setting = experiment.setting
     seconds = setting.duration_s
@@ -225,14 +233,14 @@ def prepared(folder: Path, given: Namespace) -> tuple[Experiment, str]:
     half = cores[-1] / 2
     say("profile")
     measured = tuple(sorted({*cores, half}))
-    profile = measure(model, batches=BATCHES, cores=measured, seconds=CELL_S, limit=confined)
+    profile = measure(model, batches=BATCHES, cores=measured, seconds=CELL_S, passes=1, limit=confined)
     save_profile(profile, path_beside(model))
     alone_rps = {sample.cores: 1e3 / sample.p50_ms for sample in profile.samples if sample.batch == 1}
     count = max(1, round(given.over * alone_rps[half]))
     say(f"{count} requests/s; one by one half the cores bear {alone_rps[half]:.1f}, all {alone_rps[cores[-1]]:.1f}")
-    setting = Setting(
+    setting = DemoSettings(
         cores=cores,
-        half_cores=half,
+        static_cores=half,
         counts=(count,) * round(given.seconds),
         slo_ms=SLO_MS,
         payload_kb=PAYLOAD_KB,

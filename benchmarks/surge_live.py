@@ -27,12 +27,12 @@ from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.watch import start_s_of
 from sloop.actions import End, ResizeReplica
 from sloop.app.load import load_scenario
-from sloop.demo.outcome import Outcome
-from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold, observed
+from sloop.demo.live import CountedRun
+from sloop.demo.run import WORLD_KEYS, LiveRun, dump_yaml, run_live, run_simulated
 from sloop.profile.measure import measure
 from sloop.profile.model import open_model
 from sloop.profile.profile import Profile, path_beside, save_profile
-from sloop.report.figures import timeline
+from sloop.report.plots import timeline
 from sloop.report.tables import Cell
 from sloop.reproduce import data_folder
 from sloop.reproduce.twitter import biscale
@@ -148,7 +148,7 @@ def measured(model: Path) -> Profile:
     """Its profile over units and batches, kept beside it."""
     say(f"profile of {model.stem}")
     cores = tuple(UNIT * units for units in (1, 2, 3, 4, UNITS))
-    profile = measure(model, batches=BATCHES, cores=cores, seconds=CELL_S, limit=confined, progress=lambda *_: None)
+    profile = measure(model, batches=BATCHES, cores=cores, seconds=CELL_S, passes=1, limit=confined)
     save_profile(profile, path_beside(model))
     return profile
 
@@ -173,9 +173,9 @@ def prepared(folder: Path, given: Namespace) -> Experiment:
 class Run(Struct, frozen=True):
     """One system: live, foretold, and simulated with the durations of its own batches."""
 
-    live: Observed
-    foretold: Outcome
-    again: Outcome
+    live: LiveRun
+    foretold: CountedRun
+    again: CountedRun
 
 
 def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s: float) -> Run:
@@ -199,15 +199,15 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
         "seed": experiment.seed,
         "truth": {"resize_ms": 10, "cold_start": {"start_s": start_s, "warm": True}},
     }
-    dump(folder / "scenario.yaml", declared)
+    dump_yaml(folder / "scenario.yaml", declared)
     app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
-    dump(folder / f"{system['name']}.yaml", app | {"system": dict(system)})
+    dump_yaml(folder / f"{system['name']}.yaml", app | {"system": dict(system)})
     scenario = load_scenario(folder / "scenario.yaml")
     say(f"{label}: live for {len(experiment.counts)} s, then simulated")
     (choice,) = scenario.systems
-    live = observed(folder, scenario, choice, lambda done: None)
-    found = foretold(scenario, choice, live, folder / "foretold.jsonl")
-    again = foretold(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log))
+    live = run_live(folder, scenario, choice, lambda done: None)
+    found = run_simulated(scenario, choice, live, folder / "foretold.jsonl")
+    again = run_simulated(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log))
     return Run(live, found, again)
 
 
@@ -228,10 +228,10 @@ def result(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
     """A row for each system."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
-        seen, row = run.live.clients, run.live.outcome.row
+        seen, row = run.live.clients, run.live.counted.row
         resizes = sum(isinstance(record, ResizeReplica) for _, record in read_log(run.live.log))
         missed = 100 * (1 - (seen.attainment or 0.0))
-        figures = (row.core_seconds / len(run.live.outcome.metrics.seconds()), row.cold_starts, resizes)
+        figures = (row.core_seconds / len(run.live.counted.summary.seconds()), row.cold_starts, resizes)
         rows.append((label, seen.sent, missed, seen.p99_ms, *figures, lost(run.live.log)))
     return rows
 
@@ -240,7 +240,7 @@ def agreements(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
     """Attainment by the server's log, foretold, and with its own batches' durations, in per cent and points."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
-        live, before, after = (100 * one.row.attainment for one in (run.live.outcome, run.foretold, run.again))
+        live, before, after = (100 * one.row.attainment for one in (run.live.counted, run.foretold, run.again))
         rows.append((label, live, before, before - live, after, after - live, abs(before - live) <= 1))
     return rows
 
@@ -285,7 +285,7 @@ def main() -> None:
             ]
         )
         figure = timeline(
-            {label: run.live.outcome.metrics for label, run in runs.items()}, name="live", title="A surge, live"
+            {label: run.live.counted.summary for label, run in runs.items()}, name="live", title="A surge, live"
         )
         publish("surge-live", "A surge on two models, live", text, [figure], write=not given.no_write)
 

@@ -114,12 +114,12 @@ def test_real_architectures_give_for_each_row_what_they_gave_for_it_alone(name: 
 
     assert signature.fixed_batch is None
     assert signature.outputs[0].shape[0] == -1
-    images = np.random.default_rng(1).standard_normal((4, 3, 224, 224)).astype(np.float32)
+    images = np.random.default_rng(1).standard_normal((2, 3, 224, 224)).astype(np.float32)
     fixed, free = open_session(tmp_path / "fixed.onnx", 1), open_session(tmp_path / "free.onnx", 1)
     port = signature.inputs[0].name
     together = free.run(None, {port: images})[0]
     assert not np.allclose(together[0], together[1], rtol=1e-2, atol=0)  # or the comparison would mean nothing
-    for row in range(4):
+    for row in range(2):
         alone = fixed.run(None, {port: images[row : row + 1]})[0]
         np.testing.assert_allclose(together[row : row + 1], alone, rtol=0, atol=1e-4 * np.abs(alone).max())
 

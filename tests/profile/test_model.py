@@ -279,11 +279,18 @@ def test_outputs_that_were_not_declared_are_an_error(body: str, what: str, tmp_p
 
 @pytest.mark.live
 def test_is_measured_as_it_will_run(tmp_path: Path) -> None:
-    profile = measure(write(tmp_path, GOOD), batches=(1, 2), cores=(1,), seconds=0.01)
+    profile = measure(write(tmp_path, GOOD), batches=(1, 2), cores=(1,), seconds=0.01, passes=1, alone=True)
     assert [sample.batch for sample in profile.samples] == [1, 2]
     assert profile.software.startswith("NumPy, Python 3")
     with pytest.raises(InputError, match=r"stage\.py: 'outputs' .*|.*declares no 'outputs'"):
-        measure(write(tmp_path, GOOD.replace("    outputs", "    others")), batches=(1,), cores=(1,), seconds=0.01)
+        measure(
+            write(tmp_path, GOOD.replace("    outputs", "    others")),
+            batches=(1,),
+            cores=(1,),
+            seconds=0.01,
+            passes=1,
+            alone=True,
+        )
     failing = GOOD.replace("return", "raise ValueError('not today')\n        return")
     with pytest.raises(InputError, match="a batch of 1 fails: not today"):
-        measure(write(tmp_path, failing), batches=(1,), cores=(1,), seconds=0.01)
+        measure(write(tmp_path, failing), batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)

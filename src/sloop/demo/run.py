@@ -23,7 +23,7 @@ from sloop.errors import MachineError
 from sloop.load import Delivery, LoadResult
 from sloop.load.run import schedule_of
 from sloop.profile.examine import free_batch
-from sloop.profile.measure import measure
+from sloop.profile.measure import PASSES, measure
 from sloop.profile.profile import Profile, path_beside, save_profile
 from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim import BYTES_PER_KB, NOT_RECORDED, RecordedRun, World
@@ -70,7 +70,7 @@ def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -
         model,
         batches=BATCHES,
         cores=cores,
-        seconds=CELL_S,
+        seconds=CELL_S / PASSES,
         limit=confined,
         progress=lambda done, cells, sample: progress(
             PROFILE_SHARE * done / cells, f"profile: batch {sample.batch} on {sample.cores:g} cores"
