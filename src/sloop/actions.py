@@ -62,7 +62,7 @@ class Decided(Struct, frozen=True, tag="decided"):
 
     kind: str
     """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
-    and will be replaced. `drain`: a replica stops after its batch. `short`: no node has room for what is planned."""
+    and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for what is planned."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None

@@ -74,7 +74,7 @@ def test_cores_are_freed_only_once_the_resize_is_in_effect() -> None:
 
 def test_a_shortage_of_cores_is_logged_once_and_retried() -> None:
     scene = Scene(plan_of(1, cores=3), nodes=[Node("n0", "local", 2, 1000)])
-    assert notes(scene.act(0, WOKE)) == ["plan", "short"]
+    assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]
     assert scene.act(1000, WOKE) == []
     scene.script.target = plan_of(1, cores=2)
     assert [type(a) for a in orders(scene.act(2000, WOKE))] == [StartReplica]

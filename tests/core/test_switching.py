@@ -137,7 +137,7 @@ def test_a_replica_without_room_is_logged_as_a_shortage() -> None:
     scene.script.target = sizes(3, 2)
     (_, short) = scene.act(1000, WOKE)
     assert isinstance(short, Decided)
-    assert (short.kind, short.stage, short.why) == ("short", "b", "replica 1 has 1 cores, not 2: n0 has no more free")
+    assert (short.kind, short.stage, short.why) == ("shortage", "b", "replica 1 has 1 cores, not 2: n0 has no more free")
     assert scene.act(2000, WOKE) == []
 
 
@@ -160,7 +160,7 @@ def test_from_heavy_to_light_replicas_capacity_does_not_fall() -> None:
         assert [replica.life for replica in scene.core.state.replicas.values()].count(Life.READY) >= 4
         waiting += orders(carry_out(scene, 1001, waiting.pop(0)))
     assert kinds_of(scene) == {("only", "b", 1.0): 4}
-    assert "short" not in notes(scene.actions)
+    assert "shortage" not in notes(scene.actions)
 
 
 plans = st.tuples(st.sampled_from("ab"), st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0]), st.booleans())
@@ -185,7 +185,7 @@ def test_between_any_two_plans_ready_capacity_does_not_fall_below_either(
         waiting += orders(carry_out(scene, at_ms := at_ms + 1, waiting.pop(random.randrange(len(waiting)))))
     assert kinds_of(scene) == {("only", second[0], second[2]): second[1]}
     assert ready_rps(scene) == pytest.approx(wanted_rps)
-    assert "short" not in notes(scene.actions)
+    assert "shortage" not in notes(scene.actions)
 
 
 two_stages = st.tuples(
@@ -230,4 +230,4 @@ def test_any_plan_that_fits_is_reached_on_a_full_node(first: Any, second: Any, r
         waiting += orders(scene.act(at_ms, WOKE))
     wanted = {(g.spec.stage, g.spec.variant, g.spec.cores): g.count for stage in plans[1].stages for g in stage.groups}
     assert kinds_of(scene) == wanted
-    assert "short" not in notes(scene.actions)
+    assert "shortage" not in notes(scene.actions)

@@ -107,7 +107,7 @@ def test_plans_and_shortages_while_it_waited() -> None:
     rows: Rows = [
         (0, Request(RequestId(1), 0, 0, s(1))),
         (ms(1), Decided("plan", "a request waits", plan=Plan((), "a request waits"))),
-        (ms(2), Decided("short", "no node has room", "a")),
+        (ms(2), Decided("shortage", "no node has room", "a")),
         (ms(3), StartReplica(ReplicaId(0), spec)),
         (ms(9), ReplicaReady(ReplicaId(0))),
         started(9, 0, 0, 1, stage="a"),

@@ -323,7 +323,7 @@ def test_who_waits_where_there_is_no_room_is_excused_unless_the_drop_rule_had_gi
 
     def left_at(now_ns: int, drop: Age | Never) -> None:
         checkers = Checkers(APPLICATION, APPLICATION.cluster, is_hopeless=drop.is_hopeless)
-        short = Decided("short", "no node has room", stage="first")
+        short = Decided("shortage", "no node has room", stage="first")
         feed(checkers, [(0, request), (0, short), (now_ns, WOKE)])
         checkers.finish()
 

@@ -386,7 +386,7 @@ class ControlPath:
         will_have_room = holds or any(replica.will_free_cores for replica in self._state.replicas.values())
         if self._reported.get(stage.name) != shortage and not will_have_room:
             self._reported[stage.name] = shortage
-            out.append(Decided("short", shortage.why, stage=stage.name))
+            out.append(Decided("shortage", shortage.why, stage=stage.name))
 
     def _place(self, now_ns: int, stage: StageState, spec: ReplicaSpec, out: list[Action]) -> bool:
         """Start one replica if a node has room."""

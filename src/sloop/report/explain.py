@@ -307,7 +307,7 @@ class _Follower:
             return
         if isinstance(record, Decided) and record.plan is not None:
             self._say(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
-        elif isinstance(record, Decided) and record.kind == "short":
+        elif isinstance(record, Decided) and record.kind == "shortage":
             self._say(now_ns, "while it waited, the cluster fell short of the plan", record.why)
         elif isinstance(record, ReplicaReady):
             self._say(now_ns, f"while it waited, replica {record.replica} became ready")

@@ -455,7 +455,7 @@ class Checkers:
             for target in note.plan.stages:
                 specs = [group.spec for group in target.groups if group.count]
                 self._limits.update({(target.stage, spec.variant): target.batch_max for spec in specs})
-        if note.kind == "short":
+        if note.kind == "shortage":
             self._short.add(note.stage)
         if note.kind == "drain" and note.replica is not None:
             replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
