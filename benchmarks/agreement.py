@@ -19,13 +19,19 @@ from benchmarks.notebook import arguments, publish, say, table, workspace
 from sloop.app.application import SystemChoice
 from sloop.app.hardware import local
 from sloop.app.scenario import Scenario
-from sloop.demo.model import squeezenet
-from sloop.demo.run import foretold, observed, profiled, written
-from sloop.demo.setting import Setting, choose_cores, setting_of
+from sloop.demo.run import (
+    DemoSettings,
+    choose_cores,
+    measure_profile,
+    run_live,
+    run_simulated,
+    settings_for,
+    squeezenet,
+    write_files,
+)
 from sloop.profile.profile import path_beside
-from sloop.report.compare import agreement
-from sloop.report.rows import RunRow
-from sloop.report.tables import Cell
+from sloop.report.tables import Cell, agreement
+from sloop.runlog.summary import RunRow
 from sloop.serve.cpu_quota import Cgroups, detect
 from sloop.sim import NOT_RECORDED, recorded_in
 
@@ -44,17 +50,17 @@ class Repeat(Struct, frozen=True):
 
 def repeat(folder: Path, scenario: Scenario, choice: SystemChoice) -> Repeat:
     """Live, then simulated twice, then replayed."""
-    seen = observed(folder, scenario, choice, tell=lambda done: None)
+    seen = run_live(folder, scenario, choice, lambda done: None)
     truths = {PROFILED: NOT_RECORDED, RECORDED: recorded_in(seen.log)}
     simulated = {
-        name: foretold(scenario, choice, seen, seen.log.with_name("simulated.jsonl"), recorded=recorded).row
+        name: run_simulated(scenario, choice, seen, seen.log.with_name("simulated.jsonl"), recorded=recorded).row
         for name, recorded in truths.items()
     }
     complaint, played = check(seen.log)
-    return Repeat(choice.name, seen.outcome.row, simulated, complaint, played.difference is None)
+    return Repeat(choice.name, seen.counted.row, simulated, complaint, played.difference is None)
 
 
-def repeats(folder: Path, model: Path, setting: Setting, count: int) -> list[Repeat]:
+def repeats(folder: Path, model: Path, setting: DemoSettings, count: int) -> list[Repeat]:
     """Every system, `count` times in turn, each turn in a folder of its own."""
     found = []
     for number in range(1, count + 1):
@@ -62,7 +68,7 @@ def repeats(folder: Path, model: Path, setting: Setting, count: int) -> list[Rep
         place.mkdir(exist_ok=True)
         for file in (model, path_beside(model)):
             copy(file, place)
-        scenario = written(place, setting, place / model.name)
+        scenario = write_files(place, setting, place / model.name)
         for choice in scenario.systems:
             say(f"run {number} of {count}, {choice.name}: live for {setting.duration_s} s, then simulated")
             found.append(repeat(place, scenario, choice))
@@ -97,7 +103,7 @@ def spread(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def report(found: Sequence[Repeat], setting: Setting, how: str) -> str:
+def report(found: Sequence[Repeat], setting: DemoSettings, how: str) -> str:
     """What is published."""
     columns = (
         *("system", "truth", "attainment live, %", "simulated", "points apart", "≤ 1"),
@@ -107,7 +113,7 @@ def report(found: Sequence[Repeat], setting: Setting, how: str) -> str:
         [
             f"SqueezeNet under the demonstration's wave: {min(setting.counts)} to {max(setting.counts)} requests "
             f"in each second, all in one burst, over a synthetic 4G link; {setting.duration_s} s, deadline "
-            f"{setting.slo_ms:g} ms; `static` on {setting.half_cores:g} cores, `sponge` on up to "
+            f"{setting.slo_ms:g} ms; `static` on {setting.static_cores:g} cores, `sponge` on up to "
             f"{setting.cores_max:g}. Cores by {how.partition(':')[0]}. The figures are the server's log's.",
             table(columns, compared(found)),
             "How far live runs of the same trace are from each other, and whether every live log satisfies the "
@@ -127,8 +133,8 @@ def main() -> None:
     with workspace(given.keep) as folder:
         model = squeezenet(folder)
         say("profile")
-        profile = profiled(model, cores, tell=lambda share, what: None)
-        setting = setting_of(profile, cores, duration_s=round(given.seconds), seed=given.seed)
+        profile = measure_profile(model, cores, lambda share, what: None)
+        setting = settings_for(profile, cores, duration_s=round(given.seconds), seed=given.seed)
         found = repeats(folder, model, setting, given.repeats)
     publish("agreement", "Simulator against live", report(found, setting, detected.why), write=not given.no_write)
 

@@ -26,10 +26,9 @@ from sloop.app.application import SystemChoice
 from sloop.app.hardware import local
 from sloop.app.load import load_application, load_scenario
 from sloop.app.scenario import Scenario
-from sloop.demo.live import serving
-from sloop.demo.outcome import Outcome, read_outcome
-from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
-from sloop.report.figures import timeline
+from sloop.demo.live import CountedRun, count_run, serving
+from sloop.demo.run import WORLD_KEYS, LiveRun, dump_yaml, run_simulated
+from sloop.report.plots import timeline
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
 from sloop.sim import World, recorded_in
@@ -59,9 +58,9 @@ class Run(Struct, frozen=True):
     """One system: as its clients saw it, as its server's log has it, and simulated twice."""
 
     scored: Scored
-    live: Outcome
-    simulated: Outcome
-    recorded: Outcome
+    live: CountedRun
+    simulated: CountedRun
+    recorded: CountedRun
     switches: int
     """Replicas started of a variant other than the stage's last."""
 
@@ -88,10 +87,10 @@ def scenario_in(folder: Path, given: Namespace) -> Scenario:
         "seed": given.seed,
         "truth": {"cold_start": {"start_s": START_S, "warm": True}},
     }
-    dump(folder / "scenario.yaml", declared)
+    dump_yaml(folder / "scenario.yaml", declared)
     for name in SYSTEMS:
         outside = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
-        dump(folder / f"{name}.yaml", outside | {"system": {"name": name, **COMMON}})
+        dump_yaml(folder / f"{name}.yaml", outside | {"system": {"name": name, **COMMON}})
     return load_scenario(folder / "scenario.yaml")
 
 
@@ -104,18 +103,18 @@ def play(folder: Path, scenario: Scenario, name: str) -> Run:
     with serving(folder / f"{name}.yaml", folder / name) as where:
         scored = score(where.http, trace, slo_ms=SLO_MS)
     log = Path(where.log)
-    live = read_outcome(log, first_ns=first_ns, duration_s=round(scenario.duration_s))
-    seen = Observed(live, scored.load, log, first_ns)
+    live = count_run(log, first_ns=first_ns, duration_s=round(scenario.duration_s))
+    seen = LiveRun(live, scored.load, log, first_ns)
     return Run(scored, live, *simulations(folder, scenario, seen, choice), switches(log))
 
 
-def simulations(folder: Path, scenario: Scenario, seen: Observed, choice: SystemChoice) -> tuple[Outcome, Outcome]:
+def simulations(folder: Path, scenario: Scenario, seen: LiveRun, choice: SystemChoice) -> tuple[CountedRun, CountedRun]:
     """The run from the profiles; and with its own durations, of starts as of batches."""
-    simulated = foretold(scenario, choice, seen, folder / f"{choice.name}-simulated.jsonl")
+    simulated = run_simulated(scenario, choice, seen, folder / f"{choice.name}-simulated.jsonl")
     cold_start = structs.replace(scenario.truth.cold_start, start_s=start_s_of(seen.log, loaded=True))
     own = structs.replace(scenario, truth=structs.replace(scenario.truth, cold_start=cold_start))
     log = folder / f"{choice.name}-recorded.jsonl"
-    return simulated, foretold(own, choice, seen, log, recorded=recorded_in(seen.log))
+    return simulated, run_simulated(own, choice, seen, log, recorded=recorded_in(seen.log))
 
 
 def switches(log: Path) -> int:
@@ -215,7 +214,7 @@ def main() -> None:
     with workspace(given.keep) as folder:
         scenario = scenario_in(folder, given)
         runs = {name: play(folder, scenario, name) for name in SYSTEMS}
-    metrics = {name: run.live.metrics for name, run in runs.items()}
+    metrics = {name: run.live.summary for name, run in runs.items()}
     figures: Sequence[Any] = [timeline(metrics, name="live", title="digits, a surge, live")]
     publish("digits-live", "Variants under a surge, labelled", report(runs, given), figures, write=not given.no_write)
 

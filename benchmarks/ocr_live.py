@@ -19,9 +19,8 @@ from msgspec import Struct, structs
 
 from benchmarks.notebook import ROOT, arguments, publish, say, table, workspace
 from sloop.app.load import load_scenario
-from sloop.demo.live import serving
-from sloop.demo.outcome import Outcome, read_outcome
-from sloop.demo.run import WORLD_KEYS, Observed, dump, foretold
+from sloop.demo.live import CountedRun, count_run, serving
+from sloop.demo.run import WORLD_KEYS, LiveRun, dump_yaml, run_simulated
 from sloop.load import LoadPlan, run_load
 from sloop.load.plan import Delivery
 from sloop.load.run import schedule_of
@@ -48,9 +47,9 @@ COLUMNS: Final = (
 class Run(Struct, frozen=True):
     """A system: live, foretold, and simulated with the durations of its own batches."""
 
-    live: Observed
-    foretold: Outcome
-    again: Outcome
+    live: LiveRun
+    foretold: CountedRun
+    again: CountedRun
     unloaded_ms: float = 0.0
     """The largest latency with a request every other second."""
 
@@ -92,9 +91,9 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
         "seed": given.seed,
         "truth": {"resize_ms": 10, "cold_start": {"start_s": 1, "warm": True}, "fan_out": {"orient": [LINES]}},
     }
-    dump(folder / "scenario.yaml", declared)
+    dump_yaml(folder / "scenario.yaml", declared)
     app = {key: value for key, value in declared.items() if key not in WORLD_KEYS}
-    dump(folder / "app.yaml", app | {"system": dict(system)})
+    dump_yaml(folder / "app.yaml", app | {"system": dict(system)})
     scenario = load_scenario(folder / "scenario.yaml")
     (choice,) = scenario.systems
     world = World.from_scenario(scenario, choice)
@@ -111,9 +110,9 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
         clients = run_load(plan)
         log = Path(where.log)
     first_ns, seconds = due_ns - elapsed_ns, ceil(given.seconds)
-    live = Observed(read_outcome(log, first_ns=first_ns, duration_s=seconds), clients, log, first_ns)
-    before = foretold(scenario, choice, live, folder / "foretold.jsonl")
-    again = foretold(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log))
+    live = LiveRun(count_run(log, first_ns=first_ns, duration_s=seconds), clients, log, first_ns)
+    before = run_simulated(scenario, choice, live, folder / "foretold.jsonl")
+    again = run_simulated(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log))
     return Run(live, before, again)
 
 
@@ -121,9 +120,9 @@ def rows_of(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
     """A row for each system: unloaded, what clients saw under bursts, the server's cores, and the simulations."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
-        seen, outcome = run.live.clients, run.live.outcome
+        seen, outcome = run.live.clients, run.live.counted
         counted = (seen.late, seen.dropped + seen.rejected, seen.errors, seen.p99_ms)
-        cores = outcome.row.core_seconds / max(1, len(outcome.metrics.seconds()))
+        cores = outcome.row.core_seconds / max(1, len(outcome.summary.seconds()))
         simulated = (100 * run.foretold.row.attainment, 100 * run.again.row.attainment)
         rows.append((label, run.unloaded_ms, seen.sent, 100 * attained(run), *counted, cores, *simulated))
     return rows

@@ -8,16 +8,7 @@ from msgspec import structs
 
 from sloop.reproduce import REPRODUCTIONS, fa2
 from sloop.reproduce.fa2.application import CPU, GPU, ORDER, PATHS, VISION, Hardware, models, problem, profile_of
-from sloop.reproduce.fa2.offline import (
-    PLANNERS,
-    RATES,
-    Sweep,
-    graph_of,
-    offline_rows,
-    replicas,
-    swept,
-    throughputs,
-)
+from sloop.reproduce.fa2.offline import PLANNERS, RATES, Sweep, graph_of, offline_rows, replicas, swept, throughputs
 from sloop.reproduce.fa2.runs import (
     FULL,
     LEAD_S,

@@ -75,7 +75,7 @@ def test_nothing_to_do() -> None:
 
 
 def test_a_reproduction_on_a_page() -> None:
-    row = compare(Claim(experiment="check 1", metric="m < n", unit="%", paper=1.0), [1.0] * 3)
+    row = compare(Claim("check 1", "m < n", "%", paper=1.0), [1.0] * 3)
     found = Reproduction("sponge", "Somebody, 2024", (row,), (), ("a guess",))
     assert found.summary == "1 rows: 1 reproduced"
     text = found.page()

@@ -17,7 +17,7 @@ from sloop.reproduce.rows import (
     with_note,
 )
 
-CLAIM = Claim(experiment="E", metric="m", unit="%", paper=5.0, note="as printed")
+CLAIM = Claim("E", "m", "%", paper=5.0, note="as printed")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ CLAIM = Claim(experiment="E", metric="m", unit="%", paper=5.0, note="as printed"
 def test_a_tolerance_depends_on_the_kind_of_figure_only(
     figure: float, unit: str, known: Known, tolerance: float
 ) -> None:
-    claim = Claim(experiment="E", metric="m", unit=unit, known=known, paper=figure)
+    claim = Claim("E", "m", unit, known=known, paper=figure)
     assert claim.tolerance() == pytest.approx(tolerance)
     assert claim.tolerance(tolerance / 2) == pytest.approx(tolerance / 2)
     assert claim.tolerance(tolerance * 2) == pytest.approx(tolerance), "a row may ask for less, not for more"
@@ -61,7 +61,7 @@ def test_a_mean_of_runs_that_agree() -> None:
 
 
 def test_27_does_not_pass_for_48() -> None:
-    claim = Claim(experiment="E5", metric="largest", unit="%", known="text", paper=48, computed=True)
+    claim = Claim("E5", "largest", "%", known="text", paper=48, computed=True)
     assert compare(claim, [27.3], shape=True).verdict == "shape"
     assert compare(claim, [27.3]).verdict == "off"
 
@@ -97,7 +97,7 @@ def test_a_mean_of_many_runs_may_come_as_one_sample() -> None:
 
 
 def test_what_was_printed_goes_before_what_was_derived() -> None:
-    both = Claim(experiment="E", metric="m", unit="%", paper=5.0, derived=2.0)
+    both = Claim("E", "m", "%", paper=5.0, derived=2.0)
     assert compare(both, [2.0] * 3).verdict == "off"
     assert compare(structs.replace(both, paper=None), [2.0] * 3).verdict == "reproduced"
 

@@ -5,17 +5,24 @@ from pathlib import Path
 import click
 
 from sloop.cli.command import CommandOutput, command, progress, table
+from sloop.demo import write_example
 from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import demonstrate
 from sloop.report.plots import png
 
 EXAMPLE = """
 sloop demo
+sloop demo --files .
 sloop demo --seconds 30 --out /tmp/demo --json
 """
 
 
 @command("demo", example=EXAMPLE)
+@click.option(
+    "--files",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Only write a small trained model, an application and a scenario to this folder, to try the other commands.",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -29,7 +36,7 @@ sloop demo --seconds 30 --out /tmp/demo --json
     type=click.IntRange(10, 600),
     default=40,
     show_default=True,
-    help="Length of each live run.",
+    help="Seconds of each live run.",
 )
 @click.option(
     "--seed",
@@ -38,10 +45,13 @@ sloop demo --seconds 30 --out /tmp/demo --json
     show_default=True,
     help="Seed of the arrivals and of the clients' network.",
 )
-def demo(out: Path, duration_s: int, seed: int) -> CommandOutput:
+def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOutput:
     """Profile a real model, serve it under bursts with the systems `static` and `sponge`, simulate both, and write a
     report. It takes two live runs and about a minute.
     """
+    if files is not None:
+        written = [str(path) for path in write_example(files)]
+        return CommandOutput({"files": written}, [f"wrote {name}" for name in written])
     with progress("demo", total=1.0) as advance:
         results = demonstrate(out, duration_s=duration_s, seed=seed, progress=advance)
     report, plot = out / "report.html", out / "timeline.png"

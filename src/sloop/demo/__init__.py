@@ -1,4 +1,50 @@
-"""The demonstration: a real model under a wave of bursts, `static` beside `sponge`, live and then simulated.
+"""The demonstration: a real model under bursts, served and simulated by `static` and by `sponge`; and example files.
 
-Read in this order: `setting` (what is asked of this machine), `live` (a server under load), `page` (what came of it).
+Read `run` first (settings for this machine, and the runs), then `live` (a server under load) and `page` (the report).
 """
+
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from sloop.errors import InputError
+
+MODEL: Final = "digits.onnx"
+"""A trained network of 36,000 weights, made by `python -m examples.digits.make`: pictures of six handwritten digits,
+28 × 168 pixels, in; six digits out. About 2 ms on one core, so that a deadline of 100 ms has something to decide."""
+
+APPLICATION: Final = """\
+name: digits
+slo_ms: 100                # end to end, from sending to the answer
+stages:
+  - name: read
+    model: ./digits.onnx
+system: sponge
+"""
+
+SCENARIO: Final = """\
+name: burst
+slo_ms: 100
+stages:
+  - name: read
+    model: ./digits.onnx
+trace: {kind: square, rate: 20, burst_rate: 200, period_s: 20, burst_s: 5}
+duration_s: 60
+systems: [sponge, early-drop]
+"""
+
+
+def write_example(folder: Path) -> list[Path]:
+    """Write a small model, an application and a scenario to `folder`. Raises `InputError` if a file there differs."""
+    contents = {
+        MODEL: resources.files("sloop.demo").joinpath(MODEL).read_bytes(),
+        "app.yaml": APPLICATION.encode(),
+        "burst.yaml": SCENARIO.encode(),
+    }
+    for name, content in contents.items():
+        if (folder / name).exists() and (folder / name).read_bytes() != content:
+            raise InputError("the file exists with other content", where=str(folder / name), help="use an empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in contents]

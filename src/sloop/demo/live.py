@@ -1,12 +1,14 @@
-"""One live run: a server in a process of its own, the load generator in another, and the log the server leaves.
+"""One live run: a server in its own process, the load generator in another, and the figures from the log.
 
-Promises that the server is gone when this returns or raises. Must not know what the figures are for.
+The server has stopped when `serving` returns or raises. Figures of live and simulated runs can be compared: time starts
+with the schedule, cores count from then until it ends, and what a live server did before its first request or after its
+last is left out.
 """
 
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -15,19 +17,24 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.errors import MachineError
 from sloop.load import LoadPlan, LoadResult, ProgressReport, run_load
+from sloop.runlog import Record, read_log
+from sloop.runlog.summary import RunRow, RunSummary
+from sloop.systems.replay import rebuild
+from sloop.vocabulary import Request
 from sloop.workload import Link, Trace
 
 READY_S: Final = 60.0
 STOP_S: Final = 40.0
-LAST_WORDS: Final = 400
+STDERR_CHARS: Final = 400
+"""How much of what the server wrote an error quotes."""
 
 
-class Where(Struct, frozen=True):
-    """What a server says of itself when it listens, or why it does not."""
+class ServerReport(Struct, frozen=True):
+    """The JSON line that a server prints when it listens, or why it does not."""
 
     application: str = ""
     http: str = ""
@@ -36,8 +43,8 @@ class Where(Struct, frozen=True):
     help: str = ""
 
 
-class Sending(Struct, frozen=True):
-    """What to send to it."""
+class ClientLoad(Struct, frozen=True):
+    """The requests to send."""
 
     trace: Trace
     link: Link | None
@@ -46,36 +53,36 @@ class Sending(Struct, frozen=True):
     seed: int
 
 
-def observe(
-    app: Path, state: Path, sending: Sending, *, tell: Callable[[ProgressReport], None] = lambda told: None
+def serve_and_load(
+    app: Path, state: Path, load: ClientLoad, *, progress: Callable[[ProgressReport], None] = lambda now: None
 ) -> tuple[LoadResult, Path]:
-    """Serve the application file `app`, send it the load; returns what the clients saw and the server's event log."""
-    with serving(app, state) as where:
+    """Serve the application file `app` and load it. Returns what the clients saw and the server's event log."""
+    with serving(app, state) as report:
         plan = LoadPlan(
-            url=where.http,
-            model=where.application,
-            arrivals=sending.trace,
-            slo_ms=sending.slo_ms,
-            seed=sending.seed,
-            link=sending.link,
-            payload_bytes=sending.payload_bytes,
+            url=report.http,
+            model=report.application,
+            arrivals=load.trace,
+            slo_ms=load.slo_ms,
+            seed=load.seed,
+            link=load.link,
+            payload_bytes=load.payload_bytes,
         )
-        result = run_load(plan, progress=tell)
-    return result, Path(where.log)
+        result = run_load(plan, progress=progress)
+    return result, Path(report.log)
 
 
 @contextmanager
-def serving(app: Path, state: Path) -> Iterator[Where]:
-    """A server of its own for `app`, ready to infer; stopped on the way out. MachineError where it does not start."""
+def serving(app: Path, state: Path) -> Iterator[ServerReport]:
+    """A server for `app` that is ready to infer, stopped at the end. MachineError if it does not start."""
     command = [sys.executable, "-m", "sloop", "serve", str(app), "--state", str(state), "--json"]
     state.mkdir(parents=True, exist_ok=True)
-    words = state / "server.txt"
-    with words.open("wb") as errors:
+    stderr = state / "server.txt"
+    with stderr.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "--http-port", "0", "--grpc-port", "0"], stdout=subprocess.PIPE, stderr=errors
+            [*command, "--http-port", "0", "--grpc-port", "0"], stdout=subprocess.PIPE, stderr=file
         )
     try:
-        yield _listening(process, words)
+        yield _listening(process, stderr)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -87,27 +94,81 @@ def serving(app: Path, state: Path) -> Iterator[Where]:
         process.stdout.close()
 
 
-def _listening(process: "subprocess.Popen[bytes]", words: Path) -> Where:
-    """Where the server is, once it would take an inference."""
+def _listening(process: "subprocess.Popen[bytes]", stderr: Path) -> ServerReport:
+    """The server's report, once it accepts inferences."""
     assert process.stdout is not None
-    said = process.stdout.readline()
-    where = msgspec.json.decode(said, type=Where) if said else Where(error="it said nothing")
-    if where.error:
-        raise MachineError(f"the server did not start: {where.error}", help=where.help or f"see {words}")
+    line = process.stdout.readline()
+    report = msgspec.json.decode(line, type=ServerReport) if line else ServerReport(error="it printed nothing")
+    if report.error:
+        raise MachineError(f"the server did not start: {report.error}", help=report.help or f"see {stderr}")
     until_s = monotonic() + READY_S
     while process.poll() is None and monotonic() < until_s:
-        if is_ready(where.http):
-            return where
+        if is_ready(report.http):
+            return report
         sleep(0.1)
-    last = words.read_text(errors="replace").strip()[-LAST_WORDS:]
-    raise MachineError(f"the server did not become ready: {last or 'no word'}", help=f"see {words}")
+    last = stderr.read_text(errors="replace").strip()[-STDERR_CHARS:]
+    raise MachineError(f"the server did not become ready: {last or 'it printed nothing'}", help=f"see {stderr}")
 
 
 def is_ready(url: str) -> bool:
-    """Whether the server at `url` would take an inference now."""
+    """Whether the server at `url` accepts inferences now."""
     try:
         with urlopen(f"{url}/v2/health/ready", timeout=5) as answer:
             status: Any = answer.status
             return bool(status == 200)
     except (URLError, OSError):  # 503 while it warms up is an URLError too
         return False
+
+
+# Counting a run, live or simulated, from its log: the same way and over the same seconds.
+
+
+class CountedRun(Struct, frozen=True):
+    """A run's figures, and the fold that plots read."""
+
+    row: RunRow
+    summary: RunSummary
+
+
+def schedule_start_ns(log: Path, *, first_ns: int) -> int:
+    """When the schedule started on the log's clock, if its first request was sent `first_ns` later; else 0."""
+    sent_ns = (record.sent_ns for _, record in read_log(log) if isinstance(record, Request))
+    return max(0, next(sent_ns, first_ns) - first_ns)
+
+
+def count_run(log: Path, *, first_ns: int, duration_s: int, assumed: Iterable[str] = ()) -> CountedRun:
+    """Count the run in a log whose first request was sent `first_ns` after its schedule started."""
+    recorded = read_log(log)
+    setup = rebuild(recorded.header)
+    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    summary.fold(on_schedule_clock(recorded, first_ns=first_ns))
+    row = summary.row(system=recorded.header.system, seed=recorded.header.seed, assumed=assumed)
+    cores = [second.cores for second in summary.seconds()[:duration_s]]
+    row = structs.replace(row, core_seconds=sum(cores), goodput_rps=row.served / duration_s)
+    return CountedRun(row, summary)
+
+
+def on_schedule_clock(records: Iterable[tuple[int, Record]], *, first_ns: int) -> Iterator[tuple[int, Record]]:
+    """Records on a clock that starts with the schedule; earlier ones (replicas, plans) are moved to its start."""
+    held: list[tuple[int, Record]] = []
+    zero_ns: int | None = None
+    for now_ns, record in records:
+        if zero_ns is None:
+            if not isinstance(record, Request):
+                held.append((now_ns, record))
+                continue
+            zero_ns = record.sent_ns - first_ns
+            yield from ((0, earlier) for _, earlier in held)
+        if isinstance(record, Request):
+            record = _shifted(record, zero_ns)  # noqa: PLW2901  # the same request on another clock
+        yield max(0, now_ns - zero_ns), record
+
+
+def _shifted(request: Request, zero_ns: int) -> Request:
+    """The request on a clock that starts `zero_ns` later."""
+    return structs.replace(
+        request,
+        sent_ns=request.sent_ns - zero_ns,
+        arrived_ns=request.arrived_ns - zero_ns,
+        deadline_ns=request.deadline_ns - zero_ns,
+    )

@@ -35,12 +35,7 @@ REPRODUCTIONS: Final[Mapping[str, Reproduce]] = {
 
 
 def reproduce(
-    name: str,
-    *,
-    quick: bool = False,
-    data: Path | None = None,
-    processes: int = 0,
-    progress: Progress = silent,
+    name: str, *, quick: bool = False, data: Path | None = None, processes: int = 0, progress: Progress = silent
 ) -> Reproduction:
     """Reproduce the publication `name`; `quick` takes less than a minute and simulates less.
 

@@ -132,7 +132,8 @@ class Reproduction(Struct, frozen=True):
             *(Section(title=table.title, tables=(structs.replace(table, title=""),)) for table in self.tables()),
             Section(title="Where the numbers come from", tables=(assumptions,)),
         ]
-        return page(f"{self.name.capitalize()}, reproduced", sections, lead=self.source)
+        title = self.name.upper() if len(self.name) <= 3 else self.name.capitalize()  # FA2, IPA; Sponge
+        return page(f"{title}, reproduced", sections, lead=self.source)
 
 
 def silent(share: float, what: str) -> None:

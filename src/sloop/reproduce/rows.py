@@ -90,7 +90,7 @@ class Row(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class Claim(Struct, frozen=True):
     """What is compared: which metric of which experiment, and the figure with how it is known."""
 
     experiment: str

@@ -21,7 +21,7 @@ from typing import Final
 from sloop.errors import InputError
 from sloop.streams import stream
 from sloop.workload import Spread, Trace, TraceFile
-from sloop.workload.read import counted, read_counts
+from sloop.workload.read import read_counts, trace_of_counts
 
 FILE: Final = Path("reconfigurable-ml-pipeline__web-service-datasets/dataset/twitter_trace/workload.tbz2")
 """In the folder of public data."""
@@ -60,7 +60,7 @@ class Excerpt:
     def trace(self, *, seed: int = 0, spread: Spread = Spread.POISSON) -> Trace:
         """The arrivals: a Poisson process of each second's rate, or exactly its count laid out in another way."""
         recorded = TraceFile(FILE, spread=spread)
-        return counted(self.counts, recorded, name=self.name, provenance=self.provenance, seed=seed)
+        return trace_of_counts(self.counts, recorded, name=self.name, provenance=self.provenance, seed=seed)
 
 
 def ipa(name: str, data: Path | None, *, seed: int = 0) -> Excerpt:

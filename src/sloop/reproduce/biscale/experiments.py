@@ -138,14 +138,14 @@ def _printed(found: Found) -> list[Row]:
         means = [fmean(values) for values in samples]
         shape = means[0] < means[1] < means[2]
         for kind, paper, values in zip(("Biscale", "FA2", "vertical-only"), published, samples, strict=True):
-            claim = Claim(experiment=EXPERIMENTS[name], metric=f"violations of {kind}", unit="%", paper=paper)
+            claim = Claim(EXPERIMENTS[name], f"violations of {kind}", "%", paper=paper)
             if kind == "Biscale" and name != "video":
                 rows.append(bounded(claim, values, at_most=paper, shape=shape))
             elif kind == "vertical-only" and name == "audio":
                 rows.append(bounded(claim, values, at_least=paper, shape=shape))
             else:
                 rows.append(compare(claim, values, shape=shape))
-        claim = Claim(experiment=EXPERIMENTS[name], metric="violations of FA2 / Biscale", unit="×", paper=10)
+        claim = Claim(EXPERIMENTS[name], "violations of FA2 / Biscale", "×", paper=10)
         ratio = means[1] / max(means[0], 0.01)
         rows.append(bounded(claim, [ratio], at_least=10, shape=shape, runs=len(samples[0])))
     return rows
@@ -155,7 +155,7 @@ def _derived(found: Found, *, quick: bool) -> list[Row]:
     """Beside the specification's simulation; the shape is a factor of two."""
 
     def row(metric: str, unit: str, derived: float, samples: list[float]) -> Row:
-        claim = Claim(experiment="independent simulation", metric=metric, unit=unit, derived=derived)
+        claim = Claim("independent simulation", metric, unit, derived=derived)
         return compare(claim, samples, shape=derived / 2 <= fmean(samples) <= 2 * derived)
 
     rows = []
@@ -183,7 +183,7 @@ def _bound_a(found: Found, *, quick: bool) -> list[Row]:
         samples = [found.violations(trial, GROUP) for trial in three(name, reference, drop)]
         means = [fmean(values) for values in samples]
         metric = f"{name}: smallest gap in Biscale < FA2 < vertical-only, drop by {drop}, reference {reference}"
-        claim = Claim(experiment="bound A", metric=metric, unit="points")
+        claim = Claim("bound A", metric, "points")
         gap = min(means[1] - means[0], means[2] - means[1])
         rows.append(bounded(claim, [gap], at_least=0, runs=len(samples[0])))
     return rows
@@ -201,7 +201,7 @@ def _bound_b(found: Found) -> list[Row]:
             for at in range(0, len(own_) - GROUP + 1, GROUP)
         ]
         ratio = fmean(horizontal) / max(fmean(own_), 0.01)
-        claim = Claim(experiment="bound B", metric=f"{name}: violations of FA2 / Biscale", unit="×")
+        claim = Claim("bound B", f"{name}: violations of FA2 / Biscale", "×")
         note = f"{len(own_)} seeds"
         rows.append(bounded(structs.replace(claim, note=note), [ratio], at_least=10, shape=ratio > 1, runs=len(own_)))
         each = structs.replace(claim, metric=f"{claim.metric}, each five seeds")
@@ -210,7 +210,7 @@ def _bound_b(found: Found) -> list[Row]:
             ("Biscale", "FA2", "vertical-only"), samples, limits.get(name, ()), strict=False
         ):
             metric = f"{name}: violations of {kind}"
-            claim = Claim(experiment="bound B", metric=metric, unit="%", note=_spread(values))
+            claim = Claim("bound B", metric, "%", note=_spread(values))
             rows.append(bounded(claim, [fmean(values)], at_least=least, at_most=most, runs=len(values)))
     return rows
 
@@ -220,10 +220,10 @@ def _bound_b2(found: Found) -> list[Row]:
     rows = []
     for name, most, part in (("video", 0.6, 70.0), ("audio", 3.0, 60.0), ("nlp", 0.5, 60.0)):
         values = found.violations(own(name))
-        claim = Claim(experiment="bound B2", metric=f"{name}: violations of Biscale", unit="%", note=_spread(values))
+        claim = Claim("bound B2", f"{name}: violations of Biscale", "%", note=_spread(values))
         rows.append(bounded(claim, [fmean(values)], at_most=most, runs=len(values)))
         share = 100 * found.mean(own(name), "cores", GROUP) / found.mean(own(name, "now"), "cores", GROUP)
-        claim = Claim(experiment="bound B2", metric=f"{name}: cores compared with the reference now", unit="%")
+        claim = Claim("bound B2", f"{name}: cores compared with the reference now", "%")
         rows.append(bounded(claim, [share], at_most=part, shape=share < 100, runs=GROUP))
     return rows
 
@@ -236,7 +236,7 @@ def _bound_b3(found: Found) -> list[Row]:
             values = found.violations(trial)
             metric = f"nlp 1.3 times slower, {cold_s:g} s to start: violations of {kind}"
             note = f"the publication prints {paper:g} without this reading"
-            claim = Claim(experiment="bound B3", metric=metric, unit="%", derived=known, note=note)
+            claim = Claim("bound B3", metric, "%", derived=known, note=note)
             rows.append(compare(claim, values, shape=abs(fmean(values) - known) <= 0.5 * known))
     return rows
 
@@ -259,7 +259,7 @@ def _shipped(found: Found) -> list[Row]:
             ),
             ("cores compared with the published behaviour", share, 110, share <= 150, ""),
         ):
-            claim = Claim(experiment="as shipped", metric=f"{name}: {metric}", unit="%", note=note)
+            claim = Claim("as shipped", f"{name}: {metric}", "%", note=note)
             rows.append(bounded(claim, [value], at_most=most, shape=shape, runs=runs))
     return rows
 
@@ -300,7 +300,7 @@ def _first_minutes(found: Found) -> list[Row]:
     results, horizontal = found.of(own("video")), found.of(rival("video", "fa2"))
 
     def claim(metric: str, unit: str, paper: float, note: str = "") -> Claim:
-        return Claim(experiment="E1 course", metric=metric, unit=unit, known="text", paper=paper, note=note)
+        return Claim("E1 course", metric, unit, known="text", paper=paper, note=note)
 
     first, ours = (fmean(fmean(r.violations_by_second[1:6]) for r in runs) for runs in (horizontal, results))
     recovery, quick = ([_recovery_s(result) for result in runs] for runs in (horizontal, results))
@@ -328,7 +328,7 @@ def _bound_c(found: Found) -> list[Row]:
     runs = len(results)
 
     def claim(metric: str, unit: str, note: str = "") -> Claim:
-        return Claim(experiment="bound C", metric=f"video: {metric}", unit=unit, note=note)
+        return Claim("bound C", f"video: {metric}", unit, note=note)
 
     risen = 100 * fmean(float(_rise(result, 3) >= 1.5) for result in results)
     again = [_single_again_s(result) for result in results]
@@ -387,7 +387,7 @@ def _dropping(found: Found) -> list[Row]:
         samples = {rule: found.violations(dropping(kind, rule)) for rule in RULES}
         means = [fmean(values) for values in samples.values()]
         for rule, values in samples.items():
-            claim = Claim(experiment="E6 dropping", metric=f"violations in the first 100 s, {kind}, {rule}", unit="%")
+            claim = Claim("E6 dropping", f"violations in the first 100 s, {kind}, {rule}", "%")
             if rule == "age" and kind != "biscale":
                 best = means[0] <= min(means) + 1e-9
                 rows.append(directed(claim, values, holds=best, expect="the fewest of the three rules"))
@@ -400,7 +400,7 @@ def _dropping(found: Found) -> list[Row]:
             )
         if kind != "biscale":
             metric = f"{kind}: smallest increase of violations from 1 × to 3 × to never"
-            claim = Claim(experiment="bound D", metric=metric, unit="points")
+            claim = Claim("bound D", metric, "points")
             least_step = min(means[1] - means[0], means[2] - means[1])
             runs = len(samples["age"])
             rows.append(bounded(claim, [least_step], at_least=0, shape=means[2] >= means[0], runs=runs))
@@ -411,7 +411,7 @@ def _motivation(found: Found) -> list[Row]:
     """E0: Fig. P4.1 and P4.2, simulated with a model as fast as theirs."""
 
     def claim(metric: str, unit: str, paper: float) -> Claim:
-        return Claim(experiment="E0 motivation", metric=metric, unit=unit, known="text", paper=paper)
+        return Claim("E0 motivation", metric, unit, known="text", paper=paper)
 
     ours, theirs = (found.mean(burst(kind), "violations") for kind in KINDS[:2])
     times = theirs / max(ours, 0.01)
@@ -440,9 +440,9 @@ def _cold(found: Found) -> list[Row]:
         growth[kind] = fmean(ends[1]) - fmean(ends[0])
         for cold_s, values, known in zip((COLDS_S[0], COLDS_S[-1]), ends, derived, strict=True):
             metric = f"video, drop by age: violations of {kind}, {cold_s:g} s to start"
-            claim = Claim(experiment="cold start", metric=metric, unit="%", derived=known)
+            claim = Claim("cold start", metric, "%", derived=known)
             rows.append(compare(claim, values, shape=growth[kind] > 0))
-    claim = Claim(experiment="bound E", metric="growth with the time to start, FA2's / Biscale's", unit="×")
+    claim = Claim("bound E", "growth with the time to start, FA2's / Biscale's", "×")
     ratio = growth["fa2"] / max(growth["biscale"], 0.01)
     return [*rows, bounded(claim, [ratio], at_least=3, shape=ratio > 1, runs=GROUP)]
 
@@ -457,10 +457,10 @@ def _guessing(found: Found) -> list[Row]:
             guess = guessing(name, predictor)
             apart = abs(found.mean(guess, "violations") - base)
             metric = f"{name}: change of violations, {predictor} instead of the oracle"
-            claim = Claim(experiment="bound G", metric=metric, unit="points")
+            claim = Claim("bound G", metric, "points")
             rows.append(bounded(claim, [apart], at_most=0.5, shape=apart <= 1, runs=GROUP))
             more = [cores / base_cores for cores in found.cores(guess)]
-            claim = Claim(experiment="bound G", metric=f"{name}: cores, {predictor} / oracle", unit="×")
+            claim = Claim("bound G", f"{name}: cores, {predictor} / oracle", "×")
             if name == "video" and predictor == "last10":
                 rows.append(compare(structs.replace(claim, derived=1.5), more, shape=fmean(more) > 1))
             else:

@@ -101,7 +101,7 @@ def _programs() -> list[Row]:
         ),
     ]
     return [
-        compare(Claim(experiment="programs", metric=metric, unit=unit, known="exact", derived=derived), [ours])
+        compare(Claim("programs", metric, unit, known="exact", derived=derived), [ours])
         for metric, unit, derived, ours in figures
     ]
 
@@ -123,7 +123,7 @@ def _times() -> list[Row]:
             asked.vertical(rate_rps, single)
             asked.split(rate_rps, single)
             samples.append(1e3 * (time.perf_counter() - started_s))
-        claim = Claim(experiment="decision time", metric=f"{name}: all programs", unit="ms", paper=100, computed=True)
+        claim = Claim("decision time", f"{name}: all programs", "ms", paper=100, computed=True)
         rows.append(bounded(claim, samples, at_most=100, shape=min(samples) <= 100))
     return rows
 
@@ -136,9 +136,9 @@ def _persistence(testing: Excerpt) -> Row:
     positive = after > 0
     error = float(100 * np.mean(np.abs(before[positive] - after[positive]) / after[positive]))
     claim = Claim(
-        experiment="predictor",
-        metric="mean error of the last ten seconds' maximum, days 14 to 21",
-        unit="%",
+        "predictor",
+        "mean error of the last ten seconds' maximum, days 14 to 21",
+        "%",
         known="exact",
         derived=9.0,
         note=f"expected: more than the published LSTM's {LSTM_ERROR:g} %; {testing.provenance}",
@@ -170,7 +170,7 @@ def _threads() -> list[Row]:
     within, between = (100 * (1 - fastest_ms[name] / one_ms) for name in ("two within", "two between"))
 
     def claim(metric: str, note: str) -> Claim:
-        return Claim(experiment="E5 threads", metric=metric, unit="%", note=note, computed=True)
+        return Claim("E5 threads", metric, "%", note=note, computed=True)
 
     measured = f"SqueezeNet here, batch {BATCH}, {one_ms:.0f} ms on one thread; two threads had {cores:.1f} cores"
     branches = "ONNX Runtime runs a fire module's two branches at once; PyTorch, which was published, does not"

@@ -117,11 +117,11 @@ def _sizes() -> list[Row]:
     note = "a detector whose profile over cores was published"
     rows = []
     for name, rate in best.items():
-        claim = Claim(experiment="E0 sizes", metric=f"largest throughput of {name} cores", unit="requests/s", note=note)
+        claim = Claim("E0 sizes", f"largest throughput of {name} cores", "requests/s", note=note)
         rows.append(directed(claim, [rate], holds=ordered, expect="the smallest replicas do most"))
     holds = sum(values[0] >= max(values) * (1 - 1e-9) for values in within)
     metric = "latencies at which the smallest replicas do most"
-    claim = Claim(experiment="E0 sizes", metric=metric, unit="of 3", known="exact", paper=3, note=note)
+    claim = Claim("E0 sizes", metric, "of 3", known="exact", paper=3, note=note)
     return [*rows, compare(claim, [holds], shape=ordered)]
 
 
@@ -140,9 +140,9 @@ def _chain() -> list[Row]:
             rows.append(
                 compare(
                     Claim(
-                        experiment="E0b chain",
-                        metric=f"replicas of {name}, deadline {slack:g} × the time alone",
-                        unit="replicas",
+                        "E0b chain",
+                        f"replicas of {name}, deadline {slack:g} × the time alone",
+                        "replicas",
                         known="exact",
                         derived=expected,
                         note="published are 2 × and 3 × the optimum at an unknown deadline",
@@ -177,7 +177,7 @@ def _totals(sweep: Sweep, rates: Sequence[int], totals: Mapping[str, Sequence[in
         pairs = zip(rates, expected, strict=True)
         found = sum(sweep.totals[planner][RATES.index(rate)] == count for rate, count in pairs)
         metric, count = f"rates with the derived number of replicas, {planner}", len(expected)
-        claim = Claim(experiment=experiment, metric=metric, unit=f"of {count}", known="exact", derived=count)
+        claim = Claim(experiment, metric, f"of {count}", known="exact", derived=count)
         rows.append(compare(claim, [found]))
     return rows
 
@@ -190,13 +190,13 @@ def _surplus(
     rows = []
     for place, (name, value) in enumerate((("mean", fmean(over)), ("largest", max(over)))):
         claim = Claim(
-            experiment=experiment,
-            metric=f"replicas of {planner} beyond FA2's, {name}",
-            unit="%",
+            experiment,
+            f"replicas of {planner} beyond FA2's, {name}",
+            "%",
             known="text",
             paper=published[place],
             derived=derived[place],
-            note="" if place else f"FA2 saves {sweep.saved(planner):.1f} % of its replicas",
+            note="" if place else f"FA2 saves {sweep.saved(planner):.1f} % of the planner's replicas",
             computed=True,
         )
         rows.append(compare(claim, [value], shape=value > 0))
@@ -207,13 +207,13 @@ def _on_cores(sweep: Sweep) -> list[Row]:
     """E5: three paths."""
     assert (sweep.hardware, sweep.paths) == (CPU, VISION)
     metric = "rates at which FA2 is the optimum"
-    claim = Claim(experiment="E5 cores", metric=metric, unit="%", paper=96.8, derived=100.0, computed=True)
+    claim = Claim("E5 cores", metric, "%", "exact", paper=96.8, derived=100.0)
     rates = (6, 8, 12, 18, 24, 27)
     problems = [problem(CPU, 6, rate) for rate in rates]
     six = sum(replicas(p.stages, p.paths) == replicas(p.stages, p.paths, mode="milp") for p in problems)
     note = "six paths would need 122 cores at 60 requests/s"
     metric = "rates at which FA2 is the optimum, six paths"
-    claim_6 = Claim(experiment="E5 cores", metric=metric, unit="of 6", known="exact", derived=len(rates), note=note)
+    claim_6 = Claim("E5 cores", metric, "of 6", known="exact", derived=len(rates), note=note)
     return [
         compare(claim, [sweep.exact], shape=sweep.exact >= 94.0),
         *_surplus(sweep, "E5 cores", "inferline", (19, 48), (16.5, 27.3)),
@@ -227,9 +227,9 @@ def _on_slices(sweep: Sweep) -> list[Row]:
     """E6: six paths."""
     full = fmean(sweep.over("inferline full"))
     claim = Claim(
-        experiment="E6 slices",
-        metric="replicas of inferline full beyond FA2's, mean",
-        unit="%",
+        "E6 slices",
+        "replicas of inferline full beyond FA2's, mean",
+        "%",
         note="a planner closer to InferLine's own paper is closer to the optimum, not further from it",
     )
     return [
@@ -253,9 +253,9 @@ def _fit() -> Row:
         ]
         gains.append(errors[0] / max(errors[1], 1e-9))
     claim = Claim(
-        experiment="E8 fit",
-        metric="squared error of a line over that of a parabola, median",
-        unit="×",
+        "E8 fit",
+        "squared error of a line over that of a parabola, median",
+        "×",
         note=f"{RESNET18_HUMAN.source}; FA2's own measurements are not public",
     )
     return directed(claim, [median(gains)], holds=median(gains) > 1.5, expect="a parabola follows much better")
@@ -270,7 +270,7 @@ def _decision() -> Row:
         solve(given.stages, given.paths, polish=True)
         taken.append((time.process_time_ns() - started_ns) / 1e6)
     note = f"published: 500 ms; ten stages, six paths, 25.7 s in steps of 1 ms; slowest {max(taken):.1f} ms"
-    claim = Claim(experiment="E9 decision", metric="one decision, median", unit="ms", note=note, computed=True)
+    claim = Claim("E9 decision", "one decision, median", "ms", note=note, computed=True)
     return bounded(claim, [median(taken)], at_most=20.0)
 
 
@@ -297,13 +297,13 @@ def _graphs(cases: int) -> list[Row]:
     for (name, _, _, derived), samples in zip(SETTINGS, found, strict=True):
         for place, what in enumerate(GRAPHS):
             metric, note = f"{what}, {name}", f"{cases} graphs, derived from others"
-            claim = Claim(experiment="check 7.2", metric=metric, unit="%", derived=derived[place], note=note)
+            claim = Claim("check 7.2", metric, "%", derived=derived[place], note=note)
             error = stdev(samples[place]) / math.sqrt(len(samples[place]))
             shape = _same_order([own[3][place] for own in SETTINGS], [fmean(values[place]) for values in found])
             rows.append(compare(claim, [fmean(samples[place])], shape=shape, runs=cases, error=error))
     polished = fmean(_against(best, [replicas(*graph, polish=True) for graph in graphs])[0])
     metric = f"{GRAPHS[0]}, tree, all ways to cut, polished"
-    claim = Claim(experiment="check 7.2", metric=metric, unit="%", note=f"{cases} graphs")
+    claim = Claim("check 7.2", metric, "%", note=f"{cases} graphs")
     return [*rows, directed(claim, [polished], holds=polished > fmean(found[1][0]), expect="better than unpolished")]
 
 

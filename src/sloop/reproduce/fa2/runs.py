@@ -125,15 +125,15 @@ class BusyTime:
 def chosen(plan: str, hardware: Hardware, paths: int, rate_rps: float) -> tuple[Fa2Choice, ...]:
     """What the planner `fa2`, `optimal`, `inferline`, `ds2` or `grandslam` chooses at a known rate."""
     given = problem(hardware, paths, rate_rps)
-    stages, paths = given.stages, given.paths
+    stages, indexed = given.stages, given.paths
     if plan in {"fa2", "optimal", "grandslam"}:
-        answer = fa2.solve(stages, paths, mode="milp" if plan == "optimal" else "tree")
+        answer = fa2.solve(stages, indexed, mode="milp" if plan == "optimal" else "tree")
         assert isinstance(answer, Fa2Solution), rate_rps
         if plan == "grandslam":
-            return fa2.grandslam(stages, paths, [choice.replicas for choice in answer.choices])
+            return fa2.grandslam(stages, indexed, [choice.replicas for choice in answer.choices])
         return answer.choices
     if plan == "inferline":
-        return fa2.inferline(stages, paths)
+        return fa2.inferline(stages, indexed)
     assert plan == "ds2", plan
     return fa2.ds2(stages)
 
@@ -153,8 +153,7 @@ def world_of(trial: Fa2Trial) -> World:
         declared_paths=tuple(Path(chain, ms(slo), 1 / trial.paths) for chain, slo in zip(chains, slos_ms, strict=True)),
     )
     truth = Truth(
-        service=ServiceTruth(ratio=trial.ratio, cv=0.04),
-        cold_start=ColdStartTruth(start_s=COLD_START_S, warm=True),
+        service=ServiceTruth(ratio=trial.ratio, cv=0.04), cold_start=ColdStartTruth(start_s=COLD_START_S, warm=True)
     )
     # The lead is under load too: what the system sees then is the load's first rate.
     rates = [rates[0]] * trial.lead_s + rates + [rates[-1]] * TAIL_S
@@ -181,10 +180,7 @@ def _stages(hardware: Hardware, chains: Sequence[tuple[str, ...]]) -> tuple[Stag
 
 def _choice(trial: Fa2Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
     """A system that decides, or one that keeps the plan for the load's first rate."""
-    published: dict[str, Any] = {
-        "batch": {"name": "full", "forever": True},
-        "drop": {"name": "age", "limit": 3.0},
-    }
+    published: dict[str, Any] = {"batch": {"name": "full", "forever": True}, "drop": {"name": "age", "limit": 3.0}}
     if not trial.plan:
         own: dict[str, Any] = {"headroom": 0.0, "initial_rps": rate_rps}
         if trial.lookback_s:
@@ -341,11 +337,11 @@ class Fa2Evaluation(Struct, frozen=True):
                     note += "; batches that fit a share of the deadline take too long to fill"
                 found = results.violations(trial)
                 metric = f"violations of {plan}, {where}"
-                claim = Claim(experiment="E1 steady", metric=metric, unit="%", paper=1.0, note=note)
+                claim = Claim("E1 steady", metric, "%", paper=1.0, note=note)
                 rows.append(bounded(claim, found, at_most=1.0, shape=fmean(found) <= 1.0))
             for rival in ("inferline", "ds2"):
                 more = busy["fa2"] - busy[rival]
-                claim = Claim(experiment="E1 steady", metric=f"utilisation of FA2 - {rival}, {where}", unit="points")
+                claim = Claim("E1 steady", f"utilisation of FA2 - {rival}, {where}", "points")
                 rows.append(directed(claim, [more], holds=more > 0, expect="FA2's replicas are the busiest"))
         return rows
 
@@ -354,18 +350,18 @@ class Fa2Evaluation(Struct, frozen=True):
         rows = []
         for paths, rate in MET:
             metric = f"violations of FA2, {paths} paths at {rate}/s"
-            claim = Claim(experiment="check 7.3", metric=metric, unit="%", paper=1.4)
+            claim = Claim("check 7.3", metric, "%", paper=1.4)
             rows.append(bounded(claim, results.violations(self.steady("fa2", paths, rate)), at_most=1.4))
         for rate, derived in ((8, 4.0), (10, 2.0), (27, 2.5)):
             metric = f"violations of the optimum, six paths on slices at {rate}/s"
-            claim = Claim(experiment="check 7.3", metric=metric, unit="%", derived=derived)
+            claim = Claim("check 7.3", metric, "%", derived=derived)
             found = results.violations(self.slices("optimal", rate))
             rows.append(compare(claim, found, shape=max(found) < derived))
         samples = {ratio: results.violations(self.headroom(ratio)) for ratio in RATIOS}
         falls = all(before >= after - 0.5 for before, after in pairwise(map(fmean, samples.values())))
         for ratio, found in samples.items():
             metric = f"violations of FA2, 24/s, mean service time d/{ratio:g}"
-            claim = Claim(experiment="check 7.3", metric=metric, unit="%")
+            claim = Claim("check 7.3", metric, "%")
             if ratio == 1.0:
                 rows.append(bounded(claim, found, at_least=7.0, at_most=90.0))
             else:
@@ -380,18 +376,18 @@ class Fa2Evaluation(Struct, frozen=True):
             late = {name: results.mean(trial, "violations") for name, trial in runs.items()}
             least = count["fa2"] <= min(count["inferline"], count["ds2"])
             for name, trial in runs.items():
-                claim = Claim(experiment="E2 moving", metric=f"replicas of {name}, {load}", unit="replicas")
+                claim = Claim("E2 moving", f"replicas of {name}, {load}", "replicas")
                 rows.append(directed(claim, results.cores(trial), holds=least, expect="FA2 needs the fewest"))
             own = results.violations(runs["fa2"])
             for name in SYSTEMS[1:]:
                 note = "FA2's replicas have the least to spare for the backlog; starting replicas slow none here"
                 metric = f"violations of {name} - FA2, {load}"
-                claim = Claim(experiment="E2 moving", metric=metric, unit="points", paper=4.0, note=note)
+                claim = Claim("E2 moving", metric, "points", paper=4.0, note=note)
                 more = [theirs - ours for theirs, ours in zip(results.violations(runs[name]), own, strict=True)]
                 rows.append(bounded(claim, more, at_least=0.0, at_most=4.0, shape=late[name] > late["fa2"]))
             cautious = self.moving("fa2", load, LOOKBACK_S)
             note = f"ours: plans for the busiest 10 s of {LOOKBACK_S}; {results.mean(cautious, 'cores'):.1f} replicas"
-            claim = Claim(experiment="E2 moving", metric=f"violations of cautious FA2, {load}", unit="%", note=note)
+            claim = Claim("E2 moving", f"violations of cautious FA2, {load}", "%", note=note)
             fewer = results.mean(cautious, "violations") < late["fa2"]
             expect = f"fewer than FA2's {late['fa2']:.1f} %"
             rows.append(directed(claim, results.violations(cautious), holds=fewer, expect=expect))
@@ -401,12 +397,12 @@ class Fa2Evaluation(Struct, frozen=True):
         found = [recovery_s(run) for run in results.of(self.moving("fa2", "fluctuating"))]
         note = "from the step to the last second with violations before it is over; derived: tick + start + drain"
         metric = "time in which FA2 recovers from 8 → 27/s"
-        claim = Claim(experiment="E2 moving", metric=metric, unit="s", known="text", derived=20.0, note=note)
+        claim = Claim("E2 moving", metric, "s", known="text", derived=20.0, note=note)
         rows = [compare(claim, found, shape=max(found) < 60)]
         if "random" in self.moving_loads:
             means = [results.mean(self.moving("fa2", load), "violations") for load in MOVING]
             worse = means[1] - means[0]
-            claim = Claim(experiment="E2 moving", metric="violations of FA2, random - fluctuating", unit="points")
+            claim = Claim("E2 moving", "violations of FA2, random - fluctuating", "points")
             rows.append(directed(claim, [worse], holds=worse > 0, expect="random is worse"))
         return rows
 
@@ -420,11 +416,11 @@ class Fa2Evaluation(Struct, frozen=True):
             for name in ("ds2", "inferline"):
                 saved = 100 * (1 - count["fa2"] / count[name])
                 metric = f"replicas that FA2 saves compared with {name}, {load}"
-                claim = Claim(experiment="E3 long", metric=metric, unit="%", paper=14.6, note=note)
+                claim = Claim("E3 long", metric, "%", paper=14.6, note=note)
                 rows.append(compare(claim, [saved], shape=saved > 0))
             for name in ("ds2", "grandslam"):
                 metric, note = f"violations of {name} - FA2, {load}", f"FA2 {late['fa2']:.2f} %"
-                claim = Claim(experiment="E3 long", metric=metric, unit="points", paper=4.8, note=note)
+                claim = Claim("E3 long", metric, "points", paper=4.8, note=note)
                 more = late[name] - late["fa2"]
                 rows.append(compare(claim, [more], shape=more > 0))
         return rows
@@ -434,7 +430,7 @@ class Fa2Evaluation(Struct, frozen=True):
             return results.each(self.fixed(plan), field)
 
         def claim(metric: str, paper: float | None = None, derived: float | None = None, note: str = "") -> Claim:
-            return Claim(experiment="E4 fixed", metric=metric, unit="%", paper=paper, derived=derived, note=note)
+            return Claim("E4 fixed", metric, "%", paper=paper, derived=derived, note=note)
 
         lost = {plan: fmean(each(plan, "violations")) for plan in SYSTEMS}
         fewer = fmean(each("inferline", "dropped")) <= fmean(each("ds2", "dropped"))
@@ -461,12 +457,7 @@ class Fa2Evaluation(Struct, frozen=True):
                 each("grandslam", "violations"),
                 shape=waits == sorted(waits) and waits[-1] > 50,
             ),
-            bounded(
-                Claim(experiment="E7 slices", metric=metric, unit="%", paper=1.0),
-                slices,
-                at_most=1.0,
-                shape=fmean(slices) <= 1.0,
-            ),
+            bounded(Claim("E7 slices", metric, "%", paper=1.0), slices, at_most=1.0, shape=fmean(slices) <= 1.0),
         ]
 
 

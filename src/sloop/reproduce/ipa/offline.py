@@ -95,9 +95,9 @@ def _video() -> list[Row]:
             paper = PLATEAUS.get(rate_rps) if unit == "%" else None
             known: dict[str, object] = {"known": "plot", "computed": True} if paper else {"known": "exact"}
             claim = Claim(
-                experiment="optima, video",
-                metric=f"{metric} at {rate_rps}/s",
-                unit=unit,
+                "optima, video",
+                f"{metric} at {rate_rps}/s",
+                unit,
                 derived=derived,
                 paper=paper,
                 **known,  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def _sentiment() -> list[Row]:
             ("100 · PAS", pas, _accuracy(specified, answer), "%"),
         ):
             metric = f"{metric} at {rate_rps}/s"  # noqa: PLW2901
-            claim = Claim(experiment="optima, audio-sent", metric=metric, unit=unit, known="exact", derived=derived)
+            claim = Claim("optima, audio-sent", metric, unit, known="exact", derived=derived)
             rows.append(compare(claim, [ours]))
     return rows
 
@@ -130,7 +130,7 @@ def _deadline() -> Row:
     once_s = derived_slo_ms([1000 * p99 for p99 in SPEECH_P99_S], 5) / 1000
     note = "the printed deadline is 5 × 5 × the mean latency, to 0.5 %"
     metric = "deadline of speech to text, 5 × mean latency"
-    claim = Claim(experiment="deadlines", metric=metric, unit="s", known="exact", paper=8.34, note=note)
+    claim = Claim("deadlines", metric, "s", known="exact", paper=8.34, note=note)
     return contradicted(claim, [once_s], other=SPEECH_RULE_S)
 
 
@@ -146,10 +146,10 @@ def timings() -> tuple[dict[int, float], dict[str, float]]:
 
 def timing_rows(sizes: Mapping[int, float], pipelines: Mapping[str, float]) -> list[Row]:
     """Compared with the published figure's two seconds, and with our own limit of a tenth of a second for pipelines."""
-    claim = Claim(experiment="decision time", metric="10 stages of 10 variants", unit="ms", paper=2000, computed=True)
+    claim = Claim("decision time", "10 stages of 10 variants", "ms", paper=2000, computed=True)
     rows = [bounded(claim, [sizes[SIZES[-1]]], at_most=2000)]
     for name, taken_ms in pipelines.items():
-        claim = Claim(experiment="decision time", metric=f"{name}, slowest of 11 rates", unit="ms", computed=True)
+        claim = Claim("decision time", f"{name}, slowest of 11 rates", "ms", computed=True)
         rows.append(bounded(claim, [taken_ms], at_most=100))
     return rows
 

@@ -82,9 +82,7 @@ def offline_rows(link: Link, artefact: Path | None) -> list[Row]:
 def _exact(
     experiment: str, metric: str, unit: str, *, paper: float | None = None, derived: float | None = None, note: str = ""
 ) -> Claim:
-    return Claim(
-        experiment=experiment, metric=metric, unit=unit, known="exact", paper=paper, derived=derived, note=note
-    )
+    return Claim(experiment, metric, unit, known="exact", paper=paper, derived=derived, note=note)
 
 
 def grid_of(latency: Callable[[int, float], float]) -> SpongeGrid:
@@ -108,15 +106,7 @@ def _link(link: Link, *, recorded: bool) -> list[Row]:
         ("slowest", min(rates), 0.5, min(rates) < 1),
         ("fastest", max(rates), 7.0, max(rates) > 5),
     ):
-        claim = Claim(
-            experiment="S0 link",
-            metric=f"{name} second",
-            unit="MB/s",
-            known="plot",
-            paper=paper,
-            note=note,
-            computed=True,
-        )
+        claim = Claim("S0 link", f"{name} second", "MB/s", known="plot", paper=paper, note=note, computed=True)
         rows.append(compare(claim, [rate], within=0.1, shape=shape))
     for payload_kb, expected in UPLOAD_MS.items():
         ordered = sorted(upload_ms(link, payload_kb))
