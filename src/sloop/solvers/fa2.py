@@ -105,19 +105,6 @@ class Fa2Solution:
         """Σ n."""
         return sum(choice.replicas for choice in self.choices)
 
-    @property
-    def batches(self) -> int:
-        """Σ b."""
-        return sum(choice.batch for choice in self.choices)
-
-    def path_ms(self, path: IndexedPath) -> float:
-        """The predicted worst latency of one path."""
-        return path_ms(self.choices, path)
-
-    def binding(self, paths: Sequence[IndexedPath]) -> IndexedPath:
-        """The path with the least time left."""
-        return tightest(self.choices, paths)
-
 
 @dataclass(frozen=True, slots=True)
 class Fa2Infeasible:

@@ -76,6 +76,8 @@ class BiscaleModel:
     stages: tuple[StageView, ...]
     variants: tuple[str, ...]
     unit: float
+    feasible: bool
+    """Whether the deadlines can be kept at any rate."""
 
     @property
     def cores_total(self) -> float:
@@ -164,9 +166,11 @@ def biscale_model(view: ClusterView, limits: SizeLimits) -> BiscaleModel:
     cut = tuple(_segments(forest.paths, slot_ms) for forest in cuts)
     total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
     problem = BiscaleProblem(stages, segments, limits.throughput, total, cut, slot_ms)
-    if problem.horizontal(0) is None:  # with_queue cuts the throughput of batches that take over a second to 0
+    feasible = problem.horizontal(0) is not None
+    if not feasible:  # with_queue cuts the throughput of batches that take over a second to 0
         problem = replace(problem, throughput="pure")
-    return BiscaleModel(problem, view.stages, variants, unit)
+        feasible = problem.horizontal(0) is not None
+    return BiscaleModel(problem, view.stages, variants, unit, feasible)
 
 
 def _segments(paths: Sequence[IndexedPath], slot_ms: int) -> tuple[Segment, ...]:
@@ -275,10 +279,8 @@ class Biscale:
         """
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model, rates = biscale_model(view, limits), self._rates(view)
-        if model.problem.horizontal(0) is None:
-            if view.plan is not None:
-                return structs.replace(view.plan, why=f"kept as it was: {model.infeasibility()}", feasible=False)
-            return Plan(model.plans(model.quickest()), model.infeasibility(), feasible=False)
+        if not model.feasible:
+            return _infeasible(model, view.plan)
         if view.plan is None:
             return self._first(model, rates.foreseen if view.ingress.buckets else 0.0)
         now = _Decision(model, rates, tuple(stage_replicas(stage, model.unit) for stage in view.stages), view)
@@ -293,7 +295,8 @@ class Biscale:
         if memory.goal:
             return self._finish_goal(now)
         wanted = now.model.problem.horizontal_within_cores(rates.reference)
-        foreseen = now.model.problem.horizontal_within_cores(rates.foreseen)
+        differs = rates.foreseen != rates.reference
+        foreseen = now.model.problem.horizontal_within_cores(rates.foreseen) if differs else wanted
         if self._differ(wanted, foreseen):
             memory.steady = 0
             return self._vertical(now, f"{rates.foreseen:.4g} foreseen")
@@ -424,6 +427,14 @@ class _Decision:
         return any(carries(self.model.problem, rate_rps) for rate_rps in (self.rates.now, self.rates.reference))
 
 
+def _infeasible(model: BiscaleModel, plan: Plan | None) -> Plan:
+    """The plan in force, or the quickest replicas, where no plan keeps the deadlines."""
+    why = model.infeasibility()
+    if plan is not None:
+        return structs.replace(plan, why=f"kept as it was: {why}", feasible=False)
+    return Plan(model.plans(model.quickest()), why, feasible=False)
+
+
 def _checked(model: BiscaleModel, plans: tuple[StagePlan, ...], why: str, rate_rps: float) -> Plan:
     """The plan, feasible if the cluster has the cores for small replicas that carry the rate."""
     if model.problem.horizontal(rate_rps) is not None:
@@ -473,10 +484,7 @@ class Vertical:
             rate_rps = max(1.0, math.floor(rate_rps))
         split = model.problem.split(rate_rps, [self.replicas] * len(view.stages))
         if split is None:
-            why = model.infeasibility()
-            if view.plan is not None:
-                return structs.replace(view.plan, why=f"kept as it was: {why}", feasible=False)
-            return Plan(model.plans(model.quickest()), why, feasible=False)
+            return _infeasible(model, view.plan)
         plans = model.plans(split.choices)
         if not view.ingress.buckets and self.initial_batch > 1:
             plans = tuple(structs.replace(one, batch_max=max(one.batch_max, self.initial_batch)) for one in plans)
