@@ -9,7 +9,7 @@ from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.events import WOKE, BatchFailed, Draining, Finished, ReplicaLost, ReplicaStopped
 from sloop.runlog import MemoryLog, Record
-from sloop.runlog.fold import ROUTES_MAX, GraphRequest, RunState, combined_accuracy
+from sloop.runlog.fold import ROUTES_MAX, GraphRequestRecord, RunState, combined_accuracy
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms, s
@@ -364,7 +364,7 @@ def test_random_worlds_leave_nothing_behind(seed: int) -> None:
 
 def test_an_open_request_of_a_graph_knows_where_it_waits() -> None:
     request = after_cut([(2, 1)]).open[RequestId(1)]
-    assert isinstance(request, GraphRequest)
+    assert isinstance(request, GraphRequestRecord)
     assert request.waiting == {("read", 0): ms(10), ("read", 1): ms(10), ("face", 0): ms(10)}
 
 

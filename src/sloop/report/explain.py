@@ -17,7 +17,7 @@ from sloop.core.views import Belief
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Cancelled, Finished, ReplicaLost, ReplicaReady
 from sloop.runlog import Record
-from sloop.runlog.fold import GraphRequest, Place, RunState
+from sloop.runlog.fold import GraphRequestRecord, Place, RunState
 from sloop.text import counted, in_ms, numbered
 from sloop.units import NS_PER_S, to_ms, to_s
 from sloop.vocabulary import BatchId, Group, Life, Outcome, Plan, Request, RequestId, StagePlan
@@ -250,7 +250,7 @@ class _Follower:
     def _enter(self, now_ns: int) -> None:
         """Take note of the visits that the last record has begun."""
         request = self._state.open.get(self._id)
-        if isinstance(request, GraphRequest):
+        if isinstance(request, GraphRequestRecord):
             known = {visit.place for visit in self._visits}
             begun = [place for place in request.waiting if place not in known]
         else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
-from sloop.runlog.summary import RunSummary, SecondRow
+from sloop.runlog.summary import RunSecond, RunSummary
 from sloop.text import number
 from sloop.workload import Trace
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 POINTS_MAX: Final = 900
-"""A page is about so many pixels wide; more points cannot be told apart and make its file large."""
+"""A page is about so many pixels wide; more points cannot be seen and only make its file large."""
 ROUTES_MAX: Final = 6
-"""Curves that can be told apart."""
+"""More curves cannot be distinguished."""
 
 OTHER_ROUTES: Final = "others"
-"""The sum of the routes that are too rare to be told apart."""
+"""The name of all rare routes together."""
 QUANTILES: Final = tuple(step / 200 for step in range(1, 201))
 
 Kind = Literal["line", "steps", "area", "bars", "points"]
@@ -149,14 +149,14 @@ def thin(x: Sequence[float], y: Sequence[float], points_max: int = POINTS_MAX) -
     return [x[start] for start in starts], [max(y[start : start + stretch]) for start in starts]
 
 
-def _busy(rows: list[SecondRow]) -> list[SecondRow]:
+def _busy(rows: list[RunSecond]) -> list[RunSecond]:
     """The seconds up to the last one with an arrival; after it only answers are awaited."""
     last = max((place for place, row in enumerate(rows) if row.arrivals), default=len(rows) - 1)
     return rows[: last + 1]
 
 
 def _curves(
-    seconds: Mapping[str, list[SecondRow]], value: Callable[[SecondRow], float], kind: Kind
+    seconds: Mapping[str, list[RunSecond]], value: Callable[[RunSecond], float], kind: Kind
 ) -> tuple[Series, ...]:
     """One curve per run, thinned."""
     curves = []
@@ -327,7 +327,8 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
     if panel.log:
         axis.set_yscale("log")
     elif all(min(series.y, default=0.0) >= 0 for series in panel.series):
-        axis.set_ylim(bottom=0)
+        flat = not any(any(series.y) for series in panel.series)
+        axis.set_ylim(bottom=0, top=1 if flat else None)  # an axis from 0 to 0.05 would make nothing look like little
 
 
 def _draw_series(axis: "Axes", series: Series, colour: str) -> None:

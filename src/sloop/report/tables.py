@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from sloop.report.plots import OTHER_ROUTES
-from sloop.runlog.summary import EstimateError, RunRow, RunSummary, SecondRow
+from sloop.runlog.summary import EstimateError, RunRow, RunSecond, RunSummary
 from sloop.text import number
 
 Cell = str | int | float | bool | None
@@ -163,7 +163,7 @@ def estimate_errors(errors: Iterable[EstimateError]) -> Table:
     )
 
 
-def worst_seconds(seconds: Iterable[SecondRow], count: int = 10) -> Table:
+def worst_seconds(seconds: Iterable[RunSecond], count: int = 10) -> Table:
     """The seconds with the largest share of misses, the worst first; seconds without a miss are left out."""
     bad = sorted((s for s in seconds if s.violations), key=lambda s: (-s.violations, s.start_s))[:count]
     return Table(

@@ -1,16 +1,15 @@
 """The one fold over the event log: the state of a run, and what was measured in it so far.
 
-`RunState` takes one event or action at a time, from the simulator, the live driver or a log that is read back. From it
-read the `/metrics` and `/v2/sloop/state` of a server, the summary of a simulated run, tables, pages and `explain`; none
+`RunState` takes one event or action at a time, from the simulator, the live driver or a log that is read back. A
+server's `/metrics` and `/v2/sloop/state`, the summary of a simulated run, tables, pages and `explain` all read it. None
 of them keeps replicas, requests or counts of its own, so that two of them cannot disagree.
 
-What is unbounded in a long run is kept in arrays of 8-byte integers that a live server empties (`Samples`), and in one
-`SecondRecord` for each second, of which a live server keeps the last few. Everything else is bounded by the requests
-and replicas of the moment.
+Measurements, which grow with a run, are kept in arrays of 8-byte integers (`Samples`). Whoever serves for weeks empties
+them into histograms, and keeps the last few seconds only. Everything else is bounded by the requests and replicas of
+the moment.
 
-Costs: `append` is the simulator's second largest item after the core. The four records that every request causes are
-handled in one call without a second one, in the order of how often they occur; an application of a single stage pays
-nothing for graphs.
+After the core, `append` is what a simulated request costs most. So the four records of a request are handled in one
+call each, without a second one, and an application of a single stage pays nothing for graphs.
 """
 
 import math
@@ -40,15 +39,16 @@ from sloop.units import NS_PER_S
 from sloop.vocabulary import BatchId, Life, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId
 
 ROUTES_MAX: Final = 100
-"""Sets of visited stages that are told apart. A graph with many branches has thousands; rare ones are added up under
-the empty set, so that neither memory nor a table grows with them."""
+"""Sets of visited stages that are kept apart. A graph with many branches has thousands; all further ones are added up
+under the empty set, so that neither memory nor a table grows with them."""
 COLD_START: Final = "total"
 """The step that stands for a whole cold start, from the order to ready."""
 
 _SERVED: Final = Outcome.SERVED
 _LATE: Final = Outcome.LATE
-"""Looked up once: a member of an enumeration costs as much as the rest of a request's end."""
-_NEVER_NS: Final = -(2**63)
+"""Looked up once, because looking up a member of an enumeration costs as much as the rest of a request's end."""
+_BEFORE_NS: Final = -(2**63)
+"""Earlier than every record."""
 
 Place = tuple[str, int]
 """A stage, and which part of the request visits it; 0 at a stage that runs once for each request."""
@@ -81,7 +81,7 @@ class SecondRecord(Struct, gc=False):
         return self.late + self.dropped + self.rejected + self.failed
 
 
-class OpenRequest(Struct, gc=False):
+class RequestRecord(Struct, gc=False):
     """A request that has not ended."""
 
     sent_ns: int
@@ -91,7 +91,7 @@ class OpenRequest(Struct, gc=False):
     """Since when it waits, or waited before the batch it is in; of an application with a single stage."""
 
 
-class GraphRequest(OpenRequest, gc=False):
+class GraphRequestRecord(RequestRecord, gc=False):
     """A request that has not ended, in an application of several stages."""
 
     progress: RequestProgress
@@ -189,10 +189,10 @@ class RouteRecord:
 class RunState:
     """The state of a run after the records appended so far.
 
-    `graph` is the application's. `cost` knows prices. `accuracies`, by (stage, variant), are multiplied along the
-    routes of requests. `start_ns` is when the run begins, by default the instant of its first record. `seconds_kept`
-    and `decisions_kept` bound how many of each are remembered. `routes` keeps a latency for each answered request of a
-    graph, `service` what replicas measured of each batch.
+    `graph` is the application's. `cost` is the account to charge, by default one without prices. `accuracies` of
+    variants, by (stage, variant), are multiplied along the routes of requests. `start_ns` is when the run begins, by
+    default the instant of its first record. `seconds_kept` and `decisions_kept` bound how many of each are remembered.
+    `routes` says whether to keep the latencies of each route, `service` whether to keep the replicas' own measurements.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class RunState:
         """The plan in force, and since when."""
         self.draining = False
         """Whether the server is shutting down."""
-        self.open: dict[RequestId, OpenRequest] = {}
+        self.open: dict[RequestId, RequestRecord] = {}
         self.replicas: dict[ReplicaId, ReplicaRecord] = {}
         self.stages = {name: StageRecord(name) for name in graph.stages}
         self.groups: dict[tuple[str, str, float], BatchGroup] = {}
@@ -248,7 +248,7 @@ class RunState:
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
         self._keeps_routes, self._keeps_service = routes, service
         self._second = SecondRecord(0)
-        self._second_end_ns = _NEVER_NS
+        self._second_end_ns = _BEFORE_NS
         self._charged = 0
         self._resized: set[BatchId] = set()
         """Batches that run on other cores than they started on."""
@@ -276,7 +276,7 @@ class RunState:
             second = self._second
             second.arrivals += 1
             if self._only is not None:
-                self.open[record.id] = OpenRequest(record.sent_ns, second, now_ns)
+                self.open[record.id] = RequestRecord(record.sent_ns, second, now_ns)
             else:
                 self._arrive(now_ns, record)
         elif kind is End:
@@ -328,8 +328,8 @@ class RunState:
                 group.service_ns.append(record.service_ns)
             if self._only is None:
                 self._pass_on(now_ns, batch, record, replica)
-        elif (handler := self._rare.get(kind)) is not None:
-            handler(now_ns, record)
+        elif (take := self._rare.get(kind)) is not None:
+            take(now_ns, record)
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
         """Take the records of one instant, in order."""
@@ -361,12 +361,12 @@ class RunState:
 
     # Requests
 
-    def _miss(self, end: End, request: OpenRequest, latency_ns: int) -> None:
+    def _miss(self, end: End, request: RequestRecord, latency_ns: int) -> None:
         """A request ended without an answer. It counts at the stage that the end names, else where it waited, if that
         was one stage."""
         outcome, second, name = end.outcome, request.second, end.stage
         self.missed_ns[outcome].append(latency_ns)
-        if isinstance(request, GraphRequest):
+        if isinstance(request, GraphRequestRecord):
             waiting = [stage for stage, _ in request.waiting]
             for stage in waiting:
                 self.stages[stage].queued -= 1
@@ -374,22 +374,17 @@ class RunState:
                 name = waiting[0]
         stage_record = self._only or self.stages.get(name)
         counters: list[Any] = [second] if stage_record is None else [second, stage_record]
-        for counter in counters:
-            if outcome is Outcome.DROPPED:
-                counter.dropped += 1
-            elif outcome is Outcome.REJECTED:
-                counter.rejected += 1
-            else:
-                counter.failed += 1
+        for counter in counters:  # both name their counts after the outcomes
+            setattr(counter, outcome.value, getattr(counter, outcome.value) + 1)
 
-    # Requests on their way through a graph of several stages
+    # Requests of an application with several stages
 
     def _arrive(self, now_ns: int, request: Request) -> None:
         progress = RequestProgress(self.graph, request)
-        self.open[request.id] = made = GraphRequest(request.sent_ns, self._second, now_ns, progress, {}, {})
+        self.open[request.id] = made = GraphRequestRecord(request.sent_ns, self._second, now_ns, progress, {}, {})
         self._queue(now_ns, made, progress.begin())
 
-    def _queue(self, now_ns: int, request: GraphRequest, entered: Entered) -> None:
+    def _queue(self, now_ns: int, request: GraphRequestRecord, entered: Entered) -> None:
         for place in entered:
             request.waiting[place] = now_ns
             self.stages[place[0]].queued += 1
@@ -417,7 +412,7 @@ class RunState:
                 request.accuracies[stage] = total + accuracy, count + 1
             self._queue(now_ns, request, request.progress.finish(stage, part, counts))
 
-    def _answer(self, end: End, request: Any, latency_ns: int) -> None:  # noqa: ANN401  # a GraphRequest
+    def _answer(self, end: End, request: Any, latency_ns: int) -> None:  # noqa: ANN401  # a GraphRequestRecord
         for stage, _ in request.waiting:
             self.stages[stage].queued -= 1
         if not self._keeps_routes:
@@ -450,7 +445,7 @@ class RunState:
         self._resized.discard(batch.batch)
         for id, part in batch.visits:
             request = self.open.get(id)
-            if isinstance(request, GraphRequest):
+            if isinstance(request, GraphRequestRecord):
                 self._queue(now_ns, request, [(batch.stage, part)])
             elif request is not None:
                 request.since_ns = now_ns

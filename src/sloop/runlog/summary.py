@@ -110,7 +110,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
         return 1.0 - self.attainment
 
 
-class SecondRow(Struct, frozen=True):
+class RunSecond(Struct, frozen=True):
     """One second of a run. Ends are those of the requests that arrived in it."""
 
     start_s: int
@@ -215,7 +215,7 @@ class RunSummary:
         """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
         return _quantiles_ms(self.latencies_ns, quantiles)
 
-    def seconds(self) -> list[SecondRow]:
+    def seconds(self) -> list[RunSecond]:
         """The run second by second; the last one may be incomplete."""
         state = self.state
         state.close_seconds()
@@ -225,7 +225,7 @@ class RunSummary:
             passed_ns = min(NS_PER_S, state.now_ns - begun_ns)
             cores = second.microcore_ns / MICROCORES / passed_ns if passed_ns else state.cost.cores
             ends = (second.served, second.late, second.dropped, second.rejected, second.failed)
-            rows.append(SecondRow(second.start_s, second.arrivals, *ends, cores, second.worst_ns / NS_PER_MS))
+            rows.append(RunSecond(second.start_s, second.arrivals, *ends, cores, second.worst_ns / NS_PER_MS))
         return rows
 
     # Cost
