@@ -3,6 +3,7 @@
 The bounds stand some per cent above what is counted today on CPython 3.11.
 """
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -91,3 +92,9 @@ def test_memory_does_not_grow_with_the_length_of_a_run(check_first: int | None) 
     blocks = Blocks((s(800), s(2_400)))
     simulate(quiet(10_000, every_ns=ms(250)), [blocks], check_first=check_first)
     assert blocks.seen[1] - blocks.seen[0] < 2_000, "6,400 requests between the two"
+
+
+def test_a_simulation_imports_no_optimiser() -> None:
+    """SciPy's take longer to import than many a run; solvers and fits import them when they are first needed."""
+    code = "import sys, sloop.cli.simulate; sys.exit('scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,7 +16,6 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from sloop.profile.profile import Amdahl, Cells, Fit, Latency, LatencyTable, Quadratic, Sample
 
@@ -180,6 +179,9 @@ def _solve(rows: Vector, points: Sequence[Point], *, relative: bool, robust: boo
         rows, latency_ms = rows[kept], latency_ms[kept]
     solution: Vector
     if relative:
+        # SciPy's optimisers take half a second to import, which every command would pay for.
+        from scipy.optimize import nnls  # noqa: PLC0415
+
         solution = nnls(rows / latency_ms[:, None], np.ones(len(rows)))[0]
     else:
         solution = np.linalg.lstsq(rows, latency_ms, rcond=None)[0]
