@@ -1,14 +1,34 @@
+"""Generated traces: rates, gaps, curves and Markovian processes, against what theory says of them."""
+
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.units import NS_PER_S, s
-from sloop.workload.curves import Diurnal, Ramp, Square, Step
-from sloop.workload.generate import KINDS, Burst, Equal, Gamma, Kind, Poisson, Uniform, generated, kind_of
-from sloop.workload.markov import Map, Mmpp, OnOff
+from sloop.workload.generate import (
+    KINDS,
+    Burst,
+    Curve,
+    Diurnal,
+    Equal,
+    Gamma,
+    Kind,
+    Map,
+    Mmpp,
+    OnOff,
+    Poisson,
+    Ramp,
+    Square,
+    Step,
+    Uniform,
+    generated,
+    kind_of,
+    stationary,
+)
 from sloop.workload.stats import statistics
 
 SAMPLES: dict[str, Kind] = {
@@ -102,16 +122,20 @@ def test_equal_is_equal_to_the_nanosecond(rate: float, duration_ns: int) -> None
         (7, {}, "trace.kind: must be the name of a kind of trace, not 7"),
         ("poisson", {}, "the key 'rate' is missing"),
         ("poisson", {"rat": 5}, "unknown key 'rat'\nhelp: did you mean 'rate'?"),
-        ("poisson", {"rate": "fast"}, "trace.rate: must be a number of at least 0 and at most 1e+07, not 'fast'"),
-        ("poisson", {"rate": True}, "trace.rate: must be a number of at least 0 and at most 1e+07, not true"),
-        ("poisson", {"rate": -1}, "trace.rate: must be a number of at least 0 and at most 1e+07, not -1"),
-        ("poisson", {"rate": float("nan")}, "trace.rate: must be a number of at least 0 and at most 1e+07, not nan"),
-        ("equal", {"rate": 0}, "trace.rate: must be a number above 0 and at most 1e+07, not 0"),
+        ("poisson", {"rate": "fast"}, "trace.rate: must be a number of at least 0 and at most 10,000,000, not 'fast'"),
+        ("poisson", {"rate": True}, "trace.rate: must be a number of at least 0 and at most 10,000,000, not true"),
+        ("poisson", {"rate": -1}, "trace.rate: must be a number of at least 0 and at most 10,000,000, not -1"),
+        (
+            "poisson",
+            {"rate": float("nan")},
+            "trace.rate: must be a number of at least 0 and at most 10,000,000, not nan",
+        ),
+        ("equal", {"rate": 0}, "trace.rate: must be a number above 0 and at most 10,000,000, not 0"),
         ("step", {"rates": [], "each_s": 1}, "trace.rates: must be a list that is not empty"),
         (
             "step",
             {"rates": [1, "x"], "each_s": 1},
-            "trace.rates[1]: must be a number of at least 0 and at most 1e+07, not 'x'",
+            "trace.rates[1]: must be a number of at least 0 and at most 10,000,000, not 'x'",
         ),
         ("square", {"rate": 1, "burst_rate": 2, "period_s": 1, "burst_s": 2}, "trace: burst_s 2 is longer"),
         ("mmpp", {"rates": [1], "mean_s": [1]}, "trace: 1 rates and 1 mean_s"),
@@ -136,3 +160,95 @@ def test_a_walk_keeps_only_its_busiest_second_in_memory(word: str) -> None:
         tracemalloc.stop()
     assert count > 50_000
     assert peak_bytes < 200_000  # all at once would be some 40 bytes for each arrival
+
+
+RATES = st.floats(0, 1_000)
+SPANS = st.floats(0.01, 50)
+CURVES = st.one_of(
+    st.builds(Step, st.lists(RATES, min_size=1, max_size=5).map(tuple), SPANS),
+    st.builds(Ramp, RATES, RATES, SPANS),
+    st.builds(Diurnal, RATES, st.floats(0, 1), SPANS, SPANS),
+    st.builds(
+        lambda low, high, period, share: Square(low, high, period, period * share),
+        RATES,
+        RATES,
+        SPANS,
+        st.floats(0.01, 1),
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(CURVES, st.integers(0, 100), st.floats(0, 1))
+def test_no_rate_of_a_second_is_above_its_peak(curve: Curve, second: int, into_s: float) -> None:
+    assert curve.rate_rps(second + into_s) <= curve.peak_rps(second) * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Step((100.0, 300.0), 2.0), [100, 100, 300, 300, 300, 300]),
+        (Ramp(0.0, 400.0, 4.0), [50, 150, 250, 350, 400, 400]),
+        (Square(100.0, 500.0, 3.0, 1.0), [500, 100, 100, 500, 100, 100]),
+        (Diurnal(200.0, 1.0, 2.0), [200, 200, 200, 200, 200, 200]),
+    ],
+)
+def test_counts_follow_the_curve(kind: Kind, expected: list[int]) -> None:
+    totals = [0] * 6
+    for seed in range(40):
+        for second, count in enumerate(generated(kind, seed=seed, duration_ns=s(6)).counts_per_s()):
+            totals[second] += count
+    assert [total / 40 for total in totals] == pytest.approx(expected, rel=0.1)
+
+
+def test_night_is_at_the_start_and_noon_half_a_period_later() -> None:
+    curve = Diurnal(100.0, 0.4, 86_400.0)
+    assert curve.rate_rps(0) == pytest.approx(60)
+    assert curve.rate_rps(43_200) == pytest.approx(140)
+    assert Diurnal(100.0, 0.4, 86_400.0, 43_200.0).rate_rps(0) == pytest.approx(140)
+
+
+PUBLISHED_LIKE = Map(((-10.82, 0.0), (0.0, -16.66)), ((0.63, 10.19), (0.68, 15.98)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 10)), min_size=2, max_size=5))
+def test_stationary_distribution_solves_its_equations(states: list[tuple[float, float]]) -> None:
+    process = Mmpp(tuple(rate for rate, _ in states), tuple(mean for _, mean in states)).as_map()
+    shares = np.array(stationary(process))
+    generator = np.array(process.d0) + np.array(process.d1)
+    assert shares.sum() == pytest.approx(1)
+    assert shares @ generator == pytest.approx(np.zeros(len(states)), abs=1e-9)
+    # All others are equally likely next, so the time in a state is proportional to its mean alone.
+    assert shares == pytest.approx(np.array([mean for _, mean in states]) / sum(mean for _, mean in states))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        (Mmpp((10.0, 100.0), (3.0, 1.0)), 32.5),
+        (OnOff(90.0, 1.0, 2.0), 30.0),
+        (PUBLISHED_LIKE, PUBLISHED_LIKE.rate_rps()),
+    ],
+)
+def test_long_run_rate(kind: Kind, rate: float) -> None:
+    assert statistics(generated(kind, seed=5, duration_ns=s(6_000))).mean_rps == pytest.approx(rate, rel=0.05)
+
+
+def test_mmpp_is_burstier_than_poisson_and_remembers() -> None:
+    """Index of dispersion and autocorrelation of counts against the closed form of the two-state MMPP."""
+    found = statistics(generated(Mmpp((10.0, 100.0), (5.0, 5.0)), seed=1, duration_ns=s(20_000)))
+    # Var N(1 s) = m + 2 (45²) (T/k − (1 − e^{−kT})/k²) with k = 0.4: 55 + 2·2025·(2.5 − 2.0605); divided by the mean.
+    assert found.dispersion == pytest.approx((55 + 2 * 2025 * (2.5 - (1 - np.exp(-0.4)) / 0.16)) / 55, rel=0.05)
+    assert found.acf[1] > 0.6
+    assert abs(found.acf[60]) < 0.1
+
+
+def test_a_state_without_return_is_refused() -> None:
+    with pytest.raises(InputError, match="state 2 never leads back"):
+        Map(((-2.0, 1.0), (0.0, -5.0)), ((1.0, 0.0), (0.0, 5.0)))
+
+
+def test_negative_rates_are_refused() -> None:
+    with pytest.raises(InputError, match="row 1 has a negative rate"):
+        Map(((-2.0, -1.0), (1.0, -5.0)), ((3.0, 0.0), (0.0, 4.0)))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.units import NS_PER_MS, NS_PER_S, s
-from sloop.workload.stats import autocorrelation, nearest_rank, statistics
+from sloop.workload.stats import autocorrelation, statistics
 from sloop.workload.trace import trace_of
 
 
@@ -43,11 +43,6 @@ def test_autocorrelation_of_a_square_wave() -> None:
     assert autocorrelation(wave, 10) == pytest.approx(-0.975, abs=0.01)
     assert autocorrelation(array("q", [5] * 50), 1) is None
     assert autocorrelation(array("q", [1, 2]), 2) is None
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.51, 3), (0.99, 4), (0.0, 1)])
-def test_nearest_rank(share: float, value: int) -> None:
-    assert nearest_rank([1, 2, 3, 4], share) == value
 
 
 def test_rows_say_units() -> None:

@@ -23,8 +23,8 @@ from sloop.app.document import parse_yaml
 from sloop.app.load import load_scenario
 from sloop.errors import SloopError
 from sloop.report.tables import Table, as_rich
-from sloop.workload.declare import trace_from
 from sloop.workload.link import Link, link_from, read_link
+from sloop.workload.read import trace_from
 from sloop.workload.trace import Trace
 
 JSON: Final = "sloop.cli.json"

@@ -22,7 +22,7 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
     "--slo-ms", type=Number(min=0, min_open=True), required=True, help="Deadline of each request, end to end, in ms."
 )
 @click.option("--model", help="Application or model to send requests to [default: the only one at URL].")
-@click.option("--duration-s", type=Number(min=0, min_open=True), help="Send only the first seconds of the trace.")
+@click.option("--duration-s", type=Number(min=0, min_open=True), help="Send only this many seconds of the trace, from its start.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random arrivals, link and inputs."
 )
@@ -31,7 +31,7 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
     metavar="LINK",
     help="Simulate the clients' network: a file of bandwidths, or a mapping such as '{kind: lte}'.",
 )
-@click.option("--payload-kb", type=Number(min=0), help="kB per request on the link [default: the size of the body].")
+@click.option("--payload-kb", type=Number(min=0), help="Size of each request on the link in KiB [default: the size of the body].")
 @click.option(
     "--delivery",
     type=click.Choice([*map(str, Delivery)]),
@@ -65,7 +65,7 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
     type=Number(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="Give a request up after this long.",
+    help="Seconds after which a request without an answer counts as an error.",
 )
 @click.option("--records", type=click.Path(path_type=Path), help="Write one line of JSON per request to this file.")
 def load(

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +65,7 @@ sloop profile --from-log .sloop/events.jsonl
     type=Number(min=0, min_open=True),
     default=SECONDS,
     show_default=True,
-    help="Time to measure each pair of batch size and cores in each pass.",
+    help="Seconds to measure each pair of batch size and cores in each pass.",
 )
 @click.option(
     "--alone",
@@ -133,9 +132,16 @@ def profile(  # one parameter for each option
     if batches is None:
         batches = batch_sweep(model, cores=max(chosen), shapes=rows, limit=confined)
     with progress(f"measuring {model.name}", total=passes * len(batches) * len(chosen)) as advance:
+        done_now = 0
 
         def update(done: int, cells: int, sample: Sample) -> None:
+            nonlocal done_now
+            done_now = done
             advance(done, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
+
+        def in_service(samples: Sequence[Sample]) -> Pass | None:
+            advance(done_now, "served to a load generator")
+            return _in_service(model, rows, samples)
 
         made = measure(
             model,
@@ -148,7 +154,8 @@ def profile(  # one parameter for each option
             progress=update,
             percentile=percentile,
             alone=alone,
-            in_service=None if alone else partial(_in_service, model, rows),
+            # A model in Python may need its own example: random requests might not take as long as real ones.
+            in_service=None if alone or (is_python(model) and not rows) else in_service,
         )
     path = out or path_beside(model)
     made = _saved(made, form, path)

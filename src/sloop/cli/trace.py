@@ -7,7 +7,7 @@ import click
 from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, trace_at
 from sloop.report.plots import arrivals_figure, write_figure
 from sloop.workload.stats import statistics
-from sloop.workload.write import write_counts, write_times
+from sloop.workload.trace import write_counts, write_times
 
 EXAMPLE = """
 sloop trace twitter.txt --duration-s 3600 --plot twitter.png
@@ -17,12 +17,14 @@ sloop trace '{kind: burst, rate: 20}' --duration-s 60 --times burst.txt
 
 @command("trace", example=EXAMPLE, notes=TRACE_HELP)
 @click.argument("trace", metavar="TRACE")
-@click.option("--duration-s", type=Number(min=0, min_open=True), help="Use only the first seconds.")
+@click.option(
+    "--duration-s", type=Number(min=0, min_open=True), help="Use only this many seconds of the trace, from its start."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random arrivals.")
 @click.option(
     "--counts",
     type=click.Path(path_type=Path),
-    help="Write the requests of each second to this file, one number per line.",
+    help="Write the number of requests in each second to this file, one per line.",
 )
 @click.option("--times", type=click.Path(path_type=Path), help="Write the time of every arrival to this file, in ns.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Plot requests per second to this file (.png or .svg).")

@@ -1,8 +1,8 @@
-"""Client links: how long a request is on its way to us, second by second.
+"""Client links: how long a request is on its way to the server, second by second.
 
-Promises transfer times from bandwidth: `payload_bytes / bandwidth` of the second in which sending begins, the whole
-transfer at that second's bandwidth, plus a constant round trip; the series repeats. Source: Sponge specification 4.2
-and 4.3 (van der Hooft's 4G log, the published remaining SLOs) and its synthetic replacement.
+A transfer takes `payload_bytes / bandwidth`, at the bandwidth of the second in which sending begins, plus a constant
+round trip; the series of bandwidths repeats. Source: Sponge specification 4.2 and 4.3 (van der Hooft's 4G log, the
+published remaining SLOs) and its synthetic replacement.
 """
 
 import csv
@@ -19,12 +19,12 @@ from sloop.errors import InputError
 from sloop.options import Declared, Limits, Value, as_value, limited, nearest, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_MS, NS_PER_S
-from sloop.workload.archive import Text, read_text
+from sloop.workload.parse import SourceText, read_text
 from sloop.workload.trace import NOT_NEGATIVE, POSITIVE
 
 BYTES_PER_MS_PER_MBPS: Final = 125.0
 MIB_PER_S: Final = 1048.576
-"""Of bytes per ms."""
+"""1 MiB/s in bytes per ms."""
 KIB: Final = 1024
 
 
@@ -39,10 +39,10 @@ class Link:
 
     def __post_init__(self) -> None:
         if not any(rate > 0 for rate in self.bytes_per_ms):
-            raise InputError("the link never carries anything", where=self.name, help="give it a bandwidth above 0")
+            raise InputError("the link never has a bandwidth above 0", where=self.name, help="give it a bandwidth")
 
     def transfer_ns(self, sent_ns: int, payload_bytes: int) -> int:
-        """How long a request of `payload_bytes`, sent at `sent_ns` from the start, is on its way."""
+        """The time in ns that a request of `payload_bytes` takes if sent at `sent_ns` from the start."""
         second = sent_ns // NS_PER_S
         waited_ns = 0
         while (rate := self.bytes_per_ms[second % len(self.bytes_per_ms)]) <= 0:
@@ -56,7 +56,7 @@ class Link:
         return [self.transfer_ns(second * NS_PER_S, payload_bytes) / NS_PER_MS for second in seconds]
 
     def remaining_ms(self, payload_bytes: int, slo_ms: float) -> list[int]:
-        """What is left of an SLO after the transfer, for each second: whole ms, rounded down, none below 0."""
+        """The rest of an SLO after the transfer, per second of the series: whole ms, rounded down, at least 0."""
         return [max(0, floor(slo_ms - elapsed)) for elapsed in self.elapsed_ms(payload_bytes)]
 
 
@@ -64,7 +64,7 @@ class LinkFormat(StrEnum):
     """What a bandwidth file holds."""
 
     AUTO = "auto"
-    """CSV where the first line has a comma, else a Ghent log."""
+    """CSV if the first line has a comma, else a Ghent log."""
     GHENT = "ghent"
     """`unix_ms ms_since_start latitude longitude bytes interval_ms`, a line a second."""
     CSV = "csv"
@@ -180,7 +180,7 @@ def read_link(source: LinkFile | Path | str) -> Link:
     return Link(name, chosen, f"measured: {name}, {len(chosen)} s", round(recorded.rtt_ms * NS_PER_MS))
 
 
-def _ghent_rates(text: Text) -> Iterator[float]:
+def _ghent_rates(text: SourceText) -> Iterator[float]:
     """Whole bytes per ms of each line: ⌊bytes / interval_ms⌋, as Sponge rounds."""
     for line, content in enumerate(text.text.splitlines(), start=1):
         cells = content.split()
@@ -198,7 +198,7 @@ def _ghent_rates(text: Text) -> Iterator[float]:
         yield float(carried // interval_ms)
 
 
-def _csv_rates(text: Text, recorded: LinkFile) -> Iterator[float]:
+def _csv_rates(text: SourceText, recorded: LinkFile) -> Iterator[float]:
     """Bytes per ms of the rows that `only` chooses and whose bandwidth is not empty."""
     rows = csv.DictReader(text.text.splitlines(keepends=True))
     try:

@@ -1,7 +1,7 @@
 """Where inside its second an arrival falls, for traces that only count requests per second.
 
-Promises that a second's arrivals lie at or after its start, and that walks with equal generators are equal. The ways
-are those of the Sponge specification, section 4.1, and `early`, of the IPA specification, section 2.13.
+A second's arrivals lie at or after its start, and walks with equal generators are equal. The options are those of the
+Sponge specification, section 4.1, and `early` is that of the IPA specification, section 2.13.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,21 +10,22 @@ from functools import partial
 from itertools import accumulate
 from math import log
 from random import Random
+from typing import Any
 
 from sloop.units import NS_PER_S
 
 
 class Spread(StrEnum):
-    """How a second's requests are laid out in it."""
+    """How the arrivals of one second are spread over it; n is the count of the second."""
 
     UNIFORM = "uniform"
     """Exactly n, at independent uniform offsets: a Poisson process that happens to count n."""
     EQUAL = "equal"
     """Exactly n, equally spaced from the start of the second."""
     POISSON = "poisson"
-    """n is a rate: a Poisson-distributed number of arrivals."""
+    """n is a mean rate, and may have a fraction: a Poisson-distributed number of arrivals."""
     BURST = "burst"
-    """Exactly n, each an exponential offset from the start of the second: together at once, then silence."""
+    """Exactly n, each at an exponential offset from the start of the second: a burst, then silence."""
     EARLY = "early"
     """Exactly n, one after another with exponential gaps of mean 1/(1.5 n) s: most in the second's first two thirds."""
 
@@ -74,9 +75,10 @@ def early_ns(rng: Random, count: int) -> list[int]:
 
 
 def spread_counts(
-    counts: Iterable[int], spread: Spread, rng: Random, *, mean_ms: float, duration_ns: int
+    counts: Iterable[Any], spread: Spread, rng: Random, *, mean_ms: float, duration_ns: int
 ) -> Iterator[list[int]]:
-    """Lay out `counts[k]` requests in second k: one sorted block of ns offsets for each second.
+    """Spread `counts[k]` requests over second k: one sorted block of ns offsets per second. Only for `poisson` may
+    counts have fractions.
 
     Only `burst` and `early` can reach into later seconds; what would fall at or after `duration_ns` is cut off.
     """
@@ -94,7 +96,7 @@ def spread_counts(
         start_ns = end_ns
 
 
-def _placer(spread: Spread, rng: Random, *, mean_ms: float) -> Callable[[int], list[int]]:
+def _placer(spread: Spread, rng: Random, *, mean_ms: float) -> Callable[[Any], list[int]]:
     if spread == Spread.EQUAL:
         return equal_ns
     if spread == Spread.POISSON:
@@ -107,7 +109,7 @@ def _placer(spread: Spread, rng: Random, *, mean_ms: float) -> Callable[[int], l
 
 
 def scaled_counts(counts: Iterable[int], factor: float) -> Iterator[int]:
-    """Counts times `factor`, the fractions carried forward so that no request is lost or made up over time."""
+    """Counts times `factor`. Fractions are carried forward, so that over time no request is lost or added."""
     owed = 0.0
     for count in counts:
         owed += count * factor

@@ -1,17 +1,18 @@
-"""What a trace is like: rate, peaks, burstiness, memory, silence; values and rows to print.
+"""Statistics of a trace: rate, peaks, burstiness, autocorrelation, silence.
 
-Computed over counts per second and over the gaps between arrivals, in one walk each, so that long traces fit.
+They are computed from counts per second and from the gaps between arrivals, in one walk each, so that long traces fit
+into memory, and from exact integer sums, so that they are equal on every machine.
 """
 
 from array import array
-from collections.abc import Sequence
 from itertools import groupby
-from math import ceil, sqrt
+from math import sqrt
 from operator import mul, sub
 
 import numpy as np
 from msgspec import Struct
 
+from sloop.quantities import quantile
 from sloop.units import to_s
 from sloop.workload.trace import Trace
 
@@ -19,7 +20,7 @@ LAGS_S = (1, 10, 60, 600)
 
 
 class Statistics(Struct, frozen=True):
-    """A trace in figures. What is undefined, such as the variation of no gaps at all, is None."""
+    """Statistics of a trace; None where one is undefined, such as the variation of no gaps."""
 
     name: str
     provenance: str
@@ -41,7 +42,7 @@ class Statistics(Struct, frozen=True):
     longest_silence_s: int
 
     def rows(self) -> list[tuple[str, str]]:
-        """Label and value, in the order to print them."""
+        """Labels and values for people."""
         return [
             ("trace", self.name),
             ("from", self.provenance),
@@ -49,16 +50,16 @@ class Statistics(Struct, frozen=True):
             ("requests", f"{self.requests:,}"),
             ("mean rate", f"{self.mean_rps:,.3f} rps"),
             ("p50 / p99 / max", f"{self.p50_rps:,} / {self.p99_rps:,} / {self.max_rps:,} rps"),
-            ("peak to mean", _shown(self.peak_to_mean)),
-            ("index of dispersion", _shown(self.dispersion)),
-            ("CV of gaps", _shown(self.gap_cv)),
-            *((f"autocorrelation, {lag} s", _shown(value)) for lag, value in self.acf.items()),
+            ("peak to mean", _figure(self.peak_to_mean)),
+            ("index of dispersion", _figure(self.dispersion)),
+            ("CV of gaps", _figure(self.gap_cv)),
+            *((f"autocorrelation, {lag} s", _figure(value)) for lag, value in self.acf.items()),
             ("seconds without arrival", f"{self.zeros:,} (longest run {self.longest_silence_s:,} s)"),
         ]
 
 
 def statistics(trace: Trace) -> Statistics:
-    """Describe a trace; walks it twice."""
+    """The statistics of a trace, which is walked twice."""
     counts = trace.counts_per_s()
     requests = sum(counts)
     ranked = sorted(counts)
@@ -71,8 +72,8 @@ def statistics(trace: Trace) -> Statistics:
         duration_s=duration_s,
         requests=requests,
         mean_rps=round(requests / duration_s, 6) if duration_s else 0.0,
-        p50_rps=nearest_rank(ranked, 0.50),
-        p99_rps=nearest_rank(ranked, 0.99),
+        p50_rps=quantile(ranked, 0.50) if ranked else 0,
+        p99_rps=quantile(ranked, 0.99) if ranked else 0,
         max_rps=ranked[-1] if ranked else 0,
         peak_to_mean=round(ranked[-1] / mean, 6) if mean else None,
         dispersion=round(variance / mean, 6) if mean else None,
@@ -81,11 +82,6 @@ def statistics(trace: Trace) -> Statistics:
         zeros=sum(silences),
         longest_silence_s=max(silences, default=0),
     )
-
-
-def nearest_rank(ranked: Sequence[int], share: float) -> int:
-    """The smallest value that at least `share` of the sorted values do not exceed; 0 for none."""
-    return ranked[max(0, ceil(share * len(ranked)) - 1)] if ranked else 0
 
 
 def autocorrelation(counts: "array[int]", lag: int) -> float | None:
@@ -98,7 +94,6 @@ def autocorrelation(counts: "array[int]", lag: int) -> float | None:
 
 
 def _gap_cv(trace: Trace) -> float | None:
-    """Exact integer sums, so that the figure is the same on every machine."""
     number = total = squares = 0
     last: int | None = None
     for block in trace.blocks():
@@ -122,5 +117,5 @@ def _moments(total: int, squares: int, number: int) -> tuple[float, float]:
     return total / number, (squares * number - total * total) / (number * number)
 
 
-def _shown(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
