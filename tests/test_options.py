@@ -91,9 +91,9 @@ def test_what_is_written_is_read_again() -> None:
         ({"rate": 1, "wait_ns": 1}, "wait_ns: unknown key 'wait_ns'\nhelp: did you mean 'wait_ms'?"),
         ({"rate": 1, "wait_ms": 1, "wait_s": 1}, "wait_s: given twice, in _ms and in _s\nhelp: keep one"),
         ({}, "the key 'rate' is missing\nhelp: add 'rate:' here"),
-        ({"rate": "5"}, "rate: must be a number of at least 0 and at most 1e+07, not '5'"),
-        ({"rate": 1e8}, "rate: must be a number of at least 0 and at most 1e+07, not 100000000"),
-        ({"rate": 10**400}, "rate: must be a number of at least 0 and at most 1e+07, not a huge number"),
+        ({"rate": "5"}, "rate: must be a number of at least 0 and at most 10,000,000, not '5'"),
+        ({"rate": 1e8}, "rate: must be a number of at least 0 and at most 10,000,000, not 100000000"),
+        ({"rate": 10**400}, "rate: must be a number of at least 0 and at most 10,000,000, not a huge number"),
         ({"rate": 1, "colour": "bleu"}, "colour: must be one of red, blue, not 'bleu'\nhelp: did you mean 'blue'?"),
         ({"rate": 1, "mode": 3}, "mode: must be one of fast, slow, not 3"),
         ({"rate": 1, "times": 1.5}, "times: must be a whole number of at least 1 and at most 9, not 1.5"),
@@ -106,7 +106,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"rate": 1, "parts": {"x": {"replica": 2}}}, "parts.x.replica: unknown key 'replica'\nhelp: did you mean"),
         ({"rate": 1, "parts": [1]}, "parts: must be a mapping (key: value), not a list"),
         ({"rate": 1, "wait_s": -1}, "wait_s: must be a number of at least 0"),
-        ({"rate": 1, "wait_s": 1e200}, "wait_s: must be a number of at least 0 and at most 3.1536e+09, not 1e+200"),
+        ({"rate": 1, "wait_s": 1e200}, "wait_s: must be a number of at least 0 and at most 3,153,600,000, not 1e+200"),
         ({"rate": 1, "wait_ms": 0}, "wait_ms: must be a time of at least 1 ms, not 0 ms"),
         ({1: 2}, "1: the key 1 must be text\nhelp: put it in quotes"),
     ],
@@ -120,7 +120,7 @@ def test_each_kind_of_mistake_has_one_text(declared: dict[str, object], message:
 def test_an_error_names_file_line_and_key_where_they_are_known() -> None:
     lines = {"": 1, "a": 2, "a.rate": 3}
     with pytest.raises(
-        InputError, match=r"^f\.yaml:3: a\.rate: must be a number of at least 0 and at most 1e\+07, not -1$"
+        InputError, match=r"^f\.yaml:3: a\.rate: must be a number of at least 0 and at most 10,000,000, not -1$"
     ):
         read_options(Sample, Value({"rate": -1}, "a", "f.yaml", lines))
     with pytest.raises(InputError, match=r"^f\.yaml:2: a: the key 'rate' is missing"):
@@ -150,7 +150,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((*keys_of(Sample), "wait_s"), ANYTHING)))
 def test_only_input_errors_escape(declared: dict[str, object]) -> None:
     try:
@@ -208,13 +208,13 @@ def test_types_that_are_right() -> None:
         (lambda: value(10**400).number(), "must be a number, not a huge number"),
         (lambda: value(5).number(above=5), "must be a number above 5, not 5"),
         (lambda: value(5).number(least=6, most=9), "must be a number of at least 6 and at most 9, not 5"),
-        (lambda: value(3e9).number(above=0, most=2e9), "must be a number above 0 and at most 2e+09, not 3000000000"),
+        (lambda: value(3e9).number(above=0, most=2e9), "must be a number above 0 and at most 2,000,000,000, not 3000000000"),
         (lambda: value(0).number(above=0, most=2e9), "must be a number above 0, not 0"),
         (lambda: value(2.5).integer(), "must be a whole number, not 2.5"),
         (lambda: value(1).text(), "must be text, not 1"),
         (lambda: value(" ").text(), "must be text that is not empty, not ' '"),
         (lambda: value("yes").boolean(), "must be true or false, not 'yes'"),
-        (lambda: value(1).mapping(("a",)), "must be a mapping (key: value) with the keys a, not 1"),
+        (lambda: value(1).mapping(("a",)), "must be a mapping with the keys a, not 1"),
         (lambda: value({"a": 1}).elements(), "must be a list, not a mapping"),
         (lambda: value([]).choice(("a", "b")), "must be one of a, b, not a list"),
         (lambda: value(None).elements(), "must be a list, not empty"),

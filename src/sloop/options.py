@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union
 import msgspec
 
 from sloop.errors import InputError
+from sloop.text import number as in_digits
 from sloop.text import quoted
 from sloop.units import LONGEST_NS, NS_PER_MS, NS_PER_S, to_ms
 
@@ -63,10 +64,10 @@ class Limits:
         """The range as an error states it; a very large upper limit is left out unless `value` exceeds it."""
         lower = ""
         if self.above > -inf:
-            lower = f" above {self.above:g}{unit}"
+            lower = f" above {in_digits(self.above)}{unit}"
         elif self.least > -inf:
-            lower = f" of at least {self.least:g}{unit}"
-        upper = f" at most {self.most:g}{unit}" if self.most < 1e9 or self.most < value < inf else ""
+            lower = f" of at least {in_digits(self.least)}{unit}"
+        upper = f" at most {in_digits(self.most)}{unit}" if self.most < 1e9 or self.most < value < inf else ""
         return lower + (" and" if lower and upper else "") + upper
 
 
@@ -153,7 +154,7 @@ class Value:
     def mapping(self, known: Collection[str] | None = None, required: Collection[str] = ()) -> dict[str, "Value"]:
         """Its keys and values. InputError for a key that is not `known` (where given) or misses though `required`."""
         if not isinstance(self.content, Mapping):
-            self.wrong("a mapping (key: value)" + (f" with the keys {', '.join(known)}" if known else ""))
+            self.wrong("a mapping" + (f" with the keys {', '.join(known)}" if known else " (key: value)"))
         found = {}
         for key, content in self.content.items():
             value = found[key] = self.under(key, content)
@@ -369,6 +370,8 @@ def _read_fields(
     kind: type[object], value: Value, also: Collection[str], readers: Mapping[str, Reader]
 ) -> dict[str, Any]:
     """The declared options by the names of their fields."""
+    if not isinstance(value.content, Mapping):
+        value.wrong(f"a mapping with the keys {', '.join((*keys_of(kind), *also))}")
     found: dict[str, Any] = {}
     for key, each in value.mapping().items():
         option = _option(kind, key)

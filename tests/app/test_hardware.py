@@ -44,7 +44,7 @@ def foreign(processor: str, node: str = "local") -> tuple[str, ...]:
 
 def test_another_processor_is_told_another_number_of_cores_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "processor", lambda: "Chip 1")
-    [told] = foreign("Chip 2, 8 cores")
-    assert told.startswith("a/a: its profile is of Chip 2, this machine has Chip 1; measure it here")
+    [warning] = foreign("Chip 2, 8 cores")
+    assert warning.startswith("a/a: its profile is of Chip 2, this machine has Chip 1; measure it here")
     assert foreign("Chip 1, 8 cores") == foreign("Chip 1") == foreign("") == ()
     assert foreign("Chip 2, 8 cores", node="c5.4xlarge") == ()

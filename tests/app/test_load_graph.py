@@ -195,10 +195,10 @@ def test_shares_rounded_up_are_not_refused() -> None:
         (
             (A, "name: b, after: a, each: {most: 0}"),
             "4: stages[1].each.most",
-            "at least 1 and at most 100000, not 0",
+            "at least 1 and at most 100,000, not 0",
             "",
         ),
-        ((A, "name: b, after: a, each: {most: 100001}"), "4: stages[1].each.most", "at most 100000, not 100001", ""),
+        ((A, "name: b, after: a, each: {most: 100001}"), "4: stages[1].each.most", "at most 100,000, not 100001", ""),
         ((A, "name: b, after: a, each: {most: 2.5}"), "4: stages[1].each.most", "must be a whole number", ""),
         ((A, "name: b, after: a, each: {mean: 0}"), "4: stages[1].each.mean", "must be a number above 0", ""),
         (

@@ -1,4 +1,4 @@
-"""Values policies are shown, written as short literals: visits, idle replicas, nodes."""
+"""Arguments of policies, written as short literals: visits, idle replicas, nodes, stages, clusters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -63,7 +63,7 @@ def make_stage(
     slo_ms: float = 1000,
     variants: Mapping[str, Belief] | None = None,
 ) -> StageView:
-    """A stage with one variant, `v`, unless told otherwise, that has seen `buckets` of a second each, oldest first."""
+    """A stage with one variant, `v`, by default, that has seen `buckets` of a second each, oldest first."""
     return StageView(
         name=name,
         slo_ns=ms(slo_ms),
@@ -85,8 +85,7 @@ def make_view(
     rates: Mapping[str, float] | None = None,
     paths: Sequence[Path] = (),
 ) -> ClusterView:
-    """The cluster: one node unless told otherwise, and as demand what came in each stage's last second; its stages form
-    a chain unless paths are told."""
+    """The cluster: by default one node, each stage's arrivals of the last second as demand, one path through them."""
     node = NodeView(Node("n", "local", cores, 1 << 30), cores, 1 << 30, {})
     demand = {stage.name: stage.rate_rps() for stage in stages} | dict(rates or {})
     ingress = Traffic(buckets=stages[0].buckets, bucket_ns=stages[0].bucket_ns)

@@ -37,7 +37,7 @@ def test_is_a_multiple_of_the_last_window(arrivals: Callable[..., StageView]) ->
 
 
 def test_refuses_a_factor_of_nothing() -> None:
-    with pytest.raises(InputError, match="factor must be a number above 0 and at most 1e\\+06, not 0"):
+    with pytest.raises(InputError, match="factor must be a number above 0 and at most 1,000,000, not 0"):
         Times(factor=0)
     with pytest.raises(InputError, match=r"factor must be .*, not 1e\+308"):
         Times(factor=1e308)
@@ -58,7 +58,7 @@ def test_a_window_may_be_many_buckets_or_fewer_than_there_are(arrivals: Callable
 
 
 def test_refuses_a_horizon_shorter_than_its_window() -> None:
-    with pytest.raises(InputError, match="horizon_ms must be a time of at least 1000 ms, not 500 ms"):
+    with pytest.raises(InputError, match="horizon_ms must be a time of at least 1,000 ms, not 500 ms"):
         MovingMax(horizon_ns=ms(500))
 
 

@@ -49,7 +49,7 @@ def twice(policy: Any, verb: str, *arguments: Any) -> Any:
     """The policy's answer, having checked that a fresh one gives the same and that neither touched its arguments."""
     before = deepcopy(arguments, {id(BELIEF): BELIEF})
     answer = getattr(policy, verb)(*arguments)
-    assert arguments == before, "what a policy is shown is not its own to change"
+    assert arguments == before, "a policy must not change its arguments"
     return answer
 
 

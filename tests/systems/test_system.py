@@ -1,4 +1,4 @@
-"""Systems: what users declare beside a name, mistakes in it, and systems in files of a user's own."""
+"""Systems: the parameters that users declare, mistakes in them, and systems in files of a user's own."""
 
 from dataclasses import replace
 from pathlib import Path

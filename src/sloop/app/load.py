@@ -33,8 +33,8 @@ from sloop.profile.profile import (
 from sloop.profile.published import PUBLISHED
 from sloop.units import ms
 from sloop.vocabulary import Node, Path
-from sloop.workload.declare import trace_options
 from sloop.workload.link import link_options
+from sloop.workload.read import trace_options
 
 APPLICATION_KEYS: Final = ("name", "slo_ms", "stages", "paths", "system", "cluster", "estimates")
 SCENARIO_KEYS: Final = ("trace", "duration_s", "seed", "truth", "systems")
@@ -248,7 +248,7 @@ def _profile_beside(model: FilePath, value: Value) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class _InlineProfile:
-    """The options of an inline profile beside its latency; see `Profile`."""
+    """The options of an inline profile besides its latency; see `Profile`."""
 
     max_batch: int = limited(least=1, most=BATCH_MAX)
     max_cores: float | None = limited(None, above=0, most=CORES_MAX)

@@ -3,6 +3,7 @@
 A user's own system is a Python file with a `SYSTEM`, named by its path; see `docs/write-a-system.md`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,7 +34,7 @@ class System:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The keys a user may write beside the verbs: those of the scale policy."""
+        """The keys, besides the verbs, that a user may write: those of the scale policy."""
         return keys_of(type(self.policies.scale))
 
     def fresh(self, declared: Declared | None = None) -> "System":
@@ -61,7 +62,7 @@ def _declared_policy(verb: str, default: object, value: Value | None) -> Any:  #
         return adjust(default, {})
     if isinstance(value.content, str):
         return read_options(value.entry(POLICIES[verb], f"{verb} policy"), {})
-    if not isinstance(value.content, dict):
+    if not isinstance(value.content, Mapping):
         value.wrong("a policy's name or a mapping", f"write `{verb}: NAME` or `{verb}: {{name: NAME, …}}`")
     fields = value.mapping()
     if "name" not in fields:
