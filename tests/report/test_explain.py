@@ -208,6 +208,7 @@ def test_a_drop_in_one_branch_counts_the_time_there() -> None:
     critical = [(visit.stage, visit.critical) for visit in story.visits]
     assert critical == [("cut", True), ("read", False), ("read", False), ("face", True)]
     assert (story.wait_ms, story.total_ms, sum_of_parts(story)) == (1 + 5, 15, 15)
+    assert story.steps[-2].what.startswith("started with other parts of it in batch 1 at read, part 1 on replica 1")
 
 
 def test_what_the_log_does_not_explain_is_said() -> None:

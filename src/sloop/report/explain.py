@@ -26,7 +26,7 @@ Estimates = Mapping[tuple[str, str], Belief]
 """By stage and variant."""
 
 RECENT_S: Final = 10
-"""Seconds of traffic shown beside a decision; most scaling policies look back about as far."""
+"""Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
 UNACCOUNTED_NS_MIN: Final = 50_000
 """What rounds to 0.1 ms; less is not worth a sentence."""
 
@@ -60,8 +60,8 @@ class VisitStory(Struct, frozen=True, kw_only=True):
 
 
 class RequestStory(Struct, frozen=True, kw_only=True):
-    """A request's life. `total_ms` is None while it has not ended; otherwise it is the sum of the durations that
-    follow it, each over the visits of the critical path."""
+    """A request's life. `total_ms` is None while it has not ended; otherwise it is the sum of the seven durations that
+    follow. Those from `wait_ms` to `lost_ms` are sums over the visits of the critical path."""
 
     request: int
     outcome: str
@@ -71,7 +71,7 @@ class RequestStory(Struct, frozen=True, kw_only=True):
     network_ms: float
     """From the client's first byte to its arrival, as the client or the simulator says."""
     gateway_ms: float
-    """From its arrival to the core's hearing of it: reading, checking, and the rest of the event loop's turn."""
+    """From its arrival until the core knows of it: reading, checking, and the rest of the event loop's turn."""
     wait_ms: float
     service_ms: float
     transport_ms: float
@@ -109,26 +109,32 @@ class _Estimator:
     def __init__(self, estimates: Estimates | None, state: RunState) -> None:
         self._estimates = estimates or {}
         self._state = state
-        self._expected_ns: dict[BatchId, int] = {}
+        self._running: dict[BatchId, tuple[float, int]] = {}
+        """Per batch the cores it started on, and how long it was estimated to take there."""
+        self._finished = BatchId(-1), 0
+        """The batch that finished last, and what it was estimated to take."""
 
-    def hear(self, now_ns: int, record: Record) -> None:
+    def observe(self, now_ns: int, record: Record) -> None:
         """Take a record, before the state does."""
+        if not isinstance(record, StartBatch | Finished):
+            return
+        replica = self._state.replicas.get(record.replica)
+        estimate = self._estimates.get(replica.group.key) if replica is not None else None
+        if replica is None or estimate is None:
+            return
         if isinstance(record, StartBatch):
-            replica = self._state.replicas.get(record.replica)
-            estimate = self._estimates.get(replica.group.key) if replica else None
-            if replica is not None and estimate is not None and len(record.requests) <= estimate.batch_max:
-                self._expected_ns[record.batch] = estimate.costs_ns(replica.cores)[len(record.requests)]
-        elif isinstance(record, Finished):
-            replica = self._state.replicas.get(record.replica)
-            if replica is None or replica.running is None or replica.running.batch != record.batch:
-                return
-            estimate = self._estimates.get(replica.group.key)
-            if estimate is not None:
-                estimate.observe(len(replica.running.requests), replica.group.cores, now_ns - replica.running_ns)
+            size = len(record.requests)
+            expected_ns = estimate.costs_ns(replica.cores)[size] if size <= estimate.batch_max else 0
+            self._running[record.batch] = replica.cores, expected_ns
+        elif replica.running is not None and replica.running.batch == record.batch:
+            cores, expected_ns = self._running.pop(record.batch)
+            self._finished = record.batch, expected_ns
+            estimate.observe(len(replica.running.requests), cores, now_ns - replica.running_ns)
 
     def expected_ns(self, batch: BatchId) -> int:
-        """How long a batch was estimated to take; 0 where nothing was estimated."""
-        return self._expected_ns.get(batch, 0)
+        """How long a batch that runs, or finished last, was estimated to take; 0 where nothing was estimated."""
+        finished, expected_ns = self._finished
+        return expected_ns if batch == finished else self._running.get(batch, (0.0, 0))[1]
 
     def compared(self, batch: BatchId, taken_ns: int) -> str:
         """`150.0 ms, 36% longer than estimated`."""
@@ -169,10 +175,6 @@ class _Visit:
         self.over_ns: int | None = None
         self.wait_ns = self.service_ns = self.transport_ns = self.lost_ns = 0
 
-    @property
-    def spent_ns(self) -> int:
-        return self.wait_ns + self.service_ns + self.transport_ns + self.lost_ns
-
     def story(self, critical: bool) -> VisitStory:
         spent_ms = {
             "wait_ms": to_ms(self.wait_ns),
@@ -194,7 +196,8 @@ class _Follower:
         self._graph = graph
         self._state = RunState(graph)
         self._estimator = _Estimator(estimates, self._state)
-        self._heard_ns = 0
+        self._known_ns = 0
+        """When the core knew of it."""
         self._steps: list[StoryStep] = []
         self._visits: list[_Visit] = []
         self._last: _Visit | None = None
@@ -202,17 +205,17 @@ class _Follower:
 
     def append(self, now_ns: int, record: Record) -> None:
         """Take one record."""
-        self._estimator.hear(now_ns, record)
+        self._estimator.observe(now_ns, record)
         if isinstance(record, Request):
             if record.id == self._id:
                 self._arrive(now_ns, record)
         elif self.request is not None:
-            self._hear(now_ns, record)
+            self._take(now_ns, record)
         self._state.append(now_ns, record)
         if self.request is not None and isinstance(record, Request | Finished):
             self._enter(now_ns)
 
-    def _hear(self, now_ns: int, record: Record) -> None:
+    def _take(self, now_ns: int, record: Record) -> None:
         if isinstance(record, StartBatch):
             self._start(now_ns, record)
         elif isinstance(record, Finished | BatchFailed | ReplicaLost | StopReplica):
@@ -224,20 +227,20 @@ class _Follower:
                 self._finish(now_ns, record)
         elif isinstance(record, Cancelled):
             if record.request == self._id:
-                self._say(now_ns, "the client went away")
+                self._add(now_ns, "the client went away")
         else:
-            self._look_around(now_ns, record)
+            self._note_changes(now_ns, record)
 
-    def _say(self, at_ns: int, what: str, why: str = "") -> None:
+    def _add(self, at_ns: int, what: str, why: str = "") -> None:
         self._steps.append(StoryStep(to_s(at_ns), what, why))
 
     def _waiting(self) -> list[_Visit]:
         return [visit for visit in self._visits if visit.over_ns is None and visit.batch is None]
 
     def _arrive(self, now_ns: int, request: Request) -> None:
-        self.request, self._heard_ns, state = request, now_ns, self._state
-        self._say(request.sent_ns, f"sent; an answer is due within {in_ms(request.slo_ns)}")
-        self._say(
+        self.request, self._known_ns, state = request, now_ns, self._state
+        self._add(request.sent_ns, f"sent; an answer is due within {in_ms(request.slo_ns)}")
+        self._add(
             now_ns,
             f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(now_ns - request.arrived_ns)} in the "
             f"gateway, {in_ms(request.deadline_ns - now_ns)} left; {counted(state.waiting, 'request')} waiting, "
@@ -245,7 +248,7 @@ class _Follower:
         )
         if state.plan is not None:
             since = f"plan in force since {to_s(state.plan_ns):.3f} s"
-            self._say(now_ns, f"{since}: {plan_text(state.plan)}", state.plan.why)
+            self._add(now_ns, f"{since}: {plan_text(state.plan)}", state.plan.why)
 
     def _enter(self, now_ns: int) -> None:
         """Take note of the visits that the last record has begun."""
@@ -257,7 +260,7 @@ class _Follower:
             begun = [(next(iter(self._graph.stages)), 0)] if request is not None and not self._visits else []
         self._visits += [_Visit(place, now_ns, self._last) for place in begun]
 
-    def _name(self, visit: _Visit) -> str:
+    def _where(self, visit: _Visit) -> str:
         """Where a visit is, as a step says it."""
         stage, part = visit.place
         return f"{stage}, part {part}" if self._graph.scopes[stage] else stage
@@ -271,12 +274,13 @@ class _Follower:
             replica = self._state.replicas.get(batch.replica)
             on = f" ({replica.spec.variant} on {counted(replica.cores, 'core')})" if replica else ""
             others = sorted({id for id in batch.requests if id != self._id})
-            company = f"with {numbered('request', others)}" if others else "alone"
+            alone = "alone" if len(batch.requests) == 1 else "with other parts of it"
+            beside = f"with {numbered('request', others)}" if others else alone
             expected_ns = self._estimator.expected_ns(batch.batch)
             estimate = f"; estimated to take {in_ms(expected_ns)}" if expected_ns else ""
-            self._say(
+            self._add(
                 now_ns,
-                f"started {company} in batch {batch.batch} at {self._name(visit)} on replica {batch.replica}{on} "
+                f"started {beside} in batch {batch.batch} at {self._where(visit)} on replica {batch.replica}{on} "
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
 
@@ -291,26 +295,26 @@ class _Follower:
             visit.service_ns += min(record.service_ns, taken_ns)
             visit.transport_ns += taken_ns - min(record.service_ns, taken_ns)
             visit.over_ns, self._last = now_ns, visit
-            at = f" at {self._name(visit)}" if len(self._graph.stages) > 1 else ""
-            self._say(now_ns, f"the batch{at} finished after {self._estimator.compared(batch.batch, taken_ns)}")
+            at = f" at {self._where(visit)}" if len(self._graph.stages) > 1 else ""
+            self._add(now_ns, f"the batch{at} finished after {self._estimator.compared(batch.batch, taken_ns)}")
         elif isinstance(record, BatchFailed):
             visit.service_ns += taken_ns
-            self._say(now_ns, "the model raised on the batch", record.error)
+            self._add(now_ns, "the model raised on the batch", record.error)
         else:
             visit.lost_ns += taken_ns
             what, why = ("lost", record.error) if isinstance(record, ReplicaLost) else ("given up", record.why)
-            self._say(now_ns, f"replica {record.replica} was {what}, and the batch with it", why)
+            self._add(now_ns, f"replica {record.replica} was {what}, and the batch with it", why)
 
-    def _look_around(self, now_ns: int, record: Record) -> None:
-        """What happened to the cluster while the request waited."""
+    def _note_changes(self, now_ns: int, record: Record) -> None:
+        """Changes of the cluster while the request waits."""
         if not self._waiting():
             return
         if isinstance(record, Decided) and record.plan is not None:
-            self._say(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
+            self._add(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
         elif isinstance(record, Decided) and record.kind == "shortage":
-            self._say(now_ns, "while it waited, the cluster fell short of the plan", record.why)
+            self._add(now_ns, "while it waited, the cluster fell short of the plan", record.why)
         elif isinstance(record, ReplicaReady):
-            self._say(now_ns, f"while it waited, replica {record.replica} became ready")
+            self._add(now_ns, f"while it waited, replica {record.replica} became ready")
 
     def _finish(self, now_ns: int, end: End) -> None:
         waiting = self._waiting()
@@ -323,7 +327,7 @@ class _Follower:
         self.end = now_ns, end
         around = f" while it waited; {self._estimator.cluster(now_ns)}" if waiting else ""
         dropped = end.outcome is Outcome.DROPPED
-        self._say(now_ns, f"{end.outcome.value}{around if dropped else ''}", end.why)
+        self._add(now_ns, f"{end.outcome.value}{around if dropped else ''}", end.why)
 
     def _critical(self) -> list[_Visit]:
         """The visits that led to the end, or as far as the log goes, in order."""
@@ -342,7 +346,7 @@ class _Follower:
         request, end = self.request, self.end
         assert request is not None
         critical = self._critical()
-        gateway_ns = self._heard_ns - request.arrived_ns
+        gateway_ns = self._known_ns - request.arrived_ns
         spent_ns = {
             "network": request.elapsed_ns,
             "gateway": gateway_ns,
@@ -417,7 +421,7 @@ def explain_decision(
     for now_ns, record in records:
         if now_ns > at_ns:
             break
-        estimator.hear(now_ns, record)
+        estimator.observe(now_ns, record)
         if isinstance(record, Decided):
             if record.plan is not None:
                 last, before, notes = (now_ns, record), state.plan, []
