@@ -131,7 +131,10 @@ class CountedRun(Struct, frozen=True):
 
 
 def schedule_start_ns(log: Path, *, first_ns: int) -> int:
-    """When the schedule started on the log's clock, if its first request was sent `first_ns` later; else 0."""
+    """When the schedule started, on the log's clock: `first_ns` before its first request was sent.
+
+    0 if the log has no request.
+    """
     sent_ns = (record.sent_ns for _, record in read_log(log) if isinstance(record, Request))
     return max(0, next(sent_ns, first_ns) - first_ns)
 

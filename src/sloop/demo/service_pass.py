@@ -24,9 +24,9 @@ from sloop.workload import trace_from
 
 RATES: Final = (0.4, 0.6, 0.8, 0.5, 0.7, 0.9, 0.9, 0.4)
 """Requests in each step, as shares of what batches of 1 carried in the pass before; in service they carry less."""
-STEP_S: Final = 1
+STEP_S, STEP_S_MAX = 1, 3
+"""Length of each step; a slow model gets longer ones, for `REQUESTS_MIN` requests in each."""
 REQUESTS_MIN: Final = 10
-"""In each step; a slow model gets longer steps."""
 RATE_RPS_MAX: Final = 600.0
 """Faster models are not driven to saturation: the load generator would saturate first."""
 SLO_MS: Final = 30_000.0
@@ -41,7 +41,7 @@ def service_pass(
     inputs with open dimensions. MachineError if the server does not start or answers nothing.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    shown: list[Sample] = []
+    found: list[Sample] = []
     sent = 0
     for cores in sorted({sample.cores for sample in samples}):
         chosen = [sample for sample in samples if sample.cores == cores]
@@ -49,9 +49,9 @@ def service_pass(
             requests, log = _serve(Path(name), model, chosen, shapes, seed)
             sent += requests
             for cells in batch_durations(read_log(log)).values():
-                shown += [sample_of(*cell, runs_ns) for cell, runs_ns in sorted(cells.items())]
+                found += [sample_of(*cell, runs_ns) for cell, runs_ns in sorted(cells.items())]
     beside = f"the server and a load generator, {sent} requests"
-    return Pass(date=date, in_service=True, beside=beside, samples=tuple(shown)) if shown else None
+    return Pass(date=date, in_service=True, beside=beside, samples=tuple(found)) if found else None
 
 
 def _serve(
@@ -69,7 +69,7 @@ def _serve(
     app = {"name": "profiled", "slo_ms": SLO_MS, "stages": [stage], "system": {"name": "static", "cores": cores}}
     (folder / "app.yaml").write_text(yaml.safe_dump(app))
     rate_rps = min(RATE_RPS_MAX, 1e3 / single_ms)
-    step_s = max(STEP_S, round(REQUESTS_MIN / (rate_rps * median(RATES))))
+    step_s = min(STEP_S_MAX, max(STEP_S, round(REQUESTS_MIN / (rate_rps * median(RATES)))))
     counts = [round(share * rate_rps) for share in RATES for _ in range(step_s)]
     (folder / "counts.txt").write_text("".join(f"{count}\n" for count in counts))
     trace = trace_from({"file": "counts.txt", "spread": "poisson"}, seed=seed, duration_s=len(counts), folder=folder)

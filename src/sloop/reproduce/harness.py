@@ -30,12 +30,12 @@ Product = TypeVar("Product")
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
-    """What came of one run."""
+    """The figures of one run."""
 
     violations: float
     """Percent of the requests that were late or dropped."""
     cores: float
-    """Mean over the run."""
+    """Allocated cores, mean over the run."""
     violations_by_second: tuple[float, ...] = ()
     """Percent of the requests that arrived in each second."""
     cores_by_second: tuple[float, ...] = ()
@@ -52,11 +52,11 @@ class Trial(Struct, frozen=True, kw_only=True):
     """Where recorded data lies; empty for a synthetic stand-in."""
 
     def play(self) -> RunResult:
-        """Simulate it."""
+        """Simulate this trial."""
         raise NotImplementedError
 
     def label(self) -> str:
-        """What progress bars say."""
+        """Its description in progress bars."""
         raise NotImplementedError
 
     def key(self) -> Self:
@@ -114,7 +114,7 @@ class Reproduction(Struct, frozen=True):
         return summary(self.rows)
 
     def tables(self) -> list[Table]:
-        """One for each experiment, in the order in which they were made."""
+        """One table for each experiment, in the order of the rows."""
         experiments = dict.fromkeys(row.experiment for row in self.rows)
         return [
             as_table([row for row in self.rows if row.experiment == name], name[0].upper() + name[1:])

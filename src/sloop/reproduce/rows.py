@@ -54,7 +54,7 @@ class Tolerance(Struct, frozen=True):
     most_points: float
 
     def of(self, figure: float, unit: str) -> float:
-        """In the figure's unit. Percentages are compared in points, since 10 % of 90 % would allow for anything."""
+        """In the figure's unit. Percentages are compared in points: 10 % of 90 % would allow for anything."""
         wide = self.relative * abs(figure)
         if unit in {"%", "points"}:
             return max(self.least_points, min(wide, self.most_points))
@@ -169,7 +169,7 @@ def bounded(
 
 
 def directed(claim: Claim, samples: Sequence[float], *, holds: bool, expect: str) -> Row:
-    """For what nobody printed a figure of: `shape` if the expected order or direction came out, else `off`."""
+    """If no figure was printed: `shape` if the expected order or direction came out, else `off`."""
     return _row(claim, samples, "shape" if holds else "off", f"expected: {expect}")
 
 
@@ -187,12 +187,12 @@ def contradicted(claim: Claim, samples: Sequence[float], *, other: float, within
 
 
 def with_note(rows: Sequence[Row], note: str) -> list[Row]:
-    """The rows, each with a further note."""
+    """The rows with `note` added to each."""
     return [structs.replace(row, note=f"{row.note}; {note}") for row in rows]
 
 
 def as_table(rows: Sequence[Row], title: str = "") -> Table:
-    """For people; the experiment is the title if it is the same for all."""
+    """The rows as a table for people."""
     return Table(
         title,
         ("metric", "unit", "paper", "derived", "ours", "low", "high", "verdict", "note"),

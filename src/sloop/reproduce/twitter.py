@@ -1,9 +1,9 @@
-"""The Twitter trace's excerpts that IPA and Biscale replay, and a stand-in of its shape where the trace is missing.
+"""The excerpts of the Twitter trace that IPA and Biscale replay, and a stand-in of the same shape if it is missing.
 
 The trace counts the tweets of each second of 22 days of August 2021: a fortnight to train forecasters on, a week to
-test them and to take excerpts from. Seconds are counted from its start, raw counts are tweets. The stand-in draws each
-second from a negative binomial distribution, its variance 1.2 times its mean, around published means; it knows only the
-stretches that excerpts are cut from. What comes out says which of the two it is, and is the same for the same seed.
+test them on and to cut excerpts from. Seconds count from its start. The stand-in draws each second from a negative
+binomial distribution around published means, with a variance of 1.2 times the mean; it covers only the stretches that
+excerpts are cut from. An excerpt says which of the two it is; the same seed gives the same counts.
 
 Source: IPA specification, sections 2.8 and 4; Biscale specification, sections 2.8 and 4.
 """
@@ -24,7 +24,7 @@ from sloop.workload import Spread, Trace, TraceFile
 from sloop.workload.read import read_counts, trace_of_counts
 
 FILE: Final = Path("reconfigurable-ml-pipeline__web-service-datasets/dataset/twitter_trace/workload.tbz2")
-"""In the folder of public data."""
+"""Path in the folder of public data."""
 
 DAY_S: Final = 86_400
 TRAIN_S: Final = (0, 14 * DAY_S)
@@ -36,7 +36,7 @@ IPA: Final[Mapping[str, tuple[tuple[int, int], ...]]] = {
     "steady_high": ((1_768_800, 1_769_400), (1_768_800, 1_769_400)),
     "fluctuating": ((1_301_400, 1_302_000), (1_308_600, 1_309_200)),
 }
-"""The seconds, ends excluded, that each of IPA's excerpts plays one after another."""
+"""The stretches of seconds (ends excluded) that each of IPA's excerpts joins."""
 
 IPA_DAMPING: Final = 8
 
@@ -58,7 +58,7 @@ class Excerpt:
         return self.provenance.startswith("measured")
 
     def trace(self, *, seed: int = 0, spread: Spread = Spread.POISSON) -> Trace:
-        """The arrivals: a Poisson process of each second's rate, or exactly its count laid out in another way."""
+        """The arrivals: a Poisson process with each second's rate, or exactly its count with another spread."""
         recorded = TraceFile(FILE, spread=spread)
         return trace_of_counts(self.counts, recorded, name=self.name, provenance=self.provenance, seed=seed)
 
@@ -69,19 +69,19 @@ def ipa(name: str, data: Path | None, *, seed: int = 0) -> Excerpt:
     `data` is the folder of public data; `seed` is the stand-in's. InputError for an unknown name.
     """
     if name not in IPA:
-        raise InputError(f"IPA replays no excerpt {name!r}", help=f"there are: {', '.join(IPA)}")
+        raise InputError(f"IPA replays no excerpt {name!r}", help=f"choose one of: {', '.join(IPA)}")
     raw, origin = _tweets(data, IPA[name], seed)
     rates = array("q", (count // IPA_DAMPING for count in raw))
     return Excerpt(name, rates, f"{origin}, divided by {IPA_DAMPING}")
 
 
 def biscale(pipeline: str, data: Path | None, *, seed: int = 0) -> Excerpt:
-    """Biscale's slice of 660 s, its tweets divided for one of the three pipelines and rounded, at least 1 in a second.
+    """Biscale's slice of 660 s: tweets divided by the pipeline's divisor and rounded, at least 1 per second.
 
     `data` is the folder of public data; `seed` is the stand-in's. InputError for an unknown pipeline.
     """
     if pipeline not in BISCALE_DIVISORS:
-        raise InputError(f"Biscale has no pipeline {pipeline!r}", help=f"there are: {', '.join(BISCALE_DIVISORS)}")
+        raise InputError(f"Biscale has no pipeline {pipeline!r}", help=f"choose one of: {', '.join(BISCALE_DIVISORS)}")
     divisor = BISCALE_DIVISORS[pipeline]
     raw, origin = _tweets(data, (BISCALE_S,), seed)
     rates = array("q", (round(max(1.0, count / divisor)) for count in raw))
@@ -103,7 +103,7 @@ def _days(name: str, data: Path | None, span: tuple[int, int], seed: int) -> Exc
         return Excerpt(name, *_tweets(data, (span,), seed))
     rng = stream(seed, f"twitter/{name}")
     tweets = array("q", (_drawn(mean, rng) for mean in _wandering(span, rng)))
-    return Excerpt(name, tweets, f"assumed: days made up after the Twitter trace, seed {seed}")
+    return Excerpt(name, tweets, f"assumed: days made up in the likeness of the Twitter trace, seed {seed}")
 
 
 def _tweets(data: Path | None, spans: tuple[tuple[int, int], ...], seed: int) -> "tuple[array[int], str]":

@@ -40,7 +40,7 @@ DERIVED_MAX10: Final = {"video": (0.24, 13.0), "audio": (2.2, 7.8), "nlp": (0.09
 """Biscale's violations, predictive, and mean cores, with the reference of ten seconds."""
 
 HARD: Final = {12.0: (2.2, 35.0, 88.0), 20.0: (4.0, 41.5, 88.0)}
-"""nlp where reality is 1.3 times the profile, by cold start: violations with age."""
+"""nlp with true durations of 1.3 times the profile's, by cold start: violations with the drop rule age."""
 
 JUMP_S: Final = 57
 PLATEAU: Final = slice(100, 380)
@@ -68,7 +68,7 @@ def rival(pipeline: str, kind: Kind) -> BiscaleTrial:
 
 
 def hard(cold_s: float) -> list[BiscaleTrial]:
-    """The three on nlp where the profile promises too much."""
+    """All three policies on nlp with true durations of 1.3 times the profile's."""
     return [structs.replace(t, cold_s=cold_s, multiplier=1.3) for t in three("nlp", "now", "age")]
 
 
@@ -88,17 +88,17 @@ def cold(kind: Kind, cold_s: float) -> BiscaleTrial:
 
 
 def guessing(pipeline: str, predictor: str) -> BiscaleTrial:
-    """With another predictor than the oracle, the reference now."""
+    """Biscale with another predictor than the oracle, reference now."""
     return structs.replace(own(pipeline, "now"), predictor="lstm" if predictor == "lstm" else "last10")
 
 
 def burst(kind: Kind, workload: str = "burst") -> BiscaleTrial:
-    """The motivating workloads."""
+    """A motivating workload."""
     return BiscaleTrial(pipeline=workload, kind=kind, seconds=60)
 
 
 def wanted(*, quick: bool) -> Wanted[BiscaleTrial]:
-    """All that the rows read; `quick`: one seed of the evaluation, the drop rules and the motivation."""
+    """All trials that the rows read; `quick`: one seed of the evaluation, the drop rules and the motivation."""
     seeds = 1 if quick else GROUP
     trials = [(dropping(kind, rule), seeds) for kind in KINDS for rule in RULES]
     trials += [(burst(kind), seeds) for kind in KINDS[:2]] + [(burst("biscale", "plateau"), seeds)]
@@ -176,7 +176,7 @@ def _derived(found: Found, *, quick: bool) -> list[Row]:
 
 
 def _bound_a(found: Found, *, quick: bool) -> list[Row]:
-    """Biscale violates less than FA2, and FA2 less than vertical-only."""
+    """Bound A: Biscale violates less than FA2, and FA2 less than vertical-only."""
     rows = []
     drops: tuple[Dropping, ...] = ("predictive",) if quick else ("predictive", "age")
     for name, drop, reference in ((n, d, r) for n in NAMES for d in drops for r in ("now", "max10")):
@@ -190,7 +190,7 @@ def _bound_a(found: Found, *, quick: bool) -> list[Row]:
 
 
 def _bound_b(found: Found) -> list[Row]:
-    """With the reference now, predictive, 20 seeds."""
+    """Bound B: reference now, predictive drop rule, 20 seeds."""
     rows = []
     limits = {"video": ((None, 0.5), (1.5, 5.0), (35.0, 50.0)), "audio": ((None, 1.0), (2.5, 9.0), (55.0, 80.0))}
     for name in NAMES:
@@ -216,7 +216,7 @@ def _bound_b(found: Found) -> list[Row]:
 
 
 def _bound_b2(found: Found) -> list[Row]:
-    """The reference of ten seconds costs less."""
+    """Bound B2: the reference of ten seconds costs less."""
     rows = []
     for name, most, part in (("video", 0.6, 70.0), ("audio", 3.0, 60.0), ("nlp", 0.5, 60.0)):
         values = found.violations(own(name))
@@ -229,7 +229,7 @@ def _bound_b2(found: Found) -> list[Row]:
 
 
 def _bound_b3(found: Found) -> list[Row]:
-    """The reading under which nlp's printed figures come out."""
+    """Bound B3: assumptions under which nlp's printed figures come out."""
     rows = []
     for cold_s, expected in HARD.items():
         for kind, trial, known, paper in zip(KINDS, hard(cold_s), expected, PUBLISHED["nlp"], strict=True):
@@ -323,7 +323,7 @@ def _first_minutes(found: Found) -> list[Row]:
 
 
 def _bound_c(found: Found) -> list[Row]:
-    """Up at once, halved when small replicas are there."""
+    """Bound C: cores rise at once, and halve when small replicas are ready."""
     results, horizontal = found.of(own("video")), found.of(rival("video", "fa2"))
     runs = len(results)
 
@@ -379,7 +379,7 @@ def _bound_c(found: Found) -> list[Row]:
 
 
 def _dropping(found: Found) -> list[Row]:
-    """E6 and bound D."""
+    """E6: violations by drop rule; bound D: they rise as requests are dropped later."""
     rows = []
     most = {"biscale": 1.0}
     least = {"fa2": 20.0, "vertical": 40.0}
@@ -432,7 +432,7 @@ def _motivation(found: Found) -> list[Row]:
 
 
 def _cold(found: Found) -> list[Row]:
-    """Bound E: who depends on how fast replicas start."""
+    """Cold start and bound E: FA2 depends more on the time to start a replica than Biscale."""
     rows, growth = [], {}
     for kind, derived in (("biscale", (0.3, 1.4)), ("fa2", (2.9, 10.0))):
         name: Kind = "biscale" if kind == "biscale" else "fa2"

@@ -56,18 +56,18 @@ LSTM_ERROR: Final = 5.8
 
 
 def offline_rows(testing: Excerpt | None) -> list[Row]:
-    """All of them; `testing` are the trace's later days, None to leave the predictor out."""
+    """All rows of this module; `testing` are the trace's later days, None to leave the predictor out."""
     return [*_programs(), *_times(), *([] if testing is None else [_persistence(testing)]), *_threads()]
 
 
 def program(name: str, throughput: Throughput) -> BiscaleProblem:
-    """A published pipeline's."""
+    """Biscale's optimisation problem for a published pipeline."""
     pipeline = PIPELINES[name]
     models = []
-    for stage, form in pipeline.models:
+    for _, form in pipeline.models:
         sizes = range(1, CORES_MAX + 1)
         latency_ms = [[form.latency_ms(b, c) for b in range(1, pipeline.batch_max + 1)] for c in sizes]
-        models.append(BiscaleStage(stage, np.array(latency_ms)))
+        models.append(BiscaleStage(np.array(latency_ms)))
     return chain(models, pipeline.slo_ms, throughput=throughput)
 
 
@@ -111,7 +111,7 @@ def _sizes(found: Sequence[BiscaleChoice] | None) -> Pairs | None:
 
 
 def _times() -> list[Row]:
-    """All that one decision solves, at the busiest second of each pipeline's slice."""
+    """Time of all programs that one decision solves, at the busiest second of each pipeline's slice."""
     rows = []
     for name, rate_rps in BUSIEST_RPS.items():
         asked, samples = program(name, "with_queue"), []

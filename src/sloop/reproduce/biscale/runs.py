@@ -4,7 +4,7 @@ What differs from `sloop simulate`'s defaults is what the published runs do: bel
 until they are full, nothing is decided while replicas start, rates are whole numbers, and enlarged replicas stay large
 until the rate is steady. True durations are the profile's times `multiplier`, with a deviation of 5 %.
 
-Source: dissertation chapter P4, evaluation; coefficients, batch limits, stability counts and divisors as in the public
+Source: dissertation chapter P4, evaluation; coefficients, batch limits and stability counts as in the public
 artefact; the specification's section 7.2b.
 """
 
@@ -54,13 +54,11 @@ class BiscalePipeline:
     batch_max: int
     settle: int
     """K: decisions that must agree before replicas are made small again."""
-    divisor: float
-    """Of the trace, which is in tweets per second."""
     cold_s: float
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        """By stage."""
+        """The models' profiles, by stage."""
         return {
             name: Profile(
                 latency_ms=form,
@@ -96,12 +94,12 @@ TS: Final = Amdahl(
 )
 """T5-small, text summarisation."""
 
-VIDEO: Final = BiscalePipeline("video", (("detect", OD), ("classify", OC)), 780, 8, 5, 4.384, 5.5)
-AUDIO: Final = BiscalePipeline("audio", (("transcribe", AT), ("sentiment", SA)), 1350, 8, 10, 8.5625, 7.0)
-NLP: Final = BiscalePipeline("nlp", (("identify", LI), ("translate", NT), ("summarise", TS)), 2550, 4, 10, 21.0, 12.0)
+VIDEO: Final = BiscalePipeline("video", (("detect", OD), ("classify", OC)), 780, 8, 5, 5.5)
+AUDIO: Final = BiscalePipeline("audio", (("transcribe", AT), ("sentiment", SA)), 1350, 8, 10, 7.0)
+NLP: Final = BiscalePipeline("nlp", (("identify", LI), ("translate", NT), ("summarise", TS)), 2550, 4, 10, 12.0)
 PIPELINES: Final = {pipeline.name: pipeline for pipeline in (VIDEO, AUDIO, NLP)}
 
-MOTIVATION: Final = BiscalePipeline("motivation", (("serve", Amdahl(35.0, 0.0, 0.0, 3.4)),), 500, 1, 5, 1.0, 5.5)
+MOTIVATION: Final = BiscalePipeline("motivation", (("serve", Amdahl(35.0, 0.0, 0.0, 3.4)),), 500, 1, 5, 5.5)
 """Built to match the motivation: 26 requests per second on one core, 126 on eight, 130 on five times one."""
 BURSTS: Final = {"burst": ((30, 20), (5, 120), (25, 20)), "plateau": ((10, 20), (40, 120), (10, 20))}
 """Seconds and rates of Fig. P4.1 and P4.2."""
@@ -109,7 +107,7 @@ BURSTS: Final = {"burst": ((30, 20), (5, 120), (25, 20)), "plateau": ((10, 20), 
 SECONDS: Final = 660
 INITIAL_BATCH: Final = 4
 CORES: Final = 256.0
-"""Of the one node: the published numbers know no limit of cores."""
+"""Cores of the single node: the published runs have no limit of cores."""
 RESIZE_MS: Final = 100.0
 CV: Final = 0.05
 NEVER_FULL_S: Final = 30
@@ -124,7 +122,7 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
     """One run; `data` is the folder of public data."""
 
     pipeline: str
-    """A published one, or a motivating workload's name."""
+    """Name of a published pipeline, or of a motivating workload."""
     kind: Kind = "biscale"
     reference: Literal["max10", "now"] = "max10"
     drop: Dropping = "predictive"
@@ -132,7 +130,7 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
     cold_s: float = 0.0
     """How long a replica takes to start; 0: the pipeline's own time."""
     multiplier: float = 1.0
-    """Reality over profile."""
+    """True durations over the profile's."""
     seconds: int = SECONDS
     shipped: bool = False
     """As sloop's own system does it: replicas shrink in surges as well, decisions do not wait for replicas to start,
@@ -170,7 +168,7 @@ class BiscaleResult(RunResult, frozen=True, kw_only=True):
 
 
 def pipeline_of(trial: BiscaleTrial) -> BiscalePipeline:
-    """What is served."""
+    """The trial's pipeline."""
     return PIPELINES.get(trial.pipeline, MOTIVATION)
 
 

@@ -96,7 +96,7 @@ def moving_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Fig
 
 
 def fixed_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
-    """Late and dropped on the same replicas."""
+    """Late and dropped requests of all planners on the same replicas."""
     trials = {plan: evaluation.fixed(plan) for plan in SYSTEMS}
     series = tuple(
         bars(field, [results.each(trial, field) for trial in trials.values()]) for field in ("late", "dropped")
@@ -112,7 +112,7 @@ def fixed_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figu
 
 
 def headroom_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
-    """What the head-room of the profile does."""
+    """Violations by the head-room of the profile."""
     found = {f"d/{ratio:g}": results.violations(evaluation.headroom(ratio)) for ratio in RATIOS}
     panel = Panel(
         y_label="violations, %",

@@ -34,13 +34,13 @@ PLATEAUS: Final = {5: 43.9, 7: 34.8, 10: 33.5, 20: 31.9}
 SENTIMENT: Final = ((7, 16, 59.11), (12, 25, 59.11), (30, 29, 53.49), (34, 32, 53.49))
 """Requests/s, cores and 100 · PAS of audio with sentiment (7.4), where sentiment does 8 requests/s per core."""
 SPEECH_P99_S: Final = (0.188, 0.251, 0.590, 0.205, 0.426)
-"""Of the five speech models with 8 cores at batch 1, in the artefact."""
+"""P99 of the five speech models with 8 cores at batch 1, from the artefact."""
 SPEECH_RULE_S: Final = 1.66
-"""The published rule, 5 × mean latency, applied to those by hand."""
+"""5 × their mean, the published rule, computed by hand."""
 
 
 def offline_rows() -> list[Row]:
-    """All that are not timed."""
+    """All rows that are not timed."""
     return [*_video(), *_sentiment(), _deadline()]
 
 
@@ -145,7 +145,7 @@ def timings() -> tuple[dict[int, float], dict[str, float]]:
 
 
 def timing_rows(sizes: Mapping[int, float], pipelines: Mapping[str, float]) -> list[Row]:
-    """Compared with the published figure's two seconds, and with our own limit of a tenth of a second for pipelines."""
+    """Decision times beside the published two seconds, and beside our own limit of 100 ms for pipelines."""
     claim = Claim("decision time", "10 stages of 10 variants", "ms", paper=2000, computed=True)
     rows = [bounded(claim, [sizes[SIZES[-1]]], at_most=2000)]
     for name, taken_ms in pipelines.items():

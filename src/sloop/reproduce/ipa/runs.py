@@ -293,7 +293,7 @@ def ranked(pipeline: str, workload: Workload) -> IpaTrial:
 
 
 class IpaEvaluation:
-    """What is played, and the rows that follow from it."""
+    """The trials, and the rows that follow from their results."""
 
     def __init__(self, *, quick: bool) -> None:
         self.pipelines = ("video", "audio-sent") if quick else tuple(PIPELINES)
@@ -303,7 +303,7 @@ class IpaEvaluation:
         self.seeds = 1 if quick else 3
 
     def wanted(self) -> Wanted[IpaTrial]:
-        """All that `rows` reads."""
+        """All trials that `rows` reads."""
         names = self.pipelines
         trials = [IpaTrial(pipeline=n, workload=w, policy=p) for n in names for w in self.workloads for p in POLICIES]
         trials += [preferring(name, place) for name in names for place in range(len(PREFERENCES))]
@@ -312,7 +312,7 @@ class IpaEvaluation:
         return [(trial, self.seeds) for trial in trials]
 
     def rows(self, results: Results[IpaResult]) -> list[Row]:
-        """What was read off the figures, the claims A to D, then E6 to E9."""
+        """Rows beside the published figures, the claims A to D, then E6 to E9."""
         rows = [row for name in self.pipelines for row in _readings(results, name)]
         for name in self.pipelines:
             if name == "video":
@@ -349,7 +349,7 @@ def _trial(pipeline: str, workload: Workload, policy: Policy) -> IpaTrial:
 
 
 def _readings(results: Results[IpaResult], name: str) -> list[Row]:
-    """E1 to E4."""
+    """E1 to E4: cores and accuracy beside those read off the figures."""
     rows = []
     figures: tuple[tuple[Workload, str, slice, Mapping[str, Mapping[Policy, Reading]]], ...] = (
         ("steady_low", "steady_low", slice(0, None), STEADY_LOW),
@@ -377,7 +377,7 @@ def _readings(results: Results[IpaResult], name: str) -> list[Row]:
 def _pairs(
     results: Results[IpaResult], name: str, workload: Workload, field: str, policies: tuple[Policy, Policy]
 ) -> list[tuple[float, float]]:
-    """One number of two policies, for each seed."""
+    """One field of the results of two policies, for each seed."""
     own, other = (results.each(_trial(name, workload, policy), field) for policy in policies)
     return list(zip(own, other, strict=True))
 
@@ -435,7 +435,7 @@ def _sentiment(results: Results[IpaResult], workloads: Sequence[Workload]) -> li
 
 
 def _span(results: Results[IpaResult], name: str, peak: float | None) -> list[Row]:
-    """C: what the heavy variants would cost."""
+    """C: how many cores the heavy variants need."""
     dear = [high / own for high, own in _pairs(results, name, "steady_high", "cores", ("fa2-high", "ipa"))]
     claim = Claim(f"C: {name}", "cores of FA2-high / IPA, steady_high", "×")
     rows = [bounded(claim, dear, at_least=3)]
@@ -449,8 +449,8 @@ def _span(results: Results[IpaResult], name: str, peak: float | None) -> list[Ro
 
 
 def _ordering(results: Results[IpaResult], name: str, workloads: Sequence[Workload]) -> list[Row]:
-    """D: who misses deadlines, and that the restricted policies do not do better than IPA. Where nobody misses any
-    there is nothing to order."""
+    """D: how many deadlines each policy misses, and whether IPA's accuracy lies between those of FA2-low and FA2-high.
+    If no policy misses a deadline, there is no order to test."""
     policies: tuple[Policy, ...] = ("fa2-low", "ipa", "fa2-high")
     missed = {policy: results.violations(_trial(name, "steady_high", policy)) for policy in policies}
     low, own, high = map(fmean, missed.values())
@@ -470,7 +470,7 @@ def _ordering(results: Results[IpaResult], name: str, workloads: Sequence[Worklo
 
 
 def _preferences(results: Results[IpaResult], name: str) -> list[Row]:
-    """E6 (claim F): who prefers accuracy has more of it, and pays for it."""
+    """E6 (claim F): preferring accuracy gives more accuracy at a higher cost."""
     trials = [preferring(name, place) for place in range(len(PREFERENCES))]
     rows = []
     for place, preferred in enumerate(PREFERENCES):
@@ -491,7 +491,7 @@ def _preferences(results: Results[IpaResult], name: str) -> list[Row]:
 
 
 def _latencies(results: Results[IpaResult], name: str) -> list[Row]:
-    """E7: the medians under the steady high load. Two policies that chose the same plan cannot differ."""
+    """E7: median latencies under the steady high load; no row compares two policies that chose the same plan."""
     runs = {policy: results.of(_trial(name, "steady_high", policy)) for policy in POLICIES}
     medians = {policy: [result.latencies_ms[49] for result in own] for policy, own in runs.items()}
     cores = {policy: fmean(result.cores for result in own) for policy, own in runs.items()}
@@ -508,7 +508,7 @@ def _latencies(results: Results[IpaResult], name: str) -> list[Row]:
 
 
 def _predictors(results: Results[IpaResult], name: str, start_s: float) -> list[Row]:
-    """E8 (claim E): who foresees more violates less, at equal cost."""
+    """E8 (claim E): better forecasters violate less, at equal cost."""
     runs = {predictor: foreseeing(name, predictor, start_s) for predictor in PREDICTORS}
     mean = {predictor: results.mean(trial, "violations") for predictor, trial in runs.items()}
     ordered = mean["oracle"] <= mean["lstm"] + NOISE and mean["lstm"] <= mean["reactive"] + NOISE

@@ -69,11 +69,11 @@ YOLO_WHOLE_MS: Final = (136, 302, 468, 633, 799, 965)
 """The artefact's l(b, 1) of YOLOv5s for b = 1, 2, …"""
 
 INFEASIBLE_SECONDS: Final = {0.9: 42, 0.95: 19, 1.0: 9}
-"""By margin, of the 600 seconds of the recorded link."""
+"""Derived seconds without a feasible plan, of the recorded link's 600, by margin."""
 
 
 def offline_rows(link: Link, artefact: Path | None) -> list[Row]:
-    """All of them; `artefact` is the folder of the public artefact, None if it is not there."""
+    """All rows of this module; `artefact` is the folder of the public artefact, None if it is not there."""
     rows = [*_link(link, recorded=artefact is not None), _motivation(), *_fit(), *_algorithm()]
     rows += _infeasible(link, recorded=artefact is not None)
     return rows + (_published_budgets(link, artefact) + _fa2(artefact) if artefact else [])
@@ -93,12 +93,12 @@ def grid_of(latency: Callable[[int, float], float]) -> SpongeGrid:
 
 
 def upload_ms(link: Link, payload_kb: float) -> list[float]:
-    """How long an upload takes in each of the link's seconds."""
+    """The duration of an upload in each of the link's seconds."""
     return link.elapsed_ms(round(payload_kb * BYTES_PER_KB))
 
 
 def _link(link: Link, *, recorded: bool) -> list[Row]:
-    """S0. A synthetic link can show the shape only."""
+    """S0: bandwidth and upload times. A synthetic link can show the shape only."""
     note = "" if recorded else SYNTHETIC
     rates = [rate * 1000 / 1e6 for rate in link.bytes_per_ms]
     rows = []
@@ -132,7 +132,7 @@ def _interpolated(ordered: Sequence[float], share: float) -> float:
 
 
 def _published_budgets(link: Link, artefact: Path) -> list[Row]:
-    """The remaining SLOs that the authors derived, all 3 × 600."""
+    """How many of the 3 × 600 remaining SLOs that the authors derived come out here."""
     equal = count = 0
     for line in (artefact / BUDGETS).read_text().splitlines()[1:]:
         size, *published = line.split(",")
@@ -211,7 +211,7 @@ def infeasible_seconds(link: Link, profile: Profile, margin: float) -> list[int]
 
 
 def _infeasible(link: Link, *, recorded: bool) -> list[Row]:
-    """Check 10."""
+    """Check 10: how many seconds have no feasible plan."""
     rows = []
     for margin, expected in INFEASIBLE_SECONDS.items():
         found = len(infeasible_seconds(link, YOLOV5S_S, margin))

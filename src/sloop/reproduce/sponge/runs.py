@@ -181,7 +181,7 @@ def _core(trial: SpongeTrial, world: World) -> Core:
 
 RATIOS: Final = (1.0, 1.05, 1.1)
 MIDDLE: Final = 1.05
-"""The ratio at which single figures are compared: the middle of what is likely."""
+"""The ratio at which single figures are compared: the middle of the likely range."""
 
 
 def sponge(policy: str, margin: float = 0.9, **parameters: Any) -> SpongeTrial:  # noqa: ANN401  # a policy's own
@@ -224,12 +224,12 @@ DERIVED: Final[Mapping[SpongeTrial, tuple[tuple[float | None, float | None, floa
 
 
 def at(trial: SpongeTrial, ratio: float) -> SpongeTrial:
-    """The same with another true service time."""
+    """The trial with another true service time."""
     return structs.replace(trial, ratio=ratio)
 
 
 def evaluation_rows(results: Results[RunResult]) -> list[Row]:
-    """S3 and check 6."""
+    """The rows of S3 and of check 6."""
     return [*_derived(results), *_monitored(results), *_printed(results), *_acceptance(results)]
 
 
@@ -262,7 +262,7 @@ def _in_order(results: Results[RunResult], policy: SpongeTrial, ratio: float) ->
 
 
 def _monitored(results: Results[RunResult]) -> list[Row]:
-    """What the first second costs if the scaler has to measure the rate."""
+    """How many requests miss their deadline in the first second because the scaler still has to measure the rate."""
     rows = []
     for ratio, expected in zip(RATIOS, DERIVED[SPONGE[0.9]][0], strict=True):
         known, monitored = results.mean(at(SPONGE[0.9], ratio), "violations"), results.violations(at(MONITORED, ratio))
@@ -279,7 +279,7 @@ def _monitored(results: Results[RunResult]) -> list[Row]:
 
 
 def _printed(results: Results[RunResult]) -> list[Row]:
-    """Fig. P2.4 and the headline."""
+    """Rows of Fig. P2.4 and of the headline."""
     own, cold, static = (at(trial, MIDDLE) for trial in (SPONGE[0.9], FA2_COLD, STATIC_16))
     sponge_found, static_found = results.violations(own), results.violations(static)
     ratios = [theirs / ours for theirs, ours in zip(results.violations(cold), sponge_found, strict=True)]
@@ -347,7 +347,7 @@ STEADY: Final = sponge("steady", 1.0, criterion="steady")
 
 
 def arriving(trial: SpongeTrial, arrival: Arrivals, ratio: float = MIDDLE) -> SpongeTrial:
-    """The same under other arrivals."""
+    """The trial under other arrivals."""
     return structs.replace(trial, arrival=arrival, ratio=ratio)
 
 
@@ -357,7 +357,7 @@ def mixed(trial: SpongeTrial, payload_kb: tuple[float, ...] = MIXED) -> SpongeTr
 
 
 def fifo(trial: SpongeTrial) -> SpongeTrial:
-    """The same with a queue that ignores deadlines."""
+    """The trial with a queue that ignores deadlines."""
     return structs.replace(trial, parameters=(*trial.parameters, ("order", "fifo")))
 
 
@@ -375,7 +375,7 @@ CHECK_7: Final[tuple[tuple[str, SpongeTrial, float | None, float | None, float |
     ("static-8, Poisson, l/1.1", arriving(STATIC_8, "poisson", 1.1), 4.0, None, None),
     ("static-16, Poisson, l/1.05", arriving(STATIC_16, "poisson"), None, SMOOTH_MAX, None),
 )
-"""What, the trial, derived violations, the most violations allowed, derived cores."""
+"""Description, trial, derived violations in %, most violations allowed in %, derived cores."""
 
 CLMAX, PER_BATCH = (
     {margin: mixed(sponge(budget, margin, budget=budget, infeasible="crude")) for margin in (1.0, 0.9)}
@@ -395,8 +395,8 @@ CHECK_8: Final[tuple[tuple[str, SpongeTrial, float, float | None], ...]] = (
     ("clmax, {50, 200, 800} KB", mixed(CLMAX[0.9], WIDE), 2.5, 15.4),
     ("per_batch, {50, 200, 800} KB", mixed(PER_BATCH[0.9], WIDE), 1.1, 8.8),
 )
-"""What, the trial, derived violations and cores. Ranges over both margins were derived: the smaller margin (0.9) has
-more cores and fewer violations. Of 0.9 to 1.3 % for the last one, the middle."""
+"""Description, trial, derived violations in % and cores. Ranges over both margins were derived: the smaller one (0.9)
+has more cores and fewer violations. The last one's violations are the middle of 0.9 to 1.3 %."""
 
 FALLBACKS: Final = ("keep", "crude", "dry_run")
 FULL: Final = {name: sponge(f"full {name}", 1.0, batch="timeout", infeasible=name) for name in FALLBACKS}
@@ -421,7 +421,7 @@ def _check_9(trial: SpongeTrial, semantics: Delivery) -> SpongeTrial:
 
 
 def check_rows(results: Results[RunResult]) -> list[Row]:
-    """Checks 7, 8 and 9."""
+    """The rows of checks 7, 8 and 9."""
     return [*_burstiness(results), *_payloads(results), *_dispatch(results)]
 
 
@@ -489,7 +489,7 @@ BLIND: Final = structs.replace(_check_9(FULL["keep"], "attach"), rate_known=Fals
 # Ablations: one parameter at a time, around the artefact's setting (margin 0.9, mean service time l/1.05, bursts).
 
 NOISE: Final = 0.1
-"""Points of violations by which seeds differ anyway."""
+"""Points of violations by which runs with different seeds differ anyway."""
 
 Direction = Literal["rising", "falling", "level"]
 BASE: Final = SPONGE[0.9]
@@ -508,7 +508,7 @@ def _tuned(template: str, values: Iterable[Any], parameter: str) -> Settings:
 
 
 def _wrong(*, correct: bool) -> Settings:
-    """Truth slower than the profile."""
+    """The base setting with true durations above the profile's, by each of `ERRORS`."""
     return tuple((f"{e:.0%}", structs.replace(BASE, profile_error=1 + e, correct=correct)) for e in ERRORS)
 
 
@@ -583,7 +583,7 @@ def ablation_rows(results: Results[RunResult]) -> list[Row]:
 
 
 def follows(direction: Direction, means: Sequence[float]) -> bool:
-    """Whether the means go that way, each step and from first to last, within `NOISE`."""
+    """Whether the means follow the direction, in each step and from first to last, within `NOISE`."""
     steps = [after - before for before, after in pairwise(means)] + [means[-1] - means[0]]
     if direction == "rising":
         return min(steps) >= -NOISE
