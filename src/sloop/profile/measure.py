@@ -145,8 +145,8 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
                     done += 1
                     progress(done, passes * len(batches) * len(cores), samples[-1])
             made.append(Pass(date=date, beside=_beside(load), samples=tuple(samples)))
-        if in_service is not None and (shown := in_service(samples)) is not None:
-            made.append(shown)
+        if in_service is not None and (extra := in_service(samples)) is not None:
+            made.append(extra)
     pooled = [sample_of(batch, count, runs_ns) for (count, batch), runs_ns in runs.items()]
     return _profile(model_path, pooled, made, reports, percentile)
 

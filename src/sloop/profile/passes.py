@@ -21,9 +21,11 @@ from sloop.quantities import quantile
 CellKey = tuple[int, float]
 """Batch size and cores."""
 
-STUDENT_T: Final = (3.08, 1.89, 1.64, 1.53, 1.48, 1.44, 1.41, 1.40, 1.38, 1.37)
-"""90 % quantile of Student's t for 1, 2, … degrees of freedom: 80 % of further runs lie within ± this many standard
-deviations. The simulator adds a term for sampling on both sides, which makes the prediction one of about 90 %."""
+STUDENT_T: Final = (1.96, 1.39, 1.25, 1.19, 1.16, 1.13, 1.12, 1.11, 1.10, 1.09)
+"""85 % quantile of Student's t for 1, 2, … degrees of freedom: 70 % of further passes lie within ± this many standard
+deviations. A run lasts several times longer than a pass and so varies less, and the simulator adds a term for sampling
+on
+both sides: together they are meant to hold nine of ten runs (`python -m benchmarks.bands` counts them)."""
 SPEED_SD_MIN: Final = 0.01
 """Passes that agree better than 1 % do so by chance: no shared machine repeats itself better."""
 
@@ -117,8 +119,8 @@ def refined(
         raise ValueError("no batches to refine the profile from")
     measured = (Pass(date=profile.date, beside="not recorded", samples=profile.samples),) if profile.samples else ()
     before = [one for one in profile.passes or measured if not (one.in_service and one.date == date)]
-    shown = tuple(sample_of(*cell, runs[cell]) for cell in sorted(runs))
-    passes = (*before, Pass(date=date, in_service=True, beside=beside, samples=shown))
+    seen = tuple(sample_of(*cell, runs[cell]) for cell in sorted(runs))
+    passes = (*before, Pass(date=date, in_service=True, beside=beside, samples=seen))
     samples = in_service_samples(passes, profile.latency_ms)
     fits = fit_all(samples, percentile)
     return structs.replace(
@@ -148,8 +150,8 @@ def in_service_samples(passes: Sequence[Pass], latency: Latency) -> tuple[Sample
     all_cores = sorted({cell[1] for cell in (*alone, *seen)})
     samples: list[Sample] = []
     for cores in all_cores:
-        alike = [sample for sample in seen.values() if sample.cores == cores] or list(seen.values())
-        ratio = sum(s.n * s.mean_ms for s in alike) / sum(s.n * base.at(s.batch, s.cores).mean_ms for s in alike)
+        similar = [sample for sample in seen.values() if sample.cores == cores] or list(seen.values())
+        ratio = sum(s.n * s.mean_ms for s in similar) / sum(s.n * base.at(s.batch, s.cores).mean_ms for s in similar)
         samples += [seen.get((batch, cores)) or base.at(batch, cores, ratio) for batch in batches]
     return tuple(samples)
 

@@ -27,10 +27,11 @@ from sloop.sim.run import simulate
 from sloop.sim.world import World
 
 Z: Final = 1.28
-"""Normal quantile of an interval that holds 80 % of what may be drawn; together with the range of speeds, 80 % of whose
-runs are inside as well, nine of ten runs are expected inside both."""
+"""Normal quantile of an interval that holds 80 % of what may be drawn. Together with the range of speeds it is meant to
+hold nine of ten runs (`python -m benchmarks.bands` counts them)."""
 CLUSTER: Final = 4
-"""Requests that are late together, on average."""
+"""Requests that are late together. Attainment of one world under twelve seeds varied as much as if one to six requests
+always shared their fate, the more of them the closer to saturation."""
 
 
 def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKey, float]] | None:
