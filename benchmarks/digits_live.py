@@ -11,10 +11,11 @@ own durations.
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct, structs, to_builtins
+from msgspec import Struct, to_builtins
 
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.watch import start_s_of
@@ -111,8 +112,8 @@ def play(folder: Path, scenario: Scenario, name: str) -> Run:
 def simulations(folder: Path, scenario: Scenario, seen: LiveRun, choice: SystemChoice) -> tuple[CountedRun, CountedRun]:
     """The run from the profiles; and with its own durations, of starts as of batches."""
     simulated = run_simulated(scenario, choice, seen, folder / f"{choice.name}-simulated.jsonl")
-    cold_start = structs.replace(scenario.truth.cold_start, start_s=start_s_of(seen.log, loaded=True))
-    own = structs.replace(scenario, truth=structs.replace(scenario.truth, cold_start=cold_start))
+    cold_start = replace(scenario.truth.cold_start, start_s=start_s_of(seen.log, loaded=True))
+    own = replace(scenario, truth=replace(scenario.truth, cold_start=cold_start))
     log = folder / f"{choice.name}-recorded.jsonl"
     return simulated, run_simulated(own, choice, seen, log, recorded=recorded_in(seen.log))
 

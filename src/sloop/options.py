@@ -27,6 +27,7 @@ KEY_MAX: Final = 200
 INT_MAX: Final = 2**62
 """The largest whole number: larger ones leave the range of floats and of nanoseconds in 64 bits."""
 ELEMENTS_MAX: Final = 1_000_000
+"""Elements of a list: enough for the requests in each second of eleven days."""
 DURATIONS: Final[Mapping[str, int]] = {"_ms": NS_PER_MS, "_s": NS_PER_S}
 """Durations are `_ns` fields of integers; a user writes them with one of these endings."""
 
@@ -227,6 +228,7 @@ class Value:
 
 Declared = Mapping[str, object] | Value
 """What a user declared: a mapping, or a value that knows its place."""
+Reader = Callable[[Value], object]
 
 
 def as_value(declared: Declared, path: str = "") -> Value:
@@ -303,9 +305,6 @@ def written(options: object) -> dict[str, Any]:
         value = getattr(options, name)
         found[_written_key(name)] = to_ms(value) if name.endswith("_ns") else msgspec.to_builtins(value, enc_hook=str)
     return found
-
-
-Reader = Callable[[Value], object]
 
 
 def read_options(

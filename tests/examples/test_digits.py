@@ -15,7 +15,7 @@ from examples.digits.score import SLO_MS, body_of, is_right, said, score
 from sloop.app.load import load_application
 from sloop.demo.live import serving
 from sloop.profile.model import read_signature
-from sloop.serve.wiring import wire
+from sloop.serve.dataflow import wire
 from sloop.workload import trace_from
 
 ENOUGH = 120
@@ -100,7 +100,7 @@ def test_an_answer_is_right_where_every_digit_is() -> None:
 
 @pytest.mark.live
 def test_labelled_requests_are_scored_at_the_client(tmp_path: Path) -> None:
-    trace = trace_from({"kind": "equal", "rate": 30}, seed=0, duration_s=2, folder=tmp_path, where="trace")
+    trace = trace_from({"kind": "equal", "rate": 30}, seed=0, duration_s=2, folder=tmp_path)
     with serving(APPLICATION, tmp_path / "state") as where:
         scored = score(where.http, trace, slo_ms=20 * SLO_MS, pictures=60)
     assert scored.load.sent == scored.answered == 60

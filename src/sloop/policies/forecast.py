@@ -7,12 +7,12 @@ each time they are asked, so that they keep no memory which could become stale.
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from math import ceil
 from typing import Final
 
 from sloop.core.views import Traffic
 from sloop.errors import InputError
 from sloop.options import OutOfRange, check_range
+from sloop.quantities import quantile
 from sloop.solvers.forecasting import LstmNetwork, decoded, peaks_of, seconds_rps
 from sloop.text import quoted
 from sloop.units import NS_PER_S, s, to_s
@@ -147,7 +147,7 @@ class P99Rate:
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         window = ingress.window(self.window_ns)
         rates = sorted(seconds_rps([bucket.arrivals for bucket in window], ingress.bucket_ns))
-        return rates[ceil(self.share * len(rates)) - 1] if rates else 0.0
+        return quantile(rates, self.share) if rates else 0.0
 
 
 SHIPPED: Final = ("ipa", "biscale")

@@ -24,9 +24,9 @@ class FirstIdle:
 class RoundRobin:
     """The idle replicas in turn: the next higher id after the previous choice, then from the lowest again.
 
-    FA2 (RTAS 2022) hands batches to its equal replicas round-robin. The turn is found from the previous choice in O(log
-    n), so there is no memory that could disagree with replicas that start and stop. Fails where replicas differ in
-    speed.
+    FA2 (RTAS 2022) hands batches to its equal replicas round-robin. The turn is found from the previous choice by
+    binary search, so there is no memory that could disagree with replicas that start and stop. Fails where replicas
+    differ in speed.
     """
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
