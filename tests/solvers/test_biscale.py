@@ -20,7 +20,7 @@ Pairs = list[tuple[int, int]]
 
 def model(form: Amdahl, batch_max: int, cores_max: int, visits: float = 1.0) -> BiscaleStage:
     latency_ms = [[max(1.0, form.latency_ms(b, c)) for b in range(1, batch_max + 1)] for c in range(1, cores_max + 1)]
-    return BiscaleStage("m", np.array(latency_ms), visits)
+    return BiscaleStage(np.array(latency_ms), visits)
 
 
 def published(name: str, throughput: Throughput, cores_max: int = 8) -> BiscaleProblem:
@@ -219,7 +219,7 @@ def test_more_time_more_batches_or_more_cores_never_cost_more(
     slo_ms = program.segments[0].slots
 
     def cut(batches: int, cores: int) -> BiscaleProblem:
-        models = [BiscaleStage(one.name, one.latency_ms[:cores, :batches], one.visits) for one in program.stages]
+        models = [BiscaleStage(one.latency_ms[:cores, :batches], one.visits) for one in program.stages]
         return chain(models, slo_ms, throughput=program.throughput)
 
     cores, batches = program.stages[0].latency_ms.shape

@@ -38,7 +38,6 @@ RATE_RPS_MIN: Final = 1e-6
 class BiscaleStage:
     """One stage: `latency_ms[c - 1, b - 1]` is l(b, c); a request visits it `visits` times on average."""
 
-    name: str
     latency_ms: NDArray[np.float64]
     visits: float = 1.0
 

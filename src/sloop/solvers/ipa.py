@@ -104,11 +104,6 @@ class IpaSolution:
         return sum(option.cores for option in self.options)
 
     @property
-    def latency_ms(self) -> float:
-        """Of all stages together, filling times included: end to end on a chain."""
-        return sum(option.latency_ms for option in self.options)
-
-    @property
     def key(self) -> tuple[object, ...]:
         """The order among solutions, best smallest; see `solution_key`."""
         return solution_key(self.options, self.objective)

@@ -72,13 +72,12 @@ SLACK_MS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LabelSettingResult:
-    """The solution, None where nothing feasible was found; the labels kept on the way and the work done.
+    """The solution, None where nothing feasible was found, and the work done.
 
     `gave_up`: the limit was reached, so None does not mean that nothing is feasible.
     """
 
     solution: IpaSolution | None
-    labels: int = 0
     work: int = 0
     gave_up: bool = False
 
@@ -92,9 +91,9 @@ def solve(stages: Sequence[IpaStage], goal: IpaGoal, *, work_max: int = WORK_MAX
     search = _Search(_Arrays.of(options, goal), work_max)
     search.run()
     if not search.incumbent:
-        return LabelSettingResult(None, search.labels, search.work, gave_up=not search.proven)
+        return LabelSettingResult(None, search.work, gave_up=not search.proven)
     gap = 0.0 if search.proven else max(0.0, search.bound - search.reached)
-    return LabelSettingResult(IpaSolution(search.incumbent, search.reached, gap), search.labels, search.work)
+    return LabelSettingResult(IpaSolution(search.incumbent, search.reached, gap), search.work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +297,6 @@ class _Search:
     bound: float = math.inf
     """An upper bound of f."""
     proven: bool = False
-    labels: int = 0
     work: int = 0
     prices: list[_Prices] = field(init=False)
 
@@ -338,7 +336,6 @@ class _Search:
         options = [stage.options for stage in self.arrays.stages]
         search = _Search(_Arrays.of(options, goal), (self.work_max - self.work) // 2, any_solution=True)
         search.run()
-        self.labels += search.labels
         self.proven = search.proven and not search.incumbent
         if search.incumbent:
             self._offer(search.incumbent)
@@ -404,7 +401,6 @@ class _Search:
             front = made.at(self._undominated(made, place + 1))
             labels, second = _most_promising(front, width)
             lost = max(lost, first, second)
-            self.labels += len(labels.value)
             kept.append(labels)
             if not len(labels.value):
                 return lost

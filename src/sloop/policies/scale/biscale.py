@@ -182,7 +182,7 @@ def _stage(stage: StageView, belief: Belief, unit: float, node_cores: float, lim
     rows = max(1, min(limits.cores_max, int(useful / unit + ROUNDING)))
     batches = min(limits.batch_max, belief.batch_max)
     costs_ns = [belief.costs_ns(units * unit)[1 : batches + 1] for units in range(1, rows + 1)]
-    return BiscaleStage(stage.name, np.array(costs_ns, dtype=np.float64) / 1e6, stage.visits)
+    return BiscaleStage(np.array(costs_ns, dtype=np.float64) / 1e6, stage.visits)
 
 
 def stage_replicas(stage: StageView, unit: float) -> StageReplicas:
