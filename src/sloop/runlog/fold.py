@@ -18,7 +18,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.graph import Graph
@@ -101,89 +101,70 @@ class GraphRequestRecord(RequestRecord, gc=False):
     """Per visited stage the sum of the accuracies of the variants that computed its visits, and their number."""
 
 
-class BatchGroup:
+class BatchGroup(Struct):
     """Batches of one variant on one number of cores."""
 
-    __slots__ = ("cores", "durations_ns", "key", "resized_ns", "service_ns", "sizes")
-
-    def __init__(self, key: tuple[str, str], cores: float) -> None:
-        self.key = key
-        """Stage and variant."""
-        self.cores = cores
-        self.sizes: defaultdict[int, int] = defaultdict(int)
-        """How many batches of each size were started."""
-        self.durations_ns: defaultdict[int, Samples[int]] = defaultdict(_samples)
-        """For each size, from the order to start each finished batch to its answer."""
-        self.resized_ns: defaultdict[int, Samples[int]] = defaultdict(_samples)
-        """The same of batches that were resized meanwhile. They say nothing about one number of cores."""
-        self.service_ns = _samples()
-        """What replicas measured for the forward passes of finished batches; only if asked for."""
+    key: tuple[str, str]
+    """Stage and variant."""
+    cores: float
+    sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """How many batches of each size were started."""
+    durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
+    """For each size, from the order to start each finished batch to its answer."""
+    resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
+    """The same of batches that were resized meanwhile. They say nothing about one number of cores."""
+    service_ns: "Samples[int]" = field(default_factory=_samples)
+    """What replicas measured for the forward passes of finished batches; only if asked for."""
 
 
-class ReplicaRecord:
+class ReplicaRecord(Struct):
     """A replica between the order to start it and its end."""
 
-    __slots__ = (
-        "batches",
-        "cores",
-        "group",
-        "id",
-        "life",
-        "order_ns",
-        "resize_ns",
-        "running",
-        "running_ns",
-        "since_ns",
-        "spec",
-        "step",
-        "step_ns",
-        "wanted_cores",
-    )
-
-    def __init__(self, id: ReplicaId, spec: ReplicaSpec, group: BatchGroup, now_ns: int) -> None:
-        self.id = id
-        self.spec = spec
-        self.cores = self.wanted_cores = spec.cores
-        """In effect, and as last ordered."""
-        self.group = group
-        self.life = Life.STARTING
-        self.since_ns = self.order_ns = now_ns
-        """When it entered its life, and when it was ordered."""
-        self.step = ""
-        """Of its cold start, since `step_ns`; empty before the first and once it is ready."""
-        self.step_ns = now_ns
-        self.resize_ns = 0
-        """When a resize was ordered that is not in effect; 0 where there is none."""
-        self.running: StartBatch | None = None
-        """Its batch, since `running_ns`."""
-        self.running_ns = 0
-        self.batches = 0
-        """Started."""
+    id: ReplicaId
+    spec: ReplicaSpec
+    group: BatchGroup
+    """Of its variant on the cores it has now."""
+    cores: float
+    """In effect."""
+    wanted_cores: float
+    """As last ordered."""
+    order_ns: int
+    """When it was ordered."""
+    since_ns: int
+    """When it entered its `life`."""
+    life: Life = Life.STARTING
+    step: str = ""
+    """Of its cold start; empty before the first and once it is ready."""
+    step_ns: int = 0
+    """When it entered the step."""
+    resize_ns: int = 0
+    """When the resize was ordered that is not in effect yet; 0 where there is none."""
+    running: StartBatch | None = None
+    running_ns: int = 0
+    """When its batch was started."""
+    batches: int = 0
+    """Started."""
 
 
-class StageRecord:
+class StageRecord(Struct):
     """What one stage has seen."""
 
-    __slots__ = ("dropped", "failed", "name", "queued", "rejected", "waits_ns")
+    name: str
+    queued: int = 0
+    """Visits in its queue; in an application of a single stage see `RunState.queued`."""
+    waits_ns: "Samples[int]" = field(default_factory=_samples)
+    """From entering the queue to the start of a batch, one for each visit."""
+    dropped: int = 0
+    """Requests that ended so and name this stage, or waited only here."""
+    rejected: int = 0
+    failed: int = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.queued = 0
-        """Visits in its queue; in an application of a single stage see `RunState.queued`."""
-        self.waits_ns = _samples()
-        """From entering the queue to the start of a batch, one for each visit."""
-        self.dropped = self.rejected = self.failed = 0
-        """Requests that ended so and name this stage, or waited only here."""
 
-
-class RouteRecord:
+class RouteRecord(Struct):
     """Answered requests that visited the same stages."""
 
-    __slots__ = ("latencies_ns", "served")
-
-    def __init__(self) -> None:
-        self.served = 0
-        self.latencies_ns = _samples()
+    served: int = 0
+    latencies_ns: "Samples[int]" = field(default_factory=_samples)
 
 
 class RunState:
@@ -456,7 +437,9 @@ class RunState:
         spec = start.spec
         self.cold_starts += 1
         self.cost.allocate(now_ns, start.replica, spec, spec.cores)
-        self.replicas[start.replica] = ReplicaRecord(start.replica, spec, self._group(spec, spec.cores), now_ns)
+        self.replicas[start.replica] = ReplicaRecord(
+            start.replica, spec, self._group(spec, spec.cores), spec.cores, spec.cores, now_ns, now_ns
+        )
 
     def _group(self, spec: ReplicaSpec, cores: float) -> BatchGroup:
         key = spec.stage, spec.variant, cores
