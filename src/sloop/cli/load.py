@@ -22,7 +22,9 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
     "--slo-ms", type=Number(min=0, min_open=True), required=True, help="Deadline of each request, end to end, in ms."
 )
 @click.option("--model", help="Application or model to send requests to [default: the only one at URL].")
-@click.option("--duration-s", type=Number(min=0, min_open=True), help="Send only this many seconds of the trace, from its start.")
+@click.option(
+    "--duration-s", type=Number(min=0, min_open=True), help="Send only this many seconds of the trace, from its start."
+)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random arrivals, link and inputs."
 )
@@ -31,7 +33,9 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
     metavar="LINK",
     help="Simulate the clients' network: a file of bandwidths, or a mapping such as '{kind: lte}'.",
 )
-@click.option("--payload-kb", type=Number(min=0), help="Size of each request on the link in KiB [default: the size of the body].")
+@click.option(
+    "--payload-kb", type=Number(min=0), help="Size of each request on the link in KiB [default: the size of the body]."
+)
 @click.option(
     "--delivery",
     type=click.Choice([*map(str, Delivery)]),

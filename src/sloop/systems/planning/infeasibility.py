@@ -92,7 +92,7 @@ def shortfalls_of(setup: Setup, prediction: PlanPrediction, placement: "Placemen
     found = [*_too_slow(setup, prediction)]
     keeps_up = not found
     found += _too_late(setup, prediction, keeps_up=keeps_up)
-    if found or not prediction.plan.feasible:
+    if found or placement.shortfalls:
         found += beyond_cluster(setup, prediction)
     return [*found, *placement.shortfalls]
 
