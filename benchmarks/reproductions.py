@@ -1,4 +1,4 @@
-"""How long each reproduction takes, how its rows end, and every row that is off.
+"""How long each reproduction takes, how many rows have which verdict, and every row that is off.
 
 python -m benchmarks.reproductions [--data FOLDER] [--only NAME …]
 """
@@ -37,7 +37,7 @@ def main() -> None:
             if row.verdict == "off"
         ]
     text = table(("", "`--quick`, s", "whole, s", "rows", *VERDICTS), ended)
-    text += "\n\n`derived` is what the specification worked out where nothing is printed. Off:\n\n"
+    text += "\n\nWhat the verdicts mean: [docs/reproductions.md](../../docs/reproductions.md). Rows that are off:\n\n"
     text += table(("", "experiment", "", "unit", "paper", "derived", "ours", "note"), off)
     publish("reproductions", "Reproductions", text, write=not given.no_write)
 

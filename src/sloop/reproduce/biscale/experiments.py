@@ -325,56 +325,35 @@ def _first_minutes(found: Found) -> list[Row]:
 def _bound_c(found: Found) -> list[Row]:
     """Bound C: cores rise at once, and halve when small replicas are ready."""
     results, horizontal = found.of(own("video")), found.of(rival("video", "fa2"))
-    runs = len(results)
-
-    def claim(metric: str, unit: str, note: str = "") -> Claim:
-        return Claim("bound C", f"video: {metric}", unit, note=note)
-
     risen = 100 * fmean(float(_rise(result, 3) >= 1.5) for result in results)
     again = [_single_again_s(result) for result in results]
     share = [fmean(r.cores_by_second[PLATEAU]) / max(r.cores_by_second) for r in results]
     single = [100 * fmean(result.single_by_second[FINAL]) for result in results]
     final, theirs = (fmean(fmean(r.cores_by_second[FINAL]) for r in each) for each in (results, horizontal))
     growth = [_grown_s(result) for result in horizontal]
-    soon = median(again) <= 105
+    soon, wait = median(again) <= 105, "a cold start is 5.5 s"
+    halved, equal = "published: cores halve after the surge", "published: equal cost when stable"
+    last = "in the last phase"
+    bounds: list[tuple[str, str, list[float], float | None, float | None, bool, str]] = [
+        ("seeds whose cores rise 1.5 times within 3 s of the jump", "%", [risen], 80, None, risen > 0, ""),
+        ("time from the jump until FA2's cores have risen 1.5 times", "s", growth, 5, None, min(growth) > 2, wait),
+        ("second in which all replicas have one core again, median", "s", [median(again)], 80, 90, soon, ""),
+        ("second in which all replicas have one core again, each seed", "s", again, 70, 105, soon, ""),
+        ("cores on the plateau compared with the peak", "%", [100 * fmean(share)], None, 65, max(share) < 1, halved),
+        (f"time with single cores {last}", "%", single, 60, None, fmean(single) >= 60, ""),
+        (f"cores {last}", "cores", [final], None, 7, False, ""),
+        (f"cores {last} / FA2's", "×", [final / theirs], None, 1.6, False, equal),
+    ]
     return [
-        bounded(claim("seeds whose cores rise 1.5 times within 3 s of the jump", "%"), [risen], at_least=80, runs=runs),
         bounded(
-            claim("time from the jump until FA2's cores have risen 1.5 times", "s", "a cold start is 5.5 s"),
-            growth,
-            at_least=5,
-            shape=min(growth) > 2,
-        ),
-        bounded(
-            claim("second in which all replicas have one core again, median", "s"),
-            [median(again)],
-            at_least=80,
-            at_most=90,
-            shape=soon,
-            runs=runs,
-        ),
-        bounded(
-            claim("second in which all replicas have one core again, each seed", "s"),
-            again,
-            at_least=70,
-            at_most=105,
-            shape=soon,
-        ),
-        bounded(
-            claim("cores on the plateau compared with the peak", "%", "published: cores halve after the surge"),
-            [100 * fmean(share)],
-            at_most=65,
-            shape=max(share) < 1,
-            runs=runs,
-        ),
-        bounded(claim("time with single cores in the last phase", "%"), single, at_least=60, shape=fmean(single) >= 60),
-        bounded(claim("cores in the last phase", "cores"), [final], at_most=7, runs=runs),
-        bounded(
-            claim("cores in the last phase / FA2's", "×", "published: equal cost when stable"),
-            [final / theirs],
-            at_most=1.6,
-            runs=runs,
-        ),
+            Claim("bound C", f"video: {metric}", unit, note=note),
+            samples,
+            at_least=least,
+            at_most=most,
+            shape=shape,
+            runs=len(results),
+        )
+        for metric, unit, samples, least, most, shape, note in bounds
     ]
 
 
