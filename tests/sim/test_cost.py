@@ -32,9 +32,13 @@ def quiet(requests: int, *, every_ns: int = ms(20), replicas: int = 4, **changes
     return replace(made, trace=trace, duration_ns=requests * every_ns, faults=made.faults)
 
 
+CHECK_FIRST = {"plain": 0, "checked": None}
+LENGTHS = (300, 800)
+
+
 def each(counted: Sequence[int]) -> float:
-    """What one more request costs, from runs of 500 and of 1,500: setting up falls out."""
-    return (counted[1] - counted[0]) / 1_000
+    """What one more request costs, from runs of `LENGTHS` requests: setting up falls out."""
+    return (counted[1] - counted[0]) / (LENGTHS[1] - LENGTHS[0])
 
 
 def test_a_request_is_two_events_and_heartbeats_come_once_a_second() -> None:
@@ -45,9 +49,7 @@ def test_a_request_is_two_events_and_heartbeats_come_once_a_second() -> None:
 
 @pytest.mark.parametrize("style", ["plain", "checked"])
 def test_a_request_costs_few_calls(style: str) -> None:
-    short, long = (
-        calls_of(partial(simulate, quiet(n), check_first=None if style == "checked" else 0)) for n in (500, 1_500)
-    )
+    short, long = (calls_of(partial(simulate, quiet(n), check_first=CHECK_FIRST[style])) for n in LENGTHS)
     found = each((short.total(), long.total()))
     assert found <= CALLS_A_REQUEST[style], f"{found} for each request: {(long - short).most_common(40)}"
     once = dict.fromkeys(POLICIES, 1.0)
@@ -57,10 +59,7 @@ def test_a_request_costs_few_calls(style: str) -> None:
 
 @pytest.mark.parametrize("style", ["plain", "checked"])
 def test_a_request_costs_few_instructions(style: str) -> None:
-    short, long = (
-        instructions_of(partial(simulate, quiet(n), check_first=None if style == "checked" else 0))
-        for n in (500, 1_500)
-    )
+    short, long = (instructions_of(partial(simulate, quiet(n), check_first=CHECK_FIRST[style])) for n in LENGTHS)
     assert each((short, long)) <= INSTRUCTIONS_A_REQUEST[style]
 
 
@@ -68,7 +67,7 @@ def test_a_request_costs_the_same_among_many_replicas() -> None:
     """Enough of them to serve each request alone; the one heartbeat shows them all, nothing else visits them."""
 
     def cost(replicas: int) -> float:
-        worlds = [quiet(requests, replicas=replicas, every_ns=ms(1)) for requests in (500, 1_500)]
+        worlds = [quiet(requests, replicas=replicas, every_ns=ms(1)) for requests in LENGTHS]
         return each([calls_of(partial(simulate, each_world, check_first=0)).total() for each_world in worlds])
 
     assert cost(400) <= cost(40) + 3.0

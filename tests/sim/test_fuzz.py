@@ -18,7 +18,8 @@ from sloop.sim.checkers import Violation
 from sloop.sim.fuzz import BRANCHING, CHOICES, FAULTS, GRAPHS, random_world
 from sloop.systems import SYSTEMS
 
-SEEDS = range(20)
+WORLDS_EACH = 12
+"""Random worlds for each system; other ones for each, so that many are seen."""
 
 FAILED_ONCE = {
     71: "a batch took a request that had ended on another branch, behind visits its policy skipped",
@@ -26,16 +27,16 @@ FAILED_ONCE = {
 """Seeds under `static` that broke the core once, and what the mistake was."""
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_every_invariant_holds_in_random_worlds(system: str) -> None:
+@pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
+def test_every_invariant_holds_in_random_worlds(place: int) -> None:
     played = 0
-    for seed in SEEDS:
+    for seed in range(place * WORLDS_EACH, (place + 1) * WORLDS_EACH):
         try:
-            simulate(random_world(seed, system))
+            simulate(random_world(seed, list(SYSTEMS)[place]))
         except InputError:
             continue  # a system that serves one model, in a world of several
         played += 1
-    assert played > len(SEEDS) / 5
+    assert played > WORLDS_EACH / 5
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
@@ -97,11 +98,11 @@ def test_worlds_branch_fan_out_join_and_have_paths() -> None:
 
 def test_in_some_worlds_requests_are_split_into_no_one_many_and_too_many_parts() -> None:
     found = Counter[str]()
-    for seed in range(60):
-        played = random_world(seed)
+    for seed in range(35):
+        played = WORLDS[seed]
         if played.application.graph.is_plain:
             continue
-        simulate(played, [log := MemoryLog()])
+        simulate(played, [log := MemoryLog()], check_first=0)
         for _, record in log.records:
             if isinstance(record, StartBatch) and record.parts:
                 found["a part"] += 1

@@ -26,8 +26,8 @@ from sloop.systems.setup import set_up
 
 _log: Final = logging.getLogger("sloop.simulate")
 
-CHECK_FIRST: Final = 20_000
-"""How many records of a run are checked unless all are asked for: some 5,000 requests, which most scenarios do not
+CHECK_FIRST: Final = 10_000
+"""How many records of a run are checked unless all are asked for: some 2,500 requests, which most scenarios do not
 exceed. Checking every record would make long runs half as fast again; `make fuzz` checks all of many short ones."""
 
 

@@ -6,6 +6,7 @@ enough to mean something.
 """
 
 from collections.abc import Callable
+from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -46,6 +47,7 @@ def test_one_server_waits_as_pollaczek_and_khinchine_say(
 @pytest.mark.parametrize(("servers", "load"), [(2, 0.7), (8, 0.8)], ids=["M/M/2", "M/M/8"])
 def test_many_servers_wait_as_erlang_says(servers: int, load: float) -> None:
 
+    @cache
     def seen(seed: int) -> Visits:
         return visits(seed, servers=servers, load=load, shape="exponential")
 

@@ -6,7 +6,7 @@ from math import exp, factorial, sqrt
 from statistics import fmean, variance
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import StartBatch
@@ -17,8 +17,8 @@ from sloop.vocabulary import BatchId, Path, ReplicaId, Request, RequestId
 MANY = 5_000
 
 
-def taken(ways: BranchSampler, stage: str, requests: Sequence[int], parts: tuple[int, ...] = ()) -> EdgeCounts:
-    return ways.taken(StartBatch(BatchId(0), ReplicaId(0), stage, tuple(map(RequestId, requests)), parts))
+def taken(sampler: BranchSampler, stage: str, requests: Sequence[int], parts: tuple[int, ...] = ()) -> EdgeCounts:
+    return sampler.taken(StartBatch(BatchId(0), ReplicaId(0), stage, tuple(map(RequestId, requests)), parts))
 
 
 def all_taken(graph: Graph, *, seed: int = 1, shares: Mapping[str, float] | None = None) -> Counter[tuple[int, ...]]:
@@ -43,13 +43,13 @@ def test_alternatives_exclude_each_other_and_come_as_often_as_believed() -> None
     found = all_taken(KINDS)
     assert found.keys() == {(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)}
     expected = {(1, 0, 0): 0.3, (0, 1, 0): 0.5, (0, 0, 1): 0.1, (0, 0, 0): 0.1}
-    assert all(is_near(found[ways], share) for ways, share in expected.items()), found
+    assert all(is_near(found[counts], share) for counts, share in expected.items()), found
 
 
 def test_where_one_must_be_taken_one_is() -> None:
     tenths = [branch(f"b{number}", "kind", (number,), 0.1) for number in range(10)]
     found = all_taken(Graph((A, *tenths)))
-    assert all(sum(ways) == 1 for ways in found)
+    assert all(sum(counts) == 1 for counts in found)
     assert all(is_near(count, 0.1) for count in found.values())
 
 
@@ -66,7 +66,7 @@ def test_different_outputs_have_nothing_to_do_with_each_other() -> None:
     )
     expected = {(1, 1, 1): 0.18, (1, 0, 1): 0.12, (0, 1, 1): 0.42, (0, 0, 1): 0.28}
     assert found.keys() == expected.keys()
-    assert all(is_near(found[ways], share) for ways, share in expected.items()), found
+    assert all(is_near(found[counts], share) for counts, share in expected.items()), found
 
 
 def test_branches_of_which_no_output_is_known_exclude_each_other() -> None:
@@ -79,15 +79,15 @@ def test_branches_of_which_no_output_is_known_exclude_each_other() -> None:
 def test_the_scenario_says_how_many_really_take_a_branch(order: tuple[str, ...]) -> None:
     both = {"b": branch("b", "kind", (1,), 0.3), "c": branch("c", "kind", (2,))}
     found = all_taken(Graph((A, *(both[name] for name in order))), shares={"b": 0.9})
-    ways = (1, 0) if order == ("b", "c") else (0, 1)
-    assert found.keys() == {ways, ways[::-1]}, "all others take the other one, as before"
-    assert is_near(found[ways], 0.9)
+    counts = (1, 0) if order == ("b", "c") else (0, 1)
+    assert found.keys() == {counts, counts[::-1]}, "all others take the other one, as before"
+    assert is_near(found[counts], 0.9)
 
 
 def test_who_is_not_named_keeps_its_part_of_what_is_left() -> None:
     found = all_taken(KINDS, shares={"b": 0.65})
     expected = {(1, 0, 0): 0.65, (0, 1, 0): 0.25, (0, 0, 1): 0.05, (0, 0, 0): 0.05}
-    assert all(is_near(found[ways], share) for ways, share in expected.items()), found
+    assert all(is_near(found[counts], share) for counts, share in expected.items()), found
     found = all_taken(KINDS, shares={"b": 0.0, "c": 0.0, "d": 1.0})
     assert found == {(0, 0, 1): MANY}
 
@@ -103,8 +103,8 @@ def test_what_the_application_left_nothing_for_may_come_all_the_same() -> None:
 def parts(mean: float, most: int = 1_000, *, fan_out: Sequence[int] = (), count: int = MANY) -> list[int]:
     """Of many requests, how many parts each falls into."""
     graph = Graph((A, GraphStage("b", ("a",), each=Each("a", "rows", mean, most))))
-    ways = BranchSampler(3, graph, fan_out={"b": fan_out} if fan_out else None)
-    return [ways_of_one for (ways_of_one,) in taken(ways, "a", range(count))]
+    sampler = BranchSampler(3, graph, fan_out={"b": fan_out} if fan_out else None)
+    return [found for (found,) in taken(sampler, "a", range(count))]
 
 
 @pytest.mark.parametrize("mean", [0.2, 1.0, 4.5, 60.0])
@@ -164,23 +164,24 @@ INSIDE = Graph(
 
 
 def test_each_part_is_decided_by_itself() -> None:
-    ways = BranchSampler(1, INSIDE)
-    found = taken(ways, "b", [0] * MANY, tuple(range(MANY)))
+    sampler = BranchSampler(1, INSIDE)
+    found = taken(sampler, "b", [0] * MANY, tuple(range(MANY)))
     assert is_near(sum(count for (count,) in found), 0.5)
-    assert ways.taken(StartBatch(BatchId(0), ReplicaId(0), "c", (RequestId(0),), (0,))) == (), "all go on from there"
-    assert ways.taken(StartBatch(BatchId(0), ReplicaId(0), "d", (RequestId(0),))) == ()
+    assert sampler.taken(StartBatch(BatchId(0), ReplicaId(0), "c", (RequestId(0),), (0,))) == (), "all go on from there"
+    assert sampler.taken(StartBatch(BatchId(0), ReplicaId(0), "d", (RequestId(0),))) == ()
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.permutations(list(range(12))), st.integers(1, 5), st.integers(0, 5))
 def test_it_is_the_same_in_whatever_batches_and_order_they_come(order: list[int], size: int, seed: int) -> None:
     alone = {
         (id, part): taken(BranchSampler(seed, INSIDE), "b", [id], (part,))[0] for id in range(4) for part in range(3)
     }
-    ways = BranchSampler(seed, INSIDE)
-    ways.taken(StartBatch(BatchId(0), ReplicaId(0), "a", (RequestId(77),)))
+    sampler = BranchSampler(seed, INSIDE)
+    sampler.taken(StartBatch(BatchId(0), ReplicaId(0), "a", (RequestId(77),)))
     for start in range(0, 12, size):
         visits = [divmod(number, 3) for number in order[start : start + size]]
-        found = taken(ways, "b", [id for id, _ in visits], tuple(part for _, part in visits))
+        found = taken(sampler, "b", [id for id, _ in visits], tuple(part for _, part in visits))
         assert found == tuple(alone[visit] for visit in visits)
 
 
@@ -195,7 +196,7 @@ def test_where_every_request_goes_everywhere_there_is_nothing_to_decide() -> Non
     assert BranchSampler(1, KINDS)
 
 
-WAYS = (Path(("a", "c", "d"), 1, 0.2), Path(("b", "c"), 1, 0.3), Path(("b", "c", "d"), 1, 0.4))
+PATHS = (Path(("a", "c", "d"), 1, 0.2), Path(("b", "c"), 1, 0.3), Path(("b", "c", "d"), 1, 0.4))
 STEPS = (A, GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
 
 
@@ -205,16 +206,16 @@ def arrivals(count: int) -> Iterator[tuple[int, Request]]:
 
 
 def test_a_request_is_on_one_of_the_declared_paths_from_its_beginning_to_its_end() -> None:
-    ways = BranchSampler(1, Graph(STEPS, WAYS, 1))
+    sampler = BranchSampler(1, Graph(STEPS, PATHS, 1))
     found = Counter[tuple[str, ...]]()
-    for at_ns, request in ways.entering(arrivals(MANY)):
+    for at_ns, request in sampler.entering(arrivals(MANY)):
         assert at_ns == request.arrived_ns == request.deadline_ns - 100
         (first,) = request.enters
-        assert taken(ways, first, [request.id]) == ((1,),)
-        ((last,),) = taken(ways, "c", [request.id])
+        assert taken(sampler, first, [request.id]) == ((1,),)
+        ((last,),) = taken(sampler, "c", [request.id])
         found[(first, "c", "d")[: 2 + last]] += 1
-    assert found.keys() == {path.stages for path in WAYS}
-    assert all(is_near(found[path.stages], path.share / 0.9) for path in WAYS), "shares of those that take one at all"
+    assert found.keys() == {path.stages for path in PATHS}
+    assert all(is_near(found[path.stages], path.share / 0.9) for path in PATHS), "shares of those that take one at all"
 
 
 def test_without_paths_requests_enter_wherever_they_can() -> None:
@@ -224,16 +225,16 @@ def test_without_paths_requests_enter_wherever_they_can() -> None:
 def test_a_path_may_lead_through_parts() -> None:
     steps = (A, GraphStage("b", ("a",), each=Each("a", mean=3.0)), GraphStage("c", ("a", "b"), join=True))
     paths = (Path(("a", "b", "c"), 1, 0.5), Path(("a", "c"), 1, 0.5))
-    ways = BranchSampler(1, Graph(steps, paths, 1), fan_out={"b": (3,)})
-    assert set(taken(ways, "a", range(500))) == {(3, 0), (0, 1)}
+    sampler = BranchSampler(1, Graph(steps, paths, 1), fan_out={"b": (3,)})
+    assert set(taken(sampler, "a", range(500))) == {(3, 0), (0, 1)}
 
 
 def test_as_recorded_requests_go_where_they_went_and_others_like_one_of_them() -> None:
     went = {"b": {(0, 0): (0,), (0, 1): (1,)}, "a": {(id, 0): (count,) for id, count in enumerate((2, 0, 7, 7))}}
-    ways = BranchSampler(5, INSIDE, fan_out={"b": (1,)}, shares={"c": 1.0}, recorded=went)
-    assert taken(ways, "a", range(4)) == ((2,), (0,), (7,), (7,))
-    assert taken(ways, "b", [0, 0], (1, 0)) == ((1,), (0,))
-    others = Counter(taken(ways, "a", range(4, MANY + 4)))
+    sampler = BranchSampler(5, INSIDE, fan_out={"b": (1,)}, shares={"c": 1.0}, recorded=went)
+    assert taken(sampler, "a", range(4)) == ((2,), (0,), (7,), (7,))
+    assert taken(sampler, "b", [0, 0], (1, 0)) == ((1,), (0,))
+    others = Counter(taken(sampler, "a", range(4, MANY + 4)))
     assert others.keys() == {(2,), (0,), (7,)}
     assert is_near(others[7,], 0.5)
-    assert not taken(ways, "d", [0])
+    assert not taken(sampler, "d", [0])

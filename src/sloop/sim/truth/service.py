@@ -28,6 +28,7 @@ Must not know the policies' beliefs nor what they have learnt: it reads profiles
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, repeat
 from math import log
+from operator import neg, sub
 from random import Random
 from statistics import NormalDist, fmean
 from typing import Final, TypeVar
@@ -138,8 +139,8 @@ def with_recorded(profile: Profile, durations_ns: Mapping[tuple[int, float], Seq
 
 def noise(shape: NoiseShape, cv: float, random: Random) -> Iterator[float]:
     """Endless factors of mean 1. `cv` is their standard deviation and counts for `normal` only."""
-    if shape == "exponential":
-        return _exponential(random)
+    if shape == "exponential":  # -log(1 - u), without a call of a Python function for each
+        return map(neg, map(log, map(sub, repeat(1.0), iter(random.random, None))))
     if shape == "deterministic" or cv == 0.0:
         return repeat(1.0)
     return draws([max(NOISE_MIN, 1.0 + cv * quantile) for quantile in _QUANTILES], random)
@@ -158,9 +159,3 @@ def choices(values: Sequence[Value], random: Random) -> Iterator[Value]:
     count = len(values)
     indices = filter(count.__gt__, map(random.getrandbits, repeat(count.bit_length())))
     return map(values.__getitem__, indices)
-
-
-def _exponential(random: Random) -> Iterator[float]:
-    draw = random.random
-    while True:
-        yield -log(1.0 - draw())
