@@ -47,31 +47,19 @@ def test_an_order_for_fewer_cores_frees_none_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "whole", "usd_per_h"),
+    ("spec", "usd_per_h"),
     [
-        (ReplicaSpec("a", "v", 2.0, "gpu"), False, 1.0),
-        (ReplicaSpec("a", "v", 2.0, "gpu", "cuda:0", 0.5), False, 4.0 * 0.25),
-        (ReplicaSpec("a", "v", 2.0, "gpu", "cuda:0", 1.0), False, 2.0),
-        (ReplicaSpec("a", "v", 2.0, "gpu"), True, 4.0),
-        (ReplicaSpec("a", "v", 2.0, "elsewhere"), False, 0.0),
-        (ReplicaSpec("a", "v", 2.0, "elsewhere"), True, 0.0),
+        (ReplicaSpec("a", "v", 2.0, "gpu"), 1.0),
+        (ReplicaSpec("a", "v", 2.0, "gpu", "cuda:0", 0.5), 4.0 * 0.25),
+        (ReplicaSpec("a", "v", 2.0, "gpu", "cuda:0", 1.0), 2.0),
+        (ReplicaSpec("a", "v", 2.0, "elsewhere"), 0.0),
     ],
 )
-def test_a_replica_pays_the_larger_of_its_shares_or_its_whole_node(
-    spec: ReplicaSpec, whole: bool, usd_per_h: float
-) -> None:
-    account = CostAccount([GPU], whole_nodes=whole)
+def test_a_replica_pays_the_larger_of_its_shares(spec: ReplicaSpec, usd_per_h: float) -> None:
+    account = CostAccount([GPU])
     account.allocate(0, ReplicaId(0), spec, spec.cores)
     account.release(s(3600), ReplicaId(0))
     assert account.usd == pytest.approx(usd_per_h)
-
-
-def test_whole_nodes_are_paid_once() -> None:
-    account = CostAccount([NODE, GPU], whole_nodes=True)
-    account.allocate(0, ReplicaId(1), SPEC, 1.0)
-    account.allocate(0, ReplicaId(2), SPEC, 1.0)
-    account.charge(s(1))
-    assert account.usd == 1.0
 
 
 @settings(max_examples=50, deadline=None)

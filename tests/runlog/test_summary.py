@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
+from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.app.load import load_application, load_scenario
 from sloop.events import WOKE, Finished, ReplicaStopped, Resized
@@ -40,8 +41,9 @@ SMALL = ("classify", "small")
 
 
 def test_the_story_in_one_row() -> None:
-    node = Node("n0", "local", 8, 0, usd_per_h=3.6)
-    summary = RunSummary(GRAPH, nodes=[node], estimates={SMALL: Known()}, start_ns=0).fold(STORY)
+    stages, node = (Stage("classify", (Variant("small"),)),), Node("n0", "local", 8, 0, usd_per_h=3.6)
+    application = Application("demo", 200, stages, SystemChoice("static"), cluster=(node,))
+    summary = RunSummary(application, estimates={SMALL: Known()}, start_ns=0).fold(STORY)
     row = summary.row(system="static", seed=3, wall_s=0.5, assumed=["cold start", "cold start"])
     (stage,) = row.stages
     assert (stage.stage, stage.visits, stage.batches, stage.dropped, stage.rejected, stage.failed) == (

@@ -2,8 +2,7 @@
 
 A replica's cores are allocated from the order to start it until it has stopped or is lost. Growth counts from its
 order, because the cores are reserved from then on; shrinkage counts from its effect. A replica pays the larger of its
-shares of its node's cores and devices, since neither can be sold twice; or, with `whole_nodes`, every node that hosts a
-replica is paid in full.
+shares of its node's cores and devices, since neither can be sold twice.
 """
 
 import math
@@ -31,14 +30,13 @@ class Allocation:
 class CostAccount:
     """All allocations of a run and their integrals up to `charged_ns`."""
 
-    def __init__(self, nodes: Iterable[Node] = (), *, whole_nodes: bool = False) -> None:
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.charged_ns = 0
         self.microcores: dict[str, int] = {}
         """Per stage, allocated now."""
         self.microcore_ns: dict[str, int] = {}
         """Per stage, integral over time of the allocated microcores."""
         self._nodes = {node.name: node for node in nodes}
-        self._whole_nodes = whole_nodes
         self._allocations: dict[ReplicaId, Allocation] = {}
         self._usd_per_h = 0.0
         self._usd_per_h_ns = 0.0
@@ -100,9 +98,4 @@ class CostAccount:
 
     def _total_usd_per_h(self) -> float:
         """Summed anew at each change: adding and subtracting floats would drift."""
-        if not self._nodes:
-            return 0.0
-        if self._whole_nodes:
-            used = {found.spec.node for found in self._allocations.values()}
-            return math.fsum(node.usd_per_h for node in self._nodes.values() if node.name in used)
         return math.fsum(found.usd_per_h for found in self._allocations.values())

@@ -9,6 +9,7 @@ stage's queue to the start of the batch, one for each visit.
 """
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -23,10 +24,10 @@ from sloop.runlog import Record
 from sloop.runlog.cost import MICROCORES, CostAccount
 from sloop.runlog.fold import BatchGroup, RunState, combined_accuracy
 from sloop.units import NS_PER_MS, NS_PER_S, to_ms
-from sloop.vocabulary import Node
 
 Variant = tuple[str, str]
 """A stage and one of its variants."""
+Values = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class StaticEstimate(Protocol):
@@ -153,29 +154,25 @@ class EstimateError(Struct, frozen=True):
 class RunSummary:
     """A sink, and the figures of what it was given.
 
-    `application` tells which profiles were assumed; where only its `Graph` is given, nothing is said of that. `nodes`
-    give prices, by default those of the application. `estimates` by (stage, variant) are compared with what batches
-    took, and give accuracies; they are asked and never taught, so fresh ones stand for what the profiles say.
-    `start_ns` is when the run begins, by default the instant of its first record. With `whole_nodes`, every node that
-    hosts a replica is paid in full.
+    `application` has prices and profiles; if only its `Graph` is given, there are no costs in dollars and no
+    assumptions. `estimates` by (stage, variant) are compared with what batches took, and give accuracies. They never
+    learn here, so fresh ones stand for what the profiles say. `start_ns` is when the run begins, by default the
+    instant of its first record.
     """
 
     def __init__(
         self,
         application: Application | Graph,
         *,
-        nodes: Iterable[Node] | None = None,
         estimates: Mapping[Variant, StaticEstimate] | None = None,
         start_ns: int | None = None,
-        whole_nodes: bool = False,
     ) -> None:
-        self._application = application if isinstance(application, Application) else None
-        if nodes is None:
-            nodes = self._application.cluster if self._application is not None else ()
+        whole = application if isinstance(application, Application) else None
+        self._application = whole
         self._estimates = estimates or {}
         self.state = RunState(
             application.graph if isinstance(application, Application) else application,
-            cost=CostAccount(nodes, whole_nodes=whole_nodes),
+            cost=CostAccount(whole.cluster if whole else ()),
             accuracies={variant: estimate.accuracy for variant, estimate in self._estimates.items()},
             start_ns=start_ns,
         )
@@ -206,10 +203,9 @@ class RunSummary:
         return sum(second.arrivals for second in self.state.seconds)
 
     @property
-    def latencies_ns(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """Of all answered requests, in no order."""
-        parts = (self.state.served_ns, self.state.late_ns)
-        return np.concatenate([np.frombuffer(part, dtype=np.int64) for part in parts])
+    def latencies_ns(self) -> Values:
+        """Of all answered requests, in no particular order."""
+        return np.concatenate([_values(self.state.served_ns), _values(self.state.late_ns)])
 
     def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
         """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
@@ -252,14 +248,14 @@ class RunSummary:
     @property
     def wait_mean_ms(self) -> float:
         """Mean time in a queue, over all visits."""
-        waits = [stage.waits_ns for stage in self.state.stages.values()]
+        waits = [_values(stage.waits_ns) for stage in self.state.stages.values()]
         count = sum(map(len, waits))
-        return sum(map(sum, waits)) / count / NS_PER_MS if count else 0.0
+        return sum(int(wait_ns.sum()) for wait_ns in waits) / count / NS_PER_MS if count else 0.0
 
     @property
     def wait_max_ms(self) -> float:
         """Longest time in a queue."""
-        return max(max(stage.waits_ns, default=0) for stage in self.state.stages.values()) / NS_PER_MS
+        return max(int(_values(stage.waits_ns).max(initial=0)) for stage in self.state.stages.values()) / NS_PER_MS
 
     @property
     def batch_mean(self) -> float:
@@ -269,7 +265,7 @@ class RunSummary:
         return sum(size * n for size, n in sizes.items()) / count if count else 0.0
 
     def batch_sizes(self, stage: str | None = None) -> dict[int, int]:
-        """How many batches of each size were started, at one stage or at all."""
+        """How many batches of each size were started, at one stage or at all of them."""
         found: dict[int, int] = {}
         for group in self.state.groups.values():
             if stage is None or group.key[0] == stage:
@@ -304,14 +300,14 @@ class RunSummary:
         """What each stage saw, in topological order."""
         rows = []
         for name, stage in self.state.stages.items():
-            visits, sizes = len(stage.waits_ns), self.batch_sizes(name)
-            batches = sum(sizes.values())
+            waits_ns, sizes = _values(stage.waits_ns), self.batch_sizes(name)
+            visits, batches = len(waits_ns), sum(sizes.values())
             rows.append(
                 StageRow(
                     stage=name,
                     visits=visits,
-                    mean_wait_ms=sum(stage.waits_ns) / visits / NS_PER_MS if visits else None,
-                    max_wait_ms=max(stage.waits_ns) / NS_PER_MS if visits else None,
+                    mean_wait_ms=int(waits_ns.sum()) / visits / NS_PER_MS if visits else None,
+                    max_wait_ms=int(waits_ns.max()) / NS_PER_MS if visits else None,
                     batches=batches,
                     mean_batch=sum(size * count for size, count in sizes.items()) / batches if batches else None,
                     max_batch=max(sizes, default=0),
@@ -326,7 +322,7 @@ class RunSummary:
         """One row per set of stages that answered requests visited, the most frequent first."""
         graph, rows = self.state.graph, []
         for visited, route in self.state.routes.items():
-            latencies_ns = np.frombuffer(route.latencies_ns, dtype=np.int64)
+            latencies_ns = _values(route.latencies_ns)
             deadlines = (path.slo_ns for path in graph.declared_paths if set(path.stages) == visited)
             rows.append(
                 RouteRow(
@@ -343,9 +339,7 @@ class RunSummary:
     def route_latencies_ms(self, quantiles: Sequence[float]) -> dict[tuple[str, ...], list[float]]:
         """Latencies at these quantiles for each of `routes`, in their order."""
         return {
-            row.stages: _quantiles_ms(
-                np.frombuffer(self.state.routes[frozenset(row.stages)].latencies_ns, dtype=np.int64), quantiles
-            )
+            row.stages: _quantiles_ms(_values(self.state.routes[frozenset(row.stages)].latencies_ns), quantiles)
             for row in self.routes()
         }
 
@@ -370,7 +364,7 @@ class RunSummary:
             for size, durations_ns in group.durations_ns.items():
                 if size > estimate.batch_max or not costs_ns[size]:
                     continue
-                taken_ns = np.frombuffer(durations_ns, dtype=np.int64)
+                taken_ns = _values(durations_ns)
                 batches += len(taken_ns)
                 estimated_ns += costs_ns[size] * len(taken_ns)
                 actual_ns += int(taken_ns.sum())
@@ -445,9 +439,12 @@ class RunSummary:
         )
 
 
-def _quantiles_ms(
-    latencies_ns: "np.ndarray[tuple[int], np.dtype[np.int64]]", quantiles: Sequence[float]
-) -> list[float]:
+def _values(samples: "array[int]") -> Values:
+    """Samples without a copy. While this view of them exists, none can be added."""
+    return np.frombuffer(samples, dtype=np.int64)
+
+
+def _quantiles_ms(latencies_ns: Values, quantiles: Sequence[float]) -> list[float]:
     """Nearest-rank quantiles in milliseconds; empty where there are no latencies."""
     if not len(latencies_ns):
         return []
