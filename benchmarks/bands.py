@@ -128,7 +128,7 @@ def played(folder: Path, model: Path, system: str, trace: str, given: Namespace,
     app = {key: scene[key] for key in ("name", "slo_ms", "stages", "cluster")} | {"system": scene["systems"][0]}
     (folder / "app.yaml").write_text(yaml.safe_dump(app))
     scenario = load_scenario(folder / "scene.yaml")
-    simulated = run_scenario(scenario, scenario.systems[0], with_band=True).row
+    simulated = run_scenario(scenario, scenario.systems[0], with_range=True).row
     arrivals = World.from_scenario(scenario).trace
     found = []
     for repeat in range(given.repeats):
