@@ -1,3 +1,6 @@
+"""TODOC."""
+
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,9 +9,12 @@ import pytest
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.events import ReplicaReady
+from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
-from sloop.runlog.summary import RunSummary
-from sloop.sim.scenarios import ScenarioRun, chosen_systems, run_scenario, run_systems
+from sloop.runlog.summary import RunRow, RunSummary
+from sloop.sim.scenarios import ScenarioRun, chosen_systems, run_scenario, run_systems, speed_factors
+from sloop.sim.truth.recorded import RecordedRun
+from sloop.sim.world import World
 from sloop.units import NS_PER_S
 
 SCENARIO = {
@@ -106,3 +112,111 @@ def test_a_cold_start_that_never_happens_is_not_listed(tmp_path: Path) -> None:
     changes = {"stages": [{"name": "a", "profile": PROFILE}], "systems": ["static"]}
     scenario = load_scenario(SCENARIO | changes)
     assert run_scenario(scenario, scenario.systems[0]).row.assumed == ()
+
+
+# == test_band: The range around a simulated run: from the passes of a profile, from a declared spread, or none.
+
+
+MS = 1_000_000
+BATCH_MS = {1: 10.0, 2: 16.0, 4: 28.0}
+
+
+def profile_in(folder: Path, *speeds: float) -> None:
+    """A measured profile on one core, with a pass for each speed."""
+    passes = tuple(
+        Pass(
+            date=f"2026-11-2{day}",
+            samples=tuple(sample_of(b, 1.0, [round(ms * speed * MS)] * 50) for b, ms in BATCH_MS.items()),
+        )
+        for day, speed in enumerate(speeds)
+    )
+    pooled = tuple(
+        sample_of(b, 1.0, [round(ms * speed * MS) for speed in speeds for _ in range(50)]) for b, ms in BATCH_MS.items()
+    )
+    table = LatencyTable({b: {1.0: ms * max(speeds)} for b, ms in BATCH_MS.items()})
+    profile = Profile(
+        latency_ms=table, max_batch=4, max_cores=1, load_s=0.1, origin="measured", samples=pooled, passes=passes
+    )
+    save_profile(profile, folder / "p.json")
+
+
+def rows_of(folder: Path, *, truth: str = "", rate: float = 110, profile: str = "p.json") -> list[RunRow]:
+    (folder / "scene.yaml").write_text(
+        f"""
+name: demo
+slo_ms: 60
+stages: [{{name: only, profile: {profile}}}]
+systems: [{{name: static, cores: 1}}]
+cluster: {{nodes: [{{hardware: custom, count: 1, cores: 1}}]}}
+trace: {{kind: poisson, rate: {rate}}}
+duration_s: 20
+seed: 3
+{truth}
+"""
+    )
+    scenario = load_scenario(folder / "scene.yaml")
+    return [run.row for run in run_systems(scenario, scenario.systems)]
+
+
+def bounds(row: RunRow) -> tuple[float, float]:
+    assert row.attainment_low is not None
+    assert row.attainment_high is not None
+    return row.attainment_low, row.attainment_high
+
+
+def test_passes_that_differ_give_a_range_around_the_run(tmp_path: Path) -> None:
+    profile_in(tmp_path, 0.97, 1.0, 1.03)
+    (row,) = rows_of(tmp_path)
+    low, high = bounds(row)
+    assert low < row.attainment < high <= 1.0
+    assert row.p99_ms_low is not None
+    assert row.p99_ms_high is not None
+    assert row.p99_ms is not None
+    assert row.p99_ms_low < row.p99_ms < row.p99_ms_high
+    assert row.goodput_rps_low is not None
+    assert row.goodput_rps_high is not None
+    assert row.goodput_rps_low < row.goodput_rps < row.goodput_rps_high
+    profile_in(tmp_path, 0.9, 1.0, 1.1)
+    (wide,) = rows_of(tmp_path)
+    assert bounds(wide)[0] < low
+    assert bounds(wide)[1] - bounds(wide)[0] > high - low
+
+
+def test_the_run_itself_is_the_same_with_and_without_a_range(tmp_path: Path) -> None:
+    profile_in(tmp_path, 0.97, 1.0, 1.03)
+    (ranged,) = rows_of(tmp_path)
+    (plain,) = rows_of(tmp_path, truth="truth: {service: {spread: 0}}")
+    assert plain.attainment_low is plain.attainment_high is plain.p99_ms_low is None
+    assert (plain.attainment, plain.p99_ms, plain.served) == (ranged.attainment, ranged.p99_ms, ranged.served)
+
+
+@pytest.mark.parametrize("profile", ["ResNet18-human", "p.json"])
+def test_a_published_profile_or_a_single_pass_has_no_range_unless_a_spread_is_declared(
+    tmp_path: Path, profile: str
+) -> None:
+    profile_in(tmp_path, 1.0)
+    assert rows_of(tmp_path, rate=20, profile=profile)[0].attainment_low is None
+    (declared,) = rows_of(tmp_path, rate=20, profile=profile, truth="truth: {service: {spread: 0.05}}")
+    low, high = bounds(declared)
+    assert low <= declared.attainment <= high
+
+
+def test_full_attainment_is_not_certain(tmp_path: Path) -> None:
+    profile_in(tmp_path, 1.0, 1.0, 1.0)
+    (row,) = rows_of(tmp_path, rate=5)
+    assert row.attainment == 1.0
+    assert 0.9 < bounds(row)[0] < 1.0
+    assert bounds(row)[1] == 1.0
+
+
+def test_a_recorded_run_has_no_range(tmp_path: Path) -> None:
+    profile_in(tmp_path, 0.9, 1.1)
+    rows_of(tmp_path)
+    world = World.from_scenario(load_scenario(tmp_path / "scene.yaml"))
+    factors = speed_factors(world)
+    assert factors is not None
+    fast, slow = factors
+    assert [factor < 1 for factor in fast.values()] == [True]
+    assert slow == {key: pytest.approx(1 / factor) for key, factor in fast.items()}
+    recorded = RecordedRun({("only", "only"): {(1, 1.0): [10 * MS] * 20}})
+    assert speed_factors(replace(world, recorded=recorded)) is None

@@ -1,23 +1,36 @@
 """Scenarios: a file's world played under each of its systems, and each run as one row.
 
 Writes event logs on request; otherwise keeps nothing but the figures.
+
+Around a run there may be a range, because a run on real hardware differs from the last one. The passes of a profile,
+and the logs of service added to it, tell how much faster or slower the machine may be
+(`sloop.profile.passes.speed_range`). The same world, with the same arrivals and the same seed, is therefore played
+again with every duration multiplied by the fast and by the slow end of that range, and the smallest and largest results
+become `RunRow.attainment_low`, `attainment_high` and so on. All variants are fast or slow together, because they share
+the machine. Attainment is widened for the chance in drawing durations: Wilson's score interval, in which every
+`CLUSTER` requests count as one, because requests miss their deadlines in groups.
+
+There is no range for a recorded run, whose durations are known. Nor is there one for declared and published profiles
+and those with a single pass, unless the scenario's `truth.service.spread` states how far their speed may be off.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.app.application import SystemChoice
 from sloop.app.scenario import Scenario
+from sloop.profile.passes import speed_range
 from sloop.runlog import FileLog, Sink
+from sloop.runlog.durations import VariantKey
 from sloop.runlog.summary import RunRow, RunSummary
-from sloop.sim.band import with_range
 from sloop.sim.run import simulate
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun
 from sloop.sim.world import World, recorded_in
@@ -28,7 +41,14 @@ _log: Final = logging.getLogger("sloop.simulate")
 
 CHECK_FIRST: Final = 10_000
 """How many records of a run are checked unless all are asked for: some 2,500 requests, which most scenarios do not
-exceed. Checking every record would make long runs half as fast again; `make fuzz` checks all of many short ones."""
+exceed. Checking every record takes as long as playing it; `make fuzz` checks all of many short runs."""
+
+Z: Final = 1.28
+"""Normal quantile of an interval that holds 80 % of what may be drawn. Together with the range of speeds it is meant to
+hold nine of ten runs (`python -m benchmarks.bands` counts them)."""
+CLUSTER: Final = 4
+"""Requests that are late together. Attainment of one world under twelve seeds varied as much as if one to six requests
+always shared their fate, the more of them the closer to saturation."""
 
 
 class ScenarioRun(Struct, frozen=True):
@@ -56,13 +76,13 @@ def run_scenario(
     lead_ns: int = 0,
     recorded: RecordedRun = NOT_RECORDED,
     check_first: int | None = CHECK_FIRST,
-    with_band: bool = False,
+    with_range: bool = False,
 ) -> ScenarioRun:
     """Play the scenario under one system. Warns of requests that never ended.
 
     The event log goes to the file `log`. `lead_ns` is how long the control loop has been running when the trace begins,
     as at a live server. `recorded` replaces truths by those of a recorded run. `check_first` is how many records the
-    checkers see, all for None. `with_band` adds the range in which a real run is expected, which takes two more runs.
+    checkers see, all for None. `with_range` adds the range in which a real run is expected, which takes two more runs.
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = set_up(scenario.application, choice)
@@ -79,7 +99,7 @@ def run_scenario(
     row = summary.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumed)
     if totals.open:
         _log.warning("%s: %s of %s requests were never answered", choice.label, totals.open, totals.requests)
-    return ScenarioRun(with_range(world, row) if with_band else row, summary, totals.open)
+    return ScenarioRun(_ranged(world, row) if with_range else row, summary, totals.open)
 
 
 def run_systems(
@@ -105,4 +125,59 @@ def run_systems(
         path = log
         if log and len(choices) > 1:
             path = log.with_name(f"{log.stem}-{index}-{choice.label}{log.suffix}")
-        yield run_scenario(scenario, choice, log=path, recorded=run, check_first=check_first, with_band=True)
+        yield run_scenario(scenario, choice, log=path, recorded=run, check_first=check_first, with_range=True)
+
+
+def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKey, float]] | None:
+    """What to multiply the durations of each variant by, at the fast and at the slow end; None if nothing says."""
+    if world.recorded.durations_ns:
+        return None
+    spread = world.truth.service.spread
+    fast: dict[VariantKey, float] = {}
+    slow: dict[VariantKey, float] = {}
+    for stage in world.application.stages:
+        for variant in stage.variants:
+            key = (stage.name, variant.name)
+            if spread is not None:
+                fast[key], slow[key] = 1 / (1 + spread), 1 + spread
+            elif variant.profile is not None and (found := speed_range(variant.profile)) is not None:
+                fast[key], slow[key] = found.fast, found.slow
+    return (fast, slow) if any(factor != 1.0 for factor in slow.values()) else None
+
+
+def _ranged(world: World, row: RunRow) -> RunRow:
+    """The row of a run of `world` with the range around it, if there is one; plays the world twice more."""
+    factors = speed_factors(world)
+    if factors is None:
+        return row
+    rows = [row, *(_played_at(world, ends) for ends in factors)]
+    p99s_ms = [one.p99_ms for one in rows if one.p99_ms is not None]
+    least, most = min(one.attainment for one in rows), max(one.attainment for one in rows)
+    low, high = _wilson(least, row.requests)[0], _wilson(most, row.requests)[1]
+    return structs.replace(
+        row,
+        attainment_low=low,
+        attainment_high=high,
+        goodput_rps_low=min(one.goodput_rps for one in rows) * (low / least if least else 1.0),
+        goodput_rps_high=max(one.goodput_rps for one in rows) * (high / most if most else 1.0),
+        p99_ms_low=min(p99s_ms, default=None),
+        p99_ms_high=max(p99s_ms, default=None),
+    )
+
+
+def _played_at(world: World, factors: Mapping[VariantKey, float]) -> RunRow:
+    setup = world.setup()
+    known = {key: world.errors.get(key, world.truth.profile_error) for key in setup.beliefs}
+    errors = {key: error * factors.get(key, 1.0) for key, error in known.items()}
+    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    simulate(replace(world, errors=errors), [summary], check_first=0)
+    return summary.row(system=world.application.system.label, seed=world.seed)
+
+
+def _wilson(share: float, requests: int) -> tuple[float, float]:
+    """Wilson's score interval of a share of `requests`, of which `CLUSTER` count as one."""
+    count = max(1.0, requests / CLUSTER)
+    middle = share + Z * Z / (2 * count)
+    width = Z * sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+    scale = 1 + Z * Z / count
+    return max(0.0, min(share, (middle - width) / scale)), min(1.0, max(share, (middle + width) / scale))
