@@ -83,8 +83,9 @@ def compared(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
             attainment, p99, *_, cores = agreement(run.live, simulated)
             rows.append(
                 (
-                    *(run.system, truth, attainment.live, attainment.simulated, attainment.apart, attainment.agrees),
-                    *(p99.live, p99.simulated, p99.apart, p99.agrees, cores.live, cores.simulated),
+                    *(run.system, truth, attainment.live, attainment.simulated),
+                    *(attainment.difference, attainment.agrees),
+                    *(p99.live, p99.simulated, p99.difference, p99.agrees, cores.live, cores.simulated),
                 )
             )
     return rows

@@ -160,7 +160,7 @@ def agreements(runs: Mapping[str, ComparedRun]) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
         points, percent, *_, cores = agreement(run.live.row, run.simulated.row)
-        rows.append((label, points.apart, points.agrees, percent.apart, percent.agrees, cores.apart))
+        rows.append((label, points.difference, points.agrees, percent.difference, percent.agrees, cores.difference))
     return rows
 
 

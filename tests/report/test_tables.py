@@ -68,7 +68,7 @@ def row(attainment: float, p99_ms: float | None) -> RunRow:
 def test_live_and_simulated_close_enough() -> None:
     attainment, p99, *others = agreement(row(0.99, 100.0), row(0.985, 109.0))
     assert (attainment.agrees, p99.agrees) == (True, True)
-    assert round(p99.apart or 0, 6) == 9.0
+    assert round(p99.difference or 0, 6) == 9.0
     assert {other.agrees for other in others} == {None}
 
 

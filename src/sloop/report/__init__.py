@@ -1,1 +1,1 @@
-"""Reports: folds over the event log. Metrics, tables, plots, HTML, `explain`, and the reproductions of publications."""
+"""Presentation of runs: tables, plots, HTML pages, and explanations of requests and decisions."""

@@ -1,4 +1,5 @@
-"""Tables as values, as text, as Markdown and for terminals, and the tables that describe runs.
+"""Tables as values and for terminals, and the tables that describe runs: ends, cost, waits, stages, routes, seconds,
+estimates, and the agreement between a live run and its simulation.
 
 Columns name their units. Pages render the same values (see `html`).
 """
@@ -176,38 +177,35 @@ def worst_seconds(seconds: Iterable[RunSecond], count: int = 10) -> Table:
     )
 
 
-# == compare: Do the simulator and the live server agree on the same trace under the same system?
-#
-# Promises rows that show both numbers, how far apart they may be, and whether they are. The bounds are the design's:
-# attainment within one point, p99 within ten per cent.
-
+# Live against simulated
 
 ATTAINMENT_POINTS_MAX: Final = 1.0
+"""A simulation with the durations of the live run may differ from it by so much: less than two live runs differ."""
 P99_PERCENT_MAX: Final = 10.0
 
 
 class Agreement(Struct, frozen=True):
-    """One measure, live and simulated."""
+    """One measure of a live run and of its simulation."""
 
     metric: str
     unit: str
     live: float | None
     simulated: float | None
-    apart: float | None
-    """Points for shares, per cent of the live value for the rest; None where one of them is missing."""
-    apart_max: float | None
+    difference: float | None
+    """Simulated minus live, in points for shares, else in per cent of the live value; None where one is missing."""
+    difference_max: float | None
     """None where the measure is for information only."""
 
     @property
     def agrees(self) -> bool | None:
-        """None where nothing is demanded."""
-        if self.apart_max is None:
+        """Whether the difference is allowed; None where no bound is set."""
+        if self.difference_max is None:
             return None
-        return self.apart is not None and abs(self.apart) <= self.apart_max
+        return self.difference is not None and abs(self.difference) <= self.difference_max
 
 
 def agreement(live: RunRow, simulated: RunRow) -> list[Agreement]:
-    """Both runs, measure by measure; the first two decide."""
+    """A live run and its simulation, measure by measure; attainment and p99 have bounds."""
     return [
         Agreement(
             "attainment",
@@ -226,21 +224,21 @@ def agreement(live: RunRow, simulated: RunRow) -> list[Agreement]:
 
 
 def agreement_table(rows: list[Agreement]) -> Table:
-    """For people."""
+    """The same as a table."""
     return Table(
         "Live against simulated",
-        ("measure", "unit", "live", "simulated", "apart", "at most", "agrees"),
-        tuple((r.metric, r.unit, r.live, r.simulated, r.apart, r.apart_max, r.agrees) for r in rows),
+        ("measure", "unit", "live", "simulated", "difference", "at most", "agrees"),
+        tuple((r.metric, r.unit, r.live, r.simulated, r.difference, r.difference_max, r.agrees) for r in rows),
     )
 
 
 def _relative(
-    metric: str, unit: str, live: float | None, simulated: float | None, apart_max: float | None
+    metric: str, unit: str, live: float | None, simulated: float | None, difference_max: float | None
 ) -> Agreement:
     if live is None or simulated is None:
-        apart = 0.0 if live is simulated else None
+        difference = 0.0 if live is simulated else None
     elif live == 0:
-        apart = 0.0 if simulated == 0 else None
+        difference = 0.0 if simulated == 0 else None
     else:
-        apart = 100 * (simulated / live - 1)
-    return Agreement(metric, unit, live, simulated, apart, apart_max)
+        difference = 100 * (simulated / live - 1)
+    return Agreement(metric, unit, live, simulated, difference, difference_max)
