@@ -13,6 +13,7 @@ from sloop.reproduce.rows import (
     compare,
     contradicted,
     directed,
+    similar,
     summary,
     with_note,
 )
@@ -115,6 +116,13 @@ def test_an_inequality_holds_in_every_run_or_not_at_all() -> None:
 def test_a_direction_is_never_more_than_a_shape() -> None:
     assert directed(CLAIM, [1.0], holds=True, expect="rises").verdict == "shape"
     assert directed(CLAIM, [1.0], holds=False, expect="rises").verdict == "off"
+
+
+def test_a_magnitude_is_a_factor_of_two() -> None:
+    assert similar(4.0, [2.0, 2.0])
+    assert similar(4.0, [8.0])
+    assert not similar(4.0, [8.1])
+    assert not similar(4.0, [1.9])
 
 
 def test_a_source_that_contradicts_itself() -> None:

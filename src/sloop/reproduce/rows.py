@@ -1,8 +1,8 @@
 """Rows of a reproduction: a published or derived figure, what came out here, and a verdict that follows from the two.
 
 No verdict is written by hand. It follows from the numbers, from one table of tolerances (`TOLERANCES`), and from a
-shape (an order or a direction) that was tested. How far ours may be from a figure depends only on how the figure is
-known:
+tested shape (an order, a direction, a factor of two). How far ours may be from a figure depends only on how the figure
+is known:
 
 | the figure is | ours may be off by | but at least by | and in % or points at most by |
 | --- | --- | --- | --- |
@@ -38,7 +38,8 @@ MEANINGS: Final = (
     "least three runs that agree.",
     "within-bound: an inequality that was published, or that we set ourselves as an acceptance test, holds in every "
     "run. It is weaker than a figure.",
-    "shape: the figure differs or is not known well enough, but the expected order or direction came out.",
+    "shape: the figure differs or is not known well enough, but the expected order, direction or magnitude (within a "
+    "factor of two) came out.",
     "off: none of these. source-inconsistent: the source's own figures contradict each other.",
 )
 RUNS_MIN: Final = 3
@@ -130,8 +131,9 @@ def compare(
 ) -> Row:
     """Set our samples beside the claim's figure.
 
-    `shape` says whether the expected order or direction holds, `within` narrows the tolerance. Where the one sample is
-    itself a mean or a ratio of means, `runs` is the number of runs behind it and `error` its standard error, if known.
+    `shape` says whether the expected order, direction or magnitude holds, `within` narrows the tolerance. If the only
+    sample is itself a mean or a ratio of means, `runs` is the number of runs behind it and `error` its standard error,
+    if known.
     """
     tolerance, mean = claim.tolerance(within), fmean(samples)
     apart = abs(mean - claim.figure)
@@ -166,6 +168,11 @@ def bounded(
     whose = "published bound" if claim.paper is not None else "our bound"
     note = f"{whose}: {' and '.join(limits)}" + ("" if enough else f"; {_uncertainty(runs, 0.0)}")
     return _row(claim, samples, verdict, note)
+
+
+def similar(figure: float, samples: Sequence[float]) -> bool:
+    """A shape: our mean lies between half and double of the figure."""
+    return figure / 2 <= fmean(samples) <= 2 * figure
 
 
 def directed(claim: Claim, samples: Sequence[float], *, holds: bool, expect: str) -> Row:

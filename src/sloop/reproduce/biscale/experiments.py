@@ -15,7 +15,7 @@ from msgspec import structs
 
 from sloop.reproduce.biscale.runs import BiscaleResult, BiscaleTrial, Dropping, Kind
 from sloop.reproduce.harness import Results, Wanted
-from sloop.reproduce.rows import Claim, Row, bounded, compare, directed
+from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
 
 Found = Results[BiscaleResult]
 NAMES: Final = ("video", "audio", "nlp")
@@ -156,7 +156,7 @@ def _derived(found: Found, *, quick: bool) -> list[Row]:
 
     def row(metric: str, unit: str, derived: float, samples: list[float]) -> Row:
         claim = Claim("independent simulation", metric, unit, derived=derived)
-        return compare(claim, samples, shape=derived / 2 <= fmean(samples) <= 2 * derived)
+        return compare(claim, samples, shape=similar(derived, samples))
 
     rows = []
     for name, (predictive, age, cores) in DERIVED.items():

@@ -36,7 +36,7 @@ from sloop.streams import stream
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Node, Path
 from sloop.workload import Trace, trace_of
-from sloop.workload.spread import poisson_ns
+from sloop.workload.generate import poisson_ns
 
 LEAD_S: Final = 12
 """A system that decides runs this long before its results count: its first decision knows no rate."""

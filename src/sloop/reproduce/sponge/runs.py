@@ -31,7 +31,7 @@ from sloop.core.views import Bucket, ClusterView, StageView, Traffic
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.reproduce.harness import Results, RunResult, Trial, Wanted
-from sloop.reproduce.rows import Claim, Row, bounded, compare, directed
+from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.world import World
@@ -244,7 +244,8 @@ def _derived(results: Results[RunResult]) -> list[Row]:
                 rows.append(compare(claim, found, shape=_in_order(results, policy, ratio)))
         if cores is not None:
             claim = Claim("S3 evaluation", f"cores of {policy.policy}", "cores", derived=cores)
-            rows.append(compare(claim, results.cores(at(policy, MIDDLE)), within=0.15, shape=True))
+            found = results.cores(at(policy, MIDDLE))
+            rows.append(compare(claim, found, within=0.15, shape=similar(cores, found)))
     return rows
 
 
@@ -266,13 +267,9 @@ def _monitored(results: Results[RunResult]) -> list[Row]:
     rows = []
     for ratio, expected in zip(RATIOS, DERIVED[SPONGE[0.9]][0], strict=True):
         known, monitored = results.mean(at(SPONGE[0.9], ratio), "violations"), results.violations(at(MONITORED, ratio))
-        claim = Claim(
-            "S3 evaluation",
-            f"violations of sponge 0.9 that measures the rate, mean service time l/{ratio:g}",
-            "%",
-            derived=expected,
-            note=f"it starts on one core and knows no rate for a second; with a known rate, as derived, {known:.2f} %",
-        )
+        metric = f"violations of sponge 0.9 that measures the rate, mean service time l/{ratio:g}"
+        note = f"it starts on one core and knows no rate for a second; with a known rate, as derived, {known:.2f} %"
+        claim = Claim("S3 evaluation", metric, "%", derived=expected, note=note)
         shape = known <= fmean(monitored) < results.mean(at(FA2_COLD, ratio), "violations")
         rows.append(compare(claim, monitored, shape=shape))
     return rows
@@ -295,7 +292,7 @@ def _printed(results: Results[RunResult]) -> list[Row]:
 
     in_time = "at most 0.3 % according to the figure, elsewhere more than 99.6 % in time"
     return [
-        compare(claim("violations of Sponge", 0.3, in_time), sponge_found, shape=True),
+        compare(claim("violations of Sponge", 0.3, in_time), sponge_found, shape=shape),
         compare(
             claim("violations of FA2", 5.0, f"{warm:.2f} % if it starts with 4 replicas instead of 1"),
             results.violations(cold),
@@ -436,26 +433,26 @@ def _burstiness(results: Results[RunResult]) -> list[Row]:
             rows.append(compare(claim, found, shape=min(found) > SMOOTH_MAX))
         if cores is not None:
             claim = Claim("check 7", f"cores, {what}", "cores", derived=cores)
-            rows.append(compare(claim, results.cores(trial), within=0.2, shape=True))
+            found = results.cores(trial)
+            rows.append(compare(claim, found, within=0.2, shape=similar(cores, found)))
     return rows
 
 
 def _payloads(results: Results[RunResult]) -> list[Row]:
     rows = []
-    for what, trial, violations, cores in CHECK_8:
-        claim = Claim("check 8", f"violations, {what}", "%", derived=violations)
-        rows.append(compare(claim, results.violations(trial), shape=True))
-        if cores is not None:
-            claim = Claim("check 8", f"cores, {what}", "cores", derived=cores)
-            rows.append(compare(claim, results.cores(trial), within=0.2, shape=True))
+    for what, trial, *figures in CHECK_8:
+        for (field, unit, within), figure in zip(
+            (("violations", "%", None), ("cores", "cores", 0.2)), figures, strict=True
+        ):
+            if figure is not None:
+                found = results.each(trial, field)
+                claim = Claim("check 8", f"{field}, {what}", unit, derived=figure)
+                rows.append(compare(claim, found, within=within, shape=similar(figure, found)))
     for margin, clmax in CLMAX.items():
         for field, unit in (("violations", "points"), ("cores", "cores")):
             pairs = zip(results.each(PER_BATCH[margin], field), results.each(clmax, field), strict=True)
-            metric, note = (
-                f"{field}, per_batch - clmax, margin {margin:g}",
-                "per_batch with EDF must need and miss less",
-            )
-            claim = Claim("check 8", metric, unit, note=note)
+            metric = f"{field}, per_batch - clmax, margin {margin:g}"
+            claim = Claim("check 8", metric, unit, note="per_batch with EDF must need and miss less")
             apart = [own - other for own, other in pairs]
             rows.append(bounded(claim, apart, at_most=0, shape=sum(apart) < 0))
     return rows
@@ -473,13 +470,8 @@ def _dispatch(results: Results[RunResult]) -> list[Row]:
             rows.append(compare(claim, found, shape=min(waiting) > max(prompt)))
     found = results.violations(BLIND)
     prompt = results.violations(_check_9(CONSERVING["keep"], "attach"))
-    claim = Claim(
-        "check 9",
-        "violations, full batches, attach, keep, measured rate",
-        "%",
-        derived=CHECK_9["attach", "keep"][0],
-        note="from batch 1, as in the derived runs",
-    )
+    metric, derived = "violations, full batches, attach, keep, measured rate", CHECK_9["attach", "keep"]
+    claim = Claim("check 9", metric, "%", derived=derived[0], note="from batch 1, as in the derived runs")
     return [*rows, compare(claim, found, shape=min(found) > max(prompt))]
 
 
