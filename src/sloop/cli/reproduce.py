@@ -53,4 +53,4 @@ def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: P
     display: list[RenderableType] = []
     for made in found:
         display += [*(table(each) for each in made.tables()), f"{made.name}: {made.summary}"]
-    return CommandOutput(value, [*display, *(f"assumed: {line}" for line in assumed)])
+    return CommandOutput(value, [*display, *(f"based on {line}" for line in assumed)])

@@ -62,4 +62,4 @@ def display(rows: list[RunRow]) -> list[RenderableType]:
         made.insert(1, table(tables.ranges(rows)))
     if graphs:
         made += [table(tables.stages(graphs)), table(tables.routes(graphs))]
-    return [*made, *(f"assumed: {line}" for line in assumed)]
+    return [*made, *(f"based on {line}" for line in assumed)]

@@ -6,8 +6,7 @@ import click
 
 from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, trace_at
 from sloop.report.plots import arrivals_figure, write_figure
-from sloop.workload.stats import statistics
-from sloop.workload.trace import write_counts, write_times
+from sloop.workload.trace import statistics, write_counts, write_times
 
 EXAMPLE = """
 sloop trace twitter.txt --duration-s 3600 --plot twitter.png

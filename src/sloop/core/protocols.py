@@ -113,7 +113,11 @@ class Forecast(Protocol):
 
 
 class Scale(Protocol):
-    """Which replicas the cluster should have."""
+    """Which replicas the cluster should have.
+
+    A policy may also have an attribute `arrivals`, "even" or "burst": how it supposes that the requests of a second
+    arrive. `sloop plan` names it where its own prediction, which assumes one of the two, disagrees with the policy.
+    """
 
     @property
     def period_ns(self) -> int:

@@ -117,7 +117,7 @@ def test_waiting_for_what_never_comes() -> None:
     assert "a waits for batches that never fill" in explain_plan(setup(stage("a"), system=forever), 0).why
 
 
-def test_fastest_and_thriftiest_settings() -> None:
+def test_fastest_and_cheapest_configurations() -> None:
     variants = [{"name": "small", "profile": profile(10, 2)}, {"name": "large", "profile": profile(30)}]
     made = setup({"name": "a", "variants": variants}, slo_ms=1000)
     prediction = PlanPrediction(made, steady_plan(made, 1).plan, 1)

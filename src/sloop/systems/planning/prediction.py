@@ -123,7 +123,7 @@ class StagePrediction:
         """Visits of one request that arrive together; 1 where the stage runs once per request."""
         self.together = max(self.parts, round_up(self.rate_rps)) if self.burst else self.parts
         self.visited: list[VisitPrediction] = []
-        """One prediction for each way in which requests come here; filled by `PlanPrediction`."""
+        """One prediction per path that leads here, or one for all; filled by `PlanPrediction`."""
         self._batch = setup.system.policies.batch
 
     def batch_max(self, variant: str) -> int:
@@ -131,13 +131,13 @@ class StagePrediction:
         return min(self.target.batch_max if self.target else 1, self.beliefs[variant].batch_max)
 
     def visit(self, progress: Progress, spread_ms: float) -> "VisitPrediction":
-        """A visit that arrives with `progress`, `spread_ms` after the first of those that left the start together."""
+        """A visit of a request with this `progress`; visits that started out together arrive within `spread_ms`."""
         loads = {group.spec: self._load(progress, group.spec) for group in self.groups}
         return VisitPrediction(self, loads, spread_ms)
 
     @property
     def slowest(self) -> "VisitPrediction":
-        """The visit that takes longest, of all ways in which requests come here."""
+        """The visit that takes longest, of all paths that lead here."""
         return max(self.visited, key=lambda visit: visit.total_ms)
 
     @property
@@ -179,7 +179,7 @@ class VisitPrediction:
         self.stage = stage
         self.loads = loads
         self.arrival_spread_ms = arrival_spread_ms
-        """How long after the first the last of the visits arrives that left the start together."""
+        """The time between the first and the last arrival of visits that started out together."""
         self.timings = {
             spec: self.timing(
                 stage.beliefs[spec.variant], spec.cores, stage.batch_max(spec.variant), stage.replicas, load
@@ -206,7 +206,7 @@ class VisitPrediction:
 
     @property
     def departure_spread_ms(self) -> float:
-        """How long after the first the last of the visits leaves that left the start together."""
+        """The time between the first and the last departure of visits that started out together."""
         return max([self.arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
 
 
@@ -297,7 +297,7 @@ class PlanPrediction:
         return visits
 
     def _arrival_spread_ms(self, name: str, before: Sequence[VisitPrediction]) -> float:
-        """How far the stages before have spread out the visits that left the start together: those of one burst, or
+        """How far the stages before have spread out the visits that started out together: those of one burst, or
         those for the parts of one request if both stages run for the same parts."""
         scopes = self._application.graph.scopes
         burst = self.arrivals == "burst"
