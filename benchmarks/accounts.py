@@ -125,7 +125,7 @@ def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
     """The checkers' complaint about a log (empty for none), and its replay; `setup` is that of its header if None."""
     recorded = read_log(log)
     setup = setup or rebuild(recorded.header)
-    checkers = Checkers(setup.application, setup.application.cluster, edf=True)
+    checkers = Checkers(setup.application, setup.application.cluster, order=setup.system.policies.order)
     complaint = ""
     try:
         for now_ns, record in recorded:

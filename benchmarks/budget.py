@@ -62,7 +62,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
     await way.warm_up()
     whole = await timed_walk(lambda: way.walk(TOGETHER))
     ingress = await timed_walk(lambda: way.walk(TOGETHER, at_once=True))
-    wanted = read(BODY, None, way.intake)
+    wanted = read(BODY, None, way.validator)
     requests = [list(wanted.tensors.values())] * TOGETHER
     told, payload = pack_table([[("FP32", (TOGETHER, ANSWER))]]), memoryview(bytes(4 * ANSWER * TOGETHER))
     output = {"y": Tensor("FP32", (1, ANSWER), payload[: 4 * ANSWER])}
@@ -86,7 +86,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
 
     parts = [
         ("a task, the head, the body, the answer's head", ingress),
-        ("JSON to checked tensors", timed(lambda: [read(BODY, None, way.intake) for _ in range(TOGETHER)])),
+        ("JSON to checked tensors", timed(lambda: [read(BODY, None, way.validator) for _ in range(TOGETHER)])),
         ("the core: admission, order, batch, route, end", timed(decide)),
         (
             "tensors to a batch, a batch to tensors",

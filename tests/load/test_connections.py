@@ -1,4 +1,4 @@
-"""TODOC."""
+"""The HTTP client of the load generator: parsing of responses, keep-alive, limits."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""TODOC."""
+"""What a load run sends: plan, bodies, metadata of the server."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_plan_needs_little() -> None:
 def test_the_url_of_a_model_is_answered_with_that_of_its_server(inside: str) -> None:
     with pytest.raises(InputError, match="must not contain a path below /v2") as caught:
         split_url(f"http://host:8000/prefix{inside}")
-    assert caught.value.help == "write http://host:8000/prefix, and the model with --model"
+    assert caught.value.help == "write http://host:8000/prefix, and pass the model with --model"
     assert split_url("http://host/v2x").path == "/v2x"
 
 

@@ -1,4 +1,4 @@
-"""TODOC."""
+"""Records of a load run and the result computed from them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TODOC."""
+"""The sending process: orders, timers, open and closed loops."""
 
 import asyncio
 import re

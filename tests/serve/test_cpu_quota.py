@@ -1,4 +1,4 @@
-"""TODOC."""
+"""CPU quotas by control groups and by affinity."""
 
 import os
 import subprocess

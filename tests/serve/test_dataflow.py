@@ -1,4 +1,4 @@
-"""TODOC."""
+"""Tensors between stages: matching at load time, and splitting and joining per request."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""TODOC."""
+"""Runtimes: fake models, ONNX files and Python files."""
 
 import time
 from pathlib import Path

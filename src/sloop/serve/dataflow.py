@@ -83,7 +83,7 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     """
     for (name, _), signature in models.items():
         _check_datatypes(name, signature, where)
-    stages = {name: _common_signature(name, models, where) for name in graph.stages}
+    stages = {name: _stage_signature(name, models, where) for name in graph.stages}
     decisions = {
         name: tuple(_decision(edge, graph, stages[name], where) for edge in edges)
         for name, edges in graph.edges.items()
@@ -114,7 +114,7 @@ def _check_datatypes(stage: str, signature: Signature, where: str) -> None:
             )
 
 
-def _common_signature(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:
+def _stage_signature(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:
     """The signature of a stage, whose variants must be interchangeable."""
     variants = {variant: signature for (owner, variant), signature in models.items() if owner == stage}
     (name, first), *others = variants.items()

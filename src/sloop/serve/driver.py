@@ -188,8 +188,8 @@ class Driver:
     def _decide(
         self, event: Finished, running: StartBatch, outputs: Sequence[Sequence[Tensor]], skipped: frozenset[int]
     ) -> None:
-        """A batch is done at whose stage requests branch, or which left some out: tell the core where each of them goes.
-        One whose tensors fit no edge fails alone."""
+        """A batch is done at whose stage requests branch, or which left some out: tell the core where each of them
+        goes. One whose tensors fit no edge fails alone."""
         stage, given = running.stage, iter(outputs)
         decisions = self._wiring.decisions.get(stage, ())
         edge_counts: list[tuple[int, ...]] = []

@@ -141,8 +141,6 @@ ROWS_MAX: Final = 2**31 - 1
 LEAVE_S: Final = 1.0
 """How long clients have to receive their last answers after the drain."""
 
-_log: Final = logging.getLogger("sloop.server")
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -195,19 +193,19 @@ def serve(
     models = servables_of(application)
 
     async def main() -> None:
-        told_to_stop = asyncio.Event()
+        stop_requested = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def stop(number: int) -> None:
             _log.warning("draining; a second signal stops the server at once")
             loop.remove_signal_handler(number)
-            told_to_stop.set()
+            stop_requested.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         async with serving(setup, models, settings) as server:
             on_start(server)
-            await told_to_stop.wait()
+            await stop_requested.wait()
 
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()

@@ -1,4 +1,4 @@
-"""TODOC."""
+"""Validation of requests: names, types, shapes, sizes, deadlines."""
 
 import numpy as np
 import pytest

@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from sloop.serve.gateway.refusal import Refusal, bad, shown
+from sloop.serve.gateway.refusal import Refusal, bad
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Signature, Tensor
+from sloop.text import quoted
 from sloop.units import NS_PER_MS
 
 SLO: Final = "x-slo-ms"
@@ -47,9 +48,9 @@ def duration_ns(field: str, value: object, *, least_ms: float) -> int:
             raise ValueError
         millis = float(text)
     except (ValueError, OverflowError):
-        raise bad(field, f"{shown(text)} is not a number", fix) from None
+        raise bad(field, f"{quoted(text)} is not a number", fix) from None
     if not (math.isfinite(millis) and least_ms <= millis <= MS_MAX):
-        raise bad(field, f"{shown(text)} is out of range", fix)
+        raise bad(field, f"{quoted(text)} is out of range", fix)
     return round(millis * NS_PER_MS)
 
 
@@ -99,9 +100,9 @@ class InputValidator:
     def _check(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
         port = self.ports.get(name)
         if port is None:
-            raise bad("name", f"unknown input {shown(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
+            raise bad("name", f"unknown input {quoted(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
         if datatype != port.datatype:
-            raise bad("datatype", f"{shown(datatype)} for input {name!r}", f"this input takes {port.datatype}")
+            raise bad("datatype", f"{quoted(datatype)} for input {name!r}", f"this input takes {port.datatype}")
         wanted = port.shape
         fits = len(shape) == len(wanted) and all(
             have >= 1 if want == -1 else have == want for have, want in zip(shape, wanted, strict=True)
@@ -109,7 +110,7 @@ class InputValidator:
         if not fits:
             raise bad(
                 "shape",
-                f"{shown(list(shape))} for input {name!r}",
+                f"{quoted(list(shape))} for input {name!r}",
                 f"this input's shape is {list(wanted)}, where -1 means any number from 1 up",
             )
 
@@ -139,7 +140,7 @@ class InputValidator:
         """Return `name` if it is an output."""
         if name not in self.outputs:
             known = ", ".join(repr(port.name) for port in self.signature.outputs)
-            raise bad(field, f"unknown output {shown(name)}", f"the outputs are {known}")
+            raise bad(field, f"unknown output {quoted(name)}", f"the outputs are {known}")
         return name
 
 
@@ -219,7 +220,7 @@ def pack_strings(data: list[Any], field: str) -> bytes:
     parts: list[bytes] = []
     for element in data:
         if not isinstance(element, str | bytes):
-            raise bad(field, f"{shown(element)} is not a string", "BYTES elements are strings")
+            raise bad(field, f"{quoted(element)} is not a string", "BYTES elements are strings")
         raw = element.encode() if isinstance(element, str) else element
         parts += (len(raw).to_bytes(LENGTH_BYTES, "little"), raw)
     return b"".join(parts)
@@ -331,7 +332,7 @@ def split(body: bytes, header_length: str) -> tuple[memoryview, memoryview]:
     """Split a body into its JSON and the binary tensors after it."""
     field = "Inference-Header-Content-Length"
     if not (header_length.isascii() and header_length.isdigit()):
-        raise bad(field, f"{shown(header_length)} is not a length", "send the length of the JSON in bytes")
+        raise bad(field, f"{quoted(header_length)} is not a length", "send the length of the JSON in bytes")
     length = int(header_length)
     if length > len(body):
         raise bad(field, f"{length} exceeds the body's {len(body)} bytes", "send the complete body")
@@ -369,7 +370,7 @@ def binary(given: InputObject, tail: memoryview | None, at: int) -> memoryview:
     field = "parameters.binary_data_size"
     size = given.parameters and given.parameters["binary_data_size"]
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise bad(field, f"{shown(size)} is not a length in bytes")
+        raise bad(field, f"{quoted(size)} is not a length in bytes")
     if given.data is not None:
         raise bad(field, "the input has `data` as well", "send one of the two")
     if tail is None:
@@ -405,7 +406,7 @@ def flag(parameters: Parameters, key: str, field: str) -> bool:
     """A boolean parameter; false if it is absent."""
     value = parameters.get(key, False)
     if not isinstance(value, bool):
-        raise bad(f"{field}.{key}", f"{shown(value)} is neither true nor false")
+        raise bad(f"{field}.{key}", f"{quoted(value)} is neither true nor false")
     return value
 
 

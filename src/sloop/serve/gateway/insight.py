@@ -1,7 +1,7 @@
 """`/v2/sloop/state`, `/v2/sloop/decisions` and readiness: the run state as JSON, for people and scripts.
 
-Instants are seconds since the server began. Traffic is what the scaling policy is shown, so that a decision can be
-compared with what it was made from.
+Instants are seconds since the server began. Traffic is what the scaling policy is quoted_value, so that a decision can
+be compared with what it was made from.
 """
 
 from collections.abc import Callable

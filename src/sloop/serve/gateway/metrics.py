@@ -28,10 +28,10 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 SECONDS_KEPT: Final = 60
 DECISIONS_KEPT: Final = 10_000
-"""`/v2/sloop/decisions` shows them; a busy autoscaler takes some hours to fill that."""
+"""Listed by `/v2/sloop/decisions`; at one a second, those of almost three hours."""
 SAMPLES_MAX: Final = 4_096
-"""Measured latencies and waits are sorted into histograms once there are so many, or at a scrape: all together that
-takes a tenth of a millisecond, whereas a bisection for each would cost every request."""
+"""Measured latencies and waits are sorted into histograms once there are so many, or at a scrape. All together that
+takes some tenths of a millisecond; one by one, every request would pay for two bisections in Python."""
 
 Labels = tuple[str, ...]
 
@@ -47,11 +47,11 @@ class Histogram:
         self.total = 0
 
     def observe(self, values: Sequence[int], weights: Sequence[int] | None = None) -> None:
-        """Take values in, each as often as its weight says."""
+        """Count values, each as often as its weight says; once without weights."""
         found = np.asarray(values, dtype=np.int64)
-        often = np.ones(len(found), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.int64)
-        np.add.at(self.counts, np.searchsorted(self.bounds, found), often)
-        self.total += int(found @ often)
+        buckets = np.searchsorted(self.bounds, found)  # the first bound that is at least as large
+        self.counts += np.bincount(buckets, weights, minlength=len(self.counts)).astype(np.int64)
+        self.total += int(found.sum() if weights is None else found @ np.asarray(weights))
 
 
 class Histograms(dict[Labels, Histogram]):
@@ -68,7 +68,7 @@ class Histograms(dict[Labels, Histogram]):
         return made
 
     def drain(self, labels: Labels, samples: "array[int]") -> None:
-        """Take all samples in, and empty their array."""
+        """Count all samples, and empty their array."""
         if samples:
             self[labels].observe(samples)
             del samples[:]
@@ -83,8 +83,8 @@ class Histograms(dict[Labels, Histogram]):
 
 
 class Metrics(Collector):
-    """The run `state` of a server, which is to be given every record, and its exposition. `others` are collectors of
-    what the log does not see."""
+    """The exposition of a server's run `state`, to which every record must be appended. `others` collect what the event
+    log does not have, such as bytes of request bodies."""
 
     def __init__(self, application: Application, *others: Collector) -> None:
         self.state = RunState(

@@ -5,13 +5,10 @@ both protocols report them alike.
 """
 
 from http import HTTPStatus
-from typing import Final
 
 from sloop.serve.protocols import RequestResult
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome
-
-SHOWN_CHARS_MAX: Final = 80
 
 
 class Refusal(Exception):
@@ -35,12 +32,6 @@ class Refusal(Exception):
 def bad(field: str, what: str, fix: str = "") -> Refusal:
     """A 400 that names the field."""
     return Refusal(HTTPStatus.BAD_REQUEST, f"{field}: {what}", fix)
-
-
-def shown(value: object) -> str:
-    """A value for an error message: short and on one line."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 1] + "…"
 
 
 def refusal_of(ended: RequestResult) -> Refusal:

@@ -16,10 +16,11 @@ from sloop.serve.gateway import service as offered
 from sloop.serve.gateway.http import Exchange
 from sloop.serve.gateway.inputs import ELAPSED, HEADER_LENGTH, SLO, ParsedRequest, budget_ns, read, write
 from sloop.serve.gateway.openapi import describe
-from sloop.serve.gateway.refusal import Refusal, bad, refusal_of, shown
+from sloop.serve.gateway.refusal import Refusal, bad, refusal_of
 from sloop.serve.gateway.service import InferenceService
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port
+from sloop.text import quoted
 from sloop.vocabulary import Outcome
 
 MET: Final = ("x-slo-met", "true")
@@ -91,7 +92,7 @@ class Rest:
                 self.service.check_model(parts[3], parts[5] if len(parts) > 5 and parts[4] == "versions" else "")
             except Refusal as refusal:
                 return refusal
-        return Refusal(404, f"unknown path {shown(path)}", "/openapi.json lists all paths")
+        return Refusal(404, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
 
     def _authorise(self, exchange: Exchange) -> None:
         self.service.authorise(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
@@ -100,7 +101,7 @@ class Rest:
         headers = exchange.headers
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding != "identity":
-            raise Refusal(415, f"content-encoding: {shown(encoding)} is not supported", "send the body uncompressed")
+            raise Refusal(415, f"content-encoding: {quoted(encoding)} is not supported", "send the body uncompressed")
         wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.validator)
         exchange.body = b""
         slo_ns, elapsed_ns = budget_ns(
@@ -182,7 +183,7 @@ class Rest:
     def _decisions(self, exchange: Exchange) -> None:
         text = parse_qs(exchange.query_string, keep_blank_values=True).get("limit", [str(DECISIONS)])[-1]
         if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= DECISIONS_MAX):
-            raise bad("limit", f"{shown(text)} is not a number of decisions", f"ask for 1 to {DECISIONS_MAX}")
+            raise bad("limit", f"{quoted(text)} is not a number of decisions", f"ask for 1 to {DECISIONS_MAX}")
         exchange.reply(200, self.service.decisions(int(text)))
 
 

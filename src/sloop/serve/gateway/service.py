@@ -8,8 +8,9 @@ from typing import Final
 
 from sloop import __version__
 from sloop.serve.gateway.inputs import InputValidator
-from sloop.serve.gateway.refusal import Refusal, shown
+from sloop.serve.gateway.refusal import Refusal
 from sloop.serve.protocols import RequestSink
+from sloop.text import quoted
 
 SERVER: Final = "sloop"
 SERVER_VERSION: Final = __version__
@@ -44,13 +45,13 @@ class InferenceService:
         if model != self.model:
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
-                f"unknown model {shown(model)}",
+                f"unknown model {quoted(model)}",
                 f"this server has the model {self.model!r} (the application's name)",
             )
         if version not in ("", MODEL_VERSION):
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
-                f"model {self.model!r} has no version {shown(version)}",
+                f"model {self.model!r} has no version {quoted(version)}",
                 f"omit the version, or use {MODEL_VERSION!r}",
             )
 
