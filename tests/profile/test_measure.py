@@ -14,7 +14,7 @@ import pytest
 from sloop.errors import InputError, MachineError
 from sloop.profile.fit import fit_all
 from sloop.profile.measure import SWEEP_BATCH_MAX, CellRuns, Timing, batch_sweep, by_affinity, default_cores, measure
-from sloop.profile.profile import Sample, load_profile, save_profile
+from sloop.profile.profile import Pass, Sample, load_profile, sample_of, save_profile
 from sloop.profile.timed_process import RUN, STOP, BatchReady, LoadReport, TimingOrder, receive_into, run_all
 
 onnx = pytest.importorskip("onnx")
@@ -78,6 +78,37 @@ def test_confines_to_whole_cores_by_itself(model: Path) -> None:
     )
     assert profile.latency_ms.latency_ms(1, 1) == pytest.approx(profile.samples[0].p50_ms)
     assert set(profile.fits) == {"table"}
+
+
+@pytest.mark.live
+def test_every_pass_is_kept_and_what_service_shows_replaces_its_cells(model: Path) -> None:
+    seen: list[list[int]] = []
+
+    def in_service(samples: Sequence[Sample]) -> Pass:
+        seen.append([sample.batch for sample in samples])
+        served = sample_of(1, 1.0, [7_000_000] * 30)
+        return Pass(date="2026-11-22T10:00:00", in_service=True, beside="a server", samples=(served,))
+
+    profile = measure(
+        model,
+        batches=(1, 2),
+        cores=(1,),
+        seconds=0.01,
+        passes=2,
+        shapes={"x": (16,)},
+        in_service=in_service,
+    )
+    assert seen == [[1, 2], [1, 2]]
+    assert [one.in_service for one in profile.passes] == [False, True, False, True]
+    assert "stand-in for gateway and clients" in profile.passes[0].beside
+    one, two = profile.samples
+    assert (one.mean_ms, one.n, one.scaled) == (7.0, 60, 1.0)
+    assert two.scaled > 1
+    assert profile.latency_ms.latency_ms(1, 1) == 7.0
+    assert profile.startup is not None
+    assert profile.load_s == pytest.approx(
+        profile.startup.process_s + profile.startup.weights_s + profile.startup.first_batch_s
+    )
 
 
 @pytest.mark.live

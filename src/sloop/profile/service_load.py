@@ -29,7 +29,7 @@ CONNECTIONS: Final = 8
 """Outstanding requests at most."""
 RATE_RPS_MAX: Final = 400.0
 BYTES_PER_S_MAX: Final = 150e6
-"""Limits of the stand-in, about a third of what one core can generate: it must share the machine, not saturate it."""
+"""Limits of the stand-in: it must share the machine, not saturate it."""
 HEAD_END: Final = b"\r\n\r\n"
 STDIN: Final = 0
 CHUNK_BYTES: Final = 1 << 18
