@@ -61,6 +61,14 @@ def test_a_mean_of_runs_that_agree() -> None:
     assert row.note.endswith("; as printed")
 
 
+def test_a_figure_below_its_tolerance_is_only_a_bound() -> None:
+    claim = Claim(experiment="E", metric="m", unit="%", derived=0.06)
+    row = compare(claim, [0.0, 0.0, 0.0])
+    assert row.verdict == "within-bound"
+    assert row.note == "mean of a simulation, within 0.1, so that it cannot be told from 0"
+    assert compare(claim, [0.2] * 3).verdict == "off"
+
+
 def test_27_does_not_pass_for_48() -> None:
     claim = Claim("E5", "largest", "%", known="text", paper=48, computed=True)
     assert compare(claim, [27.3], shape=True).verdict == "shape"

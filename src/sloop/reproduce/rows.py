@@ -11,7 +11,8 @@ is known:
 | `plot`: read off a figure | 15 % | 1, or 0.3 points | 3 points |
 | `text`: "about", "up to", "x times" | 20 % | 1, or 0.5 points | 5 points |
 
-A row may ask for less, never for more. What is simulated here has to be known well enough as well: at least three runs,
+A row may ask for less, never for more. A figure below its tolerance cannot be told from 0, so that it is only a bound
+(`within-bound`). What is simulated here has to be known well enough as well: at least three runs,
 whose mean has a standard error of at most half the tolerance (so that the 95 % confidence interval is no wider than the
 tolerance). Fewer or more scattered runs, such as those of `--quick`, can only be `shape`.
 """
@@ -37,7 +38,7 @@ MEANINGS: Final = (
     "where the figure was read off a plot and 20 % where it is 'about' or 'up to' in a text. Simulated means need at "
     "least three runs that agree.",
     "within-bound: an inequality that was published, or that we set ourselves as an acceptance test, holds in every "
-    "run. It is weaker than a figure.",
+    "run; or the figure is so small that its tolerance includes 0. It is weaker than a figure.",
     "shape: the figure differs or is not known well enough, but the expected order, direction or magnitude (within a "
     "factor of two) came out.",
     "off: none of these. source-inconsistent: the source's own figures contradict each other.",
@@ -146,6 +147,8 @@ def compare(
     else:
         verdict = "shape" if shape or apart <= 2 * tolerance + rounding else "off"
         note += f"; {_uncertainty(max(runs, len(samples)), error)}"
+    if verdict == "reproduced" and claim.known != "exact" and tolerance > abs(claim.figure):
+        verdict, note = "within-bound", f"{note}, so that it cannot be told from 0"
     return _row(claim, samples, verdict, note)
 
 
