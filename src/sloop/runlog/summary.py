@@ -98,7 +98,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     goodput_rps_high: float | None = None
     p99_ms_low: float | None = None
     p99_ms_high: float | None = None
-    """Of a simulated run: where a run on a real machine is expected (`sloop.sim.band`); None if nothing says."""
+    """Of a simulated run: where a run on a real machine is expected (`sloop.sim.scenarios`); None if nothing says."""
     assumed: tuple[str, ...] = ()
     """What this run leaned on that nobody measured, each with its reason."""
     stages: tuple[StageRow, ...] = ()

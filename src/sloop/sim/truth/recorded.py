@@ -14,7 +14,8 @@ from msgspec import Struct
 from sloop.actions import StartBatch
 from sloop.events import Finished
 from sloop.runlog import Record
-from sloop.runlog.durations import BatchDurations, Durations
+from sloop.runlog.durations import ANY_GRAPH, Durations, durations_of
+from sloop.runlog.fold import RunState
 from sloop.sim.truth.branches import RecordedBranches
 from sloop.sim.truth.network import Delay
 from sloop.vocabulary import BatchId, Request
@@ -34,12 +35,12 @@ NOT_RECORDED: Final = RecordedRun()
 
 def recorded_run(records: Iterable[tuple[int, Record]]) -> RecordedRun:
     """What a log tells of the truth, in one pass."""
-    durations = BatchDurations()
+    state = RunState(ANY_GRAPH)
     branches: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
     requests: list[tuple[int, Delay]] = []
     started: dict[BatchId, StartBatch] = {}
     for now_ns, record in records:
-        durations.append(now_ns, record)
+        state.append(now_ns, record)
         if isinstance(record, Request):
             requests.append((record.sent_ns, (record.arrived_ns - record.sent_ns, now_ns - record.sent_ns)))
         elif isinstance(record, StartBatch):
@@ -49,4 +50,4 @@ def recorded_run(records: Iterable[tuple[int, Record]]) -> RecordedRun:
             if batch is not None and record.edge_counts:
                 branches[batch.stage] |= dict(record.continuing(batch.visits))
     delays = tuple(delay for _, delay in sorted(requests))
-    return RecordedRun(durations.durations(), dict(branches), delays)
+    return RecordedRun(durations_of(state), dict(branches), delays)
