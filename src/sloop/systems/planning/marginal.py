@@ -144,7 +144,8 @@ def marginal_cost(
     now: Plan, shortfalls_now: list[PlanShortfall], then: Plan, shortfalls_then: list[PlanShortfall]
 ) -> MarginalCost:
     """What tells `then`, the plan for one more request per second, from `now`."""
-    changes = tuple(change for stage in _stages(now, then) for change in changes_at(stage, now, then))
+    stages = dict.fromkeys(target.stage for plan in (now, then) for target in plan.stages)
+    changes = tuple(change for stage in stages for change in changes_at(stage, now, then))
     cores = cores_of(then) - cores_of(now)
     if shortfalls_then:
         summary = cannot(shortfalls_now, shortfalls_then)
@@ -174,7 +175,7 @@ def cannot(now: list[PlanShortfall], then: list[PlanShortfall]) -> str:
 
 def changes_at(stage: str, now: Plan, then: Plan) -> list[str]:
     """How one stage differs: `+1 replica of read (0.5 cores)`, `batch 4 -> 8 at read`, `cores 1 -> 2 at read`."""
-    before, after = _target(now, stage), _target(then, stage)
+    before, after = (next((target for target in plan.stages if target.stage == stage), None) for plan in (now, then))
     had, gets = _kinds(before), _kinds(after)
     changes = []
     if len(had) == len(gets) == 1:
@@ -208,12 +209,3 @@ def _kinds(target: StagePlan | None) -> Counter[ReplicaSpec]:
         if group.count:
             kinds[ReplicaSpec(group.spec.stage, group.spec.variant, group.spec.cores)] += group.count
     return kinds
-
-
-def _stages(now: Plan, then: Plan) -> list[str]:
-    """The stages of both plans in order, each once."""
-    return list(dict.fromkeys(target.stage for plan in (now, then) for target in plan.stages))
-
-
-def _target(plan: Plan, stage: str) -> StagePlan | None:
-    return next((target for target in plan.stages if target.stage == stage), None)

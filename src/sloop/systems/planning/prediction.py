@@ -186,28 +186,18 @@ class VisitPrediction:
             )
             for spec, load in loads.items()
         }
+        self.slowest = max(self.timings.values(), key=lambda found: found.total_ms, default=None)
+        """The timing on the slowest replica; None without replicas."""
+        without_ms = math.inf if stage.rate_rps else 0.0
+        self.total_ms = without_ms if self.slowest is None else self.slowest.total_ms
+        """The time on the slowest replica; infinite where there is none for what arrives."""
+        self.departure_spread_ms = max([arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
+        """The time between the first and the last departure of visits that started out together."""
 
     def timing(self, belief: Belief, cores: float, batch_max: int, replicas: int, load: StageLoad) -> VisitTiming:
         """The visit's time on these replicas. Visits that already arrive spread out wait less for each other."""
         found = timing(belief, cores, batch_max, replicas, load)
         return replace(found, wait_ms=found.wait_ms - min(self.arrival_spread_ms, found.spread_ms))
-
-    @property
-    def slowest(self) -> VisitTiming | None:
-        """The timing on the slowest replica; None without replicas."""
-        return max(self.timings.values(), key=lambda found: found.total_ms, default=None)
-
-    @property
-    def total_ms(self) -> float:
-        """The time on the slowest replica; infinite where there is none for what arrives."""
-        if self.slowest is None:
-            return math.inf if self.stage.rate_rps else 0.0
-        return self.slowest.total_ms
-
-    @property
-    def departure_spread_ms(self) -> float:
-        """The time between the first and the last departure of visits that started out together."""
-        return max([self.arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
 
 
 @dataclass(frozen=True, slots=True)
