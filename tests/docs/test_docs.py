@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -41,6 +42,11 @@ def test_commands_parse(line: str) -> None:
     if program == "make":
         assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"the Makefile has no {name!r}"
         return
+    if program == "python":
+        module = arguments[0] if name == "-m" else ""
+        assert module.startswith("benchmarks."), f"{line}: only benchmarks are run as modules"
+        assert find_spec(module) is not None, f"{line}: there is no module {module}"
+        return
     assert program == "sloop", line
     assert name in COMMANDS, line
     command = main.get_command(click.Context(main), name)
@@ -49,7 +55,7 @@ def test_commands_parse(line: str) -> None:
 
 
 def shown_files() -> list[str]:
-    """Whole files; lists are of traces or links, which tests/workload/test_declare.py reads."""
+    """Whole files; lists are of traces or links, which tests/workload/test_read.py reads."""
     return [text for text in blocks("yaml") if not text.startswith("- ")]
 
 
