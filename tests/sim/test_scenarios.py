@@ -1,5 +1,3 @@
-"""TODOC."""
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

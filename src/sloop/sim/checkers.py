@@ -60,7 +60,7 @@ class CheckedRequest:
         self.is_done = False
         """Whether it has finished every stage that it was to visit."""
         self.deadline_ns = request.deadline_ns
-        """Where paths have deadlines of their own, that of its path as soon as it is done."""
+        """If paths have deadlines of their own, the one of its path once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
         """Where it is queued: the step in which it was queued there, the visit, and the visit's key."""
 
@@ -112,8 +112,8 @@ class WaitingKeys:
             else:
                 found = key
                 break
-        for item in newer:
-            heappush(heap, item)
+        for newcomer in newer:
+            heappush(heap, newcomer)
         return found
 
 

@@ -42,13 +42,13 @@ class Truths(Struct, frozen=True):
 
 
 class NodeFailed(Struct, frozen=True):
-    """A node goes down with all its replicas. Never leaves the simulator: the core is told of lost replicas."""
+    """A node goes down with all its replicas. Stays inside the simulator: the core sees lost replicas."""
 
     node: str
 
 
 class Crashed(Struct, frozen=True):
-    """A ready replica dies. Never leaves the simulator either."""
+    """A ready replica dies. Stays inside the simulator, too."""
 
     replica: ReplicaId
 
@@ -69,7 +69,7 @@ class SimulatedReplica:
         self.speed = speed
         """On the cores in effect."""
         self.batch_end: tuple[int, int, Finished] | None = None
-        """The pending end of the last batch started, of `size` requests; None where the core will not be told of it."""
+        """The pending end of the last batch started, of `size` requests; None if that message will be lost."""
         self.size = 0
         self.resized_ns = 0
         """When the last resize ordered comes into force; later ones must not overtake it."""

@@ -98,7 +98,7 @@ class World:
         }
 
     def setup(self) -> Setup:
-        """A fresh core's parts, which know nothing of what is true. Raises InputError as `set_up` does."""
+        """The parts of a fresh core, none of which knows the truth. Raises InputError as `set_up` does."""
         return set_up(self.application)
 
     def cluster(self) -> Cluster:

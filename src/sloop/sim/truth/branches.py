@@ -22,6 +22,7 @@ from msgspec import structs
 
 from sloop.actions import StartBatch
 from sloop.app.graph import Each, Edge, Graph
+from sloop.quantities import ROUNDING
 from sloop.sim.truth.network import Arrival
 from sloop.streams import stream
 from sloop.vocabulary import Path, RequestId
@@ -34,9 +35,6 @@ EdgeCounts = tuple[tuple[int, ...], ...]
 
 DIGITS: Final = 12
 """Cumulative probabilities are rounded to this many decimals, so that they are the same on every machine."""
-ROUNDING: Final = 1e-12
-"""The most by which declared shares that are meant to sum to 1 miss it; a thousandth of what `sloop.quantities` allows,
-because what is left over is divided by, and a true remainder may be small."""
 
 
 class BranchSampler:
@@ -92,6 +90,7 @@ class BranchSampler:
         return tuple(self._of_visit(order.stage, edges, request, part) for request, part in order.visits)
 
     def _of_visit(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
+        # The stream's name is older than the vocabulary; another one would change what every seed draws.
         random = stream(self._seed, f"ways/{stage}/{request}/{part}")
         if stage in self._recorded_counts:
             taken = self._recorded[stage].get((request, part))

@@ -5,10 +5,9 @@ A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (Spong
 * `delay`: sent at t, arrives at t + transfer(t), deadline t + SLO. Later requests may overtake earlier ones.
 * `attach`: arrives at t with that much of its budget already used: sent at t − transfer(t), deadline sent + SLO.
 
-Without a link, requests arrive when they are sent. A recorded run's delays include what a gateway takes before it tells
-the core of a request. Request ids count in order of the trace. Payloads and SLOs are drawn from streams `payload` and
-`slo`. Flows between nodes, which transfers of weights
-will need, belong here, too.
+Without a link, requests arrive when they are sent. A recorded run's delays include the time that the gateway takes
+before the core handles a request. Request ids count in order of the trace. Payloads and SLOs are drawn from streams
+`payload` and `slo`. Flows between nodes, which transfers of weights will need, belong here, too.
 
 Promises streams in order of time, made as they are read: a run of any length needs little memory. Must not know the
 cluster or what serves the requests.
@@ -34,7 +33,7 @@ Arrival = tuple[int, Request]
 Ingress = Iterator[tuple[int, Event]]
 """Everything that comes to the server from outside."""
 Delay = tuple[int, int]
-"""How long after it was sent a request arrived at the gateway, and how long until the core was told, both in ns."""
+"""How long after it was sent a request arrives at the gateway, and how long until the core handles it, both in ns."""
 
 AHEAD: Final = 256
 """Requests that are made ahead of their arrival where there is no link."""
@@ -66,35 +65,36 @@ class ClientNetwork:
     def deliver(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
         """Arrivals, in order, for the instants of a trace, which must not decrease."""
         if self._delays:
-            return self._late(times_ns, self._recorded_delays())
+            return self._delayed(times_ns, self._recorded_delays())
         if self._link is not None:
-            return self._late(times_ns, self._transfer_delays(self._link))
+            return self._delayed(times_ns, self._transfer_delays(self._link))
         return self._at_once(times_ns)
 
     def _at_once(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
         """The usual case: `AHEAD` requests at a time, made without a loop in Python."""
         ids, remaining_ns = _ids(), iter(times_ns)
 
-        def arrivals(part_ns: list[int]) -> Iterator[Arrival]:
-            return zip(part_ns, map(Request, ids, part_ns, part_ns, map(add, part_ns, self._slos_ns)), strict=False)
+        def arrivals(block_ns: list[int]) -> Iterator[Arrival]:
+            return zip(block_ns, map(Request, ids, block_ns, block_ns, map(add, block_ns, self._slos_ns)), strict=False)
 
         return chain.from_iterable(map(arrivals, iter(lambda: list(islice(remaining_ns, AHEAD)), [])))
 
-    def _late(self, times_ns: Iterable[int], delays: Callable[[int], Delay]) -> Iterator[Arrival]:
-        """No delay is negative, so whatever arrives before the trace's next instant can be handed over."""
+    def _delayed(self, times_ns: Iterable[int], delays: Callable[[int], Delay]) -> Iterator[Arrival]:
+        """Requests that arrive after they were sent. No delay is negative, so whatever arrives before the trace's next
+        instant can be handed over."""
         attaches = self._semantics == "attach"
-        under_way: list[tuple[int, RequestId, Request]] = []
+        in_transit: list[tuple[int, RequestId, Request]] = []
         for at_ns, id, slo_ns in zip(times_ns, _ids(), self._slos_ns, strict=False):
-            while under_way and under_way[0][0] <= at_ns:
-                told_ns, _, request = heappop(under_way)
-                yield told_ns, request
-            arrival_ns, telling_ns = delays(at_ns)
+            while in_transit and in_transit[0][0] <= at_ns:
+                event_ns, _, request = heappop(in_transit)
+                yield event_ns, request
+            arrival_ns, event_delay_ns = delays(at_ns)
             sent_ns = at_ns - arrival_ns if attaches else at_ns
             request = Request(id, sent_ns, sent_ns + arrival_ns, sent_ns + slo_ns)
-            heappush(under_way, (sent_ns + telling_ns, id, request))
-        while under_way:
-            told_ns, _, request = heappop(under_way)
-            yield told_ns, request
+            heappush(in_transit, (sent_ns + event_delay_ns, id, request))
+        while in_transit:
+            event_ns, _, request = heappop(in_transit)
+            yield event_ns, request
 
     def _transfer_delays(self, link: Link) -> Callable[[int], Delay]:
         def delay(at_ns: int) -> Delay:

@@ -15,7 +15,7 @@ The durations of a variant come from the first of these sources that has any:
    and is normal with a coefficient of variation of about 3 %; exponential and deterministic noise exist for comparison
    with queueing theory.
 
-In all of them `error` is the factor by which the profile is wrong about the variant. Interference between replicas on
+In 2 and 3 `error` is the factor by which the profile is wrong about the variant. Interference between replicas on
 one node will multiply these durations here, too.
 
 The factors are the same for one seed on every machine. The normal noise therefore does not call the platform's `log`
