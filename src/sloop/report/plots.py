@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 POINTS_MAX: Final = 900
-"""A page is about so many pixels wide; more points cannot be seen and only make its file large."""
+"""About as many as a page has pixels in a line; more cannot be seen and only make its file large."""
 ROUTES_MAX: Final = 6
 """More curves cannot be distinguished."""
 
@@ -216,7 +216,7 @@ LEGEND_COLUMNS: Final = 6
 LEGEND_CHARS: Final = 110
 """How many characters of legend are as wide as the axes."""
 MARK_CHARS: Final = 8
-"""The line sample of a legend entry and the gaps around it are as wide as so many characters."""
+"""The line sample of a legend entry and the gaps around it are as wide as this many characters."""
 LEGEND_LINE_PT: Final = 14
 
 _STYLE: Final[Any] = {

@@ -1,7 +1,7 @@
 """The event log: everything that happened and was decided in a run, live or simulated, and its file format.
 
 A file is JSON lines: the header, then one `[now_ns, record]` per line, where a record is an event or an action, tagged
-by `type`. What is appended is read back equal and in order; the header names what is needed to understand and to
+by `type`. Records are read back equal and in order; the header names what is needed to understand and to
 replay the run; a log that a crash has cut short is read up to the cut. Every figure of a run is computed from these
 records (see `runlog.fold`). Instants and dates are given by the caller.
 """
@@ -26,7 +26,7 @@ VERSION: Final = 2
 """
 
 RECORDS_PER_WRITE: Final = 1024
-"""How many records a `FileLog` buffers: so many may be lost in a crash. Writing one by one would cost a system call for
+"""How many records a `FileLog` buffers, and a crash may lose. Writing one by one would cost a system call for
 every record; a server flushes every second besides."""
 
 EVENTS: Final = get_args(Event)

@@ -4,8 +4,8 @@
 server's `/metrics` and `/v2/sloop/state`, the summary of a simulated run, tables, pages and `explain` all read it. None
 of them keeps replicas, requests or counts of its own, so that two of them cannot disagree.
 
-Measurements, which grow with a run, are kept in arrays of 8-byte integers (`Samples`). Whoever serves for weeks empties
-them into histograms, and keeps the last few seconds only. Everything else is bounded by the requests and replicas of
+Measurements, which grow with a run, are kept in arrays of 8-byte integers (`Samples`). A server empties them into
+histograms, and keeps the last few seconds only. Everything else is bounded by the requests and replicas of
 the moment.
 
 After the core, `append` is what a simulated request costs most. So the four records of a request are handled in one
@@ -224,7 +224,7 @@ class RunState:
         """By kind."""
         self.last_decisions: deque[tuple[int, Decided]] = deque(maxlen=decisions_kept)
         self.on_second: Callable[[], None] | None = None
-        """Called at the end of each second, by whoever empties the samples."""
+        """Called at the end of each second, so that a consumer can empty the samples."""
         self._accuracies = accuracies or {}
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
         self._keeps_routes, self._keeps_service = routes, service
@@ -419,7 +419,7 @@ class RunState:
             self._requeue(now_ns, replica)
 
     def _requeue(self, now_ns: int, replica: ReplicaRecord) -> None:
-        """A batch came to nothing: its requests wait again from now on, for another batch or for their end."""
+        """A batch will not finish: its requests wait again from now on, for another batch or for their end."""
         batch, replica.running = replica.running, None
         if batch is None:
             return

@@ -100,7 +100,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     p99_ms_high: float | None = None
     """Of a simulated run: where a run on a real machine is expected (`sloop.sim.scenarios`); None if nothing says."""
     assumed: tuple[str, ...] = ()
-    """What this run leaned on that nobody measured, each with its reason."""
+    """Values that this run relied on and that were not measured, each with its reason."""
     stages: tuple[StageRow, ...] = ()
     routes: tuple[RouteRow, ...] = ()
     """Of an application with several stages."""
@@ -375,8 +375,8 @@ class RunSummary:
         return EstimateError(*key, batches, *means_ms, error / batches)
 
     def assumed(self) -> tuple[str, ...]:
-        """One line for each thing the run leaned on that nobody measured: variants that ran on an assumed profile, and
-        batch sizes and cores beyond those that were measured."""
+        """One line for each value that the run relied on and that was not measured: variants that ran on an assumed
+        profile, and batch sizes and cores beyond the measured ones."""
         if self._application is None:
             return ()
         return tuple(

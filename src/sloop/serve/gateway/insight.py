@@ -79,7 +79,7 @@ class Insight:
 
 
 def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
-    """One replica, with the cores it has and those it was last ordered to have."""
+    """One replica, with its cores in effect and as last ordered."""
     return {
         "id": replica.id,
         "variant": replica.spec.variant,

@@ -28,9 +28,9 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 SECONDS_KEPT: Final = 60
 DECISIONS_KEPT: Final = 10_000
-"""Listed by `/v2/sloop/decisions`; at one a second, those of almost three hours."""
+"""For `/v2/sloop/decisions`; at one a second this covers almost three hours."""
 SAMPLES_MAX: Final = 4_096
-"""Measured latencies and waits are sorted into histograms once there are so many, or at a scrape. All together that
+"""Measured latencies and waits are sorted into histograms once there are this many, or at a scrape. All together that
 takes some tenths of a millisecond; one by one, every request would pay for two bisections in Python."""
 
 Labels = tuple[str, ...]
