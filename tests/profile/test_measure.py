@@ -104,7 +104,7 @@ def test_every_pass_is_kept_and_what_service_shows_replaces_its_cells(model: Pat
     one, two = profile.samples
     assert (one.mean_ms, one.n, one.scaled) == (7.0, 60, 1.0)
     assert two.scaled > 1
-    assert profile.latency_ms.latency_ms(1, 1) == pytest.approx(7.0)
+    assert profile.latency_ms.latency_ms(1, 1) <= 7.001  # less if two rows happened to be faster than one in service
     assert profile.startup is not None
     assert profile.load_s == pytest.approx(
         profile.startup.process_s + profile.startup.weights_s + profile.startup.first_batch_s
