@@ -53,6 +53,12 @@ def test_a_chosen_system_replaces_the_scenarios_and_several_logs_keep_apart(scen
     assert log.exists()
 
 
+def test_every_record_is_checked_on_request(scenario: Path) -> None:
+    result = CliRunner().invoke(main, ["simulate", str(scenario), "--check", "--json"])
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["runs"]) == 2
+
+
 def test_an_unknown_system_is_refused(scenario: Path) -> None:
     result = CliRunner().invoke(main, ["simulate", str(scenario), "--system", "statik"])
     assert result.exit_code == 1

@@ -11,10 +11,12 @@ from sloop.app.load import load_scenario
 from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.runlog import FileLog
-from sloop.sim import World, recorded_in, simulate
+from sloop.runlog.summary import RunSummary
+from sloop.sim import RecordedRun, World, recorded_in, simulate
 from sloop.systems.replay import header_of
+from sloop.units import ms
 from sloop.vocabulary import Outcome, Request
-from tests.sim.scene import graph_world, records_of
+from tests.sim.scene import graph_world, records_of, world
 
 SCENARIO = """
 name: demo
@@ -190,3 +192,15 @@ def test_a_run_that_resembles_another_has_its_branches_and_parts(tmp_path: Path)
         visit: ways for visit, ways in before.items() if visit in after and visit[0] == "find"
     }
     assert {ways[0] for visit, ways in after.items() if visit[0] == "find"} == {0, 7}
+
+
+def test_what_requests_took_to_arrive_in_a_recorded_run_is_part_of_their_latency() -> None:
+    """At a load that makes nobody wait, all latencies grow by the delay that the log holds."""
+    certain = {"service": {"shape": "deterministic"}}
+    plain = world(trace={"kind": "equal", "rate": 10}, truth=certain)
+    late = replace(plain, recorded=RecordedRun(delays=((ms(0.25), ms(1.5)),)))
+    means_ms = []
+    for played in (plain, late):
+        simulate(played, [summary := RunSummary(played.application)])
+        means_ms.append(summary.latency_ms([0.5])[0])
+    assert means_ms[1] - means_ms[0] == pytest.approx(1.5)
