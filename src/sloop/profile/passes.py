@@ -23,9 +23,9 @@ CellKey = tuple[int, float]
 
 STUDENT_T: Final = (1.96, 1.39, 1.25, 1.19, 1.16, 1.13, 1.12, 1.11, 1.10, 1.09)
 """85 % quantile of Student's t for 1, 2, … degrees of freedom: 70 % of further passes lie within ± this many standard
-deviations. A run lasts several times longer than a pass and so varies less, and the simulator adds a term for sampling
-on
-both sides: together they are meant to hold nine of ten runs (`python -m benchmarks.bands` counts them)."""
+deviations. A run lasts several times longer than a pass and so varies less, and the simulator adds a term for sampling.
+Together they are meant to hold nine of ten runs: with speeds drawn with standard deviations of 1 to 3 %, 67 of 72 runs
+of a minute ended inside, and `python -m benchmarks.bands` counts those of a real machine."""
 SPEED_SD_MIN: Final = 0.01
 """Passes that agree better than 1 % do so by chance: no shared machine repeats itself better."""
 
@@ -42,9 +42,10 @@ class SpeedRange(Struct, frozen=True):
 def speed_range(profile: Profile) -> SpeedRange | None:
     """The range in which the speed of one further run is expected; None with fewer than two comparable passes.
 
-    Each pass has a speed: the mean, over the cells that all passes have, of the logarithm of its mean duration. Their
-    standard deviation s gives the prediction interval of one more pass, ± t · s · √(1 + 1/n). Passes in service count
-    if there are two of them, because that is where the prediction is for; otherwise those of `sloop profile`.
+    Each pass has a speed: the logarithm of the time that its runs took over the time they would have taken at the mean
+    of all passes, in the cells that other passes have, too. Their standard deviation s gives the prediction interval of
+    one more pass, ± t · s · √(1 + 1/n). Passes in service count if there are two of them, because that is where the
+    prediction is for; otherwise those of `sloop profile`.
     """
     for in_service in (True, False):
         chosen = [known for known in profile.passes if known.in_service is in_service]
