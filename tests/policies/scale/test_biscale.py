@@ -121,7 +121,7 @@ def calm(policy: Biscale | None = None, rate_rps: float = 5, **other: Any) -> Sc
     scene = Scene(policy or Biscale(cores_max=8), **other)
     scene.policy.plan(0, scene.view(None))
     for _ in range(3):
-        scene.step(rate_rps, times=10)
+        scene.step(rate_rps, times=7)
         scene.ready()
     return scene
 
@@ -296,7 +296,7 @@ def test_at_an_even_rate_the_plan_settles(
     policy = Biscale(**{"cores_max": 8, **parameters})
     scene = Scene(policy, {name: Amdahl(*form) for name, form in zip("abc", forms, strict=False)}, slo_ms)
     plans = []
-    for second in range(70):
+    for second in range(60):
         count = math.floor((second + 1) * rate_rps) - math.floor(second * rate_rps)
         scene.step(count, max([*scene.rates[-9:], count]))
         if second % 3 == 2:
@@ -304,7 +304,7 @@ def test_at_an_even_rate_the_plan_settles(
         plans.append((scene.groups, scene.batches))
     assert scene.plan is not None
     assert scene.plan.feasible
-    assert [plan for plan in plans[35:] if plan != plans[35]] == []
+    assert [plan for plan in plans[30:] if plan != plans[30]] == []
 
 
 def total(scene: Scene) -> float:
