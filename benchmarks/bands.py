@@ -28,6 +28,7 @@ from benchmarks.models import convolutions, perceptron, small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from sloop.app.load import load_scenario
 from sloop.demo.live import serving
+from sloop.errors import SloopError
 from sloop.load import LoadPlan, LoadResult, run_load
 from sloop.profile.passes import SpeedRange, speed_range
 from sloop.profile.profile import Profile, load_profile, path_beside
@@ -199,6 +200,8 @@ def report(runs: Sequence[BandRun], given: Namespace) -> str:
         *("model", "system", "trace", "rate/s", "attainment live %", "of clients %", "foretold %", "middle %"),
         *("inside", "width, points", "p99 live ms", "foretold ms", "batches took, × profile", "± speed %"),
     )
+    if not runs:
+        return "Every run failed."
     inside = sum(run.inside for run in runs)
     parts = [
         f"{len(runs)} live runs of {given.seconds:g} s at {given.load:g} of capacity; profiles of {given.passes} passes"
@@ -241,7 +244,10 @@ def main() -> None:
             model = chosen[number % len(chosen)]
             system = SYSTEMS[number % len(SYSTEMS)]
             trace = TRACES[number // len(chosen) % len(TRACES)]
-            runs += played(folder, model, system, trace, given, number)
+            try:
+                runs += played(folder, model, system, trace, given, number)
+            except SloopError as error:  # one server that does not start must not cost all other runs
+                say(f"run {number + 1} failed: {error}")
     publish("bands", "Live runs and their ranges", report(runs, given), write=not given.no_write)
 
 

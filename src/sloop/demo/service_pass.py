@@ -1,8 +1,8 @@
 """A pass over a model in real service: a server for it, some seconds of requests, the durations in the server's log.
 
 No stand-in shares a machine as the server and its clients do, so `sloop profile` also measures the model where it will
-run. The rate varies from half of what batches of 1 can carry to a little more than that, so that batches of several
-sizes occur; the deadline is long, so that nothing is dropped.
+run. The rate varies up to about what batches of 1 can carry, so that batches of several sizes occur; the deadline is
+long, so that nothing is dropped.
 """
 
 from collections.abc import Mapping, Sequence
