@@ -35,9 +35,9 @@ SERVERS: Final = {MANY_SERVERS: 8, BATCHING: 4}
 CHECKED: Final = 500_000
 """Requests of the runs whose waits are compared."""
 APART_MAX: Final = 0.15
-"""Of two sides' mean waits, at that length; successive waits are far from independent."""
+"""How far mean waits may differ at that length; successive waits are far from independent."""
 LONG: Final = 1_000_000
-"""Runs of so many requests are made once."""
+"""Runs of this many requests are made once."""
 MIB: Final = 2**20
 RUN_S_MAX: Final = 900
 
@@ -49,7 +49,7 @@ class Side(NamedTuple):
     program: str
     style: str = "plain"
     weight: float = 1.0
-    """Of the requests it is given: a slow one needs no long run to be timed well."""
+    """The share of the requests that it is given: a slow simulator needs no long run to be timed well."""
 
 
 class Seen(NamedTuple):
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
     requests: int
     taken_s: float
     begin_s: float
-    """Of it, before the first request; 0 where that is not told apart."""
+    """The part of it before the first request; 0 if that is not measured."""
     peak_bytes: int
     mean_ms: dict[str, float]
 
@@ -185,7 +185,7 @@ def as_users_run_it(requests: int, rounds: int, seed: int) -> tuple[str, dict[st
 
 
 def agreement(seed: int) -> list[tuple[object, ...]]:
-    """Mean waits of every side: a row for each queue and class. SystemExit where they are not of one queue."""
+    """Mean waits of every simulator: a row for each queue and class. SystemExit if they are not of one queue."""
     rows: list[tuple[object, ...]] = []
     for queue, classes in ((MANY_SERVERS, ("all",)), (BATCHING, ("urgent", "patient"))):
         sides = [side for side in SIDES[queue] if side.style in ("plain", "by-hand")]
@@ -202,7 +202,7 @@ def agreement(seed: int) -> list[tuple[object, ...]]:
 
 
 def compared(queue: str, requests: int, rounds: int, seed: int) -> list[tuple[object, ...]]:
-    """Every side's speed, and its ratio to ours of the same round."""
+    """The speed of every simulator, and its ratio to ours of the same round."""
     sides = SIDES[queue]
     seen: dict[Side, list[Seen]] = {side: [] for side in sides}
     for number in range(rounds):
@@ -248,7 +248,7 @@ def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, 
 
 
 def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[Seen]]:
-    """All of them loaded, the rate growing with their number; and a rate for ten of them, the rest idle."""
+    """All replicas loaded, the rate growing with their number; and a rate for ten of them, the rest idle."""
     counts = (1, 10, 100, 1_000) if quick else (1, 10, 100, 1_000, 10_000)
     requests = 50_000 if quick else 500_000
     idle = Side("sloop, load for ten of them", OURS.program)
