@@ -58,7 +58,7 @@ def test_a_run_from_end_to_end(tmp_path: Path, stub: Any) -> None:
     told: list[ProgressReport] = []
     plan = LoadPlan(stub.url, "m", TRACE, slo_ms=1_000.0, records=tmp_path / "records.jsonl")
     found = run_load(plan, progress=told.append)
-    count = len(TRACE.to_array())
+    count = len(list(TRACE.times_ns()))
     assert found.sent == count == len(stub.heads)
     shares = [len(range(place, count, 5)) for place in range(5)]
     assert [found.late, found.dropped, found.rejected, found.errors] == shares[1:]

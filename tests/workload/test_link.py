@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.units import NS_PER_MS, NS_PER_S, ms
-from sloop.workload.link import KIB, MIB_PER_S, Link, LinkFile, Lte, link_from, read_link
+from sloop.workload.link import BYTES_PER_MS_PER_MIB_S, Link, LinkFile, Lte, link_from, read_link
 
 BUS = "saeid93__sponge/experiments/runner/notebooks/report_bus_0001.log"
 SLAS = "saeid93__sponge/experiments/runner/notebooks/slas.csv"
@@ -27,7 +27,7 @@ def test_transfer_uses_the_second_it_begins_in_and_repeats() -> None:
 def test_an_outage_is_waited_out() -> None:
     link = Link("test", (0.0, 0.0, 1_000.0), "assumed: a test")
     assert link.transfer_ns(NS_PER_S // 2, 5_000) == ms(1_500 + 5)
-    with pytest.raises(InputError, match="the link never has a bandwidth above 0"):
+    with pytest.raises(InputError, match="the link has no second with a bandwidth above 0"):
         Link("dead", (0.0, 0.0), "assumed: a test")
 
 
@@ -37,7 +37,7 @@ def test_the_published_remaining_slos(shared_data: Path) -> None:
     rows = [line.split(",") for line in (shared_data / SLAS).read_text().splitlines()[1:]]
     assert len(rows) == 3
     for size, *remaining_s in rows:
-        assert link.remaining_ms(int(size) * KIB, 1_000.0) == [round(float(value) * 1_000) for value in remaining_s]
+        assert link.remaining_ms(int(size) * 1024, 1_000.0) == [round(float(value) * 1_000) for value in remaining_s]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_the_published_remaining_slos(shared_data: Path) -> None:
 def test_table_of_transfer_times(shared_data: Path, kib: int, expected: list[int]) -> None:
     """Sponge specification 4.3: median, mean, p95, p99, max and the least remaining budget, in ms."""
     link = read_link(LinkFile(shared_data / BUS, rows_max=600))
-    ranked = sorted(link.elapsed_ms(kib * KIB))
+    ranked = sorted(link.elapsed_ms(kib * 1024))
     found = [stdlib.median(ranked), stdlib.mean(ranked), ranked[569], ranked[593], ranked[-1]]
-    assert [*map(round, found), min(link.remaining_ms(kib * KIB, 1_000.0))] == expected
+    assert [*map(round, found), min(link.remaining_ms(kib * 1024, 1_000.0))] == expected
 
 
 def test_deepest_fades_of_the_bus_log(shared_data: Path) -> None:
@@ -68,7 +68,7 @@ def test_synthetic_link_has_the_statistics_of_the_specification() -> None:
     """Sponge specification 4.2: ACF 0.70/0.57/0.32/0.13 of the logarithm, p5 1.46, median 3.02, p95 6.1 MiB/s."""
     autocorrelations, quantiles = [], []
     for seed in range(100):
-        rates = np.array(Lte().link(seed).bytes_per_ms) / MIB_PER_S
+        rates = np.array(Lte().link(seed).bytes_per_ms) / BYTES_PER_MS_PER_MIB_S
         quantiles.append(np.sort(rates)[[30, 300, 570]])
         centred = np.log(rates) - np.log(rates).mean()
         autocorrelations.append([centred[lag:] @ centred[:-lag] / (centred @ centred) for lag in (1, 2, 5, 10)])
@@ -95,7 +95,7 @@ def test_declared_links(tmp_path: Path) -> None:
         ({"kind": "constant", "mbps": 0}, "link.mbps: must be a number above 0 and at most 1,000,000, not 0"),
         ({"kind": "lte", "secnds": 3}, "unknown key 'secnds'"),
         ({"file": "none.log"}, "no such file"),
-        ({"file": "bus.log", "start_s": 9}, "start_s 9 is beyond the 1 rows"),
+        ({"file": "bus.log", "start_s": 9}, "start_s 9 is after the last of 1 rows"),
         ({"file": "short.log"}, "short.log:1: 3 entries instead of 6"),
         ({"file": "text.log"}, "text.log:2 bytes: 'many' is not a number"),
         ({"file": "empty.log"}, "no bandwidth to read"),

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.units import NS_PER_S, s
-from sloop.workload.generate import KINDS, Poisson, generated
+from sloop.workload.generate import KINDS, Poisson, Spread, generated
 from sloop.workload.link import link_from
 from sloop.workload.parse import MissingCounts, SourceText, Unit, quick_counts, read_text
 from sloop.workload.read import Format, TraceFile, is_maps, parse_disb, read_counts, read_maps, read_trace, trace_from
-from sloop.workload.spread import Spread
-from sloop.workload.stats import statistics
+from sloop.workload.trace import statistics
 
 
 def written(folder: Path, text: str, name: str = "trace.txt") -> Path:
@@ -61,9 +60,23 @@ def test_the_counts_of_a_file(tmp_path: Path) -> None:
 
 def test_counts_in_csv_with_gaps(tmp_path: Path) -> None:
     path = written(tmp_path, "second,requests\n0,4\n1,\n2,6\n", "trace.csv")
-    with pytest.raises(InputError, match=r"trace\.csv:3: a gap: second 1 has no count"):
+    with pytest.raises(InputError, match=r"trace\.csv:3: second 1 has no count"):
         read_trace(path)
     assert list(read_trace(TraceFile(path, gaps=MissingCounts.FILL)).counts_per_s()) == [4, 4, 6]
+
+
+@pytest.mark.parametrize("format_", [Format.AUTO, Format.COUNTS])
+def test_counts_next_to_times_need_one_row_per_second(tmp_path: Path, format_: Format) -> None:
+    """The Alibaba GenAI trace samples its rate every 57 s: it must not be read as one row per second."""
+    path = written(tmp_path, "timestamp_anon,value\n1662859176,0.09\n1662859233,1\n", "qps.csv")
+    with pytest.raises(InputError, match=r"qps\.csv:3: the first two rows are 57 s apart, but a trace has one count"):
+        read_trace(TraceFile(path, format=format_, spread=Spread.POISSON))
+    seconds = written(tmp_path, "time,requests\n2026-01-01 00:00:00,4\n2026-01-01 00:00:01,6\n", "s.csv")
+    assert list(read_trace(TraceFile(seconds, format=format_)).counts_per_s()) == [4, 6]
+    ms = written(tmp_path, "ts,requests\n0,4\n1000,6\n", "ms.csv")
+    assert list(read_trace(TraceFile(ms, unit=Unit.MS, format=format_)).counts_per_s()) == [4, 6]
+    stages = written(tmp_path, "start,requests\nmorning,4\nnoon,6\n", "stages.csv")
+    assert list(read_trace(TraceFile(stages, format=format_)).counts_per_s()) == [4, 6]
 
 
 def test_timestamps_and_gaps(tmp_path: Path) -> None:
@@ -84,15 +97,15 @@ def test_timestamps_and_gaps(tmp_path: Path) -> None:
     [
         ("", {}, "the trace is empty"),
         ("1 2 x", {}, ":1: 'x' is not a number"),
-        ("1\n2\n-3", {}, ":3: -3 requests are fewer than none"),
-        ("1 2", {"start_s": 2.0}, "start_s 2 is beyond the end\nhelp: the trace lasts 2 s"),
+        ("1\n2\n-3", {}, ":3: the count -3 is negative"),
+        ("1 2", {"start_s": 2.0}, "start_s 2 is after the end\nhelp: the trace lasts 2 s"),
         ("1 2", {"start_s": 0.5}, "0.5 is not a whole second"),
         ("[1, true]", {}, "not a JSON list of numbers"),
         ("[" * 100_000, {}, "not a JSON list of numbers"),
         ("[]", {}, "the trace is empty"),
         ("{}", {}, "not a DISB workload"),
-        ("a,b\n1,2\n", {}, ":1: whether a, b holds counts or times is not clear"),
-        ("1.5", {"format": Format.TIMESTAMPS, "start_s": 3.0}, "start_s 3 is beyond the end"),
+        ("a,b\n1,2\n", {}, ":1: it is not clear whether a, b holds counts or times"),
+        ("1.5", {"format": Format.TIMESTAMPS, "start_s": 3.0}, "start_s 3 is after the end"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, options: dict[str, object], message: str) -> None:
@@ -166,13 +179,13 @@ def test_whole_counts_are_drawn_as_before_where_they_could_be_rates(tmp_path: Pa
     whole, decimal = written(tmp_path, "3\n5\n"), tmp_path / "decimal.txt"
     decimal.write_text("3.0\n5.0\n")
     first, second = (read_trace(TraceFile(path, spread=Spread.POISSON), seed=1) for path in (whole, decimal))
-    assert first.to_array() == second.to_array()
+    assert list(first.times_ns()) == list(second.times_ns())
 
 
 @pytest.mark.parametrize("spread", [Spread.UNIFORM, Spread.EQUAL, Spread.BURST, Spread.EARLY])
 def test_fractions_are_refused_where_counts_are_exact(tmp_path: Path, spread: Spread) -> None:
     with pytest.raises(
-        InputError, match=r"2: 2.5 is not a whole number of requests\nhelp: for mean rates say `spread: poi"
+        InputError, match=r"2: 2.5 is not a whole number of requests\nhelp: if these are mean rates, say `spread: poi"
     ):
         read_trace(TraceFile(written(tmp_path, "1\n2.5\n"), spread=spread))
 
@@ -197,8 +210,8 @@ def test_clients_are_merged_in_order_and_closed_loops_left_out() -> None:
 
 
 def test_one_client_alone_has_the_arrivals_it_has_in_company() -> None:
-    alone = parse_disb(workload(PERIODIC, POISSON), client="random", seed=3).to_array()
-    together = parse_disb(workload(POISSON, TRACED), client="", seed=3).to_array()
+    alone = list(parse_disb(workload(PERIODIC, POISSON), client="random", seed=3).times_ns())
+    together = list(parse_disb(workload(POISSON, TRACED), client="", seed=3).times_ns())
     assert set(alone) <= set(together)
     assert len(alone) == pytest.approx(2_000, rel=0.1)
 
@@ -206,7 +219,7 @@ def test_one_client_alone_has_the_arrivals_it_has_in_company() -> None:
 @pytest.mark.parametrize(
     ("text", "client", "message"),
     [
-        (workload(CLOSED), "", "only closed-loop (continuous) clients"),
+        (workload(CLOSED), "", "all clients are closed loops (continuous)"),
         (workload(PERIODIC), "stead", "no client 'stead'\nhelp: did you mean 'steady'?"),
         (
             workload(("x", {"type": "priodic"})),
@@ -258,9 +271,12 @@ def test_pairs_follow_one_another_by_number(tmp_path: Path) -> None:
 def test_one_pair_by_the_beginning_of_its_name(tmp_path: Path) -> None:
     maps = folder(tmp_path / "MAPs", **BUSY, **QUIET)
     assert is_maps(maps / "MAP10")
+    assert is_maps(maps / "MAP10_D1")
     assert not is_maps(maps / "MAP2")
+    assert not is_maps(maps / "notes")
+    assert read_trace(maps / "MAP10_D1").provenance.startswith("fitted: MAP matrices of MAP10_D1, 1 of 3600 s")
     trace = read_trace(TraceFile(maps / "MAP10", dwell_s=10.0, scale=0.5))
-    assert len(trace.to_array()) == pytest.approx(1_000, rel=0.1)
+    assert len(list(trace.times_ns())) == pytest.approx(1_000, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -326,9 +342,9 @@ def test_shapes(tmp_path: Path) -> None:
         {"kind": "equal", "rate": 10, "scale": 2, "repeat": 2, "compress": 4}, seed=0, duration_s=6, folder=tmp_path
     )
     assert made.duration_ns == s(6)
-    assert len(made.to_array()) == 10 * 12 * 2 * 2
+    assert len(list(made.times_ns())) == 10 * 12 * 2 * 2
     assert len(
-        trace_from({"kind": "equal", "rate": 1000, "thin": 0.1}, seed=0, duration_s=5, folder=tmp_path).to_array()
+        list(trace_from({"kind": "equal", "rate": 1000, "thin": 0.1}, seed=0, duration_s=5, folder=tmp_path).times_ns())
     ) == (pytest.approx(500, rel=0.2))
 
 
@@ -349,7 +365,7 @@ def test_shapes(tmp_path: Path) -> None:
             {"kind": "poisson", "rate": 1, "duration_s": 0},
             "trace.duration_s: must be a number above 0 and at most 100,000,000, not 0",
         ),
-        ({"kind": "poisson", "rate": 1}, "trace: no duration"),
+        ({"kind": "poisson", "rate": 1}, "trace: the trace has no duration"),
         (
             {"kind": "poisson", "rate": 1, "duration_s": 1e6, "repeat": 200},
             "trace.duration_s: must be a number of at least 0 and at most 100,000,000, not 200000000",

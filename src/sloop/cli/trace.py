@@ -9,8 +9,8 @@ from sloop.report.plots import arrivals_figure, write_figure
 from sloop.workload.trace import statistics, write_counts, write_times
 
 EXAMPLE = """
-sloop trace twitter.txt --duration-s 3600 --plot twitter.png
-sloop trace '{kind: burst, rate: 20}' --duration-s 60 --times burst.txt
+sloop trace '{kind: diurnal, rate: 50, period_s: 600}' --duration-s 600 --counts day.txt --plot day.png
+sloop trace '{file: day.txt, scale: 2, spread: poisson}' --times twice.txt
 """
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.errors import MachineError
+from sloop.quantities import rank
 from sloop.units import NS_PER_MS, NS_PER_S, to_ms
 from sloop.vocabulary import Outcome
 
@@ -324,7 +325,7 @@ def _quantile_ms(values_ns: NDArray[np.int64], share: float) -> float | None:
     """The nearest-rank quantile in ms; None of nothing."""
     if not len(values_ns):
         return None
-    place = max(0, int(np.ceil(share * len(values_ns))) - 1)
+    place = rank(share, len(values_ns))
     return to_ms(int(np.partition(values_ns, place)[place]))
 
 

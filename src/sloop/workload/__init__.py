@@ -3,12 +3,10 @@
 `trace_from` and `link_from` read what a user declares. The package must not know applications, policies or drivers.
 """
 
-from sloop.workload.generate import KINDS, generated
+from sloop.workload.generate import KINDS, Spread, generated
 from sloop.workload.link import Link, LinkFile, link_from, read_link
 from sloop.workload.read import Format, TraceFile, read_trace, trace_from
-from sloop.workload.spread import Spread
-from sloop.workload.stats import Statistics, statistics
-from sloop.workload.trace import Trace, trace_of, write_counts, write_times
+from sloop.workload.trace import Statistics, Trace, statistics, trace_of, write_counts, write_times
 
 __all__ = [
     "KINDS",

@@ -1,14 +1,17 @@
-"""Generated traces: one small class per arrival process, whose fields are its options in a scenario's `trace:`.
+"""Generated traces: one class per arrival process, whose fields are its options under `trace:` in a scenario.
 
-One seed gives the same arrivals on any machine: they are drawn in plain Python floats from the stream `arrivals`. Rates
-are requests per second. Three families: renewal processes and bursts; Poisson processes whose rate follows a curve,
-drawn second by second by thinning (Lewis and Shedler 1979); Markovian arrival processes, whose rate follows a hidden
-Markov chain (Neuts 1979), among them the published matrices of BATCH (SC'20).
+One seed gives the same arrivals on every machine: they are drawn with plain Python floats from the stream `arrivals`.
+Rates are requests per second. There are three families: renewal processes and bursts; Poisson processes whose rate
+follows a curve, drawn by thinning (Lewis and Shedler 1979); and Markovian arrival processes, whose rate depends on a
+hidden Markov chain (Neuts 1979), such as the matrices published with BATCH (SC'20).
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from enum import StrEnum
+from functools import partial
 from itertools import accumulate
 from math import cos, log, pi
 from random import Random
@@ -19,20 +22,130 @@ from sloop.errors import InputError
 from sloop.options import Declared, Limits, as_value, limited, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_S, to_s
-from sloop.workload.spread import Spread, counts_at, poisson_ns, spread_counts
 from sloop.workload.trace import BLOCK_ARRIVALS, NOT_NEGATIVE, POSITIVE, RATE, RATE_ABOVE_0, Trace
 
 STREAM: Final = "arrivals"
 
 
-class Kind(Protocol):
-    """An arrival process; its dataclass fields are its options."""
+class ArrivalProcess(Protocol):
+    """A process that generates arrivals; its dataclass fields are its options."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        """Sorted runs of arrival offsets in `[0, duration_ns)`, in ns."""
+        """Sorted blocks of arrival times in `[0, duration_ns)`, in ns, each block later than the one before."""
         ...
+
+
+class Spread(StrEnum):
+    """Where in its second an arrival falls, for traces that give a count n for each second.
+
+    Source: Sponge specification 4.1; `early` from IPA specification 2.13.
+    """
+
+    UNIFORM = "uniform"
+    """n arrivals at independent uniform times: a Poisson process, given that its count is n."""
+    EQUAL = "equal"
+    """n arrivals with equal gaps, the first at the start of the second."""
+    POISSON = "poisson"
+    """n is a mean rate and may be a fraction: the number of arrivals is Poisson-distributed."""
+    BURST = "burst"
+    """n arrivals, each at an exponential time after the start of the second: a burst, then silence."""
+    EARLY = "early"
+    """n arrivals with exponential gaps of mean 1/(1.5 n) s: most of them in the first two thirds of the second."""
+
+
+def uniform_ns(rng: Random, count: int) -> list[int]:
+    """`count` independent uniform times in one second, sorted, in ns."""
+    random = rng.random
+    return sorted([int(random() * NS_PER_S) for _ in range(count)])
+
+
+def equal_ns(count: int) -> list[int]:
+    """`count` equally spaced times in one second, the first at its start, in ns."""
+    return [place * NS_PER_S // count for place in range(count)]
+
+
+def poisson_ns(rng: Random, rate_rps: float, span_ns: int = NS_PER_S) -> list[int]:
+    """The arrivals of a Poisson process of `rate_rps` in `[0, span_ns)`, sorted, in ns."""
+    if rate_rps <= 0:
+        return []
+    random = rng.random
+    times: list[int] = []
+    gap_ns = -NS_PER_S / rate_rps
+    at_ns = gap_ns * log(1.0 - random())
+    while at_ns < span_ns:
+        times.append(int(at_ns))
+        at_ns += gap_ns * log(1.0 - random())
+    return times
+
+
+def burst_ns(rng: Random, count: int, *, mean_ms: float) -> list[int]:
+    """`count` exponential times after the start of a second, sorted, in ns; a few may be after its end.
+
+    Each is drawn on its own, as Sponge's load generator does (specification 4.1): a second's requests come as a burst.
+    """
+    random = rng.random
+    mean_ns = -mean_ms * (NS_PER_S / 1000)
+    return sorted([int(mean_ns * log(1.0 - random())) for _ in range(count)])
+
+
+def early_ns(rng: Random, count: int) -> list[int]:
+    """`count` times with exponential gaps of mean 1/(1.5 `count`) s, in ns; a few may be after the end of the second.
+
+    The load generator of IPA's and Biscale's artefacts does this (IPA specification 2.13).
+    """
+    random = rng.random
+    gap_ns = -NS_PER_S / (1.5 * max(1, count))
+    return [int(at_ns) for at_ns in accumulate(gap_ns * log(1.0 - random()) for _ in range(count))]
+
+
+def spread_counts(
+    counts: Iterable[Any], spread: Spread, rng: Random, *, duration_ns: int, mean_ms: float = 50.0
+) -> Iterator[list[int]]:
+    """One sorted block of arrival times in ns per second, `counts[k]` arrivals for second k.
+
+    Counts may be fractions only with `poisson`. With `burst` (whose mean is `mean_ms`) and `early`, arrivals may fall
+    into later seconds; those at or after `duration_ns` are left out.
+    """
+    draws: dict[Spread, Callable[[Any], list[int]]] = {
+        Spread.UNIFORM: partial(uniform_ns, rng),
+        Spread.EQUAL: equal_ns,
+        Spread.POISSON: partial(poisson_ns, rng),
+        Spread.BURST: partial(burst_ns, rng, mean_ms=mean_ms),
+        Spread.EARLY: partial(early_ns, rng),
+    }
+    draw = draws[spread]
+    carried: list[int] = []
+    start_ns = 0
+    for count in counts:
+        end_ns = min(start_ns + NS_PER_S, duration_ns)
+        block = [start_ns + offset for offset in draw(count)]
+        if carried or (block and block[-1] >= end_ns):
+            block = sorted(carried + block)
+            carried = [at_ns for at_ns in block if at_ns >= end_ns]
+            block = block[: len(block) - len(carried)]
+        yield block
+        start_ns = end_ns
+
+
+def scaled_counts(counts: Iterable[int], factor: float) -> Iterator[int]:
+    """Counts times `factor`, rounded down; the remainder is added to the next count, so that the total stays right."""
+    remainder = 0.0
+    for count in counts:
+        remainder += count * factor
+        whole = int(remainder)
+        remainder -= whole
+        yield whole
+
+
+def counts_at(rate_rps: float, duration_ns: int) -> Iterator[int]:
+    """A constant rate as whole counts per second; the first k of them add up to `⌊k · rate⌋`."""
+    before = 0
+    for second in range(-(-duration_ns // NS_PER_S)):
+        until = int((second + 1) * rate_rps)
+        yield until - before
+        before = until
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +179,19 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Exactly `rate` arrivals in each second, at uniform offsets; a fractional rate alternates between two counts."""
+    """Exactly `rate` arrivals in each second, at uniform times; a fractional rate alternates between two counts."""
 
     rate: float = limited(limits=RATE)
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        counts = counts_at(self.rate, duration_ns)
-        return spread_counts(counts, Spread.UNIFORM, rng, mean_ms=0.0, duration_ns=duration_ns)
+        return spread_counts(counts_at(self.rate, duration_ns), Spread.UNIFORM, rng, duration_ns=duration_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """`rate` arrivals at the start of each second, each an exponential offset of mean `mean_ms`, then silence.
+    """`rate` arrivals in each second, each at an exponential time of mean `mean_ms` after the second's start.
 
-    Source: Sponge specification 4.1, the published load generator's "exponential" mode.
+    Source: Sponge specification 4.1, the "exponential" mode of the published load generator.
     """
 
     rate: float = limited(limits=RATE)
@@ -87,7 +199,7 @@ class Burst:
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         counts = counts_at(self.rate, duration_ns)
-        return spread_counts(counts, Spread.BURST, rng, mean_ms=self.mean_ms, duration_ns=duration_ns)
+        return spread_counts(counts, Spread.BURST, rng, duration_ns=duration_ns, mean_ms=self.mean_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +215,7 @@ class Gamma:
         gap_ns = rng.gammavariate
         start_ns, into_ns = 0, gap_ns(shape, scale_ns)
         while start_ns < duration_ns:
-            # Times are kept relative to their second so that floats stay exact to the nanosecond in long traces.
+            # Times are relative to their second, so that floats stay exact to the nanosecond in long traces.
             end_ns = min(NS_PER_S, duration_ns - start_ns)
             block: list[int] = []
             while into_ns < end_ns:
@@ -114,32 +226,35 @@ class Gamma:
             into_ns -= end_ns
 
 
-class Curve(Protocol):
-    """A rate over time."""
+class RateCurve(ABC):
+    """A Poisson process whose rate changes over time."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def rate_rps(self, at_s: float) -> float:
         """The rate at an instant."""
-        ...
 
+    @abstractmethod
     def peak_rps(self, second: int) -> float:
-        """No rate in `[second, second + 1]` is above this."""
-        ...
+        """An upper bound of the rate in `[second, second + 1]`."""
 
+    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
+        """One block per second: arrivals at the second's peak rate, each kept with probability rate/peak.
 
-def curve_blocks(curve: Curve, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-    """One block of Poisson arrivals per second, sorted ns offsets from 0: candidates at the second's peak rate, each
-    kept with probability rate/peak. That is exact, because a Poisson process has no memory."""
-    for second in range(-(-duration_ns // NS_PER_S)):
-        peak = curve.peak_rps(second)
-        start_ns = second * NS_PER_S
-        block = [start_ns + offset for offset in poisson_ns(rng, peak)]
-        kept = [at_ns for at_ns in block if rng.random() * peak < curve.rate_rps(to_s(at_ns))]
-        yield kept if start_ns + NS_PER_S <= duration_ns else [at_ns for at_ns in kept if at_ns < duration_ns]
+        That is exact, because the arrivals of a Poisson process are independent of each other.
+        """
+        for second in range(-(-duration_ns // NS_PER_S)):
+            peak = self.peak_rps(second)
+            start_ns = second * NS_PER_S
+            block = [start_ns + offset for offset in poisson_ns(rng, peak)]
+            kept = [at_ns for at_ns in block if rng.random() * peak < self.rate_rps(to_s(at_ns))]
+            yield kept if start_ns + NS_PER_S <= duration_ns else [at_ns for at_ns in kept if at_ns < duration_ns]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The rates in turn, each for `each_s` seconds; the last one stays."""
+class Step(RateCurve):
+    """One rate after another, each for `each_s` seconds; the last one continues."""
 
     rates: tuple[float, ...] = limited(limits=RATE)
     each_s: float = limited(limits=POSITIVE)
@@ -152,13 +267,10 @@ class Step:
         first = min(int(second / self.each_s), last)
         return max(self.rates[first : min(int((second + 1) / self.each_s), last) + 1])
 
-    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return curve_blocks(self, rng, duration_ns)
-
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
-    """From `rate` in a straight line to `end_rate` within `ramp_s` seconds, then level."""
+class Ramp(RateCurve):
+    """From `rate` linearly to `end_rate` within `ramp_s` seconds, then constant."""
 
     rate: float = limited(limits=RATE)
     end_rate: float = limited(limits=RATE)
@@ -170,15 +282,12 @@ class Ramp:
     def peak_rps(self, second: int) -> float:
         return max(self.rate_rps(second), self.rate_rps(second + 1))
 
-    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return curve_blocks(self, rng, duration_ns)
-
 
 @dataclass(frozen=True, slots=True)
-class Diurnal:
-    """A sinusoid about `rate`: lowest at the start (night), highest half a period later.
+class Diurnal(RateCurve):
+    """A sinusoid around `rate`: lowest at the start (night), highest half a period later (noon).
 
-    `swing` is the amplitude as a fraction of the mean; `phase_s` starts the trace that much later in the day.
+    `swing` is the amplitude as a fraction of the mean; `phase_s` is the time of day at which the trace starts.
     """
 
     rate: float = limited(limits=RATE)
@@ -197,13 +306,10 @@ class Diurnal:
             return self.rate * (1.0 + self.swing)
         return max(self.rate_rps(second), self.rate_rps(second + 1))
 
-    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return curve_blocks(self, rng, duration_ns)
-
 
 @dataclass(frozen=True, slots=True)
-class Square:
-    """`burst_rate` for the first `burst_s` seconds of every `period_s`, `rate` for the rest."""
+class Square(RateCurve):
+    """`burst_rate` in the first `burst_s` seconds of every `period_s`, `rate` in the rest."""
 
     rate: float = limited(limits=RATE)
     burst_rate: float = limited(limits=RATE)
@@ -212,9 +318,8 @@ class Square:
 
     def __post_init__(self) -> None:
         if self.burst_s > self.period_s:
-            raise InputError(
-                f"burst_s {self.burst_s:g} is longer than period_s {self.period_s:g}", help="make the period longer"
-            )
+            what = f"burst_s {self.burst_s:g} is longer than period_s {self.period_s:g}"
+            raise InputError(what, help="make the period longer or the burst shorter")
 
     def rate_rps(self, at_s: float) -> float:
         return self.burst_rate if at_s % self.period_s < self.burst_s else self.rate
@@ -229,24 +334,21 @@ class Square:
                 return self.burst_rate
         return max(self.rate, self.burst_rate)
 
-    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return curve_blocks(self, rng, duration_ns)
-
 
 Matrix = tuple[tuple[float, ...], ...]
 
-STATES_MAX = 64
-ROW_SUM_TOLERANCE = 0.01
-"""Published matrices are rounded; a row may miss zero by this share of its diagonal."""
+STATES_MAX: Final = 64
+"""Checking a process takes time cubic in its states; published ones have 2 to 16."""
+ROW_SUM_TOLERANCE: Final = 0.01
+"""Published matrices are rounded; the sum of a row may differ from zero by this share of its diagonal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A Markovian arrival process given by two n × n matrices of rates per second; it starts in the stationary
-    distribution.
+    """A Markovian arrival process, given by two n × n matrices of rates per second; it starts in its stationary state.
 
-    Off the diagonal of D0 the chain moves without an arrival; D1 moves, or stays, with one; the diagonal of D0 makes
-    every row of D0 + D1 sum to zero. A process whose D1 is diagonal is an MMPP.
+    Off the diagonal, D0 has the rates of transitions without an arrival. D1 has those with an arrival, also back into
+    the same state. The diagonal of D0 makes each row of D0 + D1 sum to zero. If D1 is diagonal, the process is an MMPP.
     """
 
     d0: tuple[tuple[float, ...], ...] = limited(limits=Limits(least=-1e7, most=1e7))
@@ -255,92 +357,62 @@ class Map:
     def __post_init__(self) -> None:
         size = len(self.d0)
         if size > STATES_MAX:
-            raise InputError(f"{size} states are too many", help=f"at most {STATES_MAX}")
+            raise InputError(f"{size} states are too many", help=f"use at most {STATES_MAX}")
         for name, matrix in (("d0", self.d0), ("d1", self.d1)):
             if len(matrix) != size or any(len(row) != size for row in matrix):
-                raise InputError(f"{name} is not a {size} by {size} matrix", help="d0 and d1 are square and alike")
+                raise InputError(f"{name} is not a {size} by {size} matrix", help="d0 and d1 are square, of equal size")
         for state in range(size):
-            _check_row(self.d0, self.d1, state)
+            self._check_row(state)
         stationary(self)
 
-    def rate_rps(self) -> float:
-        """Long-run mean arrival rate: the stationary distribution times D1's row sums."""
-        return sum(share * sum(row) for share, row in zip(stationary(self), self.d1, strict=True))
+    def _check_row(self, state: int) -> None:
+        row, leaving = self.d0[state], sum(self.d1[state])
+        diagonal = -row[state]
+        leaving += sum(rate for other, rate in enumerate(row) if other != state)
+        if min(self.d1[state]) < 0 or any(rate < 0 for other, rate in enumerate(row) if other != state):
+            raise InputError(f"row {state + 1} has a negative rate", help="only the diagonal of d0 is negative")
+        if diagonal <= 0 or abs(diagonal - leaving) > ROW_SUM_TOLERANCE * diagonal:
+            what = f"row {state + 1} of d0 + d1 sums to {leaving - diagonal:g}, not 0"
+            raise InputError(what, help=f"d0's diagonal there should be {-leaving:g}")
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return _walk(self, rng, duration_ns)
+        size = len(self.d0)
+        cumulated = [self._cumulated_rates(state) for state in range(size)]
+        random = rng.random
+        state = min(bisect_right(list(accumulate(stationary(self))), random()), size - 1)
+        for start_ns in range(0, duration_ns, NS_PER_S):
+            length_ns = min(NS_PER_S, duration_ns - start_ns)
+            block: list[int] = []
+            at_ns = 0.0
+            while True:
+                sums = cumulated[state]
+                at_ns -= log(1.0 - random()) * NS_PER_S / sums[-1]
+                if at_ns >= length_ns:
+                    break  # An exponential wait has no memory: it is drawn anew from the start of the next second.
+                transition = bisect_right(sums, random() * sums[-1])
+                if transition >= size:
+                    block.append(start_ns + int(at_ns))
+                state = transition % size
+            yield block
 
-
-@dataclass(frozen=True, slots=True)
-class Mmpp:
-    """Poisson arrivals at `rates[k]` while in state k, which lasts exponentially with mean `mean_s[k]` seconds.
-
-    With two states they alternate; with more, the next is any other with equal probability.
-    """
-
-    rates: tuple[float, ...] = limited(limits=RATE)
-    mean_s: tuple[float, ...] = limited(limits=Limits(least=1e-6, most=1e9))
-
-    def __post_init__(self) -> None:
-        if not 2 <= len(self.rates) == len(self.mean_s) <= STATES_MAX:
-            raise InputError(
-                f"{len(self.rates)} rates and {len(self.mean_s)} mean_s",
-                help=f"give as many of one as of the other, 2 to {STATES_MAX}",
-            )
-
-    def as_map(self) -> Map:
-        """The same process as matrices."""
-        states = range(len(self.rates))
-        away = len(self.rates) - 1
-        d0 = tuple(
-            tuple(-self.rates[i] - 1.0 / self.mean_s[i] if i == j else 1.0 / (self.mean_s[i] * away) for j in states)
-            for i in states
-        )
-        return Map(d0, tuple(tuple(self.rates[i] if i == j else 0.0 for j in states) for i in states))
-
-    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return self.as_map().blocks(rng, duration_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class OnOff:
-    """Poisson at `rate` while on, at `off_rate` while off; both last exponentially with means `on_s` and `off_s`."""
-
-    rate: float = limited(limits=RATE)
-    on_s: float = limited(limits=POSITIVE)
-    off_s: float = limited(limits=POSITIVE)
-    off_rate: float = limited(0.0, limits=RATE)
-
-    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-        return Mmpp((self.rate, self.off_rate), (self.on_s, self.off_s)).blocks(rng, duration_ns)
-
-
-def _check_row(d0: Matrix, d1: Matrix, state: int) -> None:
-    row, exits = d0[state], sum(d1[state])
-    diagonal = -row[state]
-    exits += sum(rate for other, rate in enumerate(row) if other != state)
-    if min(d1[state]) < 0 or any(rate < 0 for other, rate in enumerate(row) if other != state):
-        raise InputError(f"row {state + 1} has a negative rate", help="only the diagonal of d0 is negative")
-    if diagonal <= 0 or abs(diagonal - exits) > ROW_SUM_TOLERANCE * diagonal:
-        raise InputError(
-            f"row {state + 1} of d0 + d1 sums to {exits - diagonal:g}, not 0",
-            help=f"d0's diagonal there should be {-exits:g}",
-        )
+    def _cumulated_rates(self, state: int) -> list[float]:
+        """Partial sums of the rates out of `state`: first those without an arrival, then those with one."""
+        silent = [0.0 if other == state else rate for other, rate in enumerate(self.d0[state])]
+        return list(accumulate([*silent, *self.d1[state]]))
 
 
 def stationary(process: Map) -> tuple[float, ...]:
-    """The long-run share of time in each state: π (D0 + D1) = 0, Σ π = 1.
+    """The long-run share of time in each state: π (D0 + D1) = 0, Σ π = 1. InputError if the chain is not connected.
 
-    By Grassmann, Taksar and Heyman's elimination, which subtracts nothing and so stays accurate and non-negative.
+    The elimination of Grassmann, Taksar and Heyman never subtracts, so its result is accurate and never negative.
     """
     size = len(process.d0)
     flow = [[process.d0[i][j] + process.d1[i][j] if i != j else 0.0 for j in range(size)] for i in range(size)]
     for last in range(size - 1, 0, -1):
         leaving = sum(flow[last][:last])
         if leaving <= 0:
-            raise InputError(
-                f"state {last + 1} never leads back to the states before it", help="connect the states both ways"
-            )
+            what = f"state {last + 1} never leads back to the states before it"
+            raise InputError(what, help="give it a rate towards one of them")
         for i in range(last):
             flow[i][last] /= leaving
             for j in range(last):
@@ -352,48 +424,49 @@ def stationary(process: Map) -> tuple[float, ...]:
     return tuple(share / total for share in shares)
 
 
-def _walk(process: Map, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
-    """The chain's arrivals, second by second.
+@dataclass(frozen=True, slots=True)
+class Mmpp:
+    """Poisson arrivals at `rates[k]` while in state k, which lasts an exponential time of mean `mean_s[k]` seconds.
 
-    A move is drawn by its place in the row of D0's (silent) and D1's (arriving) rates laid end to end.
+    Two states alternate; with more, all other states are equally likely next.
     """
-    size = len(process.d0)
-    moves = [_moves(process, state) for state in range(size)]
-    random = rng.random
-    state = _first_state(process, random())
-    for start_ns in range(0, duration_ns, NS_PER_S):
-        length_ns = min(NS_PER_S, duration_ns - start_ns)
-        block: list[int] = []
-        at_ns = 0.0
-        while True:
-            sums = moves[state]
-            at_ns -= log(1.0 - random()) * NS_PER_S / sums[-1]
-            if at_ns >= length_ns:
-                break  # A wait has no memory: it is drawn anew from the next second's start.
-            drawn = random() * sums[-1]
-            place = bisect_right(sums, drawn)
-            if place >= size:
-                block.append(start_ns + int(at_ns))
-            state = place % size
-        yield block
+
+    rates: tuple[float, ...] = limited(limits=RATE)
+    mean_s: tuple[float, ...] = limited(limits=Limits(least=1e-6, most=1e9))
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.rates) == len(self.mean_s) <= STATES_MAX:
+            what = f"{len(self.rates)} rates and {len(self.mean_s)} mean_s"
+            raise InputError(what, help=f"give both for each state, for 2 to {STATES_MAX} states")
+
+    def as_map(self) -> Map:
+        """The same process as matrices."""
+        states = range(len(self.rates))
+        others = len(self.rates) - 1
+        d0 = tuple(
+            tuple(-self.rates[i] - 1.0 / self.mean_s[i] if i == j else 1.0 / (self.mean_s[i] * others) for j in states)
+            for i in states
+        )
+        return Map(d0, tuple(tuple(self.rates[i] if i == j else 0.0 for j in states) for i in states))
+
+    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
+        return self.as_map().blocks(rng, duration_ns)
 
 
-def _moves(process: Map, state: int) -> list[float]:
-    silent = [0.0 if other == state else rate for other, rate in enumerate(process.d0[state])]
-    return list(accumulate([*silent, *process.d1[state]]))
+@dataclass(frozen=True, slots=True)
+class OnOff:
+    """Poisson at `rate` while on, at `off_rate` while off; both periods are exponential, of mean `on_s` and `off_s`."""
+
+    rate: float = limited(limits=RATE)
+    on_s: float = limited(limits=POSITIVE)
+    off_s: float = limited(limits=POSITIVE)
+    off_rate: float = limited(0.0, limits=RATE)
+
+    def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
+        return Mmpp((self.rate, self.off_rate), (self.on_s, self.off_s)).blocks(rng, duration_ns)
 
 
-def _first_state(process: Map, drawn: float) -> int:
-    until = 0.0
-    shares = stationary(process)
-    for state, share in enumerate(shares):
-        until += share
-        if drawn < until:
-            return state
-    return len(shares) - 1
-
-
-KINDS: Final[Mapping[str, type[Kind]]] = MappingProxyType(
+KINDS: Final[Mapping[str, type[ArrivalProcess]]] = MappingProxyType(
     {
         "poisson": Poisson,
         "equal": Equal,
@@ -411,19 +484,19 @@ KINDS: Final[Mapping[str, type[Kind]]] = MappingProxyType(
 )
 
 
-def kind_of(declared: Declared, *, also: Collection[str] = ()) -> Kind:
-    """The arrival process that `kind:` names, with the options beside it; `also` are keys for other readers."""
+def kind_of(declared: Declared, *, also: Collection[str] = ()) -> ArrivalProcess:
+    """The arrival process that `kind:` names, with its options; `also` are keys that the caller reads."""
     value = as_value(declared, "trace")
     kind = value.mapping(required=("kind",))["kind"].entry(KINDS, "kind of trace")
     return read_options(kind, value, also=("kind", *also))
 
 
-def generated(kind: Kind, *, seed: int, duration_ns: int, name: str = STREAM) -> Trace:
-    """The trace a process makes in the world `seed`; `name` is its stream, for worlds with several traces."""
-    word = next((word for word, known in KINDS.items() if known is type(kind)), type(kind).__name__.lower())
-    options = " ".join(f"{field.name}={getattr(kind, field.name)}" for field in fields(kind))
+def generated(process: ArrivalProcess, *, seed: int, duration_ns: int, name: str = STREAM) -> Trace:
+    """The trace that a process generates from the random stream `name` of `seed`."""
+    kind = next((word for word, known in KINDS.items() if known is type(process)), type(process).__name__.lower())
+    options = " ".join(f"{field.name}={getattr(process, field.name)}" for field in fields(process))
 
     def blocks() -> Iterator[Sequence[int]]:
-        return kind.blocks(stream(seed, name), duration_ns)
+        return process.blocks(stream(seed, name), duration_ns)
 
-    return Trace(word, duration_ns, f"assumed: generated, {word} {options}, seed {seed}", blocks)
+    return Trace(kind, duration_ns, f"assumed: generated, {kind} {options}, seed {seed}", blocks)

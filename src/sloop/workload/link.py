@@ -1,8 +1,8 @@
-"""Client links: how long a request is on its way to the server, second by second.
+"""Client links: how long each request is on its way to the server.
 
-A transfer takes `payload_bytes / bandwidth`, at the bandwidth of the second in which sending begins, plus a constant
-round trip; the series of bandwidths repeats. Source: Sponge specification 4.2 and 4.3 (van der Hooft's 4G log, the
-published remaining SLOs) and its synthetic replacement.
+A transfer takes `payload_bytes / bandwidth`, with the bandwidth of the second in which it begins, plus a constant round
+trip. After its last second, the series of bandwidths starts again. Source: Sponge specification 4.2 and 4.3 (van der
+Hooft's 4G log, the published remaining SLOs, and a synthetic link like them).
 """
 
 import csv
@@ -19,18 +19,18 @@ from sloop.errors import InputError
 from sloop.options import Declared, Limits, Value, as_value, limited, nearest, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_MS, NS_PER_S
-from sloop.workload.parse import SourceText, read_text
+from sloop.workload.parse import SourceText, read_number, read_text, refuse
 from sloop.workload.trace import NOT_NEGATIVE, POSITIVE
 
 BYTES_PER_MS_PER_MBPS: Final = 125.0
-MIB_PER_S: Final = 1048.576
-"""1 MiB/s in bytes per ms."""
-KIB: Final = 1024
+BYTES_PER_MS_PER_MIB_S: Final = 1048.576
+RTT_MS: Final = Limits(least=0, most=60_000.0)
+MBPS: Final = Limits(least=0, most=1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Bandwidth per second in bytes per ms; a second of bandwidth 0 is an outage that a transfer waits out."""
+    """The bandwidth in each second, in bytes per ms. Transfers wait while it is 0."""
 
     name: str
     bytes_per_ms: Sequence[float]
@@ -39,10 +39,10 @@ class Link:
 
     def __post_init__(self) -> None:
         if not any(rate > 0 for rate in self.bytes_per_ms):
-            raise InputError("the link never has a bandwidth above 0", where=self.name, help="give it a bandwidth")
+            refuse(self.name, "the link has no second with a bandwidth above 0", "check the file, or give a bandwidth")
 
     def transfer_ns(self, sent_ns: int, payload_bytes: int) -> int:
-        """The time in ns that a request of `payload_bytes` takes if sent at `sent_ns` from the start."""
+        """The time in ns that a request of `payload_bytes` takes if it is sent `sent_ns` after the start."""
         second = sent_ns // NS_PER_S
         waited_ns = 0
         while (rate := self.bytes_per_ms[second % len(self.bytes_per_ms)]) <= 0:
@@ -56,7 +56,7 @@ class Link:
         return [self.transfer_ns(second * NS_PER_S, payload_bytes) / NS_PER_MS for second in seconds]
 
     def remaining_ms(self, payload_bytes: int, slo_ms: float) -> list[int]:
-        """The rest of an SLO after the transfer, per second of the series: whole ms, rounded down, at least 0."""
+        """What the transfer leaves of an SLO, for each second of the series: whole ms, rounded down, at least 0."""
         return [max(0, floor(slo_ms - elapsed)) for elapsed in self.elapsed_ms(payload_bytes)]
 
 
@@ -66,24 +66,24 @@ class LinkFormat(StrEnum):
     AUTO = "auto"
     """CSV if the first line has a comma, else a Ghent log."""
     GHENT = "ghent"
-    """`unix_ms ms_since_start latitude longitude bytes interval_ms`, a line a second."""
+    """One line per second: `unix_ms ms_since_start latitude longitude bytes interval_ms`."""
     CSV = "csv"
-    """A column of Mbit/s with a header, such as 5Gophers' `throughput_mbps`, a row a second."""
+    """One row per second; a column, such as 5Gophers' `throughput_mbps`, has the bandwidth in Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFile:
-    """A recorded link; the fields are the keys beside `file:`."""
+    """A recorded link; the fields are the keys next to `file:`."""
 
     file: Path
     format: LinkFormat = LinkFormat.AUTO
     member: str = ""
     column: str = "throughput_mbps"
     only: Mapping[str, str] = field(default_factory=dict)
-    """For CSV: rows whose columns have these values, such as `{carrier: VERIZON, run_num: 1}`."""
+    """For CSV: read only the rows with these values, such as `{carrier: VERIZON, run_num: 1}`."""
     start_s: int = limited(0, limits=Limits(least=0, most=1e8))
     rows_max: int = limited(10_000_000, limits=Limits(least=1, most=1e8))
-    rtt_ms: float = limited(0.0, limits=Limits(least=0, most=60_000.0))
+    rtt_ms: float = limited(0.0, limits=RTT_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Constant:
     """The same bandwidth all the time."""
 
     mbps: float = limited(limits=Limits(above=0, most=1e6))
-    rtt_ms: float = limited(0.0, limits=Limits(least=0, most=60_000.0))
+    rtt_ms: float = limited(0.0, limits=RTT_MS)
 
     def link(self, seed: int) -> Link:
         rate = self.mbps * BYTES_PER_MS_PER_MBPS
@@ -100,10 +100,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Lte:
-    """A synthetic 4G link like the Ghent bus log, in MiB/s. Source: Sponge specification 4.2.
+    """A synthetic 4G link with the statistics of the Ghent bus log, in MiB/s. Source: Sponge specification 4.2.
 
-    `ln bw = mu + sigma (√share·x + √(1 - share)·ε)`, x an AR(1) process of coefficient `phi` and variance 1, clipped to
-    `[low, high]`, then fades: one in `fade_every_s` seconds on average, of 1 or 2 s, to 15 to 40 % of the bandwidth.
+    `ln bw = mu + sigma (√share·x + √(1 - share)·ε)`, where x is an AR(1) process of coefficient `phi` and variance 1,
+    clipped to `[low, high]`. On average every `fade_every_s` seconds, the bandwidth fades to 15 to 40 % for 1 or 2 s.
     """
 
     seconds: int = limited(600, limits=Limits(least=1, most=1e7))
@@ -114,19 +114,19 @@ class Lte:
     low: float = limited(0.4, limits=Limits(above=0, most=1e5))
     high: float = limited(7.0, limits=Limits(above=0, most=1e5))
     fade_every_s: float = limited(200.0, limits=POSITIVE)
-    rtt_ms: float = limited(0.0, limits=Limits(least=0, most=60_000.0))
+    rtt_ms: float = limited(0.0, limits=RTT_MS)
 
     def link(self, seed: int) -> Link:
         rng = stream(seed, "link")
-        rates = array("d", (MIB_PER_S * mib for mib in self._walk(rng)))
+        rates = array("d", (BYTES_PER_MS_PER_MIB_S * mib for mib in self._mib_per_s(rng)))
         return Link("lte", rates, f"assumed: synthetic 4G, seed {seed}", round(self.rtt_ms * NS_PER_MS))
 
-    def _walk(self, rng: Random) -> Iterator[float]:
+    def _mib_per_s(self, rng: Random) -> Iterator[float]:
         state = rng.gauss(0.0, 1.0)
         fading_s, depth = 0, 1.0
         for _ in range(self.seconds):
-            blurred = sqrt(self.share) * state + sqrt(1.0 - self.share) * rng.gauss(0.0, 1.0)
-            bandwidth = min(max(exp(self.mu + self.sigma * blurred), self.low), self.high)
+            deviation = sqrt(self.share) * state + sqrt(1.0 - self.share) * rng.gauss(0.0, 1.0)
+            bandwidth = min(max(exp(self.mu + self.sigma * deviation), self.low), self.high)
             if fading_s == 0 and rng.random() < 1.0 / self.fade_every_s:
                 fading_s, depth = rng.choice((1, 2)), rng.uniform(0.15, 0.4)
             if fading_s:
@@ -140,7 +140,7 @@ LINKS: Final[Mapping[str, type[Constant | Lte]]] = {"constant": Constant, "lte":
 
 
 def link_options(value: Value) -> LinkFile | Constant | Lte:
-    """The options in `value`. InputError for what is wrong with them; no file is looked at."""
+    """The options in `value`. InputError for a mistake in them; no file is opened."""
     fields = value.mapping()
     if ("kind" in fields) == ("file" in fields):
         value.fail("a link has either `kind` or `file`", f"kinds: {', '.join(LINKS)}; or `file:` and a path to read")
@@ -150,12 +150,15 @@ def link_options(value: Value) -> LinkFile | Constant | Lte:
 
 
 def _wanted_cells(value: Value) -> dict[str, str]:
-    """Cells are text, also where YAML reads a number."""
+    """Cells of a CSV file are text, also those that YAML reads as numbers."""
     return {key: str(each.content) for key, each in value.mapping().items()}
 
 
 def link_from(spec: Declared, *, seed: int, folder: Path) -> Link:
-    """The link a user declares: `{kind: constant, mbps: 20}`, `{kind: lte}` or `{file: report_bus_0001.log}`."""
+    """The declared link: `{kind: constant, mbps: 20}`, `{kind: lte}` or `{file: report_bus_0001.log}`.
+
+    Relative file names start at `folder`; `seed` generates a synthetic link. InputError for a mistake.
+    """
     options = link_options(as_value(spec, "link"))
     if isinstance(options, LinkFile):
         return read_link(replace(options, file=folder / options.file))
@@ -163,7 +166,7 @@ def link_from(spec: Declared, *, seed: int, folder: Path) -> Link:
 
 
 def read_link(source: LinkFile | Path | str) -> Link:
-    """Read a recorded link."""
+    """Read a recorded link. InputError if the file cannot be read or holds something else."""
     recorded = source if isinstance(source, LinkFile) else LinkFile(Path(source))
     text = read_text(recorded.file, member=recorded.member)
     first = text.text.partition("\n")[0]
@@ -171,53 +174,37 @@ def read_link(source: LinkFile | Path | str) -> Link:
     rates = array("d", _csv_rates(text, recorded) if is_csv else _ghent_rates(text))
     chosen = rates[recorded.start_s : recorded.start_s + recorded.rows_max]
     if not chosen:
-        raise InputError(
-            "no bandwidth to read" if not rates else f"start_s {recorded.start_s} is beyond the {len(rates)} rows",
-            where=text.where,
-            help="check the file, `only` and `start_s`",
-        )
+        what = f"start_s {recorded.start_s} is after the last of {len(rates)} rows" if rates else "no bandwidth to read"
+        refuse(text.where, what, "check the file, `only` and `start_s`")
     name = recorded.file.name
     return Link(name, chosen, f"measured: {name}, {len(chosen)} s", round(recorded.rtt_ms * NS_PER_MS))
 
 
 def _ghent_rates(text: SourceText) -> Iterator[float]:
-    """Whole bytes per ms of each line: ⌊bytes / interval_ms⌋, as Sponge rounds."""
+    """The whole bytes per ms of each line, ⌊bytes / interval_ms⌋: Sponge rounds them down too."""
     for line, content in enumerate(text.text.splitlines(), start=1):
         cells = content.split()
         if not cells:
             continue
-        where = f"{text.where}:{line}"
         if len(cells) != 6:
-            raise InputError(
-                f"{len(cells)} entries instead of 6",
-                where=where,
-                help="a line is: unix_ms ms_since_start latitude longitude bytes interval_ms",
-            )
-        carried = NOT_NEGATIVE.check(_read_number(cells[4], f"{where} bytes"), f"{where} bytes")
-        interval_ms = POSITIVE.check(_read_number(cells[5], f"{where} interval_ms"), f"{where} interval_ms")
-        yield float(carried // interval_ms)
+            columns = "unix_ms ms_since_start latitude longitude bytes interval_ms"
+            refuse(text.where, f"{len(cells)} entries instead of 6", f"a line is: {columns}", line)
+        where = f"{text.where}:{line}"
+        carried = read_number(cells[4], NOT_NEGATIVE, f"{where} bytes")
+        yield float(carried // read_number(cells[5], POSITIVE, f"{where} interval_ms"))
 
 
 def _csv_rates(text: SourceText, recorded: LinkFile) -> Iterator[float]:
-    """Bytes per ms of the rows that `only` chooses and whose bandwidth is not empty."""
+    """The bytes per ms of the rows that `only` selects and whose bandwidth is not empty."""
     rows = csv.DictReader(text.text.splitlines(keepends=True))
     try:
         columns = list(rows.fieldnames or [])
         for name in (recorded.column, *recorded.only):
             if name not in columns:
-                raise InputError(f"no column {name!r}", where=f"{text.where}:1", help=nearest(name, columns))
+                refuse(text.where, f"no column {name!r}", nearest(name, columns), 1)
         for row in rows:
             cell = row[recorded.column]
             if cell and all(row[name] == value for name, value in recorded.only.items()):
-                where = f"{text.where}:{rows.line_num}"
-                mbps = Limits(least=0, most=1e6).check(_read_number(cell, where), where)
-                yield mbps * BYTES_PER_MS_PER_MBPS
+                yield read_number(cell, MBPS, f"{text.where}:{rows.line_num}") * BYTES_PER_MS_PER_MBPS
     except csv.Error as error:
         raise InputError(f"not CSV: {error}", where=f"{text.where}:{rows.line_num}", help="check that line") from None
-
-
-def _read_number(text: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{text[:40]!r} is not a number", where=where, help="bandwidth files hold numbers") from None

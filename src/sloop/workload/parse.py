@@ -1,8 +1,7 @@
-"""Text and numbers out of trace files, each number with its line.
+"""Files to numbers: decompression and archives, columns and lines, counts, times of arrival and times between arrivals.
 
-Files may be plain, .gz, .bz2, .xz, or members of .zip and tar archives, and are bounded in size. What is not a number,
-or cannot be read, raises `InputError` with file, archive member and line. The module must not know what the numbers
-mean beyond counts, times of arrival and times between arrivals.
+Files may be plain or compressed, or members of zip and tar archives; their size is bounded. InputError names file,
+archive member and line of what cannot be read. Must not know which formats of traces and links there are.
 """
 
 import bz2
@@ -15,7 +14,7 @@ import zipfile
 import zlib
 from array import array
 from calendar import timegm
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,19 +23,20 @@ from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, NamedTuple, NoReturn
 
 from sloop.errors import InputError
-from sloop.options import nearest
+from sloop.options import Limits, nearest
+from sloop.text import quoted
 from sloop.units import NS_PER_S
 
 BYTES_MAX: Final = 512 * 2**20
-"""Decompressed. A larger file is refused before it fills the memory: compression ratios of 1,000 are easily made."""
-
+"""Decompressed. A file of a few hundred kB can decompress to more than the memory holds."""
 MEMBERS_MAX: Final = 10_000
 
 _TAR = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
-_BROKEN: Final = (
+_OPENERS: Final[Mapping[str, Callable[[Path, str], Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_UNREADABLE: Final = (
     OSError,
     EOFError,
     zlib.error,
@@ -51,34 +51,37 @@ _BROKEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """The text of a file and its place, for error messages."""
+    """The text of a file, and the file's name for error messages."""
 
     text: str
     where: str
 
 
+def refuse(where: str, what: str, help: str, line: int = 0) -> NoReturn:
+    """Raise the InputError for a file, and for its `line` from 1."""
+    raise InputError(what, where=f"{where}:{line}" if line else where, help=help)
+
+
 def read_text(path: Path, *, member: str = "") -> SourceText:
-    """The text of a file, decompressed; in an archive that of `member`, or of the only file in it."""
+    """The text of a file, decompressed; of an archive, the only file whose name starts with `member`."""
     if not _is_archive(path):
         return _decoded(_plain_bytes(path), str(path))
     members = _members(path, prefix=member)
-    if len(members) != 1:
-        names = ", ".join(list(members)[:10])
-        what = f"{len(members)} files to choose from: {names}" if members else f"no file called {member!r} in it"
-        raise InputError(what, where=str(path), help="name one of its files as `member`")
-    name, content = next(iter(members.items()))
-    return _decoded(content, f"{path}!{name}")
+    if len(members) == 1:
+        name, content = next(iter(members.items()))
+        return _decoded(content, f"{path}!{name}")
+    names = ", ".join([*list(members)[:3], "…"] if len(members) > 3 else members)
+    what = f"the archive has {len(members)} files: {names}" if members else f"no file called {member!r} in the archive"
+    refuse(str(path), what, "name one of its files as `member`; a set of MAP matrices needs `format: map`")
 
 
 def read_folder(path: Path, *, member: str = "") -> dict[str, SourceText]:
-    """The files of a folder, or those of an archive whose names begin with `member`, by file name."""
+    """The files of a folder, or those of an archive whose names start with `member`, by file name."""
     if _is_archive(path):
         members = _members(path, prefix=member).items()
         return {name.rpartition("/")[2]: _decoded(content, f"{path}!{name}") for name, content in members}
     if not path.is_dir():
-        raise InputError(
-            "neither a folder nor an archive", where=str(path), help="name the folder that holds the files"
-        )
+        refuse(str(path), "neither a folder nor an archive", "name the folder that holds the files")
     files = [child for child in sorted(path.iterdir())[:MEMBERS_MAX] if child.is_file()]
     return {child.name: _decoded(_plain_bytes(child), str(child)) for child in files}
 
@@ -88,23 +91,12 @@ def _is_archive(path: Path) -> bool:
 
 
 def _plain_bytes(path: Path) -> bytes:
-    with _explained(path), _opened(path) as file:
+    with _file_errors(path), _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
         return _bounded(file, BYTES_MAX, str(path))
 
 
-def _opened(path: Path) -> IO[bytes]:
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path))
-    if suffix == ".bz2":
-        return bz2.open(path)
-    if suffix == ".xz":
-        return lzma.open(path)
-    return path.open("rb")
-
-
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _file_errors(path: Path) -> Iterator[None]:
     """Turn errors of the file system and of decompression into `InputError`."""
     try:
         yield
@@ -112,53 +104,44 @@ def _explained(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError("no such file", where=str(path), help="check the path and the folder it starts from") from None
-    except _BROKEN as error:
+    except _UNREADABLE as error:
         raise InputError(f"cannot be read: {error}", where=str(path), help="check the file and its rights") from None
 
 
 def _bounded(file: IO[bytes], bytes_max: int, where: str) -> bytes:
     content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
-        raise InputError(f"more than {BYTES_MAX:,} bytes", where=where, help="cut it into smaller files")
+        refuse(where, f"more than {BYTES_MAX:,} bytes", "cut it into smaller files")
     return content
 
 
 def _members(path: Path, *, prefix: str) -> dict[str, bytes]:
-    """The files of an archive whose names begin with `prefix`, hidden ones left out."""
+    """The files of an archive whose names start with `prefix`, without hidden ones."""
     members: dict[str, bytes] = {}
-    left = BYTES_MAX
-    with _explained(path):
-        walk = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path)
-        for name, opened in islice(walk, MEMBERS_MAX):
-            if name.startswith(prefix) and not _is_hidden(name):
+    bytes_left = BYTES_MAX
+    with _file_errors(path):
+        files = _zip_files(path) if path.name.lower().endswith(".zip") else _tar_files(path)
+        for name, opened in islice(files, MEMBERS_MAX):
+            is_hidden = name.startswith("__MACOSX") or name.rpartition("/")[2].startswith(".")
+            if name.startswith(prefix) and not is_hidden:
                 with opened() as file:
-                    members[name] = _bounded(file, left, f"{path}!{name}")
-                left -= len(members[name])
+                    members[name] = _bounded(file, bytes_left, f"{path}!{name}")
+                bytes_left -= len(members[name])
     return members
 
 
-def _zip_members(path: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
+def _zip_files(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if not entry.is_dir():
                 yield entry.filename, partial(archive.open, entry)
 
 
-def _tar_members(path: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
+def _tar_files(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     with tarfile.open(path) as archive:
         for entry in archive:
             if entry.isfile():
-                yield entry.name, partial(_extracted, archive, entry)
-
-
-def _extracted(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
-    file = archive.extractfile(entry)
-    assert file is not None, f"{entry.name} is a regular file"
-    return file
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith("__MACOSX") or name.rpartition("/")[2].startswith(".")
+                yield entry.name, partial(archive.extractfile, entry)
 
 
 def _decoded(content: bytes, where: str) -> SourceText:
@@ -169,50 +152,17 @@ def _decoded(content: bytes, where: str) -> SourceText:
         raise InputError("not text", where=f"{where}:{line}", help="a trace is a UTF-8 text file") from None
 
 
-COUNT_MAX: Final = 10_000_000
-INSTANT_S_MAX: Final = 5 * 10**9
-"""The largest time of arrival: the year 2128, which in ns still fits into 64 bits."""
-LENGTH_S_MAX: Final = 10**8
-"""The longest trace: three years, whose counts per second still fit into memory."""
-MISSING_WORDS: Final = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
-EPOCH_S: Final = 10**8
-"""Times from 1973 on are dates: such a trace starts at its first arrival instead of in 1970."""
-
-_PLAIN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
-_DATE = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
-
-
-class MissingCounts(StrEnum):
-    """What to do about a missing count: an empty line between others, an empty entry, or one of `MISSING_WORDS`."""
-
-    REFUSE = "refuse"
-    FILL = "fill"
-    """Repeat the count before it."""
-
-
-class Unit(StrEnum):
-    """The unit of times of arrival and of times between arrivals."""
-
-    S = "s"
-    MS = "ms"
-    US = "us"
-    NS = "ns"
-
-    @property
-    def exponent(self) -> int:
-        return {"s": 9, "ms": 6, "us": 3, "ns": 0}[self.value]
-
-
 class Entry(NamedTuple):
-    """One entry of a file and its line, counted from 1."""
+    """One entry of a file and its line, from 1."""
 
     text: str
     line: int
 
 
 def split_entries(text: SourceText) -> Iterator[Entry]:
-    """The entries of a text file, separated by blanks, commas or line ends. An empty line between others is an empty
-    entry; lines that begin with # are comments.
+    """The entries of a text file, separated by blanks, commas or line ends. Lines that start with # are comments.
+
+    An empty line between two others is an empty entry.
     """
     empty: list[Entry] = []
     begun = False
@@ -231,18 +181,33 @@ def split_entries(text: SourceText) -> Iterator[Entry]:
             yield Entry(part, line)
 
 
+def csv_header(text: SourceText) -> list[str]:
+    """The names of the columns of a CSV file, in lower case."""
+    with _csv_errors(text, rows := _csv_rows(text)):
+        return [name.strip().lower() for name in next(rows, [])]
+
+
 def column_entries(text: SourceText, name: str, candidates: Iterable[str]) -> Iterator[Entry]:
     """One column of a CSV file with a header: the one called `name`, else the first of `candidates`, else the only one.
 
-    Names are compared without regard to case.
+    Upper and lower case do not differ.
     """
-    rows = csv.reader(text.text.splitlines(keepends=True))
-    try:
-        header = [name.strip().lower() for name in next(rows, [])]
-        place = _place(header, name, candidates, text.where)
-        for row in rows:
+    header = csv_header(text)
+    place = _place(header, name, candidates, text.where)
+    with _csv_errors(text, rows := _csv_rows(text)):
+        for row in islice(rows, 1, None):
             if row:
                 yield Entry(row[place].strip() if place < len(row) else "", rows.line_num)
+
+
+def _csv_rows(text: SourceText) -> Any:  # noqa: ANN401  # csv's reader has no public type
+    return csv.reader(text.text.splitlines(keepends=True))
+
+
+@contextmanager
+def _csv_errors(text: SourceText, rows: Any) -> Iterator[None]:  # noqa: ANN401
+    try:
+        yield
     except csv.Error as error:
         raise InputError(f"not CSV: {error}", where=f"{text.where}:{rows.line_num}", help="check that line") from None
 
@@ -250,7 +215,7 @@ def column_entries(text: SourceText, name: str, candidates: Iterable[str]) -> It
 def _place(header: list[str], name: str, candidates: Iterable[str], where: str) -> int:
     if name:
         if name.lower() not in header:
-            raise InputError(f"no column {name!r}", where=f"{where}:1", help=nearest(name.lower(), header))
+            refuse(where, f"no column {name!r}", nearest(name.lower(), header), 1)
         return header.index(name.lower())
     for candidate in candidates:
         if candidate in header:
@@ -258,16 +223,40 @@ def _place(header: list[str], name: str, candidates: Iterable[str], where: str) 
     if len(header) == 1:
         return 0
     help_text = f"name one as `column`: {', '.join(header)}" if header else "the file is empty"
-    raise InputError("which column to read is not clear", where=f"{where}:1", help=help_text)
+    refuse(where, "it is not clear which column to read", help_text, 1)
+
+
+def read_number(text: str, limits: Limits, where: str) -> float:
+    """A number in `limits`. InputError, at `where`, for anything else."""
+    try:
+        return limits.check(float(text), where)
+    except ValueError:
+        raise InputError(f"{quoted(text)} is not a number", where=where, help="correct that entry") from None
+
+
+COUNT_MAX: Final = 10_000_000
+"""Requests per second; a larger count is most likely a time."""
+MISSING_WORDS: Final = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
+
+
+class MissingCounts(StrEnum):
+    """What to do about a missing count: an empty line between two others, or an entry in `MISSING_WORDS`."""
+
+    REFUSE = "refuse"
+    FILL = "fill"
+    """Repeat the count before it."""
 
 
 def quick_counts(text: SourceText) -> "array[int] | None":
-    """The counts of a clean file in one pass of C code; None for a file that must be checked line by line."""
+    """The counts of a file without mistakes, read at once; None for a file that has to be read entry by entry.
+
+    The 1.9 million counts of the Twitter trace take 0.2 s in this way instead of 6 s.
+    """
     content = text.text
     if "_" in content or not content.isascii():
         return None
     lines = content.strip().splitlines()
-    if len(lines) > 1 and not all(lines):
+    if len(lines) > 1 and not all(map(str.strip, lines)):
         return None
     try:
         counts = array("q", map(int, content.split()))
@@ -279,119 +268,131 @@ def quick_counts(text: SourceText) -> "array[int] | None":
 def careful_counts(
     entries: Iterable[Entry], where: str, gaps: MissingCounts, *, fractions: bool = False
 ) -> "array[Any]":
-    """Counts per second, checked one by one; with `fractions` mean rates per second, which need not be whole."""
+    """Counts per second, each one checked; with `fractions`, mean rates per second."""
     counts: array[Any] = array("d") if fractions else array("q")
     for entry in entries:
         if entry.text.lower() in MISSING_WORDS:
-            _check_filling(counts, gaps, f"{where}:{entry.line}")
-            counts.append(counts[-1])
+            counts.append(_filled(counts, gaps, where, entry.line))
         else:
             counts.append(_count(entry, where, fractions=fractions))
     if not counts:
-        raise InputError("the trace is empty", where=where, help="a trace needs at least one count per second")
+        refuse(where, "the trace is empty", "a trace needs at least one count per second")
     return counts
 
 
-def _check_filling(counts: "array[Any]", gaps: MissingCounts, where: str) -> None:
+def _filled(counts: "array[Any]", gaps: MissingCounts, where: str, line: int) -> int | float:
     if gaps == MissingCounts.REFUSE:
-        raise InputError(
-            f"a gap: second {len(counts)} has no count",
-            where=where,
-            help="put a number there, or say `gaps: fill` to repeat the count before it",
-        )
+        help_text = "put a number there, or say `gaps: fill` to repeat the count before it"
+        refuse(where, f"second {len(counts)} has no count", help_text, line)
     if not counts:
-        raise InputError("a gap at the start has no count before it", where=where, help="cut it off")
+        refuse(where, "the first count is missing, and `gaps: fill` has none to repeat", "remove that entry", line)
+    last: int | float = counts[-1]
+    return last
 
 
 def _count(entry: Entry, where: str, *, fractions: bool) -> int | float:
-    here = f"{where}:{entry.line}"
-    exact = _decimal(entry.text, here)
+    exact = _decimal(entry, where)
     if exact < 0:
-        raise InputError(f"{entry.text} requests are fewer than none", where=here, help="counts per second start at 0")
-    if exact != exact.to_integral_value() and not fractions:
-        raise InputError(
-            f"{entry.text} is not a whole number of requests",
-            where=here,
-            help="for mean rates say `spread: poisson`, for times of arrival `format: timestamps`, for times between "
-            "arrivals `format: gaps`",
-        )
+        refuse(where, f"the count {entry.text} is negative", "counts per second start at 0", entry.line)
     if exact > COUNT_MAX:
-        raise InputError(
-            f"{entry.text} requests in one second",
-            where=here,
-            help=f"at most {COUNT_MAX:,}; for times of arrival say `format: timestamps`",
+        help_text = f"at most {COUNT_MAX:,}; if these are times of arrival, say `format: timestamps`"
+        refuse(where, f"{entry.text} requests in one second are too many", help_text, entry.line)
+    if exact != exact.to_integral_value() and not fractions:
+        help_text = (
+            "if these are mean rates, say `spread: poisson`, as in {file: rates.txt, spread: poisson}; if they are times "
+            "of arrival, say `format: timestamps`; if they are times between arrivals, `format: gaps`"
         )
+        refuse(where, f"{entry.text} is not a whole number of requests", help_text, entry.line)
     return float(exact) if fractions else int(exact)
 
 
+INSTANT_S_MAX: Final = 5 * 10**9
+"""The latest time of arrival: the year 2128, which in ns still fits into 64 bits."""
+LENGTH_S_MAX: Final = 10**8
+"""The longest trace: three years, whose counts per second still fit into memory."""
+EPOCH_S: Final = 10**8
+"""Later times are dates after 1973: such a trace starts at its first arrival instead of in 1970."""
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+_DATE = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+
+
+class Unit(StrEnum):
+    """The unit of times of arrival and of times between arrivals."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+    @property
+    def exponent(self) -> int:
+        """The power of ten that turns the unit into ns."""
+        return {"s": 9, "ms": 6, "us": 3, "ns": 0}[self.value]
+
+
 def instants_ns(entries: Iterable[Entry], where: str, unit: Unit) -> Iterator[int]:
-    """Times of arrival as ns from the start: sorted, none negative. Dates and epochs start at the first arrival."""
+    """Times of arrival in ns from the start, which must be sorted. Dates and Unix times start at the first arrival."""
     origin_ns: int | None = None
     last_ns = 0
     for entry in entries:
-        here = f"{where}:{entry.line}"
-        at_ns = _instant_ns(entry.text, here, unit)
+        at_ns = _instant_ns(entry, where, unit)
         if origin_ns is None:
             origin_ns = at_ns if at_ns >= EPOCH_S * NS_PER_S else 0
             last_ns = origin_ns
         if at_ns < 0:
-            raise InputError(f"{entry.text} is before the start", where=here, help="times of arrival start at 0")
+            refuse(where, f"the time {entry.text} is negative", "times of arrival start at 0", entry.line)
         if at_ns < last_ns:
-            raise InputError(f"{entry.text} is before the arrival above it", where=here, help="sort the file by time")
+            refuse(where, f"{entry.text} is before the arrival above it", "sort the file by time", entry.line)
         last_ns = at_ns
-        yield _within_length(at_ns - origin_ns, entry, here)
+        yield _within_length(at_ns - origin_ns, entry, where)
     if origin_ns is None:
-        raise InputError("the trace is empty", where=where, help="a trace needs at least one arrival")
+        refuse(where, "the trace is empty", "a trace needs at least one arrival")
 
 
 def after_gaps_ns(gaps: Iterable[Entry], where: str, unit: Unit) -> Iterator[int]:
-    """Arrivals from the times between them; the first gap leads to the first arrival."""
+    """Times of arrival in ns, from the times between them; the first gap ends at the first arrival."""
     at_ns, number = 0, 0
     for number, entry in enumerate(gaps, start=1):  # noqa: B007  # the last number says whether there was any
-        here = f"{where}:{entry.line}"
-        gap_ns = _ns(_decimal(entry.text, here), here, unit)
+        gap_ns = _ns(_decimal(entry, where), entry, where, unit)
         if gap_ns < 0:
-            raise InputError(f"the gap {entry.text} is negative", where=here, help="arrivals follow one another")
+            refuse(where, f"the gap {entry.text} is negative", "gaps between arrivals start at 0", entry.line)
         at_ns += gap_ns
-        yield _within_length(at_ns, entry, here)
+        yield _within_length(at_ns, entry, where)
     if number == 0:
-        raise InputError("the trace is empty", where=where, help="a trace needs at least one arrival")
+        refuse(where, "the trace is empty", "a trace needs at least one arrival")
 
 
-def _instant_ns(text: str, where: str, unit: Unit) -> int:
-    if ":" not in text:
-        return _ns(_decimal(text, where), where, unit)
-    match = _DATE.fullmatch(text)
+def _instant_ns(entry: Entry, where: str, unit: Unit) -> int:
+    if ":" not in entry.text:
+        return _ns(_decimal(entry, where), entry, where, unit)
     try:
-        if match is None:
+        if (match := _DATE.fullmatch(entry.text)) is None:
             raise ValueError
         whole = datetime.fromisoformat(match[1] + (match[3] or "+00:00").replace("Z", "+00:00"))
         return timegm(whole.utctimetuple()) * NS_PER_S + int((match[2] or "").ljust(9, "0"))
     except (ValueError, OverflowError):
-        raise InputError(
-            f"{text!r} is not a date and time",
-            where=where,
-            help="write 2023-11-16 18:17:03.9799600, UTC unless it says",
-        ) from None
+        pass
+    refuse(where, f"{entry.text!r} is not a date and time", "write 2023-11-16 18:17:03.97, UTC or +01:00", entry.line)
 
 
-def _decimal(text: str, where: str) -> Decimal:
-    if not _PLAIN.fullmatch(text):
-        shown = text if len(text) <= 40 else f"{text[:40]}…"
-        raise InputError(f"{shown!r} is not a number", where=where, help="the trace is to hold numbers only")
+def _decimal(entry: Entry, where: str) -> Decimal:
+    """The number with all its digits: a float would round Unix times to a fraction of a microsecond."""
     try:
-        return Decimal(text)
+        if _NUMBER.fullmatch(entry.text):
+            return Decimal(entry.text)
     except DecimalException:
-        raise InputError(f"{text!r} is not a number", where=where, help="the trace is to hold numbers only") from None
+        pass
+    refuse(where, f"{quoted(entry.text)} is not a number", "a trace file holds only numbers or dates", entry.line)
 
 
 def _within_length(at_ns: int, entry: Entry, where: str) -> int:
     if at_ns > LENGTH_S_MAX * NS_PER_S:
-        raise InputError(f"at {entry.text} the trace is over 3 years long", where=where, help="check file and `unit`")
+        refuse(where, f"at {entry.text} the trace is over 3 years long", "check file and `unit`", entry.line)
     return at_ns
 
 
-def _ns(value: Decimal, where: str, unit: Unit) -> int:
+def _ns(value: Decimal, entry: Entry, where: str, unit: Unit) -> int:
     if abs(value) > INSTANT_S_MAX * 10 ** (9 - unit.exponent):
-        raise InputError(f"{value} {unit} is too late", where=where, help="check the `unit`: s, ms, us or ns")
+        refuse(where, f"{value} {unit} is too late", "check the `unit`: s, ms, us or ns", entry.line)
     return int(value.scaleb(unit.exponent))

@@ -1,11 +1,10 @@
-"""Recorded traces, and everything that a user declares under `trace:`.
+"""Recorded traces, and what a user writes under `trace:`.
 
-`read_trace` reads counts per second as text or CSV (the Twitter stream trace in its .tbz2), timestamps as numbers or
-dates (the Azure LLM traces' TIMESTAMP column), times between arrivals as text or JSON (Orion's
-inter_arrival_times.json), DISB workloads (JSON), and folders or archives of BATCH's MAPk_D0 and MAPk_D1 matrices.
-`trace_from` reads a declaration: `{kind: poisson, rate: 100}` generates a trace, `{file: trace.txt, start_s: 60}` reads
-one; for both `thin`, `compress` and `repeat` follow, in this order. Mistakes raise `InputError` with file and line, or
-with the key.
+`read_trace` reads counts per second as text or CSV (the Twitter stream trace), times of arrival as numbers or dates
+(the Azure LLM traces), times between arrivals as text or JSON (Orion's inter_arrival_times.json), DISB workloads
+(JSON), and folders or archives of BATCH's MAPk_D0 and MAPk_D1 matrices. `trace_from` reads a declaration:
+`{kind: poisson, rate: 100}` generates a trace and `{file: trace.txt, start_s: 60}` reads one; `thin`, `compress` and
+`repeat` then apply to both, in this order. InputError names file and line, or the key, of a mistake.
 """
 
 import re
@@ -16,15 +15,30 @@ from enum import StrEnum
 from heapq import merge
 from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from sloop.errors import InputError
 from sloop.options import Declared, Limits, Value, as_value, keys_of, limited, nearest, read_options
 from sloop.streams import stream
+from sloop.text import in_s
 from sloop.units import NS_PER_S, ms, s, to_s
-from sloop.workload.generate import KINDS, STATES_MAX, Equal, Kind, Map, Matrix, Poisson, generated, kind_of
+from sloop.workload.generate import (
+    KINDS,
+    STATES_MAX,
+    STREAM,
+    ArrivalProcess,
+    Equal,
+    Map,
+    Matrix,
+    Poisson,
+    Spread,
+    generated,
+    kind_of,
+    scaled_counts,
+    spread_counts,
+)
 from sloop.workload.parse import (
     LENGTH_S_MAX,
     Entry,
@@ -34,13 +48,15 @@ from sloop.workload.parse import (
     after_gaps_ns,
     careful_counts,
     column_entries,
+    csv_header,
     instants_ns,
     quick_counts,
     read_folder,
+    read_number,
     read_text,
+    refuse,
     split_entries,
 )
-from sloop.workload.spread import Spread, scaled_counts, spread_counts
 from sloop.workload.trace import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -62,7 +78,7 @@ class Format(StrEnum):
     """What a file holds."""
 
     AUTO = "auto"
-    """By name: JSON is DISB or gaps, a folder is matrices, CSV by its header, other text is counts."""
+    """By its contents: JSON is DISB or gaps, a folder is matrices, CSV by its header, other text is counts."""
     COUNTS = "counts"
     TIMESTAMPS = "timestamps"
     GAPS = "gaps"
@@ -72,50 +88,51 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A recorded trace and how to read it; the fields are the keys beside `file:` in a scenario's `trace:`.
+    """A recorded trace and how to read it; the fields are the keys next to `file:` in a scenario's `trace:`.
 
-    Cut first (`start_s`, `duration_s`, in the file's own time), then `scale` the number of arrivals.
+    The trace is first cut (`start_s` and `duration_s`, in the file's own time), then the number of arrivals is scaled.
     """
 
     file: Path
     format: Format = Format.AUTO
     member: str = ""
-    """Which file of an archive."""
+    """The file of an archive to read."""
     column: str = ""
-    """Which column of a CSV file."""
+    """The column of a CSV file to read."""
     unit: Unit = Unit.S
-    """Of timestamps and gaps."""
+    """The unit of timestamps and gaps."""
     client: str = ""
-    """Which client of a DISB workload; all of its open-loop clients together where none is named."""
+    """The client of a DISB workload to read; without it, all open-loop clients together."""
     gaps: MissingCounts = MissingCounts.REFUSE
     spread: Spread = Spread.UNIFORM
     mean_ms: float = limited(50.0, limits=Limits(above=0, most=60_000.0))
-    """Of a burst's exponential offsets."""
+    """The mean of the exponential times after the start of a second, with `spread: burst`. Default as Sponge's."""
     dwell_s: float = limited(3600.0, limits=Limits(above=0, most=1e5))
-    """How long each pair of a folder of matrices is in force."""
+    """How long each pair of matrices applies. BATCH published one pair per hour."""
     start_s: float = limited(0.0, limits=NOT_NEGATIVE)
     duration_s: float | None = limited(None, limits=POSITIVE)
     scale: float = limited(1.0, limits=Limits(above=0, most=1e6))
 
 
 def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:
-    """Read a recorded trace; `seed` places arrivals that the file only counts."""
+    """Read a recorded trace; `seed` determines the arrival times of files that only have counts or rates.
+
+    InputError if the file cannot be read or holds something else.
+    """
     recorded = source if isinstance(source, TraceFile) else TraceFile(Path(source))
     if recorded.format == Format.MAP or (recorded.format == Format.AUTO and is_maps(recorded.file)):
-        return _cut_and_scaled(
-            read_maps(recorded.file, member=recorded.member, dwell_s=recorded.dwell_s, seed=seed),
-            recorded,
-            seed,
-        )
+        trace = read_maps(recorded.file, member=recorded.member, dwell_s=recorded.dwell_s, seed=seed)
+        return _cut_and_scaled(trace, recorded, seed)
     text = read_text(recorded.file, member=recorded.member)
-    known = replace(recorded, format=_format_of(recorded, text))
-    if known.format == Format.COUNTS:
-        return _counted(text, known, seed)
-    if known.format == Format.DISB:
-        return _cut_and_scaled(parse_disb(text, client=known.client, seed=seed), known, seed)
-    name = known.file.name
-    trace = trace_of(_times_ns(text, known), name=name, provenance=f"measured: {name}, {known.format} in {known.unit}")
-    return _cut_and_scaled(trace, known, seed)
+    found = _format_of(recorded, text)
+    if found == Format.COUNTS:
+        return _counted_trace(text, recorded, seed)
+    if found == Format.DISB:
+        return _cut_and_scaled(parse_disb(text, client=recorded.client, seed=seed), recorded, seed)
+    name = recorded.file.name
+    times_ns = _gap_times_ns(text, recorded) if found == Format.GAPS else _stamped_times_ns(text, recorded)
+    trace = trace_of(times_ns, name=name, provenance=f"measured: {name}, {found} in {recorded.unit}")
+    return _cut_and_scaled(trace, recorded, seed)
 
 
 def _format_of(recorded: TraceFile, text: SourceText) -> Format:
@@ -128,21 +145,17 @@ def _format_of(recorded: TraceFile, text: SourceText) -> Format:
         return Format.GAPS
     if not _is_csv(text):
         return Format.COUNTS
-    header = [cell.strip().lower() for cell in text.text.partition("\n")[0].split(",")]
-    wanted = [recorded.column.lower()] if recorded.column else header
-    if any(name in TIME_COLUMNS for name in wanted):
-        return Format.TIMESTAMPS
-    if any(name in COUNT_COLUMNS for name in wanted):
+    columns = [recorded.column.lower()] if recorded.column else csv_header(text)
+    if any(name in COUNT_COLUMNS for name in columns):
         return Format.COUNTS
-    raise InputError(
-        f"whether {', '.join(wanted)} holds counts or times is not clear",
-        where=f"{text.where}:1",
-        help="say `format: counts`, `timestamps` or `gaps`, and the `column`",
-    )
+    if any(name in TIME_COLUMNS for name in columns):
+        return Format.TIMESTAMPS
+    what = f"it is not clear whether {', '.join(columns)} holds counts or times"
+    refuse(text.where, what, "say `format: counts`, `timestamps` or `gaps`, and the `column`", 1)
 
 
 def _is_csv(text: SourceText) -> bool:
-    """Whether the first line is a header: it begins with a letter and the file is named or laid out as CSV."""
+    """Whether the first line is a header: it starts with a letter, and has commas or is in a file called .csv."""
     first = text.text.lstrip().partition("\n")[0]
     return first[:1].isalpha() and ("," in first or ".csv" in text.where.lower()) and first.strip().lower() != "nan"
 
@@ -153,6 +166,18 @@ def _entries(text: SourceText, recorded: TraceFile, candidates: Sequence[str]) -
     return split_entries(text)
 
 
+def _cut_and_scaled(trace: Trace, recorded: TraceFile, seed: int) -> Trace:
+    start_ns = s(recorded.start_s)
+    if start_ns >= trace.duration_ns:
+        _refuse_start(recorded.start_s, trace.duration_ns / NS_PER_S, str(recorded.file))
+    duration_ns = None if recorded.duration_s is None else s(recorded.duration_s)
+    return scale(cut(trace, start_ns=start_ns, duration_ns=duration_ns), recorded.scale, seed=seed)
+
+
+def _refuse_start(start_s: float, length_s: float, where: str) -> NoReturn:
+    refuse(where, f"start_s {start_s:.12g} is after the end", f"the trace lasts {length_s:.12g} s")
+
+
 def read_counts(recorded: TraceFile) -> "array[int]":
     """The requests per second of a file of counts: all of them, unscaled."""
     text = read_text(recorded.file, member=recorded.member)
@@ -160,20 +185,39 @@ def read_counts(recorded: TraceFile) -> "array[int]":
 
 
 def _counts(text: SourceText, recorded: TraceFile) -> "array[Any]":
-    """Whole counts; mean rates where the arrivals of a second are drawn from a Poisson distribution and a rate has a
-    fraction."""
-    csv_like = bool(recorded.column) or _is_csv(text)
-    counts = None if csv_like else quick_counts(text)
-    if counts:
+    """Whole counts per second. With `spread: poisson` they are rates, and floats if one of them has a fraction."""
+    is_csv = bool(recorded.column) or _is_csv(text)
+    if is_csv:
+        _check_one_row_per_second(text, recorded)
+    elif (counts := quick_counts(text)) is not None:
         return counts
     fractions = recorded.spread == Spread.POISSON
-    found = careful_counts(_entries(text, recorded, COUNT_COLUMNS), text.where, recorded.gaps, fractions=fractions)
-    if fractions and all(rate.is_integer() for rate in map(float, found)):
-        return array("q", map(int, found))
-    return found
+    rates = careful_counts(_entries(text, recorded, COUNT_COLUMNS), text.where, recorded.gaps, fractions=fractions)
+    if fractions and all(rate.is_integer() for rate in map(float, rates)):
+        return array("q", map(int, rates))
+    return rates
 
 
-def _counted(text: SourceText, recorded: TraceFile, seed: int) -> Trace:
+def _check_one_row_per_second(text: SourceText, recorded: TraceFile) -> None:
+    """InputError if a column of times next to the counts says that its first rows are not one second apart."""
+    others = [name for name in csv_header(text) if name != recorded.column.lower()]
+    times = next((name for name in others if name in TIME_COLUMNS or name.startswith("timestamp")), "")
+    rows = list(islice(column_entries(text, times, ()), 2)) if times else []
+    try:
+        at_ns = list(instants_ns(rows, text.where, recorded.unit))
+    except InputError:
+        return  # the column does not hold times
+    if len(at_ns) == 2 and at_ns[1] - at_ns[0] != NS_PER_S:
+        refuse(
+            text.where,
+            f"the first two rows are {in_s(at_ns[1] - at_ns[0])} apart, but a trace has one count per second",
+            "convert the file to one row per second; if each row is one arrival, say `format: timestamps` and "
+            f"`column: {times}`; if the times are not in seconds, name their `unit`",
+            rows[1].line,
+        )
+
+
+def _counted_trace(text: SourceText, recorded: TraceFile, seed: int) -> Trace:
     counts = _counts(text, recorded)
     first, last = _window(recorded, len(counts), text.where)
     name = recorded.file.name
@@ -184,7 +228,7 @@ def _counted(text: SourceText, recorded: TraceFile, seed: int) -> Trace:
 
 
 def trace_of_counts(counts: "array[Any]", recorded: TraceFile, *, name: str, provenance: str, seed: int) -> Trace:
-    """The trace of a series of counts per second: scaled, and spread within each second as `recorded` says."""
+    """The trace of a series of counts per second, scaled and spread within each second as `recorded` says."""
     duration_ns = len(counts) * NS_PER_S
     if recorded.duration_s is not None:
         duration_ns = min(duration_ns, s(recorded.duration_s))
@@ -192,171 +236,144 @@ def trace_of_counts(counts: "array[Any]", recorded: TraceFile, *, name: str, pro
     def scaled() -> "array[Any]":
         if recorded.scale == 1.0:
             return counts
-        if counts.typecode == "d":  # mean rates, which need not stay whole
+        if counts.typecode == "d":  # rates, which stay fractions
             return array("d", (rate * recorded.scale for rate in counts))
         return array("q", scaled_counts(counts, recorded.scale))
 
     def blocks() -> Iterator[Sequence[int]]:
-        rng = stream(seed, "arrivals")
-        walk = spread_counts(scaled(), recorded.spread, rng, mean_ms=recorded.mean_ms, duration_ns=duration_ns)
+        rng = stream(seed, STREAM)
+        walk = spread_counts(scaled(), recorded.spread, rng, duration_ns=duration_ns, mean_ms=recorded.mean_ms)
         return islice(walk, -(-duration_ns // NS_PER_S))
 
-    kept = recorded.spread in (Spread.UNIFORM, Spread.EQUAL) and duration_ns == len(counts) * NS_PER_S
-    return Trace(name, duration_ns, provenance, blocks, scaled if kept else None)
+    exact = recorded.spread in (Spread.UNIFORM, Spread.EQUAL) and duration_ns == len(counts) * NS_PER_S
+    return Trace(name, duration_ns, provenance, blocks, scaled if exact else None)
 
 
 def _window(recorded: TraceFile, seconds: int, where: str) -> tuple[int, int]:
-    """First and last second (exclusive) of a series of counts that `start_s` and `duration_s` choose."""
+    """The first and last second (exclusive) of a series of counts that `start_s` and `duration_s` select."""
     if recorded.start_s != int(recorded.start_s):
-        raise InputError(
-            f"{recorded.start_s!r} is not a whole second", where=f"{where} start_s", help="counts start on the second"
-        )
+        refuse(where, f"start_s {recorded.start_s!r} is not a whole second", "counts start on the second")
     first = int(recorded.start_s)
     if first >= seconds:
-        raise _beyond(recorded.start_s, float(seconds), where)
+        _refuse_start(recorded.start_s, seconds, where)
     last = seconds if recorded.duration_s is None else first - int(-recorded.duration_s // 1)
     return first, min(last, seconds)
 
 
-def _beyond(start_s: float, length_s: float, where: str) -> InputError:
-    return InputError(
-        f"start_s {start_s:.12g} is beyond the end", where=where, help=f"the trace lasts {length_s:.12g} s"
-    )
-
-
-def _times_ns(text: SourceText, recorded: TraceFile) -> Iterator[int]:
-    if recorded.format == Format.GAPS:
-        entries = _json_numbers(text) if text.text.lstrip()[:1] == "[" else _entries(text, recorded, ("gap", "gaps"))
-        return after_gaps_ns(entries, text.where, recorded.unit)
+def _stamped_times_ns(text: SourceText, recorded: TraceFile) -> Iterator[int]:
     return instants_ns(_entries(text, recorded, TIME_COLUMNS), text.where, recorded.unit)
 
 
-def _json_numbers(text: SourceText) -> Iterator[Entry]:
-    """A JSON array of numbers, their spelling kept so that none is rounded on the way."""
+def _gap_times_ns(text: SourceText, recorded: TraceFile) -> Iterator[int]:
+    if text.text.lstrip()[:1] != "[":
+        return after_gaps_ns(_entries(text, recorded, ("gap", "gaps")), text.where, recorded.unit)
     try:
-        values = msgspec.json.decode(text.text, type=list[float])
+        gaps = msgspec.json.decode(text.text, type=list[float])
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError(
-            f"not a JSON list of numbers: {error}", where=text.where, help="write [0.031, 0.012, …]"
-        ) from None
-    return (Entry(repr(value), 1) for value in values)
+        what = f"not a JSON list of numbers: {error}"
+        raise InputError(what, where=text.where, help="write [0.031, 0.012, …]") from None
+    return after_gaps_ns((Entry(repr(gap), 1) for gap in gaps), text.where, recorded.unit)
 
 
-def _cut_and_scaled(trace: Trace, recorded: TraceFile, seed: int) -> Trace:
-    start_ns = s(recorded.start_s)
-    if start_ns >= trace.duration_ns:
-        raise _beyond(recorded.start_s, trace.duration_ns / NS_PER_S, str(recorded.file))
-    duration_ns = None if recorded.duration_s is None else s(recorded.duration_s)
-    return scale(cut(trace, start_ns=start_ns, duration_ns=duration_ns), recorded.scale, seed=seed)
+ARRIVALS_MAX: Final = 50_000_000
+"""Of one DISB client: its arrivals are merged with those of the others in memory, 8 bytes each."""
+CONTINUOUS: Final = "continuous"
 
 
-ARRIVALS_MAX = 50_000_000
-CONTINUOUS = "continuous"
-
-
-class _Load(msgspec.Struct):
-    """The load of one client of a DISB workload: periodic, poisson, trace (in ms) or continuous (SJTU-IPADS/disb)."""
+class _DisbLoad(msgspec.Struct):
+    """The load of one client: periodic, poisson, trace (times in ms) or continuous (SJTU-IPADS/disb)."""
 
     type: str
     frequency: float = 0.0
     trace: list[float] = []  # msgspec copies the empty list for each instance
 
 
-class _Client(msgspec.Struct):
+class _DisbClient(msgspec.Struct):
     id: str
-    load: _Load
+    load: _DisbLoad
 
 
-class _Workload(msgspec.Struct):
+class _DisbWorkload(msgspec.Struct):
     time: float
-    clients: list[_Client] = msgspec.field(name="tasks")
+    clients: list[_DisbClient] = msgspec.field(name="tasks")
 
 
 def parse_disb(text: SourceText, *, client: str, seed: int) -> Trace:
-    """The open-loop clients of a DISB workload, merged; the trace lasts the file's `time`. Continuous clients are
-    closed loops, whose arrivals depend on the server: they are left out, and named in the provenance."""
+    """The open-loop clients of a DISB workload, merged; the trace lasts for the file's `time`.
+
+    Continuous clients are closed loops, whose arrivals depend on the server: they are left out, and the provenance
+    names them.
+    """
     try:
-        workload = msgspec.json.decode(text.text, type=_Workload)
+        workload = msgspec.json.decode(text.text, type=_DisbWorkload)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError(
-            f"not a DISB workload: {error}", where=text.where, help="see the DISB workload format"
-        ) from None
+        help_text = "a JSON trace is a list of gaps between arrivals, or a DISB workload with `time` and `tasks`"
+        raise InputError(f"not a DISB workload: {error}", where=text.where, help=help_text) from None
     Limits(above=0, most=1e7).check(workload.time, f"{text.where} time")
-    chosen = _chosen(workload, client, text.where)
+    chosen = [one for one in workload.clients if client in ("", one.id)]
+    if not chosen and client:
+        refuse(text.where, f"no client {client!r}", nearest(client, [one.id for one in workload.clients]))
     closed = [one.id for one in chosen if one.load.type == CONTINUOUS]
     opened = [one for one in chosen if one.load.type != CONTINUOUS]
     if not opened:
-        raise InputError(
-            "only closed-loop (continuous) clients, which have no arrivals of their own",
-            where=text.where,
-            help="use a workload with a periodic, poisson or trace client",
-        )
+        what = "all clients are closed loops (continuous), whose arrivals depend on the server"
+        refuse(text.where, what, "use a workload with a periodic, poisson or trace client")
     duration_ns = s(workload.time)
-    walks = [_times_ns_disb(one, duration_ns, seed, f"{text.where} tasks[{one.id}]") for one in opened]
+    times = [_client_times_ns(one, duration_ns, seed, f"{text.where} tasks[{one.id}]") for one in opened]
     left_out = f", closed-loop clients left out: {', '.join(closed)}" if closed else ""
     source = f"published: DISB workload {text.where.rpartition('/')[2]}, clients {', '.join(one.id for one in opened)}"
-    return trace_of(merge(*walks), duration_ns=duration_ns, name=client or "disb", provenance=source + left_out)
+    return trace_of(merge(*times), duration_ns=duration_ns, name=client or "disb", provenance=source + left_out)
 
 
-def _chosen(workload: _Workload, client: str, where: str) -> list[_Client]:
-    if not client:
-        return workload.clients
-    chosen = [one for one in workload.clients if one.id == client]
-    if not chosen:
-        raise InputError(
-            f"no client {client!r}", where=where, help=nearest(client, [one.id for one in workload.clients])
-        )
-    return chosen
+def _client_times_ns(client: _DisbClient, duration_ns: int, seed: int, where: str) -> Iterator[int]:
+    load = client.load
+    if load.type == "trace":
+        return _listed_times_ns(load.trace, duration_ns, where)
+    if load.type not in ("periodic", "poisson"):
+        kinds = ("periodic", "poisson", "trace", CONTINUOUS)
+        refuse(where, f"unknown type of load {load.type!r}", nearest(load.type, kinds))
+    rate = RATE_ABOVE_0.check(load.frequency, f"{where}.frequency")
+    if rate * duration_ns / NS_PER_S > ARRIVALS_MAX:
+        refuse(where, f"over {ARRIVALS_MAX:,} arrivals", "lower `time` or `frequency`")
+    process = Equal(rate) if load.type == "periodic" else Poisson(rate)
+    return chain.from_iterable(process.blocks(stream(seed, f"{STREAM}/{client.id}"), duration_ns))
 
 
-def _times_ns_disb(one: _Client, duration_ns: int, seed: int, where: str) -> Iterator[int]:
-    kind = one.load.type
-    if kind == "trace":
-        return _traced_ns(one.load.trace, duration_ns, where)
-    if kind not in ("periodic", "poisson"):
-        raise InputError(
-            f"unknown type of load {kind!r}",
-            where=where,
-            help=nearest(kind, ("periodic", "poisson", "trace", CONTINUOUS)),
-        )
-    rate = RATE_ABOVE_0.check(one.load.frequency, f"{where}.frequency")
-    if rate * duration_ns / 1e9 > ARRIVALS_MAX:
-        raise InputError(f"over {ARRIVALS_MAX:,} arrivals", where=where, help="lower `time` or `frequency`")
-    process = Equal(rate) if kind == "periodic" else Poisson(rate)
-    return chain.from_iterable(process.blocks(stream(seed, f"arrivals/{one.id}"), duration_ns))
-
-
-def _traced_ns(times_ms: list[float], duration_ns: int, where: str) -> Iterator[int]:
+def _listed_times_ns(times_ms: list[float], duration_ns: int, where: str) -> Iterator[int]:
     if not times_ms:
-        raise InputError("the trace is empty", where=where, help="list times of arrival in ms")
+        refuse(where, "the trace is empty", "list times of arrival in ms")
     limits = Limits(least=0, most=1e10)
     times_ns = [ms(limits.check(at_ms, f"{where}.trace[{place}]")) for place, at_ms in enumerate(times_ms)]
     if times_ns != sorted(times_ns):
-        raise InputError("the trace is not sorted", where=where, help="sort it by time")
+        refuse(where, "the trace is not sorted", "sort it by time")
     return takewhile(lambda at_ns: at_ns < duration_ns, times_ns)
 
 
-_NAME = re.compile(r"MAP(\d{1,6})_D([01])(\.\w+)?", re.ASCII)
+_MAP_NAME = re.compile(r"MAP(\d{1,6})_D([01])(\.\w+)?", re.ASCII)
 
 
 def is_maps(path: Path) -> bool:
-    """Whether this is a folder, or the common beginning of a pair's two file names."""
-    return path.is_dir() or (not path.exists() and path.with_name(f"{path.name}_D0").exists())
+    """Whether the path names MAP matrices: a folder, one of the two files of a pair, or what their names start with."""
+    if not path.exists():
+        return path.with_name(f"{path.name}_D0").exists()
+    return path.is_dir() or _MAP_NAME.fullmatch(path.name) is not None
 
 
 def read_maps(path: Path, *, member: str, dwell_s: float, seed: int) -> Trace:
-    """The trace of a folder or archive of MAP matrices, or of one pair of them (`path` without its _D0).
+    """The trace of a folder or archive of MAP matrices, or of one pair of them (`MAPs/MAP3` or one of its files).
 
-    Pair after pair is in force for `dwell_s` seconds each. A file holds a square matrix of rates per second, one row
-    per line, entries separated by commas, as published with BATCH (Ali et al., SC'20)."""
-    if not path.exists() and (chosen := _NAME.fullmatch(f"{path.name}_D0")):
-        processes = _parsed(read_folder(path.parent), str(path.parent), only=int(chosen[1]))
+    The pairs apply one after another, for `dwell_s` seconds each. A file has a square matrix of rates per second, one
+    row per line, entries separated by commas, as published with BATCH (Ali et al., SC'20).
+    """
+    pair = _MAP_NAME.fullmatch(path.name) or (not path.exists() and _MAP_NAME.fullmatch(f"{path.name}_D0"))
+    if pair:
+        processes = _processes(read_folder(path.parent), str(path.parent), only=int(pair[1]))
     else:
-        processes = _parsed(read_folder(path, member=member), str(path))
+        processes = _processes(read_folder(path, member=member), str(path))
     dwell_ns = s(dwell_s)
 
     def blocks() -> Iterator[Sequence[int]]:
-        rng = stream(seed, "arrivals")
+        rng = stream(seed, STREAM)
         for place, process in enumerate(processes):
             for block in process.blocks(rng, dwell_ns):
                 yield [place * dwell_ns + at_ns for at_ns in block]
@@ -365,21 +382,21 @@ def read_maps(path: Path, *, member: str, dwell_s: float, seed: int) -> Trace:
     return Trace(path.name, dwell_ns * len(processes), source, blocks)
 
 
-def _parsed(files: Mapping[str, SourceText], where: str, only: int | None = None) -> list[Map]:
+def _processes(files: Mapping[str, SourceText], where: str, only: int | None = None) -> list[Map]:
     found: dict[int, dict[str, SourceText]] = {}
     for name, text in files.items():
-        match = _NAME.fullmatch(name)
+        match = _MAP_NAME.fullmatch(name)
         if match and only in (None, int(match[1])):
             found.setdefault(int(match[1]), {})[match[2]] = text
     if not found:
-        raise InputError("no files MAP1_D0, MAP1_D1, … here", where=where, help="name the folder that holds them")
-    return [_process(number_, pair, where) for number_, pair in sorted(found.items())]
+        refuse(where, "no files MAP1_D0, MAP1_D1, … here", "name a trace file, or a folder of MAP matrices")
+    return [_process(number, pair, where) for number, pair in sorted(found.items())]
 
 
-def _process(hour: int, pair: dict[str, SourceText], where: str) -> Map:
+def _process(number: int, pair: dict[str, SourceText], where: str) -> Map:
     for half in "01":
         if half not in pair:
-            raise InputError(f"MAP{hour}_D{half} is missing", where=where, help="each MAPk needs its D0 and its D1")
+            refuse(where, f"MAP{number}_D{half} is missing", "each MAPk needs its D0 and its D1")
     try:
         return Map(_matrix(pair["0"]), _matrix(pair["1"]))
     except InputError as error:
@@ -389,26 +406,19 @@ def _process(hour: int, pair: dict[str, SourceText], where: str) -> Map:
 
 
 def _matrix(text: SourceText) -> Matrix:
+    limits = Limits(least=-1e7, most=1e7)
     rows: list[tuple[float, ...]] = []
     for line, content in islice(enumerate(text.text.splitlines(), start=1), STATES_MAX + 1):
-        if content.strip():
-            here = f"{text.where}:{line}"
-            rows.append(tuple(_rate(cell, here) for cell in content.replace(",", " ").split()))
+        if cells := content.replace(",", " ").split():
+            rows.append(tuple(read_number(cell, limits, f"{text.where}:{line}") for cell in cells))
     if not rows:
-        raise InputError("the matrix is empty", where=text.where, help="a row a line, entries separated by commas")
+        refuse(text.where, "the matrix is empty", "write one row per line, entries separated by commas")
     return tuple(rows)
 
 
-def _rate(cell: str, where: str) -> float:
-    try:
-        return Limits(least=-1e7, most=1e7).check(float(cell), where)
-    except ValueError:
-        raise InputError(f"{cell[:40]!r} is not a number", where=where, help="entries are rates per second") from None
-
-
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Changes that apply to any trace."""
+class TraceChanges:
+    """Changes that apply to every trace, after it was generated or read."""
 
     thin: float = limited(1.0, above=0, most=1.0)
     compress: float = limited(1.0, above=0, most=1e9)
@@ -416,11 +426,11 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedLength:
-    """The options of a generated trace beside those of its kind."""
+class GeneratedChanges(TraceChanges):
+    """The options of a generated trace in addition to those of its kind."""
 
     duration_s: float | None = limited(None, above=0, most=LENGTH_S_MAX)
-    """Of one round, before it is compressed or repeated."""
+    """Before the trace is compressed and repeated."""
     scale: float = limited(1.0, above=0, most=1e6)
 
 
@@ -428,51 +438,51 @@ class GeneratedLength:
 class TraceOptions:
     """What is declared under `trace:`, read and checked."""
 
-    source: TraceFile | Kind
-    shape: Shape
-    length: GeneratedLength
-    """Of a generated trace."""
+    source: TraceFile | ArrivalProcess
+    changes: TraceChanges
+    """`GeneratedChanges` for an arrival process."""
 
 
 def trace_options(value: Value) -> TraceOptions:
-    """The options in `value`. InputError for what is wrong with them; no file is looked at."""
+    """The options in `value`. InputError for a mistake in them; no file is opened."""
     fields = value.mapping()
     if ("kind" in fields) == ("file" in fields):
         value.fail("a trace has either `kind` or `file`", f"kinds: {', '.join(KINDS)}; or `file:` and a path to read")
     if "file" in fields:
-        recorded = read_options(TraceFile, value, also=keys_of(Shape))
-        return TraceOptions(recorded, read_options(Shape, value, also=keys_of(TraceFile)), GeneratedLength())
-    beside = (*keys_of(Shape), *keys_of(GeneratedLength))
-    kind = kind_of(value, also=beside)
-    own = ("kind", *keys_of(type(kind)), *beside)
-    return TraceOptions(kind, read_options(Shape, value, also=own), read_options(GeneratedLength, value, also=own))
+        recorded = read_options(TraceFile, value, also=keys_of(TraceChanges))
+        return TraceOptions(recorded, read_options(TraceChanges, value, also=keys_of(TraceFile)))
+    process = kind_of(value, also=keys_of(GeneratedChanges))
+    return TraceOptions(process, read_options(GeneratedChanges, value, also=("kind", *keys_of(type(process)))))
 
 
 def trace_from(spec: Declared, *, seed: int, duration_s: float | None, folder: Path) -> Trace:
-    """The trace that `spec` declares, at most `duration_s` long.
+    """The trace that `spec` declares, at most `duration_s` long. InputError for a mistake in it or in its file.
 
-    Relative file names start at `folder`. A recorded trace that is shorter than `duration_s` stays so (unless it is
-    repeated); a generated one needs a duration from here or from itself.
+    Relative file names start at `folder`. A recorded trace shorter than `duration_s` stays so, unless it is repeated; a
+    generated one needs a duration, from here or of its own.
     """
     if duration_s is not None:
         POSITIVE.check(duration_s, "duration_s")
     value = as_value(spec, "trace")
     options = trace_options(value)
-    shape = options.shape
+    changes = options.changes
     if isinstance(options.source, TraceFile):
         trace = read_trace(replace(options.source, file=folder / options.source.file), seed=seed)
     else:
-        trace = _generated(options, options.source, value, seed=seed, duration_s=duration_s)
-    shaped = repeat(compress(thin(trace, shape.thin, seed=seed), shape.compress), shape.repeat)
-    Limits(least=0, most=LENGTH_S_MAX).check(to_s(shaped.duration_ns), value.under("duration_s", None).where)
-    return shaped if duration_s is None else cut(shaped, duration_ns=s(duration_s))
+        assert isinstance(changes, GeneratedChanges), f"{options.source} is generated"
+        trace = _generated(options.source, changes, value, seed=seed, duration_s=duration_s)
+    changed = repeat(compress(thin(trace, changes.thin, seed=seed), changes.compress), changes.repeat)
+    Limits(least=0, most=LENGTH_S_MAX).check(to_s(changed.duration_ns), value.under("duration_s", None).where)
+    return changed if duration_s is None else cut(changed, duration_ns=s(duration_s))
 
 
-def _generated(options: TraceOptions, kind: Kind, value: Value, *, seed: int, duration_s: float | None) -> Trace:
-    length_s = options.length.duration_s
+def _generated(
+    process: ArrivalProcess, changes: GeneratedChanges, value: Value, *, seed: int, duration_s: float | None
+) -> Trace:
+    length_s = changes.duration_s
     if length_s is None:
         if duration_s is None:
-            value.fail("no duration", "add `duration_s:` to the trace or to the whole run")
-        length_s = duration_s * options.shape.compress / options.shape.repeat
+            value.fail("the trace has no duration", "add `duration_s:` to the trace or to the whole run")
+        length_s = duration_s * changes.compress / changes.repeat
     Limits(above=0, most=LENGTH_S_MAX).check(length_s, value.under("duration_s", None).where)
-    return scale(generated(kind, seed=seed, duration_ns=max(1, s(length_s))), options.length.scale, seed=seed)
+    return scale(generated(process, seed=seed, duration_ns=max(1, s(length_s))), changes.scale, seed=seed)

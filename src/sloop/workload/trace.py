@@ -1,40 +1,48 @@
-"""A trace: when requests arrive, as a value that can be walked any number of times, cut, scaled and written to files.
+"""A trace: when requests arrive. The value itself, changes to it, its statistics, and writing it to files.
 
-Arrivals are sorted integer nanoseconds from the start of the trace, equal on every walk, and in memory only about one
-second at a time. Every change gives a new lazy trace and leaves the old one alone. `read` and `generate` make traces.
+Arrivals are sorted whole nanoseconds from the start of the trace. A trace is lazy: it generates its arrivals anew each
+time it is iterated, always the same ones, about one second of them in memory at a time; a change makes a new lazy
+trace. `sloop.workload.generate` and `sloop.workload.read` make traces.
 """
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from math import ceil
+from itertools import chain, groupby, islice
+from math import ceil, sqrt
+from operator import mul, sub
 from pathlib import Path
 from random import Random
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
 
 from sloop.errors import MachineError
 from sloop.options import Limits
+from sloop.quantities import quantile
 from sloop.streams import stream
 from sloop.units import NS_PER_S, to_s
 
 Blocks = Callable[[], Iterator[Sequence[int]]]
-"""Starts a walk: sorted runs of arrival offsets in ns, each run after the one before; runs may be empty."""
+"""Starts an iteration over sorted blocks of arrival times in ns. Each block is later than the one before or empty."""
 
-BLOCK_ARRIVALS = 65_536
+BLOCK_ARRIVALS: Final = 65_536
+"""Arrivals per block of a trace in memory, and lines per write: large enough that Python's cost per block is hidden."""
 
-POSITIVE = Limits(above=0, most=1e12)
-NOT_NEGATIVE = Limits(least=0, most=1e12)
-RATE = Limits(least=0, most=1e7)
-"""Of requests per second."""
-RATE_ABOVE_0 = Limits(above=0, most=1e7)
+POSITIVE: Final = Limits(above=0, most=1e12)
+NOT_NEGATIVE: Final = Limits(least=0, most=1e12)
+RATE: Final = Limits(least=0, most=1e7)
+"""Requests per second. The upper limit catches a wrong unit; no single machine serves 10 million a second."""
+RATE_ABOVE_0: Final = Limits(above=0, most=1e7)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Arrivals in `[0, duration_ns)`.
 
-    `provenance` says where the numbers come from, its first word one of `measured`, `published`, `fitted`, `assumed`.
+    `provenance` says where the numbers come from; its first word is `measured`, `published`, `fitted` or `assumed`.
     """
 
     name: str
@@ -42,14 +50,14 @@ class Trace:
     provenance: str
     blocks: Blocks
     counted: "Callable[[], array[int]] | None" = None
-    """The arrivals in each second, where they are known without a walk."""
+    """Gives the number of arrivals in each second, if that is known without generating the arrivals."""
 
     def times_ns(self) -> Iterator[int]:
-        """Every arrival's offset from the start, in ns, in order."""
+        """All arrival times, in ns from the start, in order."""
         return chain.from_iterable(self.blocks())
 
     def counts_per_s(self) -> "array[int]":
-        """Arrivals in each second `[k, k + 1)`; the last second may be a partial one."""
+        """The number of arrivals in each second `[k, k + 1)`; the last second may be incomplete."""
         if self.counted is not None:
             return self.counted()
         counts = array("q", bytes(8 * -(-self.duration_ns // NS_PER_S)))
@@ -62,21 +70,14 @@ class Trace:
                 first = after
         return counts
 
-    def to_array(self) -> "array[int]":
-        """All offsets at once; 8 bytes for each arrival."""
-        times = array("q")
-        for block in self.blocks():
-            times.extend(block)
-        return times
-
     def __str__(self) -> str:
         return f"{self.name}: {to_s(self.duration_ns):g} s, {self.provenance}"
 
 
 def trace_of(times_ns: Iterable[int], *, duration_ns: int | None = None, name: str, provenance: str) -> Trace:
-    """A trace held in memory. Without a duration it ends just after its last arrival.
+    """A trace held in memory. Without a duration it ends 1 ns after its last arrival.
 
-    `times_ns` must be sorted, none negative and all before `duration_ns`: readers see to that.
+    `times_ns` must be sorted, not negative and less than `duration_ns`: callers check what they read.
     """
     times = array("q", times_ns)
     end_ns = (times[-1] + 1 if times else 0) if duration_ns is None else duration_ns
@@ -90,56 +91,75 @@ def trace_of(times_ns: Iterable[int], *, duration_ns: int | None = None, name: s
 
 
 Change = Callable[[Iterator[Sequence[int]]], Iterator[Sequence[int]]]
+"""Turns the blocks of one trace into those of another."""
 
 
 def cut(trace: Trace, *, start_ns: int = 0, duration_ns: int | None = None) -> Trace:
-    """The window `[start_ns, start_ns + duration_ns)`, its start becoming 0; it ends with the trace at the latest."""
+    """The window `[start_ns, start_ns + duration_ns)`, or what the trace has of it; the window's start becomes 0."""
     length_ns = trace.duration_ns - start_ns
     length_ns = max(0, length_ns if duration_ns is None else min(duration_ns, length_ns))
     end_ns = start_ns + length_ns
     if length_ns == trace.duration_ns:
         return trace
 
-    def change(walk: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
-        for block in walk:
+    def change(blocks: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
+        for block in blocks:
             inside = block[bisect_left(block, start_ns) : bisect_left(block, end_ns)]
             yield [at_ns - start_ns for at_ns in inside]
             if len(block) and block[-1] >= end_ns:
                 return
 
-    return _changed(
-        trace, change, duration_ns=length_ns, note=f"cut to {to_s(length_ns):g} s from {to_s(start_ns):g} s"
-    )
+    return _changed(trace, change, length_ns, f"cut to {to_s(length_ns):g} s from {to_s(start_ns):g} s")
 
 
 def scale(trace: Trace, factor: float, *, seed: int = 0) -> Trace:
-    """`factor` times as many arrivals in the same time, each second keeping its share.
+    """`factor` times as many arrivals in the same time, distributed over time as before.
 
-    Below 1 arrivals are kept at random. Above 1 each brings on average `factor - 1` more, placed uniformly between it
-    and the next, so that bursts stay bursts.
+    Below 1, arrivals are kept at random. Above 1, each arrival gets `factor - 1` copies on average, at uniform times
+    between it and the next arrival, so that bursts stay bursts.
     """
     if factor == 1.0:
         return trace
     if factor < 1.0:
         return thin(trace, factor, seed=seed)
 
-    def change(walk: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
-        return _multiplied(walk, factor, trace.duration_ns, stream(seed, "arrivals/scale"))
+    def change(blocks: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
+        rng = stream(seed, "arrivals/scale")
+        held: Sequence[int] = ()  # a block waits until the first arrival after it is known
+        for block in blocks:
+            if block and held:
+                yield _with_copies(held, block[0], factor, rng)
+            held = block or held
+        if held:
+            yield _with_copies(held, trace.duration_ns, factor, rng)
 
-    return _changed(trace, change, duration_ns=trace.duration_ns, note=f"scaled by {factor:g}")
+    return _changed(trace, change, trace.duration_ns, f"scaled by {factor:g}")
+
+
+def _with_copies(block: Sequence[int], next_block_ns: int, factor: float, rng: Random) -> list[int]:
+    random = rng.random
+    whole = int(factor) - 1
+    fraction = factor - int(factor)
+    copies: list[int] = []
+    for place, at_ns in enumerate(block):
+        next_ns = block[place + 1] if place + 1 < len(block) else next_block_ns
+        room_ns = min(next_ns - at_ns, NS_PER_S)
+        extra = whole + (random() < fraction)
+        copies += [at_ns + int(random() * room_ns) for _ in range(extra)]
+    return sorted([*block, *copies])
 
 
 def thin(trace: Trace, keep: float, *, seed: int = 0) -> Trace:
-    """Each arrival is kept with probability `keep`, independently."""
+    """Each arrival is kept with probability `keep`, independently of the others."""
     if keep == 1.0:
         return trace
 
-    def change(walk: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
+    def change(blocks: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
         random = stream(seed, "arrivals/thin").random
-        for block in walk:
+        for block in blocks:
             yield [at_ns for at_ns in block if random() < keep]
 
-    return _changed(trace, change, duration_ns=trace.duration_ns, note=f"thinned to {keep:g}")
+    return _changed(trace, change, trace.duration_ns, f"thinned to {keep:g}")
 
 
 def compress(trace: Trace, factor: float) -> Trace:
@@ -147,65 +167,150 @@ def compress(trace: Trace, factor: float) -> Trace:
     if factor == 1.0:
         return trace
 
-    def change(walk: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
-        for block in walk:
+    def change(blocks: Iterator[Sequence[int]]) -> Iterator[Sequence[int]]:
+        for block in blocks:
             yield [min(int(at_ns / factor), duration_ns - 1) for at_ns in block]
 
     duration_ns = ceil(trace.duration_ns / factor)
-    return _changed(trace, change, duration_ns=duration_ns, note=f"time compressed by {factor:g}")
+    return _changed(trace, change, duration_ns, f"time compressed by {factor:g}")
 
 
 def repeat(trace: Trace, times: int) -> Trace:
-    """The trace `times` times in a row."""
+    """The trace, played `times` times in a row."""
     if times == 1:
         return trace
 
     def blocks() -> Iterator[Sequence[int]]:
-        for lap in range(times):
-            shift_ns = lap * trace.duration_ns
+        for round_ in range(times):
+            shift_ns = round_ * trace.duration_ns
             for block in trace.blocks():
                 yield [at_ns + shift_ns for at_ns in block]
 
     return Trace(trace.name, trace.duration_ns * times, f"{trace.provenance}, repeated {times} times", blocks)
 
 
-def _changed(trace: Trace, change: Change, *, duration_ns: int, note: str) -> Trace:
+def _changed(trace: Trace, change: Change, duration_ns: int, note: str) -> Trace:
     return Trace(trace.name, duration_ns, f"{trace.provenance}, {note}", lambda: change(trace.blocks()))
 
 
-def _multiplied(walk: Iterator[Sequence[int]], factor: float, duration_ns: int, rng: Random) -> Iterator[Sequence[int]]:
-    """Every arrival and its copies; a block is held back until the arrival after it is known."""
-    held: list[int] = []
-    for block in walk:
-        if not block:
-            continue
-        if held:
-            yield _copied(held, block[0], factor, rng)
-        held = list(block)
-    if held:
-        yield _copied(held, duration_ns, factor, rng)
+LAGS_S: Final = (1, 10, 60, 600)
+
+GAP_ARRIVALS_MAX: Final = 2_000_000
+"""The variation of gaps is that of this many first arrivals: its error is then below 1 %, and it takes a second or two.
+The arrivals of the three weeks of the Twitter trace take minutes to generate, while their counts are known."""
 
 
-def _copied(block: list[int], after_ns: int, factor: float, rng: Random) -> list[int]:
-    random = rng.random
-    whole = int(factor) - 1
-    fraction = factor - int(factor)
-    copies: list[int] = []
-    for place, at_ns in enumerate(block):
-        next_ns = block[place + 1] if place + 1 < len(block) else after_ns
-        room_ns = min(next_ns - at_ns, NS_PER_S)
-        extra = whole + (random() < fraction)
-        copies += [at_ns + int(random() * room_ns) for _ in range(extra)]
-    return sorted(block + copies)
+class Statistics(Struct, frozen=True):
+    """Statistics of a trace; None if one is undefined, such as the variation of gaps where there are none."""
+
+    name: str
+    provenance: str
+    duration_s: float
+    requests: int
+    mean_rps: float
+    p50_rps: int
+    p99_rps: int
+    max_rps: int
+    peak_to_mean: float | None
+    dispersion: float | None
+    """Variance divided by mean of the counts per second: 1 for a Poisson process, more for bursts."""
+    gap_cv: float | None
+    """Coefficient of variation of the gaps between (the first two million) arrivals: 1 for a Poisson process."""
+    acf: dict[int, float]
+    """Autocorrelation of the counts per second, by lag in seconds."""
+    zeros: int
+    """Seconds without an arrival."""
+    longest_silence_s: int
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and values for people."""
+        part = f" (first {GAP_ARRIVALS_MAX:,} arrivals)" if self.requests > GAP_ARRIVALS_MAX else ""
+        return [
+            ("trace", self.name),
+            ("from", self.provenance),
+            ("duration", f"{self.duration_s:,.3f} s"),
+            ("requests", f"{self.requests:,}"),
+            ("mean rate", f"{self.mean_rps:,.3f} rps"),
+            ("p50 / p99 / max", f"{self.p50_rps:,} / {self.p99_rps:,} / {self.max_rps:,} rps"),
+            ("peak to mean", _three_decimals(self.peak_to_mean)),
+            ("index of dispersion", _three_decimals(self.dispersion)),
+            ("CV of gaps", _three_decimals(self.gap_cv) + part),
+            *((f"autocorrelation, {lag} s", _three_decimals(value)) for lag, value in self.acf.items()),
+            ("seconds without arrival", f"{self.zeros:,} (longest run {self.longest_silence_s:,} s)"),
+        ]
+
+
+def _three_decimals(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def statistics(trace: Trace) -> Statistics:
+    """The statistics of a trace. Sums are exact integers, so that they are equal on every machine."""
+    counts = trace.counts_per_s()
+    ranked = sorted(counts)
+    requests, duration_s = sum(counts), to_s(trace.duration_ns)
+    mean, variance = _moments(requests, sum(map(mul, counts, counts)), len(counts))
+    silences = [sum(1 for _ in run) for silent, run in groupby(counts, key=lambda count: count == 0) if silent]
+    return Statistics(
+        name=trace.name,
+        provenance=trace.provenance,
+        duration_s=duration_s,
+        requests=requests,
+        mean_rps=round(requests / duration_s, 6) if duration_s else 0.0,
+        p50_rps=quantile(ranked, 0.50) if ranked else 0,
+        p99_rps=quantile(ranked, 0.99) if ranked else 0,
+        max_rps=ranked[-1] if ranked else 0,
+        peak_to_mean=round(ranked[-1] / mean, 6) if mean else None,
+        dispersion=round(variance / mean, 6) if mean else None,
+        gap_cv=_gap_cv(trace),
+        acf={lag: value for lag in LAGS_S if (value := autocorrelation(counts, lag)) is not None},
+        zeros=sum(silences),
+        longest_silence_s=max(silences, default=0),
+    )
+
+
+def autocorrelation(counts: "array[int]", lag: int) -> float | None:
+    """Sample autocorrelation at `lag` ≥ 1 steps, in [-1, 1]; None if counts do not vary or are fewer than two lags."""
+    if len(counts) < 2 * lag:
+        return None
+    centred = np.frombuffer(counts, dtype=np.int64) - sum(counts) / len(counts)
+    power = float(np.dot(centred, centred))
+    return round(float(np.dot(centred[:-lag], centred[lag:])) / power, 6) if power else None
+
+
+def _gap_cv(trace: Trace) -> float | None:
+    number = total = squares = 0
+    last: list[int] = []
+    for block in trace.blocks():
+        times = [*last, *block]
+        gaps = list(map(sub, times[1:], times))
+        number += len(gaps)
+        total += sum(gaps)
+        squares += sum(map(mul, gaps, gaps))
+        last = times[-1:]
+        if number >= GAP_ARRIVALS_MAX:
+            break
+    mean, variance = _moments(total, squares, number)
+    return round(sqrt(variance) / mean, 6) if mean else None
+
+
+def _moments(total: int, squares: int, number: int) -> tuple[float, float]:
+    """Mean and population variance, from the sum and the sum of squares of `number` integers."""
+    if number == 0:
+        return 0.0, 0.0
+    return total / number, (squares * number - total * total) / (number * number)
 
 
 def write_counts(trace: Trace, path: Path) -> None:
-    """One line a second: how many requests arrive in it. Read back with `format: counts`."""
+    """One line per second, the number of its arrivals; `{file: …}` reads it. MachineError if it cannot be written."""
     _write(path, (f"{count}\n" for count in trace.counts_per_s()))
 
 
 def write_times(trace: Trace, path: Path) -> None:
-    """One line an arrival: its offset in ns. Read back, exactly, with `format: timestamps, unit: ns`."""
+    """One line per arrival, its time in ns. `{file: …, format: timestamps, unit: ns}` reads back the same trace.
+
+    MachineError if it cannot be written.
+    """
     _write(path, (f"{at_ns}\n" for at_ns in trace.times_ns()))
 
 
