@@ -15,7 +15,6 @@ from functools import partial
 from itertools import accumulate
 from math import cos, log, pi
 from random import Random
-from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol
 
 from sloop.errors import InputError
@@ -55,17 +54,6 @@ class Spread(StrEnum):
     """n arrivals with exponential gaps of mean 1/(1.5 n) s: most of them in the first two thirds of the second."""
 
 
-def uniform_ns(rng: Random, count: int) -> list[int]:
-    """`count` independent uniform times in one second, sorted, in ns."""
-    random = rng.random
-    return sorted([int(random() * NS_PER_S) for _ in range(count)])
-
-
-def equal_ns(count: int) -> list[int]:
-    """`count` equally spaced times in one second, the first at its start, in ns."""
-    return [place * NS_PER_S // count for place in range(count)]
-
-
 def poisson_ns(rng: Random, rate_rps: float, span_ns: int = NS_PER_S) -> list[int]:
     """The arrivals of a Poisson process of `rate_rps` in `[0, span_ns)`, sorted, in ns."""
     if rate_rps <= 0:
@@ -80,26 +68,6 @@ def poisson_ns(rng: Random, rate_rps: float, span_ns: int = NS_PER_S) -> list[in
     return times
 
 
-def burst_ns(rng: Random, count: int, *, mean_ms: float) -> list[int]:
-    """`count` exponential times after the start of a second, sorted, in ns; a few may be after its end.
-
-    Each is drawn on its own, as Sponge's load generator does (specification 4.1): a second's requests come as a burst.
-    """
-    random = rng.random
-    mean_ns = -mean_ms * (NS_PER_S / 1000)
-    return sorted([int(mean_ns * log(1.0 - random())) for _ in range(count)])
-
-
-def early_ns(rng: Random, count: int) -> list[int]:
-    """`count` times with exponential gaps of mean 1/(1.5 `count`) s, in ns; a few may be after the end of the second.
-
-    The load generator of IPA's and Biscale's artefacts does this (IPA specification 2.13).
-    """
-    random = rng.random
-    gap_ns = -NS_PER_S / (1.5 * max(1, count))
-    return [int(at_ns) for at_ns in accumulate(gap_ns * log(1.0 - random()) for _ in range(count))]
-
-
 def spread_counts(
     counts: Iterable[Any], spread: Spread, rng: Random, *, duration_ns: int, mean_ms: float = 50.0
 ) -> Iterator[list[int]]:
@@ -108,12 +76,14 @@ def spread_counts(
     Counts may be fractions only with `poisson`. With `burst` (whose mean is `mean_ms`) and `early`, arrivals may fall
     into later seconds; those at or after `duration_ns` are left out.
     """
+    random = rng.random
+    mean_ns = -mean_ms * (NS_PER_S / 1000)
     draws: dict[Spread, Callable[[Any], list[int]]] = {
-        Spread.UNIFORM: partial(uniform_ns, rng),
-        Spread.EQUAL: equal_ns,
+        Spread.UNIFORM: lambda n: sorted([int(random() * NS_PER_S) for _ in range(n)]),
+        Spread.EQUAL: lambda n: [place * NS_PER_S // n for place in range(n)],
         Spread.POISSON: partial(poisson_ns, rng),
-        Spread.BURST: partial(burst_ns, rng, mean_ms=mean_ms),
-        Spread.EARLY: partial(early_ns, rng),
+        Spread.BURST: lambda n: sorted([int(mean_ns * log(1.0 - random())) for _ in range(n)]),
+        Spread.EARLY: partial(_early_ns, random),
     }
     draw = draws[spread]
     carried: list[int] = []
@@ -127,6 +97,11 @@ def spread_counts(
             block = block[: len(block) - len(carried)]
         yield block
         start_ns = end_ns
+
+
+def _early_ns(random: Callable[[], float], count: int) -> list[int]:
+    gap_ns = -NS_PER_S / (1.5 * max(1, count))
+    return [int(at_ns) for at_ns in accumulate(gap_ns * log(1.0 - random()) for _ in range(count))]
 
 
 def scaled_counts(counts: Iterable[int], factor: float) -> Iterator[int]:
@@ -466,22 +441,8 @@ class OnOff:
         return Mmpp((self.rate, self.off_rate), (self.on_s, self.off_s)).blocks(rng, duration_ns)
 
 
-KINDS: Final[Mapping[str, type[ArrivalProcess]]] = MappingProxyType(
-    {
-        "poisson": Poisson,
-        "equal": Equal,
-        "uniform": Uniform,
-        "burst": Burst,
-        "gamma": Gamma,
-        "mmpp": Mmpp,
-        "map": Map,
-        "onoff": OnOff,
-        "step": Step,
-        "ramp": Ramp,
-        "diurnal": Diurnal,
-        "square": Square,
-    }
-)
+PROCESSES: Final = (Poisson, Equal, Uniform, Burst, Gamma, Mmpp, Map, OnOff, Step, Ramp, Diurnal, Square)
+KINDS: Final[Mapping[str, type[ArrivalProcess]]] = {process.__name__.lower(): process for process in PROCESSES}
 
 
 def kind_of(declared: Declared, *, also: Collection[str] = ()) -> ArrivalProcess:
@@ -493,7 +454,7 @@ def kind_of(declared: Declared, *, also: Collection[str] = ()) -> ArrivalProcess
 
 def generated(process: ArrivalProcess, *, seed: int, duration_ns: int, name: str = STREAM) -> Trace:
     """The trace that a process generates from the random stream `name` of `seed`."""
-    kind = next((word for word, known in KINDS.items() if known is type(process)), type(process).__name__.lower())
+    kind = type(process).__name__.lower()
     options = " ".join(f"{field.name}={getattr(process, field.name)}" for field in fields(process))
 
     def blocks() -> Iterator[Sequence[int]]:

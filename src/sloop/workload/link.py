@@ -5,25 +5,24 @@ trip. After its last second, the series of bandwidths starts again. Source: Spon
 Hooft's 4G log, the published remaining SLOs, and a synthetic link like them).
 """
 
-import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from itertools import islice
 from math import exp, floor, sqrt
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from sloop.errors import InputError
-from sloop.options import Declared, Limits, Value, as_value, limited, nearest, read_options
+from sloop.options import Declared, Limits, Value, as_value, limited, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_MS, NS_PER_S
-from sloop.workload.parse import SourceText, read_number, read_text, refuse
+from sloop.workload.parse import SourceText, column_place, csv_header, csv_rows, read_number, read_text, refuse
 from sloop.workload.trace import NOT_NEGATIVE, POSITIVE
 
 BYTES_PER_MS_PER_MBPS: Final = 125.0
 BYTES_PER_MS_PER_MIB_S: Final = 1048.576
+GHENT_COLUMNS: Final = "unix_ms ms_since_start latitude longitude bytes interval_ms"
 RTT_MS: Final = Limits(least=0, most=60_000.0)
 MBPS: Final = Limits(least=0, most=1e6)
 
@@ -60,23 +59,15 @@ class Link:
         return [max(0, floor(slo_ms - elapsed)) for elapsed in self.elapsed_ms(payload_bytes)]
 
 
-class LinkFormat(StrEnum):
-    """What a bandwidth file holds."""
-
-    AUTO = "auto"
-    """CSV if the first line has a comma, else a Ghent log."""
-    GHENT = "ghent"
-    """One line per second: `unix_ms ms_since_start latitude longitude bytes interval_ms`."""
-    CSV = "csv"
-    """One row per second; a column, such as 5Gophers' `throughput_mbps`, has the bandwidth in Mbit/s."""
-
-
 @dataclass(frozen=True, slots=True)
 class LinkFile:
-    """A recorded link; the fields are the keys next to `file:`."""
+    """A recorded link; the fields are the keys next to `file:`.
+
+    A file whose first line has a comma is CSV: one row per second, and a column, such as 5Gophers' `throughput_mbps`,
+    has the bandwidth in Mbit/s. Any other file is a Ghent log: one line per second, with the columns `GHENT_COLUMNS`.
+    """
 
     file: Path
-    format: LinkFormat = LinkFormat.AUTO
     member: str = ""
     column: str = "throughput_mbps"
     only: Mapping[str, str] = field(default_factory=dict)
@@ -170,8 +161,7 @@ def read_link(source: LinkFile | Path | str) -> Link:
     recorded = source if isinstance(source, LinkFile) else LinkFile(Path(source))
     text = read_text(recorded.file, member=recorded.member)
     first = text.text.partition("\n")[0]
-    is_csv = recorded.format == LinkFormat.CSV or (recorded.format == LinkFormat.AUTO and "," in first)
-    rates = array("d", _csv_rates(text, recorded) if is_csv else _ghent_rates(text))
+    rates = array("d", _csv_rates(text, recorded) if "," in first else _ghent_rates(text))
     chosen = rates[recorded.start_s : recorded.start_s + recorded.rows_max]
     if not chosen:
         what = f"start_s {recorded.start_s} is after the last of {len(rates)} rows" if rates else "no bandwidth to read"
@@ -187,8 +177,7 @@ def _ghent_rates(text: SourceText) -> Iterator[float]:
         if not cells:
             continue
         if len(cells) != 6:
-            columns = "unix_ms ms_since_start latitude longitude bytes interval_ms"
-            refuse(text.where, f"{len(cells)} entries instead of 6", f"a line is: {columns}", line)
+            refuse(text.where, f"{len(cells)} entries instead of 6", f"a line is: {GHENT_COLUMNS}", line)
         where = f"{text.where}:{line}"
         carried = read_number(cells[4], NOT_NEGATIVE, f"{where} bytes")
         yield float(carried // read_number(cells[5], POSITIVE, f"{where} interval_ms"))
@@ -196,15 +185,10 @@ def _ghent_rates(text: SourceText) -> Iterator[float]:
 
 def _csv_rates(text: SourceText, recorded: LinkFile) -> Iterator[float]:
     """The bytes per ms of the rows that `only` selects and whose bandwidth is not empty."""
-    rows = csv.DictReader(text.text.splitlines(keepends=True))
-    try:
-        columns = list(rows.fieldnames or [])
-        for name in (recorded.column, *recorded.only):
-            if name not in columns:
-                refuse(text.where, f"no column {name!r}", nearest(name, columns), 1)
-        for row in rows:
-            cell = row[recorded.column]
-            if cell and all(row[name] == value for name, value in recorded.only.items()):
-                yield read_number(cell, MBPS, f"{text.where}:{rows.line_num}") * BYTES_PER_MS_PER_MBPS
-    except csv.Error as error:
-        raise InputError(f"not CSV: {error}", where=f"{text.where}:{rows.line_num}", help="check that line") from None
+    columns = csv_header(text)
+    place, *others = (column_place(columns, name, (), text.where) for name in (recorded.column, *recorded.only))
+    wanted = tuple(zip(others, recorded.only.values(), strict=True))
+    for line, row in islice(csv_rows(text), 1, None):
+        cells = [*row, *[""] * (len(columns) - len(row))]
+        if cells[place] and all(cells[other] == value for other, value in wanted):
+            yield read_number(cells[place], MBPS, f"{text.where}:{line}") * BYTES_PER_MS_PER_MBPS

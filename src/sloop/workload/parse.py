@@ -120,8 +120,7 @@ def _members(path: Path, *, prefix: str) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     bytes_left = BYTES_MAX
     with _file_errors(path):
-        files = _zip_files(path) if path.name.lower().endswith(".zip") else _tar_files(path)
-        for name, opened in islice(files, MEMBERS_MAX):
+        for name, opened in islice(_archived(path), MEMBERS_MAX):
             is_hidden = name.startswith("__MACOSX") or name.rpartition("/")[2].startswith(".")
             if name.startswith(prefix) and not is_hidden:
                 with opened() as file:
@@ -130,18 +129,14 @@ def _members(path: Path, *, prefix: str) -> dict[str, bytes]:
     return members
 
 
-def _zip_files(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            if not entry.is_dir():
-                yield entry.filename, partial(archive.open, entry)
-
-
-def _tar_files(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    with tarfile.open(path) as archive:
-        for entry in archive:
-            if entry.isfile():
-                yield entry.name, partial(archive.extractfile, entry)
+def _archived(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The name of each file in an archive, and how to open it."""
+    if path.name.lower().endswith(".zip"):
+        with zipfile.ZipFile(path) as zipped:
+            yield from ((each.filename, partial(zipped.open, each)) for each in zipped.infolist() if not each.is_dir())
+    else:
+        with tarfile.open(path) as tarred:
+            yield from ((each.name, partial(tarred.extractfile, each)) for each in tarred if each.isfile())
 
 
 def _decoded(content: bytes, where: str) -> SourceText:
@@ -181,38 +176,31 @@ def split_entries(text: SourceText) -> Iterator[Entry]:
             yield Entry(part, line)
 
 
-def csv_header(text: SourceText) -> list[str]:
-    """The names of the columns of a CSV file, in lower case."""
-    with _csv_errors(text, rows := _csv_rows(text)):
-        return [name.strip().lower() for name in next(rows, [])]
-
-
-def column_entries(text: SourceText, name: str, candidates: Iterable[str]) -> Iterator[Entry]:
-    """One column of a CSV file with a header: the one called `name`, else the first of `candidates`, else the only one.
-
-    Upper and lower case do not differ.
-    """
-    header = csv_header(text)
-    place = _place(header, name, candidates, text.where)
-    with _csv_errors(text, rows := _csv_rows(text)):
-        for row in islice(rows, 1, None):
-            if row:
-                yield Entry(row[place].strip() if place < len(row) else "", rows.line_num)
-
-
-def _csv_rows(text: SourceText) -> Any:  # noqa: ANN401  # csv's reader has no public type
-    return csv.reader(text.text.splitlines(keepends=True))
-
-
-@contextmanager
-def _csv_errors(text: SourceText, rows: Any) -> Iterator[None]:  # noqa: ANN401
+def csv_rows(text: SourceText) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file that are not empty, the header first, each with its line."""
+    rows = csv.reader(text.text.splitlines(keepends=True))
     try:
-        yield
+        for row in rows:
+            if row:
+                yield rows.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
         raise InputError(f"not CSV: {error}", where=f"{text.where}:{rows.line_num}", help="check that line") from None
 
 
-def _place(header: list[str], name: str, candidates: Iterable[str], where: str) -> int:
+def csv_header(text: SourceText) -> list[str]:
+    """The names of the columns of a CSV file, in lower case."""
+    return [name.lower() for name in next(csv_rows(text), (1, []))[1]]
+
+
+def column_entries(text: SourceText, name: str, candidates: Iterable[str]) -> Iterator[Entry]:
+    """The entries of one column of a CSV file, see `column_place`. Names may differ in upper and lower case."""
+    place = column_place(csv_header(text), name, candidates, text.where)
+    for line, row in islice(csv_rows(text), 1, None):
+        yield Entry(row[place] if place < len(row) else "", line)
+
+
+def column_place(header: list[str], name: str, candidates: Iterable[str], where: str) -> int:
+    """The index in `header` of the column called `name`, else of the first candidate, else of the only column."""
     if name:
         if name.lower() not in header:
             refuse(where, f"no column {name!r}", nearest(name.lower(), header), 1)
@@ -250,7 +238,7 @@ class MissingCounts(StrEnum):
 def quick_counts(text: SourceText) -> "array[int] | None":
     """The counts of a file without mistakes, read at once; None for a file that has to be read entry by entry.
 
-    The 1.9 million counts of the Twitter trace take 0.2 s in this way instead of 6 s.
+    The 1.9 million counts of the Twitter trace take 0.5 s in this way instead of 4 s.
     """
     content = text.text
     if "_" in content or not content.isascii():
@@ -299,8 +287,8 @@ def _count(entry: Entry, where: str, *, fractions: bool) -> int | float:
         refuse(where, f"{entry.text} requests in one second are too many", help_text, entry.line)
     if exact != exact.to_integral_value() and not fractions:
         help_text = (
-            "if these are mean rates, say `spread: poisson`, as in {file: rates.txt, spread: poisson}; if they are times "
-            "of arrival, say `format: timestamps`; if they are times between arrivals, `format: gaps`"
+            "if these are mean rates, say `spread: poisson`, as in {file: rates.txt, spread: poisson}; "
+            "if they are times of arrival, say `format: timestamps`; if times between arrivals, `format: gaps`"
         )
         refuse(where, f"{entry.text} is not a whole number of requests", help_text, entry.line)
     return float(exact) if fractions else int(exact)
