@@ -88,11 +88,6 @@ def test_shows_what_was_wrong(client: Any) -> None:
 
 PYTHON = os.environ.get("SLOOP_KSERVE_PYTHON") or (sys.executable if importlib.util.find_spec("kserve") else "")
 
-pytestmark_kserve = [
-    pytest.mark.live,
-    pytest.mark.skipif(not PYTHON, reason="the KServe client is not installed; see SLOOP_KSERVE_PYTHON"),
-]
-
 CLIENT = """
 import asyncio, json, sys
 import numpy as np
@@ -127,7 +122,8 @@ def running(tmp_path: Path, mlp: Path) -> Iterator[Running]:
     thread.close()
 
 
-def test_it_gets_onnx_runtimes_own_answer(running: Running, mlp: Path) -> None:
+@pytest.mark.skipif(not PYTHON, reason="the KServe client is not installed; see SLOOP_KSERVE_PYTHON")
+def test_the_kserve_client_gets_onnx_runtimes_own_answer(running: Running, mlp: Path) -> None:
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     server = running.server
     addresses = [f"http://127.0.0.1:{server.http_port}", f"127.0.0.1:{server.grpc_port}"]
