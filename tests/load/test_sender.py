@@ -195,8 +195,6 @@ def test_rings_once_and_never_early(maker: Maker) -> None:
     assert all(early_ns <= NS_PER_MS // 100 for early_ns in asyncio.run(ring_twice()))
 
 
-pytestmark_child = pytest.mark.live
-
 ORDERS_child = Orders("127.0.0.1", 1, False, "/v2/models/m/infer", "h", 100.0, (2,), 4, 2, NS_PER_S, ())
 
 

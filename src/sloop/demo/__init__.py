@@ -19,18 +19,18 @@ slo_ms: 100                # end to end, from sending to the answer
 stages:
   - name: read
     model: ./digits.onnx
-system: sponge
+system: {name: sponge, criterion: steady}
 """
 
 SCENARIO: Final = """\
-name: burst
+name: wave
 slo_ms: 100
 stages:
   - name: read
     model: ./digits.onnx
 trace: {kind: square, rate: 20, burst_rate: 200, period_s: 20, burst_s: 5}
 duration_s: 60
-systems: [sponge, early-drop]
+systems: [{name: sponge, criterion: steady}, early-drop]
 """
 
 
@@ -39,7 +39,7 @@ def write_example(folder: Path) -> list[Path]:
     contents = {
         MODEL: resources.files("sloop.demo").joinpath(MODEL).read_bytes(),
         "app.yaml": APPLICATION.encode(),
-        "burst.yaml": SCENARIO.encode(),
+        "wave.yaml": SCENARIO.encode(),
     }
     for name, content in contents.items():
         if (folder / name).exists() and (folder / name).read_bytes() != content:
