@@ -76,7 +76,7 @@ def test_a_rank_does_not_suffer_from_the_error_of_its_product() -> None:
 
 def test_one_value_is_every_quantile() -> None:
     assert {quantile([3.0], share) for share in (0.0, 0.5, 0.99, 1.0)} == {3.0}
-    with pytest.raises(AssertionError, match="nothing has no quantile"):
+    with pytest.raises(AssertionError, match="the quantile of no values is undefined"):
         rank(0.5, 0)
 
 

@@ -1,4 +1,4 @@
-"""What to do: the closed union of the core's orders to its driver, and its notes on why it gave them."""
+"""Actions: everything that the core orders its driver to do, and its notes on why (`Action` is the closed union)."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -16,7 +16,7 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
     stage: str
     requests: tuple[RequestId, ...]
     parts: tuple[int, ...] = ()
-    """The part of each request, at a stage that runs once for each part; otherwise empty."""
+    """Which part of each request this batch runs, at a stage that runs once for each part; otherwise empty."""
 
     @property
     def visits(self) -> Iterator[tuple[RequestId, int]]:
@@ -25,15 +25,15 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
 
 
 class End(Struct, frozen=True, gc=False, tag="end", omit_defaults=True):
-    """Answer this request, which is over. `why` is empty for a request that was served in time."""
+    """End this request and answer its client. `why` is empty for a request that was served in time."""
 
     request: RequestId
     outcome: Outcome
     why: str = ""
     retry_after_ns: int = 0
-    """For a rejected request: in what time the queue is expected to have room."""
+    """For a rejected request: the time until the queue is expected to have room."""
     stage: str = ""
-    """The stage that dropped, rejected or failed it; empty if no single one did."""
+    """The stage that dropped, rejected or failed the request; empty if no single stage did."""
 
 
 class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):
@@ -44,7 +44,8 @@ class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):
 
 
 class StopReplica(Struct, frozen=True, gc=False, tag="stop_replica"):
-    """Stop a replica. It runs no batch, unless it is given up as stuck. The driver answers with `ReplicaStopped`."""
+    """Stop a replica. It is idle, unless the core stops it because its batch is stuck. The driver answers with
+    `ReplicaStopped`."""
 
     replica: ReplicaId
     why: str
@@ -62,7 +63,8 @@ class Decided(Struct, frozen=True, tag="decided"):
 
     kind: str
     """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
-    and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for what is planned."""
+    and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for a planned replica
+    or resize."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None

@@ -1,7 +1,7 @@
 """Operating errors: what a user or the machine did wrong, with the fix. They are shown without a traceback.
 
     SloopError
-    ├── InputError          a file, option or request we were given is wrong       (exit code 1; HTTP 400)
+    ├── InputError          a file, option or request is wrong                     (exit code 1; HTTP 400)
     └── MachineError        the machine refuses: a port in use, no free core, no cgroup rights
 
 Programmer errors are `assert`s. Every message says what is wrong, the value, and after `help:` the fix.
@@ -9,7 +9,7 @@ Programmer errors are `assert`s. Every message says what is wrong, the value, an
 
 
 class SloopError(Exception):
-    """Anything that a user can cause and repair. `what` is wrong, `help` is the fix."""
+    """An error that a user can cause and repair. `what` says what is wrong, `help` how to fix it."""
 
     def __init__(self, what: str, *, help: str = "") -> None:
         super().__init__(what)
@@ -21,7 +21,7 @@ class SloopError(Exception):
 
 
 class InputError(SloopError):
-    """A file, option or request is wrong; `where` names file, line and key."""
+    """A file, option or request is wrong; `where` gives file, line and key."""
 
     def __init__(self, what: str, *, where: str = "", help: str = "") -> None:
         super().__init__(f"{where}: {what}" if where else what, help=help)
@@ -29,4 +29,4 @@ class InputError(SloopError):
 
 
 class MachineError(SloopError):
-    """The machine cannot do what was asked of it, or does not permit it."""
+    """The machine cannot do what sloop needs, or does not permit it."""

@@ -1,6 +1,7 @@
-"""What happened: the closed union of things a driver tells the core, each with the instant it is handed over at.
+"""Events: everything that a driver reports to the core (`Event` is the closed union).
 
-A driver may repeat, delay or reorder events about batches and replicas; the core ignores what it no longer waits for.
+A driver may repeat, delay or reorder events about batches and replicas; the core ignores events that it no longer
+expects.
 """
 
 from collections.abc import Iterable
@@ -21,14 +22,15 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     replica: ReplicaId
     service_ns: int
     edge_counts: tuple[tuple[int, ...], ...] = ()
-    """Per request, how many items were sent along each outgoing edge of the stage: 0 or 1, any number where the edge
-    fans out. An empty tuple for a request means one along each edge; no tuples mean that for all of them."""
+    """Per request, how many items it sends along each outgoing edge of the stage: 0 or 1, or any number where the edge
+    fans out. An empty tuple for a request means one item along each edge; no tuples at all mean the same for every
+    request."""
     faults: tuple[int, ...] = ()
-    """Positions in the batch of requests that fail although the batch does not, because their own tensors fit no input
-    of the model or decide about no edge. Their `edge_counts` mean nothing."""
+    """Positions in the batch of requests that fail although the batch succeeds: their tensors do not fit the model, or
+    their outputs do not decide the next edge. Their `edge_counts` are ignored."""
 
     def continuing(self, visits: Iterable[V]) -> Iterable[tuple[V, tuple[int, ...]]]:
-        """The batch's visits without the faults, each with its edge counts. `visits` are all of the batch, in order."""
+        """The visits that did not fail, each with its edge counts. `visits` are all visits of the batch, in order."""
         counts: Iterable[tuple[int, ...]] = self.edge_counts or repeat(())
         pairs = zip(visits, counts, strict=bool(self.edge_counts))
         if not self.faults:
@@ -37,7 +39,7 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
 
 
 class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed"):
-    """The model raised on this batch; the replica lives on."""
+    """The model raised an exception on this batch; the replica stays up."""
 
     batch: BatchId
     replica: ReplicaId
@@ -58,37 +60,37 @@ class ReplicaReady(Struct, frozen=True, gc=False, tag="replica_ready"):
 
 
 class ReplicaLost(Struct, frozen=True, gc=False, tag="replica_lost"):
-    """A replica is gone without having been asked to stop, and its batch with it."""
+    """A replica died without an order to stop; its batch is lost too."""
 
     replica: ReplicaId
     error: str
 
 
 class ReplicaStopped(Struct, frozen=True, gc=False, tag="replica_stopped"):
-    """A replica that was asked to stop has freed its resources."""
+    """A replica that was ordered to stop has freed its resources."""
 
     replica: ReplicaId
 
 
 class Resized(Struct, frozen=True, gc=False, tag="resized"):
-    """A replica now runs on `cores`: what was asked for, or what the machine granted."""
+    """A replica now runs on `cores`: as many as ordered, or as many as the machine granted."""
 
     replica: ReplicaId
     cores: float
 
 
 class Cancelled(Struct, frozen=True, gc=False, tag="cancelled"):
-    """The client went away."""
+    """The client of a request disconnected."""
 
     request: RequestId
 
 
 class Draining(Struct, frozen=True, gc=False, tag="draining"):
-    """The server is asked to stop: it finishes open requests and rejects new ones."""
+    """The server shuts down: it finishes open requests and rejects new ones."""
 
 
 class Woke(Struct, frozen=True, gc=False, tag="woke"):
-    """The instant `core.wake_ns` has come. A spurious one does no harm."""
+    """The time `core.wake_ns` has come. A spurious wake-up does no harm."""
 
 
 Event = (

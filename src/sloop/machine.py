@@ -1,6 +1,6 @@
 """The machine this process runs on: its processor, and the CPUs that the process may use.
 
-Where the operating system does not tell, the answers are all CPUs and the name of the architecture. Reads only.
+Where the operating system does not say, the answers are all CPUs and the name of the architecture. Changes nothing.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """Numbers of the CPUs that this process may run on; all of them where the system has no affinity."""
+    """Numbers of the CPUs that this process may run on; all CPUs where the system has no CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -19,7 +19,7 @@ def usable_cpus() -> tuple[int, ...]:
 
 @cache
 def processor() -> str:
-    """The processor's model name, or the architecture where the system does not know it."""
+    """The processor's model name; the architecture where the system does not report a model."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -28,5 +28,5 @@ def processor() -> str:
 
 
 def hardware_name() -> str:
-    """The name that profiles give to where they were measured: the processor, and the cores this process may use."""
+    """The name of this machine in profiles measured here: the processor, and how many cores this process may use."""
     return f"{processor()}, {len(usable_cpus())} cores"

@@ -1,8 +1,9 @@
-"""Options: reads mappings of keys to values, as users declare them, into frozen dataclasses with a field for each key.
+"""Options: reads the keys and values that users declare into frozen dataclasses with a field for each key.
 
-Everything that a user may declare is read here: applications and scenarios, systems, policies, traces and links. So
-each kind of mistake has one text (an unknown key, a missing one, a wrong type, a value out of range), and every error
-names file, line, key and the fix. Knows neither YAML (see `sloop.app.document`) nor the meaning of the options.
+All user input passes through here: applications and scenarios, systems, policies, traces and links. So each kind of
+mistake (an unknown or missing key, a wrong type, a value out of range) has one wording, and every error names file,
+line, key and the fix. YAML is parsed elsewhere (`sloop.app.document`); this module must not depend on the meaning of an
+option.
 """
 
 import typing
@@ -23,13 +24,13 @@ from sloop.text import quoted
 from sloop.units import LONGEST_NS, NS_PER_MS, NS_PER_S, to_ms
 
 KEY_MAX: Final = 200
-"""Characters in a key."""
+"""The largest number of characters in a key."""
 INT_MAX: Final = 2**62
-"""The largest whole number: larger ones leave the range of floats and of nanoseconds in 64 bits."""
+"""The largest whole number that is accepted: a larger one would overflow nanoseconds in 64 bits."""
 ELEMENTS_MAX: Final = 1_000_000
-"""Elements of a list: enough for the requests in each second of eleven days."""
+"""The largest number of elements in a list: enough for one count per second over eleven days."""
 DURATIONS: Final[Mapping[str, int]] = {"_ms": NS_PER_MS, "_s": NS_PER_S}
-"""Durations are `_ns` fields of integers; a user writes them with one of these endings."""
+"""Suffixes with which a user writes a duration, and their nanoseconds. The field itself ends in `_ns`."""
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Limits:
         return value
 
     def text(self, value: float, unit: str = "") -> str:
-        """The range as an error states it; a very large upper limit is left out unless `value` exceeds it."""
+        """The range in words, for an error; a very large upper limit is left out unless `value` exceeds it."""
         lower = ""
         if self.above > -inf:
             lower = f" above {in_digits(self.above)}{unit}"
@@ -83,7 +84,7 @@ def limited(
     least: float = -inf,
     most: float = inf,
 ) -> Any:  # noqa: ANN401  # as dataclasses.field
-    """A field for a number, or for numbers, in a range that is checked when the option is read."""
+    """A dataclass field for a number, or several; its range is checked when the option is read."""
     metadata = {"limits": limits or Limits(above, least, most)}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
@@ -91,8 +92,8 @@ def limited(
 def check_range(key: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf) -> None:
     """Raise `OutOfRange` unless above < value, least ≤ value ≤ most and `value` is finite.
 
-    For the `__post_init__` of options that may also be made without a file. Durations, whose `key` ends in `_ns`, are
-    reported in milliseconds.
+    For the `__post_init__` of options that can also be constructed in Python. A `key` that ends in `_ns` is reported in
+    milliseconds.
     """
     limits = Limits(above, least, most)
     if limits.hold(value):
@@ -107,9 +108,9 @@ def check_range(key: str, value: float, *, above: float = -inf, least: float = -
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that a user declared, and its place: `path` is the dotted key from the root of `file`.
+    """A value that a user declared, and where: `path` is the dotted key from the root of `file`.
 
-    `lines` has the line of every dotted key of the file and is shared by all its values.
+    `lines` maps every dotted key of the file to its line; all values of a file share it.
     """
 
     content: object
@@ -119,7 +120,7 @@ class Value:
 
     @property
     def line(self) -> int:
-        """The line of the key, or of the nearest key around it, from 1; 0 without a file."""
+        """The line of the key, counted from 1, or of the nearest enclosing key; 0 without a file."""
         path = self.path
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -127,16 +128,16 @@ class Value:
 
     @property
     def where(self) -> str:
-        """`file:line: key`, as errors begin."""
+        """`file:line: key`, the start of an error message."""
         place = f"{self.file}:{self.line}" if self.line else self.file
         return ": ".join(part for part in (place, self.path) if part)
 
     def fail(self, what: str, help: str = "") -> NoReturn:
-        """Raise the InputError that says what is wrong with this value."""
+        """Raise an InputError at this value: `what` says what is wrong with it."""
         raise InputError(what, where=self.where, help=help)
 
     def wrong(self, wanted: str, help: str = "") -> NoReturn:
-        """Raise the InputError for a value of the wrong type or range."""
+        """Raise an InputError that says which type or range was `wanted` and what the value is."""
         self.fail(f"must be {wanted}, not {describe(self.content)}", help)
 
     def under(self, key: object, content: object) -> "Value":
@@ -145,7 +146,7 @@ class Value:
         return Value(content, self.path + step, self.file, self.lines)
 
     def entry(self, table: Mapping[str, T], noun: str) -> T:
-        """The entry of `table` that this value names. InputError with the nearest name where there is none."""
+        """The entry of `table` that this value names. An unknown name is an InputError that suggests the nearest."""
         if isinstance(self.content, str) and self.content in table:
             return table[self.content]
         if not isinstance(self.content, str):
@@ -153,7 +154,8 @@ class Value:
         self.fail(f"unknown {noun} {describe(self.content)}", nearest(self.content, tuple(table)))
 
     def mapping(self, known: Collection[str] | None = None, required: Collection[str] = ()) -> dict[str, "Value"]:
-        """Its keys and values. InputError for a key that is not `known` (where given) or misses though `required`."""
+        """The keys and values of a mapping. InputError for a key outside `known` (if given) or a missing `required`
+        key."""
         if not isinstance(self.content, Mapping):
             self.wrong("a mapping" + (f" with the keys {', '.join(known)}" if known else " (key: value)"))
         found = {}
@@ -215,8 +217,8 @@ class Value:
     def _number(self, noun: str, limits: Limits) -> float:
         content = self.content
         if isinstance(content, bool) or not isinstance(content, int | float):
-            is_text_of_one = isinstance(content, str) and any(map(str.isdigit, content))
-            self.wrong(noun + limits.text(0.0), "write digits only, without unit or quotes" if is_text_of_one else "")
+            has_digits = isinstance(content, str) and any(map(str.isdigit, content))
+            self.wrong(noun + limits.text(0.0), "write digits only, without unit or quotes" if has_digits else "")
         try:
             number = float(content)
         except OverflowError:
@@ -227,17 +229,17 @@ class Value:
 
 
 Declared = Mapping[str, object] | Value
-"""What a user declared: a mapping, or a value that knows its place."""
+"""What a user declared: a plain mapping, or a value with its file and line."""
 Reader = Callable[[Value], object]
 
 
 def as_value(declared: Declared, path: str = "") -> Value:
-    """`declared` as a value; a mapping becomes one without a file, at `path`."""
+    """`declared` as a `Value`; a plain mapping becomes a value without a file, at `path`."""
     return declared if isinstance(declared, Value) else Value(declared, path)
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """The help for a word that is not known: the nearest one, or all."""
+    """The help for an unknown word: the nearest known word, or all of them."""
     return _did_you_mean(word, known) or f"known here: {', '.join(known) or 'none'}"
 
 
@@ -249,7 +251,7 @@ def _did_you_mean(content: object, known: Collection[str]) -> str:
 
 
 def describe(content: object) -> str:
-    """A value as an error shows it."""
+    """A short text for a value, for error messages."""
     if isinstance(content, bool):
         return "true" if content else "false"
     if isinstance(content, int):
@@ -273,7 +275,7 @@ class _Option:
 
 
 def _options_of(kind: type[object]) -> Mapping[str, _Option]:
-    """The fields of a dataclass or of a msgspec Struct by name, without those that `__init__` does not take."""
+    """The fields that `__init__` of a dataclass or msgspec Struct takes, by name."""
     hints = typing.get_type_hints(kind)
     if not is_dataclass(kind):
         return {f.name: _Option(f.name, hints[f.name], NO_LIMITS, f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
@@ -299,7 +301,7 @@ def keys_of(kind: type[object]) -> tuple[str, ...]:
 
 
 def written(options: object) -> dict[str, Any]:
-    """The values of a dataclass of options under the keys, and in the units, that a user writes."""
+    """The options as a user would write them: by user-facing key, durations in milliseconds."""
     found = {}
     for name in _options_of(type(options)):
         value = getattr(options, name)
@@ -310,11 +312,11 @@ def written(options: object) -> dict[str, Any]:
 def read_options(
     kind: type[T], declared: Declared, *, also: Collection[str] = (), readers: Mapping[str, Reader] | None = None
 ) -> T:
-    """A `kind`, a dataclass or Struct, whose options are as declared; those left out keep their defaults.
+    """Build `kind`, a dataclass or Struct, from the declared options; omitted options keep their defaults.
 
-    `also` are further keys of the mapping, which the caller reads. `readers` read the options that their type does not
-    describe well enough. InputError, at its place, for an unknown or missing key, a wrong type, or a value out of
-    range, also where the class itself refuses it.
+    `also` are further keys of the mapping, which the caller reads. `readers` replace the reading by type for the named
+    options. InputError with file and line for an unknown or missing key, a wrong type, or a value out of range, also if
+    the class's own check refuses it.
     """
     value = as_value(declared)
     found = _read_fields(kind, value, also, readers or {})
@@ -326,7 +328,7 @@ def read_options(
 
 
 def adjust(options: T, declared: Declared, *, also: Collection[str] = ()) -> T:
-    """A copy of `options`, with empty memory, in which the declared values replace its own.
+    """A copy of `options` with the declared values instead of its own, and with fresh `init=False` fields.
 
     Arguments and errors as for `read_options`.
     """
@@ -338,7 +340,10 @@ def adjust(options: T, declared: Declared, *, also: Collection[str] = ()) -> T:
 
 @contextmanager
 def placed(value: Value) -> Iterator[None]:
-    """Give errors without a place the place of the option that they are about, or of `value`; also to a ValueError."""
+    """Add file, line and key to errors without them: those of the option concerned, else those of `value`.
+
+    A ValueError becomes an InputError.
+    """
     try:
         yield
     except OutOfRange as error:
@@ -368,7 +373,7 @@ def _option(kind: type[object], key: str) -> _Option | None:
 def _read_fields(
     kind: type[object], value: Value, also: Collection[str], readers: Mapping[str, Reader]
 ) -> dict[str, Any]:
-    """The declared options by the names of their fields."""
+    """The declared options, by field name."""
     if not isinstance(value.content, Mapping):
         value.wrong(f"a mapping with the keys {', '.join((*keys_of(kind), *also))}")
     found: dict[str, Any] = {}
@@ -383,7 +388,7 @@ def _read_fields(
             found[key] = readers[key](each)
         elif option.name.endswith("_ns"):
             unit_ns = DURATIONS[key[key.rindex("_") :]]
-            # Checked before it is multiplied: the product of a large float is infinite, and no whole number.
+            # Check the limit before multiplying: the product of a large float may be infinite, which round refuses.
             found[option.name] = round(each.number(least=0, most=LONGEST_NS / unit_ns) * unit_ns)
         else:
             found[option.name] = _read(each, option.hint, option.limits)
@@ -393,7 +398,7 @@ def _read_fields(
 
 
 def _read(value: Value, hint: Any, limits: Limits) -> Any:  # noqa: ANN401  # of the type that `hint` says
-    """The value as a `hint`, which may be nested: numbers, text, choices, lists, mappings and classes of options."""
+    """The value as the type `hint`, which may be nested: number, text, choice, list, mapping or class of options."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType) and NoneType in arguments:
         (hint,) = (each for each in arguments if each is not NoneType)

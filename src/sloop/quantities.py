@@ -1,7 +1,7 @@
-"""Arithmetic on measured numbers: the one tolerance for comparing floats, and the one definition of a quantile.
+"""Arithmetic on measured numbers: one tolerance for comparing floats, and one definition of a quantile.
 
-Everything that compares rates, cores, shares or durations in milliseconds uses `ROUNDING` or one of the functions
-below; a module that needs another tolerance says why next to its constant. Must not know what the numbers stand for.
+Every comparison of rates, cores, shares or durations in milliseconds uses `ROUNDING` or one of the functions below; a
+module that needs another tolerance gives the reason next to its constant.
 """
 
 import math
@@ -14,8 +14,8 @@ ROUNDING: Final = 1e-9
 """Absolute tolerance for sums, differences and quotients of floats.
 
 Cores, shares, requests per second and milliseconds lie between 1e-3 and 1e5 here. A sum of some hundred such floats is
-off by about 1e-11, and nobody states one of them to more than six decimals: 1e-9 lies between error and meaning.
-`math.isclose` has the same figure as its relative default; an absolute one also works around 0, where free cores end.
+off by about 1e-11, and nobody gives one of them with more than six decimals: 1e-9 lies between the two. `math.isclose`
+has the same number as its relative default; an absolute tolerance also works near 0, as for the last free cores.
 """
 
 
@@ -35,15 +35,15 @@ def round_down(value: float) -> int:
 
 
 def rank(share: float, count: int) -> int:
-    """The index, in `count` > 0 ascending values, of the quantile that `share` of them do not exceed, 0 ≤ share ≤ 1.
+    """The index of the `share` quantile, 0 ≤ share ≤ 1, among `count` > 0 ascending values.
 
-    Nearest rank: the smallest value with at least `share` of the values at or below it. It is always a value that was
-    measured, whereas interpolation (NumPy's default) invents one between the last two where it matters, in the tail.
+    Nearest rank: the smallest value with at least `share` of the values at or below it. It is always a measured value,
+    whereas interpolation (NumPy's default) invents one in the tail, where it matters most.
     """
-    assert count > 0, "nothing has no quantile"
+    assert count > 0, "the quantile of no values is undefined"
     return max(0, math.ceil(round(share * count, 6)) - 1)
 
 
 def quantile(ascending: Sequence[T], share: float) -> T:
-    """The nearest-rank quantile of ascending values, of which there is at least one. See `rank`."""
+    """The nearest-rank quantile of one or more ascending values. See `rank`."""
     return ascending[rank(share, len(ascending))]

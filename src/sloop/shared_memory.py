@@ -1,9 +1,9 @@
 """Memory that two processes share: a large tensor is written into it once instead of being copied through a socket.
 
-Both ends find a batch's tensors at the same `offsets`; memory is allocated when it is first needed and then kept. One
-side writes, the other reads; the writer must know that the reader is done with the last contents. An anonymous file
-(memfd) instead of `multiprocessing.shared_memory`, whose named segments stay behind when a process is killed. Linux
-only: elsewhere there is none, and sockets carry everything. Must not know frames, models or processes.
+Both processes compute the same `offsets` for a batch's tensors; memory is allocated when first needed and then kept.
+One side writes, the other reads; the writer must wait until the reader is done with the previous contents. The memory
+is an anonymous file (memfd), not `multiprocessing.shared_memory`, whose named segments stay behind when a process is
+killed. Linux only: elsewhere all tensors go through sockets. Must not depend on frames, models or processes.
 """
 
 import mmap
@@ -14,8 +14,7 @@ from typing import Final, Self
 ALIGNMENT: Final = 64
 """Tensors begin at multiples of a cache line, so that vector instructions read them aligned."""
 SHARED_BYTES_MIN: Final = 64 * 1024
-"""Smaller tensors go through the socket with their frame: there, a copy costs less than a second buffer's
-bookkeeping."""
+"""Smaller tensors go through the socket with their frame: copying them costs less than managing a second buffer."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def make(cls) -> Self | None:
-        """New and empty; None where the operating system has no memfd."""
+        """New, empty shared memory; None where the operating system has no memfd."""
         if not hasattr(os, "memfd_create"):
             return None
         try:
@@ -38,7 +37,7 @@ class SharedMemory:
             return None
 
     def writable(self, size: int) -> memoryview:
-        """The first `size` bytes, to write to. Grows as needed, at least to double its size."""
+        """The first `size` bytes, for writing. Grows the memory if needed, at least to double its size."""
         if size > len(self._memory):
             page = mmap.PAGESIZE
             grown = -(-max(size, 2 * len(self._memory)) // page) * page
@@ -47,7 +46,7 @@ class SharedMemory:
         return self._memory[:size]
 
     def readable(self, size: int) -> memoryview:
-        """The first `size` bytes, to read from. ValueError where the other side has written fewer."""
+        """The first `size` bytes, for reading. ValueError if the memory is smaller."""
         if size > len(self._memory):
             actual = os.fstat(self.fd).st_size
             if size > actual:
@@ -56,13 +55,13 @@ class SharedMemory:
         return self._memory[:size]
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed with the last array in it."""
+        """Close the descriptor; the memory is freed when no array uses it any more."""
         os.close(self.fd)
 
 
 def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Where tensors of these sizes in bytes begin when they are written one after the other, and the bytes they
-    take."""
+    """The start of each tensor, for tensors of these sizes in bytes written one after the other, and the total size in
+    bytes."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
@@ -71,7 +70,7 @@ def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def write_tensors(shared: SharedMemory, tensors: Sequence[Sequence[Buffer]]) -> int:
-    """Write tensors, each given as the pieces to join, to their offsets; returns the bytes they take."""
+    """Write tensors, each given in one or more pieces, to their offsets; returns the total size in bytes."""
     starts, total = offsets(sum(map(len, pieces)) for pieces in tensors)
     memory = shared.writable(total)
     for start, pieces in zip(starts, tensors, strict=True):

@@ -3,7 +3,7 @@
 Types have the names of the Open Inference Protocol v2 ("Tensor Data Types"); elements lie in C order, little-endian,
 without padding. A BYTES element is its length as 4 little-endian bytes, then that many bytes (the protocol's binary
 tensor data extension). Never JSON, which is several times as long, and never a pickle, which can run code.
-This module knows nothing of HTTP, processes or model files.
+This module must not depend on HTTP, processes or model files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,8 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 class Port(Struct, frozen=True):
-    """One input or output: its name, type, and shape with -1 for a dimension that may vary. The first is the batch."""
+    """One input or output: its name, type and shape. -1 stands for a dimension that may vary; the first is the
+    batch."""
 
     name: str
     datatype: str
@@ -51,23 +52,23 @@ class Port(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """Inputs and outputs of a model, in its own order; of an application, the inputs of its first stages and the
-    outputs of its last."""
+    """Inputs and outputs of a model, in the model's order; of an application, the inputs of its first stages and the
+    outputs of its last stages."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     rows_max: int = 1
-    """How many rows one request to an application may have at most."""
+    """The most rows that one request to an application may have."""
 
     @property
     def fixed_batch(self) -> int | None:
-        """The number of rows that the inputs are fixed to; None where it may vary."""
+        """The fixed number of rows of the inputs; None if it may vary."""
         fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
         return fixed[0] if fixed else None
 
 
 def bytes_of(array: NDArray[np.generic]) -> memoryview:
-    """The memory of an array, copied first if it is not in C order. Empty for text, which NumPy keeps as objects."""
+    """The bytes of an array, copied first if it is not in C order. Empty for text, which NumPy stores as objects."""
     if array.dtype == object:
         return memoryview(b"")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -76,7 +77,7 @@ def bytes_of(array: NDArray[np.generic]) -> memoryview:
 def arrays_at(
     memory: memoryview, kinds: Sequence[tuple[np.dtype[np.generic], tuple[int, ...]]], starts: Sequence[int]
 ) -> list[NDArray[np.generic]]:
-    """Arrays of the types and shapes `kinds` that begin at the offsets `starts` of `memory`, without a copy."""
+    """Views of `memory` as arrays, without a copy: the types and shapes are `kinds`, the byte offsets `starts`."""
     return [
         np.frombuffer(memory, dtype, prod(shape), start).reshape(shape)
         for (dtype, shape), start in zip(kinds, starts, strict=True)

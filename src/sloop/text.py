@@ -1,6 +1,6 @@
 """How numbers, counts, durations and lists are written in messages, reasons, tables and reports.
 
-One module, so that the same number reads the same everywhere. Must not know what the numbers stand for.
+One module, so that the same number looks the same everywhere.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from typing import Final
 from sloop.units import to_ms, to_s
 
 QUOTED_CHARS_MAX: Final = 60
-"""A quoted value longer than this is cut: an error has to stay readable when somebody sends a megabyte."""
+"""A longer quoted value is cut: an error must stay readable when somebody sends a megabyte."""
 NUMBERED_MAX: Final = 8
-"""Ids written out before a list of them is shortened: about what fits on a line."""
+"""A longer list of ids is cut to this many: about as many as fit on a line."""
 
 
 def number(value: float) -> str:
@@ -61,7 +61,7 @@ def chain(stages: Sequence[str]) -> str:
 
 
 def shortened(text: str, chars_max: int = QUOTED_CHARS_MAX) -> str:
-    """The text, cut with an ellipsis where it is longer than `chars_max` characters."""
+    """The text, cut with an ellipsis if it is longer than `chars_max` characters."""
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 

@@ -1,7 +1,7 @@
-"""Imports Python files that a user wrote: policies of their own, models as scripts.
+"""Imports Python files that a user wrote: custom policies and systems, models as scripts.
 
-Whatever goes wrong in such a file becomes an `InputError` with file and line. The file's folder goes first on the
-import path, as for `python FILE`. Knows nothing of what the names in the file are for.
+Any exception in such a file becomes an `InputError` with file and line. The file's folder becomes the first entry of
+the import path, as for `python FILE`.
 """
 
 import importlib.util
@@ -17,15 +17,15 @@ from sloop.errors import InputError
 
 @cache
 def module_in(path: Path) -> ModuleType:
-    """The module in a file; it is executed at the first call only. InputError where that fails."""
+    """The module in a file; only the first call executes it. InputError if that fails."""
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give the path of a Python file")
-    name = f"sloop_user_{path.stem}"  # the stem alone may be the name of a library
+    name = f"sloop_user_{path.stem}"  # the stem alone could shadow a library
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up there
+    sys.modules[name] = module  # dataclasses look up their module there
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
@@ -35,8 +35,7 @@ def module_in(path: Path) -> ModuleType:
 
 
 def raise_user_error(error: BaseException, path: Path, what: str) -> NoReturn:
-    """Raise an exception of the user's code as an `InputError` that names the last line of the file in its
-    traceback."""
+    """Raise an `InputError` for an exception of the user's code. It names the file's last line in the traceback."""
     own = str(path.absolute())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     line = frames[-1].lineno if frames else None

@@ -1,7 +1,7 @@
 """The nouns that all packages share: requests, replicas, plans, nodes. Values only, without behaviour of their own.
 
-They are `msgspec.Struct`s and not dataclasses: as quick to make as tuples, frozen, and written to the event log as they
-are. `gc=False` is safe on the frequent ones because none can be part of a reference cycle.
+They are `msgspec.Struct`s, not dataclasses: as quick to make as tuples, frozen, and written to the event log without
+conversion. `gc=False` is safe on the frequent ones because none can be part of a reference cycle.
 """
 
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     LATE = "late"
     """Answered after its deadline."""
     DROPPED = "dropped"
-    """Given up in the queue: its deadline could not be met."""
+    """Removed from a queue because its deadline could not be met, or because the client disconnected."""
     REJECTED = "rejected"
     """Refused by admission control when it arrived."""
     FAILED = "failed"
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class Life(StrEnum):
-    """A replica's state: starting → ready → draining. Stopped and lost replicas have none: they are forgotten."""
+    """A replica's state: starting → ready → draining. The core forgets replicas that have stopped or are lost."""
 
     STARTING = "starting"
     READY = "ready"
@@ -38,10 +38,10 @@ class Life(StrEnum):
 
 
 class Request(Struct, frozen=True, gc=False, tag="arrived"):
-    """One inference asked by a client, and the event of its arrival.
+    """One inference request of a client, and also the event of its arrival.
 
-    `sent_ns` is when the client began to send. The end-to-end budget runs from there: `deadline_ns = sent_ns + slo_ns`,
-    and the network has used up `arrived_ns - sent_ns` of it.
+    `sent_ns` is when the client began to send. The end-to-end budget counts from then: `deadline_ns = sent_ns +
+    slo_ns`, and the network has used `arrived_ns - sent_ns` of it.
     """
 
     id: RequestId
@@ -49,7 +49,7 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
     arrived_ns: int
     deadline_ns: int
     enters: tuple[str, ...] = ()
-    """The entry stages it begins at; empty for all entries of the application."""
+    """The entry stages where it begins; empty for all entry stages of the application."""
 
     @property
     def slo_ns(self) -> int:
@@ -61,9 +61,9 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
 
 
 class Path(Struct, frozen=True):
-    """A chain of stages from an entry to an end of the graph, with its own end-to-end deadline `slo_ns`.
+    """A chain of stages from an entry to an end of the graph, with its end-to-end deadline `slo_ns`.
 
-    `share` is the fraction of requests believed to pass all of it, 0 to 1.
+    `share` is the expected fraction of requests that pass all its stages, 0 to 1.
     """
 
     stages: tuple[str, ...]
@@ -79,19 +79,19 @@ class Visit(Struct, gc=False):
     arrived_ns: int
     """When it entered this stage's queue."""
     deadline_ns: int
-    """The request's end-to-end deadline, copied here because every queue and batch policy reads it. Where paths have
-    deadlines of their own: the loosest of the paths that the request may still turn out to be on."""
+    """The request's end-to-end deadline, copied here because every queue and batch policy reads it. If paths have
+    different deadlines: the loosest among the paths that the request may still take."""
     attempts: int = 0
-    """How many of its batches were lost with their replica."""
+    """How often its batch was lost because the replica died."""
     part: int = 0
-    """Which part of the request it is for, where the stage runs once for each part; otherwise 0."""
+    """Index of the request's part, if the stage runs once for each part; otherwise 0."""
 
 
 class ReplicaSpec(Struct, frozen=True):
-    """One replica of a plan: its variant and the resources it runs on.
+    """One replica of a plan: its variant and its resources.
 
     `node=None` leaves the choice to the place policy. `device` names an accelerator of the node ("" for none), and
-    `share` is the fraction of it that the replica may use, 0 < share ≤ 1.
+    `share` is the fraction of the device that the replica may use, 0 < share ≤ 1.
     """
 
     stage: str
@@ -110,7 +110,7 @@ class Group(Struct, frozen=True):
 
 
 class StagePlan(Struct, frozen=True):
-    """The target for one stage: its replicas, and the largest batch that they are sent."""
+    """The target for one stage: its replicas, and the largest batch that they get."""
 
     stage: str
     groups: tuple[Group, ...]
@@ -118,14 +118,14 @@ class StagePlan(Struct, frozen=True):
     in_place: bool = True
     """Whether a replica that differs only in cores is resized; otherwise a new one replaces it."""
     wait_ns: int = 0
-    """How long to wait for a full batch, for batch policies that fill the batches of a plan."""
+    """How long to wait for a full batch, for batch policies that read it (`full`)."""
 
 
 class Plan(Struct, frozen=True):
     """The cluster that a scaling policy wants, and its reason in one line. The core works towards it (law 3).
 
-    `saturated` names stages whose demand exceeds all that the policy can provide (Sponge: one replica on all cores), so
-    that a policy that combines several can use another one for them.
+    `saturated` names stages whose demand exceeds the most that the policy can provide (Sponge: one replica on all
+    cores), so that a policy that combines several can use another one for these stages.
     """
 
     stages: tuple[StagePlan, ...]
@@ -133,7 +133,7 @@ class Plan(Struct, frozen=True):
     feasible: bool = True
     saturated: tuple[str, ...] = ()
     gave_up: bool = False
-    """Whether a solver stopped at its work limit without an answer. There may be one."""
+    """Whether a solver stopped at its work limit without a solution, although one may exist."""
 
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both plans want the same cluster, whatever their reasons."""

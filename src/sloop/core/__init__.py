@@ -30,14 +30,14 @@ from sloop.events import (
 from sloop.vocabulary import Node, Plan, Request
 
 Beliefs = Mapping[tuple[str, str], Belief]
-"""What is believed of each (stage, variant)."""
+"""The latency estimate of each (stage, variant)."""
 
 
 class Core:
-    """Decides for one application on one cluster.
+    """All decisions for one application on one cluster.
 
-    It takes the application's graph and beliefs, not the application: what files say about models, traces and prices is
-    none of its business, and reading them needs what the core must not import.
+    It takes the application's graph and beliefs, not the `Application`, which also holds model files, traces and prices
+    and needs imports that the core must not have.
     """
 
     def __init__(self, graph: Graph, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
@@ -74,7 +74,7 @@ class Core:
         return self._control.plan
 
     def stage_views(self) -> tuple[StageView, ...]:
-        """The stages as a scaling policy is shown them. It asks no policy, so it can be read at any time."""
+        """The stages as scaling policies see them. Calls no policy, so it can be read at any time."""
         return self._control.stage_views()
 
     @property
@@ -83,10 +83,10 @@ class Core:
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
     def handle(self, now_ns: int, event: Event, batch_continues: bool = False) -> list[Action]:
-        """Process what happened at `now_ns`; returns the actions that follow, to be carried out in this order.
+        """Process one event at `now_ns`; returns the resulting actions, to be carried out in this order.
 
-        `batch_continues` says that another event of the same instant is about to be handed over. No batch is then made
-        before the last one: requests that are there together go together.
+        `batch_continues` says that the next call has another event of the same instant. Batches are then formed only
+        after the last of these events, so that requests that arrive together can run together.
         """
         out: list[Action] = []
         if now_ns >= self.wake_ns:
@@ -95,8 +95,8 @@ class Core:
         self._steps[kind](now_ns, event, out)
         if batch_continues:
             return out
-        # The instant is over: give waiting requests to idle replicas, and say when to be woken. No function of its own:
-        # this runs for every event, and so do the comparisons, which cost less than calls of min.
+        # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
+        # is inlined, and comparisons replace the slower calls of min.
         wake_ns = self._control.wake_ns
         for stage in self._stages:
             queue = stage.queue
@@ -114,7 +114,7 @@ class Core:
         return out
 
     def _wake(self, now_ns: int, out: list[Action]) -> None:
-        """Do all that was due by now."""
+        """Run the control tick and the queue sweeps that are due."""
         if now_ns >= self._control.wake_ns:
             self._control.tick(now_ns, out)
         for stage in self._stages:
@@ -123,4 +123,4 @@ class Core:
 
 
 def _ignore(now_ns: int, event: Event, out: list[Action]) -> None:
-    """Nothing follows from the event itself; `handle` has done what was due by its time."""
+    """The event itself has no effect; `handle` has already run what was due."""

@@ -1,9 +1,9 @@
 """The control path: a tick closes monitoring buckets, asks the scaling policy for a plan, and works towards it (law 3).
 
-Between ticks it reacts to what happens to replicas. Working towards the plan is a comparison, `diff`, of each stage's
-replicas with its target, followed by orders; `PlanProgress` says what is still to be done, and thereby when to compare
-again. Nothing that serves is stopped or shrunk before others carry its load, with one exception: where these have no
-room because the old replica takes it. The reason of that stop then says so.
+Between ticks it reacts to events of replicas. To work towards the plan, `diff` compares each stage's replicas with its
+target, and orders follow; `PlanProgress` says when to compare again. A ready replica is stopped or shrunk only when
+others carry its load, with one exception: if its replacement has no room while it runs. The reason of that stop says
+so.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,34 +22,34 @@ from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
 
 BUCKET_NS_MAX = NS_PER_S
-"""Monitoring is per second, or per planning period where that is shorter."""
+"""The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
 
 WAKE_NS_MIN = ms(100)
-"""A stage without replicas asks for a plan when a request arrives, at most this often."""
+"""The shortest time between two plans that are made because a request waits at a stage without replicas."""
 
 Resizes = tuple[tuple[ReplicaId, float], ...]
-"""Replicas with the cores they are to have."""
+"""Replicas with the cores to resize them to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What to do about one stage, each list in the order to do it in."""
+    """The orders that lead one stage to its plan, each list in order of execution."""
 
     grow: Resizes
-    """Get more cores."""
+    """Replicas that get more cores."""
     shrink: Resizes
-    """May get fewer cores now."""
+    """Replicas that may get fewer cores now."""
     hold_shrink: Resizes
-    """Keep more cores than planned until enough others are ready."""
+    """Replicas that keep more cores than planned until enough others are ready."""
     start: tuple[ReplicaSpec, ...]
     stop: tuple[ReplicaId, ...]
-    """May be stopped now."""
+    """Replicas that may be stopped now."""
     hold: tuple[ReplicaId, ...]
-    """Not in the plan, but kept until enough others are ready."""
+    """Replicas outside the plan that are kept until enough others are ready."""
 
     @property
     def holds(self) -> bool:
-        """Whether replicas only wait for others before they go or shrink."""
+        """Whether any replica is kept, or kept large, until others are ready."""
         return bool(self.hold or self.hold_shrink)
 
 
@@ -59,15 +59,14 @@ def diff(
     present_rps: Callable[[ReplicaId], float],
     rate_rps: Callable[[ReplicaSpec], float],
 ) -> Difference:
-    """Which replicas of a stage to keep, resize, start and stop. A pure function of them and the stage's plan.
+    """Which replicas of a stage to keep, resize, start and stop. A pure function of the replicas and the stage's plan.
 
-    `replicas` are those that start or are ready, without draining ones. `present_rps` says how many visits per second
-    one of them can serve on the cores it has, `rate_rps` how many a replica of the plan could. What may be stopped or
-    shrunk *now* is limited so that the ready replicas together never serve less than the plan's would, or than they
-    did: replacements come first.
+    `replicas` are starting or ready, not draining. `present_rps` gives the visits per second that a replica can serve
+    on its present cores, `rate_rps` those of a replica of the plan. Stops and shrinks are held back while they would
+    leave less ready capacity than both the plan and the present replicas have: replacements come first.
 
-    Exact matches are kept first, then replicas that differ only in cores are resized in place where the plan allows it.
-    Ready replicas are kept before starting ones and older before newer, so that the last one started goes first.
+    It keeps exact matches first, then resizes replicas that differ only in cores, if the plan allows it. It prefers
+    ready to starting replicas and older to newer ones, so the newest are stopped first.
     """
     wanted = [group.spec for group in plan.groups for _ in range(group.count)]
     spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
@@ -111,8 +110,8 @@ def diff(
 def _match(
     wanted: list[ReplicaSpec], spare: list[ReplicaView], *, same_cores: bool
 ) -> tuple[list[tuple[ReplicaView, float]], list[ReplicaSpec]]:
-    """Take from `spare` a replica for each wanted spec that has one; returns these with the cores they are to have, and
-    the specs that are left without."""
+    """Move a matching replica out of `spare` for each wanted spec. Returns the replicas with their target cores, and
+    the specs without a match."""
     by_kind: dict[tuple[object, ...], list[ReplicaView]] = {}
     for replica in reversed(spare):
         by_kind.setdefault(_kind(replica.spec, same_cores), []).append(replica)
@@ -130,7 +129,7 @@ def _match(
 
 
 def _kind(spec: ReplicaSpec, same_cores: bool) -> tuple[object, ...]:
-    """What two replicas must have in common for one to stand in for the other."""
+    """A key that is equal for replicas that can replace each other."""
     return (spec.variant, spec.device, spec.share, millicores(spec.cores) if same_cores else None)
 
 
@@ -145,20 +144,20 @@ def _pop(candidates: list[ReplicaView], node: str | None) -> ReplicaView | None:
 
 
 class PlanProgress(IntEnum):
-    """How far the cluster is from the plan in force, and when to compare them again. The largest of all stages
+    """How far the cluster is from the current plan, and when to compare them again. The largest value of all stages
     counts."""
 
     MET = 0
-    """All that the plan wants is there or ordered: compare when a replica is lost, or the plan changes."""
+    """Everything in the plan exists or is ordered: compare when a replica is lost or the plan changes."""
     WAITING = 1
-    """Replicas only wait for others before they go or shrink: compare as well at each event of a replica."""
+    """Replicas are kept until others are ready: compare also at each event of a replica."""
     RETRY = 2
-    """Something could not be ordered, for want of room or so soon after a loss: compare as well at each tick."""
+    """An order was impossible, for lack of room or too soon after a loss: compare also at each tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Something the plan wants and no node has room for: a new replica, or more cores for one that runs."""
+    """A part of the plan that no node has room for: a new replica, or more cores for an existing replica."""
 
     variant: str
     cores: float
@@ -168,7 +167,7 @@ class Shortage:
 
     @property
     def why(self) -> str:
-        """In words, for the log."""
+        """The shortage as text, for the log."""
         if self.replica is None:
             return f"no node has room for a replica of {self.variant} with {self.cores:g} cores"
         has = f"replica {self.replica} has {self.present_cores:g} cores, not {self.cores:g}"
@@ -176,7 +175,7 @@ class Shortage:
 
 
 class ControlPath:
-    """Owns the plan in force. `wake_ns` is the next tick."""
+    """Owns the current plan and works towards it. `wake_ns` is the time of the next tick."""
 
     def __init__(self, state: State, policies: Policies, data: DataPath) -> None:
         self._state = state
@@ -187,19 +186,19 @@ class ControlPath:
         self._reported: dict[str, Shortage] = {}
         """By stage, the shortage that was last written to the log."""
         self._stuck_check_ns = 0
-        """Before then no batch can have become stuck."""
+        """No batch can be stuck before this time."""
         self._next_plan_ns = 0
         self._woken_ns = -WAKE_NS_MIN
         self.plan: Plan | None = None
         self.wake_ns = 0
 
     def stage_views(self) -> tuple[StageView, ...]:
-        """The stages as a scaling policy is shown them."""
+        """The stages as scaling policies see them."""
         state, visits = self._state, self._state.visits()
         return tuple(stage.view(state.slo_ns, visits[stage.name]) for stage in state.stages.values())
 
     def _view(self, now_ns: int) -> ClusterView:
-        """The cluster as a scaling policy is shown it. It asks the forecast policy, which may remember being asked."""
+        """The cluster as scaling policies see it. Calls the forecast policy, which may keep state between calls."""
         state, stages = self._state, self.stage_views()
         ingress = Traffic(buckets=tuple(state.ingress.buckets), bucket_ns=state.ingress.bucket_ns)
         forecast_rps = self._policies.forecast.demand_rps(now_ns, ingress)
@@ -214,7 +213,7 @@ class ControlPath:
         )
 
     def tick(self, now_ns: int, out: list[Action]) -> None:
-        """Close buckets, give up stuck batches, ask for a plan if it is time, work towards the plan."""
+        """Close buckets, stop replicas with stuck batches, make a plan if it is time, work towards the plan."""
         state = self._state
         for stage in state.stages.values():
             stage.monitor.roll(now_ns)
@@ -229,22 +228,22 @@ class ControlPath:
         if now_ns >= self._next_plan_ns:
             period_ns = self._policies.scale.period_ns
             self._next_plan_ns = (now_ns // period_ns + 1) * period_ns
-            is_new = self._ask(now_ns, out)
+            is_new = self._update_plan(now_ns, out)
         if is_new or self._progress is PlanProgress.RETRY:
             self._compare(now_ns, out)
         bucket_ns = state.ingress.bucket_ns
         self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, self._next_plan_ns)
 
     def wake(self, now_ns: int, out: list[Action]) -> None:
-        """A request waits at a stage that has no replica: do not let it wait for the next planning period."""
+        """A request waits at a stage without replicas: make a plan now, not at the next planning period."""
         if now_ns - self._woken_ns < WAKE_NS_MIN:
             return
         self._woken_ns = now_ns
-        if self._ask(now_ns, out) or self._progress is PlanProgress.RETRY:
+        if self._update_plan(now_ns, out) or self._progress is PlanProgress.RETRY:
             self._compare(now_ns, out)
 
     def ready(self, now_ns: int, event: ReplicaReady, out: list[Action]) -> None:
-        """A started replica can serve."""
+        """A started replica is ready: make it idle."""
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.life is not Life.STARTING:
             return
@@ -254,7 +253,7 @@ class ControlPath:
             self._compare(now_ns, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
-        """A replica died: queue its batch again, replace it. One that was draining is not replaced."""
+        """A replica died: queue its batch again, and replace the replica unless it was draining."""
         replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
@@ -269,17 +268,17 @@ class ControlPath:
         self._compare(now_ns, out)
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
-        """A replica has freed its resources, as it was ordered to."""
+        """A replica has stopped and freed its resources."""
         replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
         self._state.forget(now_ns, replica)
         self._data.lose(now_ns, replica, "it was stopped", out)
-        if replica.life is not Life.DRAINING or self._progress is not PlanProgress.MET:  # or nobody ordered it
+        if replica.life is not Life.DRAINING or self._progress is not PlanProgress.MET:  # or it stopped without order
             self._compare(now_ns, out)
 
     def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
-        """A resize took effect, perhaps with other cores than asked for."""
+        """A resize took effect, perhaps with other cores than ordered."""
         replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
@@ -290,8 +289,8 @@ class ControlPath:
         if self._progress is not PlanProgress.MET:
             self._compare(now_ns, out)
 
-    def _ask(self, now_ns: int, out: list[Action]) -> bool:
-        """Show the scaling policy the cluster and adopt its answer; returns whether that is a new target."""
+    def _update_plan(self, now_ns: int, out: list[Action]) -> bool:
+        """Call the scaling policy and adopt its plan; returns whether the plan is a new target."""
         plan = self._policies.scale.plan(now_ns, self._view(now_ns))
         if plan is None:
             return False
@@ -306,10 +305,10 @@ class ControlPath:
         return True
 
     def _compare(self, now_ns: int, out: list[Action]) -> None:
-        """Compare the cluster with the plan and order the difference, as far as that is possible now.
+        """Compare the cluster with the plan and order the difference, as far as possible now.
 
-        Stops and shrinks of all stages come first. Their room is free only once a driver has carried them out; until
-        then what finds no room is not reported as a shortage.
+        Stops and shrinks of all stages come first. Their room is free only when the driver has carried them out; until
+        then, a lack of room is not reported as a shortage.
         """
         if self.plan is None:
             return
@@ -332,8 +331,8 @@ class ControlPath:
     def _advance(
         self, now_ns: int, stage: StageState, difference: Difference, holds: bool, out: list[Action]
     ) -> PlanProgress:
-        """Grow and start what one stage needs; where there is no room, make some or report it. `holds` says whether
-        replicas of any stage will go or shrink once others are ready."""
+        """Grow and start the replicas that one stage needs; if there is no room, make room or report the shortage.
+        `holds` says whether any stage keeps replicas until others are ready."""
         shortage = self._resize(difference.grow, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
         if not is_too_soon:
@@ -349,7 +348,7 @@ class ControlPath:
         return PlanProgress.WAITING if difference.holds else PlanProgress.MET
 
     def _resize(self, resizes: Resizes, out: list[Action]) -> Shortage | None:
-        """Order resizes; returns which has no room, the last if there are several."""
+        """Order resizes; returns the last one without room, if any."""
         shortage = None
         for id, cores in resizes:
             replica = self._state.replicas[id]
@@ -366,15 +365,15 @@ class ControlPath:
     def _start(
         self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]
     ) -> Shortage | None:
-        """Start what is missing, as far as there is room; returns the first that has none."""
+        """Start missing replicas until one has no room; returns that one, if any."""
         for spec in specs:
             if not self._place(now_ns, stage, spec, out):
                 return Shortage(spec.variant, spec.cores)
         return None
 
     def _make_room(self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]) -> None:
-        """Something has no room, and replicas wait for it before they go or shrink: let one of them go first."""
-        if stage.pool.is_changing:  # that may make room without a loss
+        """A replacement has no room: shrink or stop one of the replicas that are kept until it is ready."""
+        if stage.pool.is_changing:  # this may make room without a loss of capacity
             return
         if difference.hold_shrink:
             self._resize(difference.hold_shrink[:1], out)
@@ -382,14 +381,14 @@ class ControlPath:
             self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room while it runs", out)
 
     def _report(self, stage: StageState, shortage: Shortage, holds: bool, out: list[Action]) -> None:
-        """Write a shortage to the log: once, and not at all while room is about to be freed."""
+        """Log a shortage once; not while room is about to become free."""
         will_have_room = holds or any(replica.will_free_cores for replica in self._state.replicas.values())
         if self._reported.get(stage.name) != shortage and not will_have_room:
             self._reported[stage.name] = shortage
             out.append(Decided("shortage", shortage.why, stage=stage.name))
 
     def _place(self, now_ns: int, stage: StageState, spec: ReplicaSpec, out: list[Action]) -> bool:
-        """Start one replica if a node has room."""
+        """Start one replica if a node has room; returns whether it did."""
         state = self._state
         memory_bytes = stage.beliefs[spec.variant].memory_bytes
         nodes = [view for view in state.ledger.views() if spec.node in (None, view.node.name)]
@@ -408,7 +407,7 @@ class ControlPath:
         return True
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
-        """Stop replicas, letting those that run a batch finish it."""
+        """Stop replicas; a replica with a batch finishes it first."""
         for id in ids:
             replica = stage.pool.replicas[id]
             if replica.life is Life.READY and replica.batch is None:
@@ -420,7 +419,7 @@ class ControlPath:
                 out.append(Decided("drain", why, stage=stage.name, replica=id))
 
     def _give_up_stuck(self, now_ns: int, out: list[Action]) -> None:
-        """Stop replicas whose batch takes impossibly long. All are looked at, but only when one can have become so."""
+        """Stop replicas whose batch is stuck. Does nothing before the time when a batch can first be stuck."""
         if now_ns < self._stuck_check_ns:
             return
         self._stuck_check_ns = now_ns + STUCK_NS_MIN

@@ -1,9 +1,8 @@
 """The data path: how requests move from arrival through queues and batches to their end. It must stay lean.
 
-All decisions are the policies'; this file keeps the promises that no policy may break: a replica runs one batch, a
-batch goes to a ready replica, a request ends exactly once, the requests of a lost batch are tried again or answered.
-Lines that repeat a function, or do one by one what a tuple could do at once, save a call or an instruction for every
-request; tests/core/test_cost.py counts both.
+Policies make all decisions; this file guarantees what no policy may break: a replica runs one batch at a time, a batch
+goes to a ready replica, a request ends exactly once, the requests of a lost batch are retried or answered. Some lines
+repeat a function inline to save a call for every request; tests/core/test_cost.py counts calls and instructions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,28 +19,28 @@ from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
 
 ATTEMPTS_MAX = 2
-"""A request whose batch was lost twice fails. It may be what kills the replicas: more attempts would let one request
+"""A request whose batch was lost twice fails. It may be the cause of the losses: with more attempts, one request could
 stop a whole stage."""
 
 SWEEP_NS_MIN = ms(10)
 SWEEP_NS_PER_VISIT = 10_000
-"""A queue is searched for passed deadlines at most this often, and a long one less often: looking at a visit takes a
-few hundred nanoseconds, so that searching takes a few per cent of the time at most."""
+"""The shortest time between two searches of a queue for passed deadlines; a long queue is searched less often. Checking
+a visit takes a few hundred nanoseconds, so the searches take a few per cent of the time at most."""
 
 OVERDUE_PARTS = 8
-"""A visit that the drop policy keeps beyond its deadline is looked at again when it is older by this fraction: soon
-enough for a rule that drops at a multiple of the SLO, and ever more seldom under a rule that never drops."""
+"""A visit that the drop policy keeps after its deadline is checked again when its age has grown by 1/8: soon enough for
+a rule that drops at a multiple of the SLO, and less and less often under a rule that never drops."""
 
 SERVED: Final = Outcome.SERVED
 DRAINING: Final = Life.DRAINING
-"""Bound here once: looking a member up in its enumeration costs as much as making an action."""
+"""Looked up here once: to look up a member of an enumeration costs as much as to make an action."""
 
 SHUTDOWN_RETRY_NS = s(1)
-"""What a server that shuts down gives as `Retry-After`: the smallest that the header can say."""
+"""The `Retry-After` of a server that shuts down: one second, the smallest value that the header allows."""
 
 
 class DataPath:
-    """Moves requests. `out` is always the list of actions being collected."""
+    """Moves requests through queues and batches. In all methods, `out` collects the actions."""
 
     def __init__(self, state: State, policies: Policies) -> None:
         self._state = state
@@ -60,7 +59,7 @@ class DataPath:
         entries = state.entries
         if request.enters:
             entries = tuple([stage for stage in entries if stage.name in request.enters])
-            assert entries, f"request {request.id} begins at {request.enters}, where none can"
+            assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
         for stage in entries:
             queued = len(stage.queue.visits)
             times = stage.times
@@ -84,7 +83,7 @@ class DataPath:
         stage.queue.push(now_ns, Visit(request, stage.name, now_ns, deadline_ns))
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
-        """A batch is done: answer or pass on its requests, and give the replica more."""
+        """A batch is done: answer its requests or pass them on, and make the replica idle."""
         replica = self._state.replicas.get(event.replica)
         if replica is None or (batch := replica.batch) is None or batch.id != event.batch:
             return
@@ -108,7 +107,7 @@ class DataPath:
             stage.pool.add_idle(replica)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
-        """The model raised: its requests fail, the replica goes on."""
+        """The model raised an exception: the batch's requests fail, the replica stays up."""
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.batch is None or replica.batch.id != event.batch:
             return
@@ -117,7 +116,7 @@ class DataPath:
         self._reuse(replica, out)
 
     def lose(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
-        """A replica is gone with its batch: queue the requests again, or fail those that have tried enough."""
+        """A replica and its batch are lost: queue the requests again; fail those with `ATTEMPTS_MAX` attempts."""
         if replica.batch is None:
             return
         stage = replica.stage
@@ -131,7 +130,8 @@ class DataPath:
                 stage.monitor.queue(now_ns, 1)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
-        """The client went away: forget the request if it waits; a batch that runs is not disturbed."""
+        """The client disconnected: remove the request from all queues and end it. A running batch goes on, and with one
+        stage it ends its requests as usual."""
         request, is_graph = event.request, self._state.open_requests is not None
         removed = 0
         for stage in self._state.stages.values():
@@ -142,13 +142,13 @@ class DataPath:
             self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
 
     def drain(self, now_ns: int, event: Draining, out: list[Action]) -> None:
-        """The server is asked to stop: reject what comes from now on."""
+        """The server shuts down: reject requests from now on."""
         self._state.draining = True
 
     def dispatch(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
-        """Give waiting visits to idle replicas for as long as there are both and the batch policy says so.
+        """Start batches while there are waiting visits and idle replicas and the batch policy does not wait.
 
-        Returns until when that policy would rather wait; `FOREVER_NS` where it does not.
+        Returns the time until which the batch policy waits; `FOREVER_NS` if it does not wait.
         """
         queue = stage.queue
         pool = stage.pool
@@ -178,12 +178,12 @@ class DataPath:
                     stage.monitor.queue(now_ns, -1)
                     why = "it would force a batch that is too small for the requests behind it"
                     self._drop_visit(now_ns, visit, alone_ns, why, out)
-                continue  # those behind have not been pruned yet
+                continue  # the new head of the queue is not pruned yet
             count = take.count
             if not count:
                 assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
                 return take.wait_until_ns
-            assert count <= limit, f"batch of {count} where {limit} is the limit at {stage.name}"
+            assert count <= limit, f"batch of {count} at {stage.name}, whose limit is {limit}"
             del idle[index]
             taken = queue.take(count)
             batch = next(self._batch_ids)
@@ -193,7 +193,7 @@ class DataPath:
             replica.batches += 1
             pool.last = id
             stage.monitor.start(now_ns, count, millicores)
-            # A comprehension is a call of its own, which a batch of one does without.
+            # A batch of one avoids the comprehension, which costs a call.
             ids = (taken[0].request.id,) if count == 1 else tuple([visit.request.id for visit in taken])
             if stage.runs_for_parts:
                 out.append(StartBatch(batch, id, stage.name, ids, tuple([visit.part for visit in taken])))
@@ -202,7 +202,7 @@ class DataPath:
         return FOREVER_NS
 
     def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
-        """Drop what no replica could serve in time, without waiting for one to become free."""
+        """Drop visits that no replica could serve in time, even while no replica is idle."""
         queue, times = stage.queue, stage.times
         least_ns, full_ns, why = times.remaining_ns, times.remaining_full_ns, "no replica was free"
         self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
@@ -219,8 +219,8 @@ class DataPath:
     def _prune(
         self, now_ns: int, stage: StageState, keep: int, least_ns: int, full_ns: int, why: str, out: list[Action]
     ) -> None:
-        """Drop hopeless visits from the head of the queue until `keep` are left before the next one, and remove visits
-        whose request has ended elsewhere. `least_ns` and `full_ns` are what the drop policy is shown."""
+        """Scan the queue from its head until `keep` visits stay: drop hopeless visits, and remove visits whose request
+        has already ended. `least_ns` and `full_ns` go to the drop policy."""
         open_requests, is_hopeless = self._state.open_requests, self._is_hopeless
         removed = list[int]()
         for index, visit in enumerate(stage.queue.visits):
@@ -245,16 +245,16 @@ class DataPath:
         return batch
 
     def _reuse(self, replica: Replica, out: list[Action]) -> None:
-        """A replica has finished a batch: stop it if it drains, otherwise it may have the next."""
+        """A replica has finished a batch: stop it if it drains, otherwise make it idle."""
         if replica.life is DRAINING:
             out.append(StopReplica(replica.id, "drained"))
         else:
             replica.stage.pool.add_idle(replica)
 
-    def _finish_each(  # what the caller has looked up is handed over
+    def _finish_each(  # takes what the caller has already looked up
         self, now_ns: int, stage: StageState, event: Finished, visits: Sequence[Visit], out: list[Action]
     ) -> None:
-        """End or pass on the requests of a batch one by one: in a graph, or where some of them fail alone."""
+        """End the requests of a batch or pass them on, one by one: in a graph, or if some of them failed."""
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         for index in event.faults:
             self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
@@ -267,7 +267,7 @@ class DataPath:
     def _pass_on(
         self, now_ns: int, stage: StageState, visit: Visit, edge_counts: Sequence[int], out: list[Action]
     ) -> None:
-        """A visit of a graph is over: enter the stages that follow from it, or answer."""
+        """A visit in a graph is over: enter the next stages, or answer the request."""
         state = self._state
         open_requests, request = state.open_requests, visit.request
         assert open_requests is not None
@@ -290,7 +290,7 @@ class DataPath:
         out.append(_answer(now_ns, request.id, progress.deadline_ns(ended=True)))
 
     def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered) -> None:
-        """Queue a request of a graph, or parts of it, at the stages it has come to."""
+        """Queue a request in a graph, or its parts, at the stages it enters now."""
         request, stages = progress.request, self._state.stages
         deadline_ns = progress.deadline_ns()
         for name, part in entered:
@@ -304,13 +304,13 @@ class DataPath:
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
     def _is_open(self, request: RequestId) -> bool:
-        """Whether the request has not ended. In an application of one stage whatever waits is open."""
+        """Whether the request has not ended. With one stage, every request in a batch is open."""
         return self._state.open_requests is None or request in self._state.open_requests
 
     def _end(  # the arguments are those of `End`, in its order
         self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action], stage: str = ""
     ) -> None:
-        """End a request other than by serving it; a request of a graph may have ended on another branch."""
+        """End a request that was not served. In a graph it may have ended on another branch: then do nothing."""
         open_requests = self._state.open_requests
         if open_requests is not None:
             if open_requests.pop(request, None) is None:
@@ -320,7 +320,7 @@ class DataPath:
 
 
 def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:
-    """The end of a request that has passed all its stages."""
+    """The `End` of a request that has passed all its stages: served or late."""
     if now_ns <= deadline_ns:
         return End(request, SERVED)
     return End(request, Outcome.LATE, f"finished {in_ms(now_ns - deadline_ns)} after its deadline")

@@ -1,8 +1,7 @@
-"""What is estimated of a graph from the requests that have passed: visit rates, and the time that remains after a
-stage.
+"""Estimates about a graph, learnt from finished visits: visit rates, and the remaining time after a stage.
 
-Both begin with what the application declares and move to what is measured. Applications whose requests visit every
-stage once need neither.
+Both start from the application's declarations and move towards the measurements. Applications whose requests visit
+every stage once need neither.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,18 @@ from sloop.app.graph import Edge, Graph
 from sloop.units import s
 
 HALF_LIFE_NS: Final = s(60)
-"""Counts lose half their weight in this time: long against the noise of a few hundred requests, short against a day."""
+"""Half-life of counts: long enough to average some hundred requests, short enough to follow changes within a day."""
 PRIOR: Final = 20.0
-"""How many visits a declared share weighs as much as, for good: with rare traffic it remains the best guess."""
+"""Weight of a declared share, in visits. It does not decay: with rare traffic the declaration remains the best
+guess."""
 
 
 class VisitRates:
     """How often requests visit each stage.
 
-    Each edge is counted by itself, as items sent for each visit that ended well, and the rates are multiplied along the
-    graph. Counting visits alone would be simpler and wrong under overload: requests dropped on their way would make the
-    stages behind seem less wanted, which would then get fewer replicas and drop more.
+    It counts, per edge, the items sent per successful visit, and multiplies these rates along the graph. Counting
+    visits to a stage would be simpler and wrong under overload: dropped requests would lower the rates of later stages,
+    which would get fewer replicas and drop even more.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -31,13 +31,13 @@ class VisitRates:
         self._edges = {name: tuple((name, edge.target) for edge in edges) for name, edges in graph.edges.items()}
         self._edges[""] = tuple(("", name) for name in graph.entries)
         self._finished = dict.fromkeys(self._edges, 0.0)
-        """Per stage, the visits that ended well; requests under ""."""
+        """Per stage, the successful visits; under "" the requests."""
         self._sent = dict.fromkeys(self._declared, 0.0)
-        """Per edge, the visits that followed."""
+        """Per edge, the items sent."""
         self._aged_ns = 0
 
     def begin(self, enters: Sequence[str]) -> None:
-        """A request arrives, and begins at some entries, at all if none are named."""
+        """A request arrives and begins at the entry stages `enters`; at all entry stages if that is empty."""
         self.finish("", [int(not enters or name in enters) for name in self._graph.entries])
 
     def finish(self, stage: str, edge_counts: Sequence[int]) -> None:
@@ -65,18 +65,19 @@ class VisitRates:
 
 
 LeastTimes = tuple[int, int]
-"""In ns: with every stage running the request alone, and with every stage running full batches of the plan."""
+"""Two durations in ns: if every stage runs batches of one, and if every stage runs the plan's full batches."""
 
 NOTHING: LeastTimes = (0, 0)
 RUN: Final = 100
-"""After this many visits in a row that took an edge, 97 % of all do, with a confidence of 95 % (the rule of three:
+"""If this many visits in a row took an edge, at least 97 % of all visits do, with 95 % confidence (rule of three:
 3/n)."""
 MEAN_PARTS_MIN: Final = 3.0
-"""From this declared mean on, a fan-out counts as certain to have a part: a Poisson number of mean 3 is 0 in 5 %."""
+"""A fan-out whose declared mean is at least this counts as certain to have a part: a Poisson number with mean 3 is 0 in
+5 % of cases."""
 
 
 class EdgeHistory:
-    """Of the edges that a condition or a fan-out decides about: how many visits in a row have taken each, up to now."""
+    """For each edge with a condition or a fan-out: how many of the latest visits in a row have taken it."""
 
     def __init__(self, graph: Graph) -> None:
         self._conditional = {
@@ -109,7 +110,7 @@ class EdgeHistory:
 
 
 def _first_run(graph: Graph, edge: Edge) -> int:
-    """The run that an edge begins with."""
+    """The number of visits in a row to assume for an edge before any visit is measured."""
     each = graph.stages[edge.target].each
     has_parts = edge.kind == "each" and edge.when is None and each is not None and each.mean >= MEAN_PARTS_MIN
     return RUN if has_parts else 0
@@ -118,17 +119,17 @@ def _first_run(graph: Graph, edge: Edge) -> int:
 def remaining_times(
     graph: Graph, least_ns: Mapping[str, LeastTimes], history: EdgeHistory | None = None
 ) -> dict[str, LeastTimes]:
-    """Per stage a lower bound of the time from leaving it to the answer: what drop policies compare slack with.
+    """Per stage, a lower bound of the time from its end to the answer. Drop policies compare it with the slack.
 
-    `least_ns` is the least time at each stage itself, `history` what is measured of edges, if anything is. The bound is
-    the longest chain of edges that are certain to be taken:
+    `least_ns` is the least time at each stage, `history` the measured edges, if any. The bound is the longest chain of
+    edges that are certain to be taken:
 
-    - those without a condition, unless they fan out, since a fan-out may have no part;
-    - those that the last `RUN` visits have all taken, of whatever kind;
-    - where one of several alternatives is always taken, by what is declared or measured, the quickest of them.
+    - edges without a condition, unless they fan out, since a fan-out may have no part;
+    - edges of any kind that the last `RUN` visits have all taken;
+    - the quickest of several alternatives, if the declarations or measurements say that one is always taken.
 
-    All other edges may be left out and count for nothing: a request dropped in vain costs more than one that is run in
-    vain. Where paths are declared, the quickest path through the stage counts.
+    All other edges count as 0: dropping a request that could be served costs more than running one that cannot. If
+    paths are declared, the bound is that of the quickest path through the stage.
     """
     if graph.declared_paths:
         return _along_declared_paths(graph, least_ns)

@@ -1,7 +1,7 @@
-"""What fits on a node: capacities, reservations, and what they leave free. Nothing else decides whether a replica fits.
+"""The ledger of the nodes' resources: capacities, reservations, and free room. Only this module decides what fits.
 
 Cores are counted in thousandths and shares of a device in millionths, as integers. Floats would drift: after a day of
-resizing, 0.1 + 0.2 - 0.3 cores are left over on a node, and a replica of exactly its size is refused.
+resizing, a node could lack 0.1 + 0.2 - 0.3 cores and refuse a replica that exactly fills it.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,9 @@ from sloop.core.views import NodeView
 from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
 
 MILLI = 1_000
-"""As fine as Kubernetes counts CPU."""
+"""Units per core: Kubernetes, too, counts CPU in thousandths."""
 MICRO = 1_000_000
+"""Units per device."""
 
 
 def millicores(cores: float) -> int:
@@ -22,7 +23,7 @@ def millicores(cores: float) -> int:
 
 
 class Reservation(Struct):
-    """What one replica reserves on its node."""
+    """The resources that one replica reserves on its node."""
 
     node: str
     millicores: int
@@ -32,15 +33,15 @@ class Reservation(Struct):
 
     @classmethod
     def of(cls, spec: ReplicaSpec, memory_bytes: int, node: str) -> "Reservation":
-        """What a replica of this spec reserves on `node`."""
+        """The reservation of a replica of this spec on `node`."""
         return cls(node, millicores(spec.cores), memory_bytes, spec.device, round(spec.share * MICRO))
 
 
 def fits(spec: ReplicaSpec, memory_bytes: int, node: NodeView) -> bool:
-    """Whether one more replica of `spec` fits into what is free on `node`: cores, memory, share of a named device.
+    """Whether one more replica of `spec` fits on `node`: its cores, memory, and share of a named device.
 
-    It compares the same integers as `Ledger.has_room`, so a policy's answer is never refused for rounding. It does not
-    look at `spec.node`: whether the replica may go to this node at all is the caller's question.
+    It compares the same integers as `Ledger.has_room`, so the ledger never refuses a policy's choice because of
+    rounding. It ignores `spec.node`: the caller decides which nodes are allowed.
     """
     return (
         round(spec.cores * MILLI) <= round(node.free_cores * MILLI)
@@ -50,7 +51,7 @@ def fits(spec: ReplicaSpec, memory_bytes: int, node: NodeView) -> bool:
 
 
 class _Free(Struct):
-    """What is left of a node."""
+    """The free resources of a node."""
 
     millicores: int
     memory_bytes: int
@@ -64,14 +65,14 @@ class Ledger:
         self.nodes = {node.name: node for node in nodes}
         self.reservations: dict[ReplicaId, Reservation] = {}
         self._views: dict[str, NodeView | None] = dict.fromkeys(self.nodes)
-        """None for a node that has changed since its view was made: of many nodes, few change within a second."""
+        """A cache; None for a node that has changed since its view was made. Few nodes change within a second."""
         self._free = {
             node.name: _Free(millicores(node.cores), node.memory_bytes, dict.fromkeys(node.devices, MICRO))
             for node in self.nodes.values()
         }
 
     def has_room(self, wanted: Reservation) -> bool:
-        """Whether the node could hold this as well as what it holds already."""
+        """Whether the reservation fits into the free resources of its node."""
         free = self._free[wanted.node]
         return (
             wanted.millicores <= free.millicores
@@ -80,7 +81,7 @@ class Ledger:
         )
 
     def reserve(self, replica: ReplicaId, reservation: Reservation) -> bool:
-        """Reserve room for a new replica; False, and nothing reserved, where the node has not enough."""
+        """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""
         assert replica not in self.reservations, f"replica {replica} reserved twice"
         if not self.has_room(reservation):
             return False
@@ -89,13 +90,13 @@ class Ledger:
         return True
 
     def release(self, replica: ReplicaId) -> None:
-        """Free all that a replica has reserved; nothing to do for one without a reservation."""
+        """Free a replica's reservation, if it has one."""
         reservation = self.reservations.pop(replica, None)
         if reservation is not None:
             self._take(reservation, -1)
 
     def resize(self, replica: ReplicaId, cores: float) -> bool:
-        """Change a replica's cores; False, and nothing changed, where the node has not enough."""
+        """Change a replica's cores. Returns False, and changes nothing, if the node has too few."""
         reservation = self.reservations[replica]
         extra = millicores(cores) - reservation.millicores
         free = self._free[reservation.node]
@@ -107,11 +108,11 @@ class Ledger:
         return True
 
     def grow(self, replica: ReplicaId, cores: float) -> bool:
-        """Reserve at least `cores` for a replica; False, and nothing changed, where the node has not enough."""
+        """Reserve at least `cores` for a replica. Returns False, and changes nothing, if the node has too few."""
         return millicores(cores) <= self.reservations[replica].millicores or self.resize(replica, cores)
 
     def views(self) -> tuple[NodeView, ...]:
-        """Every node with what is free on it, in the order the nodes were declared."""
+        """Every node with its free resources, in the order in which the nodes were declared."""
         return tuple([view if view else self._view(name) for name, view in self._views.items()])
 
     def _view(self, name: str) -> NodeView:

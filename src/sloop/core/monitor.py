@@ -1,8 +1,8 @@
-"""What the core measures about one stage, in buckets of equal length, for the views that policies are shown.
+"""Measurements of one stage, in buckets of equal length, for the policies' views.
 
-A count n(t) that changes at events (requests waiting, cores busy) is integrated over time without any work between
-events: each change by d at the instant e adds -d·e to a sum S, and the integral up to t is S + n(t)·t. So an event
-costs one addition, and a bucket is the difference of two such values. Integers of nanoseconds make it exact.
+A count n(t) that changes at events (requests waiting, cores busy) is integrated over time without work between events:
+each change by d at time e adds -d·e to a sum S, and the integral up to t is S + n(t)·t. So an event costs one addition,
+and a bucket is the difference of two such values. Integer nanoseconds keep it exact.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from sloop.core.views import Bucket
 from sloop.units import NS_PER_S
 
 BUCKETS_KEPT = 600
-"""Buckets of a second; of shorter ones more, so that they always cover ten minutes. The longest window of a policy here
-is HPA's stabilisation of five minutes."""
+"""The number of one-second buckets that are kept; of shorter buckets more, so that they always cover ten minutes. The
+longest window of a policy is HPA's stabilisation of five minutes."""
 
 SLACK_BUCKETS_KEPT = 10
-"""Only the newest buckets keep every request's slack: a second at 10,000 requests/s takes 80 kB."""
+"""Only this many buckets, the newest, keep every request's slack: a second at 10,000 requests/s takes 80 kB."""
 
 
 class Monitor:
@@ -36,7 +36,7 @@ class Monitor:
         self._waiting_sum -= now_ns
 
     def queue(self, now_ns: int, count: int) -> None:
-        """`count` visits return to the queue, or leave it unserved where negative."""
+        """`count` visits return to the queue; if negative, they leave it without being served."""
         self.waiting += count
         self._waiting_sum -= count * now_ns
 
@@ -58,7 +58,7 @@ class Monitor:
         self._busy_sum += millicores * now_ns
 
     def ready(self, now_ns: int, millicores: int) -> None:
-        """Replicas with `millicores` in all become ready, or cease to be if negative."""
+        """Replicas with `millicores` in total become ready; if negative, they stop being ready."""
         self.ready_millicores += millicores
         self._ready_sum -= millicores * now_ns
 

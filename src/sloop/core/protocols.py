@@ -1,7 +1,7 @@
-"""Policy protocols: one for each verb that a policy can be (law 4), and the bundle of all eight that a system is.
+"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the eight policies that make up a system.
 
-A policy is a frozen dataclass of parameters with one method, its verb. Memory, where it needs any, is in `init=False`
-fields that only this method changes. The core passes the time and all values in; a policy asks for neither.
+A policy is a frozen dataclass of parameters with one method. State between calls, if it needs any, is in `init=False`
+fields that only this method changes. The core passes in the time and all values; a policy reads no clock.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit
 
 
 class Order(Protocol):
-    """Which waiting visit is served first: the one with the smallest key; of equal ones the one that came first."""
+    """Which waiting visit is served first: the visit with the smallest key; among equal keys, the earliest arrival."""
 
     def key(self, visit: Visit) -> int: ...
 
@@ -24,9 +24,9 @@ class Order(Protocol):
 class Take(Struct, frozen=True, gc=False):
     """A batch policy's answer: drop the first `skip` visits, then start a batch of the next `count`.
 
-    After a skip the core drops hopeless visits that are now in front and asks again; it ignores `count` until then.
-    `count=0` starts nothing: the core asks again at `wait_until_ns` (later than now), at the next arrival, or when a
-    replica becomes idle.
+    If `skip` > 0 the core ignores `count`: it drops hopeless visits from the new head of the queue and calls `decide`
+    again. `count=0` starts nothing: the core calls again at `wait_until_ns` (later than now), at the next arrival, or
+    when a replica becomes idle.
     """
 
     count: int
@@ -46,10 +46,10 @@ class Batch(Protocol):
         wait_ns: int = 0,
         remaining_ns: int = 0,
     ) -> Take:
-        """`queue` is not empty and in the order of the order policy; `limit` ≥ 1 is the largest batch allowed;
-        `costs_ns[n]` is the believed duration of a batch of n on this replica, for n ≤ limit; `wait_ns` is how long the
-        plan in force allows to wait for a full batch; `remaining_ns` is the least time that requests are believed to
-        need from leaving this stage to the answer."""
+        """`queue` is not empty and sorted by the order policy; `limit` ≥ 1 is the largest batch allowed; `costs_ns[n]`
+        is the believed duration of a batch of n on this replica, for n ≤ limit; `wait_ns` is how long the current plan
+        allows to wait for a full batch; `remaining_ns` is a believed lower bound of the time from the end of this stage
+        to the answer."""
         ...
 
 
@@ -75,13 +75,13 @@ class Route(Protocol):
 
 
 class Drop(Protocol):
-    """Whether to drop a waiting visit. Asked when a batch is formed, from the head of the queue on, and when a deadline
-    has passed in the queue."""
+    """Whether to drop a waiting visit. Called when a batch is formed, starting at the head of the queue, and when a
+    deadline in the queue has passed."""
 
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
-        """`cost_ns` is the least time that the request is believed to need from here to the answer: alone on the idle
-        replica, then alone at every stage that it is certain to visit (`core.graph_estimates.remaining_times`).
-        `full_ns` is the same in full batches of the plan."""
+        """`cost_ns` is a believed lower bound of the time to the answer: a batch of one here and at every later stage
+        that the request is certain to visit (`core.graph_estimates.remaining_times`). `full_ns` is the same with the
+        plan's full batches."""
         ...
 
 
@@ -91,7 +91,7 @@ class Admit(Protocol):
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         """0 to accept it; otherwise how long the client should wait before it tries again.
 
-        `queued` visits wait at the entry stage, and serving them is believed to take `drain_ns`.
+        `queued` visits wait at the entry stage; `drain_ns` is the believed time to serve them.
         """
         ...
 
@@ -100,7 +100,7 @@ class Place(Protocol):
     """Which node a new replica goes to."""
 
     def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
-        """The name of one of `nodes`, or None where none has room (`core.ledger.fits`)."""
+        """The name of one of `nodes`, or None if no node has room (`core.ledger.fits`)."""
         ...
 
 
@@ -108,30 +108,30 @@ class Forecast(Protocol):
     """How many requests per second to expect."""
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
-        """`ingress` is what has arrived at the application in the past."""
+        """`ingress` is the measured arrivals at the application so far."""
         ...
 
 
 class Scale(Protocol):
     """Which replicas the cluster should have.
 
-    A policy may also have an attribute `arrivals`, "even" or "burst": how it supposes that the requests of a second
-    arrive. `sloop plan` names it where its own prediction, which assumes one of the two, disagrees with the policy.
+    A policy may also have an attribute `arrivals`, "even" or "burst": its assumption of how the requests of a second
+    arrive. `sloop plan` reports it where its prediction, which assumes one of the two, disagrees with the policy.
     """
 
     @property
     def period_ns(self) -> int:
-        """How often the core asks for a plan."""
+        """The time between two calls of `plan`."""
         ...
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The plan to work towards, or None to keep the one in force."""
+        """The plan to work towards, or None to keep the current one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """One policy for each verb: all that systems differ in."""
+    """One policy of each kind. Two systems differ in nothing else."""
 
     order: Order
     batch: Batch

@@ -1,16 +1,16 @@
-"""All that changes while sloop runs: queues, replicas, open requests. Only the data and control paths change it.
+"""The core's mutable state: queues, replicas, open requests. Only the data path and the control path change it.
 
-It does not know who drives it: nothing here can tell a live server from a simulated one. In order of reading:
+Nothing here depends on whether the driver is a live server or the simulator. In order of reading:
 
-    Queue            what waits at a stage, and when that is next searched for passed deadlines
-    BatchLimits      what the plan in force allows at a stage
-    ServiceRate      how fast equal replicas are believed to be
-    Replica          one of them, from the order to start it until it is gone; with its `RunningBatch`
-    ReplicaPool      a stage's replicas: which are idle, what they can do together
+    Queue            the waiting visits of a stage, and when to search them next for passed deadlines
+    BatchLimits      the batch sizes and waiting time that the current plan allows at a stage
+    ServiceRate      the believed speed of equal replicas
+    Replica          one replica, from the order to start it until it is gone; with its `RunningBatch`
+    ReplicaPool      a stage's replicas: which are idle, how much they can serve together
     RestartBackoff   how soon a lost replica is replaced
-    TimeEstimates    what admission and drop policies are shown of a stage
-    StageState       one of each of these
-    State            all stages, and what belongs to none of them
+    TimeEstimates    a stage's time estimates for admission and drop policies
+    StageState       one stage: all of the above
+    State            all stages, and the state that belongs to no single stage
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,21 +32,21 @@ from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, Reques
 
 STUCK_FACTOR = 20
 STUCK_NS_MIN = s(10)
-"""A batch that takes 20 times its believed duration, and at least this long, counts as lost. Both are generous: beliefs
-may be wrong by a factor of a few, the first batch after a start may be slow, and a replica stopped in vain costs a cold
-start while its requests wait."""
+"""A batch that runs 20 times its believed duration, and at least this long, counts as lost. Both limits are generous:
+beliefs may be wrong by a factor of a few, the first batch after a start may be slow, and stopping a healthy replica
+costs a cold start while its requests wait."""
 
 RESTART_NS_MAX = s(30)
-"""Lost replicas are replaced at once, then after 1, 2, 4, … seconds, at most this. Kubernetes doubles from 10 s to 5
-min (CrashLoopBackOff); a model server that answers within milliseconds cannot wait that long for its only replica."""
+"""The longest delay before a lost replica is replaced: at once first, then after 1, 2, 4, … seconds. Kubernetes doubles
+from 10 s to 5 min (CrashLoopBackOff), too long for a server whose only replica answers within milliseconds."""
 
 
 class Queue:
-    """Waiting visits, first to serve first. Equal keys keep the order in which they came.
+    """Waiting visits, sorted by the order policy's key. Visits with equal keys stay in order of arrival.
 
-    Two parallel lists, bisected on insertion, where the obvious choice is a heap: deadlines and arrivals come nearly in
-    order, so an insertion lands near the end and moves few pointers, and policies read `visits` as the sorted list it
-    is. `visits` stays the same list object for good: the data path holds on to it.
+    Two parallel lists with bisection, not a heap: deadlines and arrivals come nearly sorted, so an insertion lands near
+    the end and moves few pointers, and policies can read `visits` as a sorted list. `visits` is never replaced by
+    another list object, because the data path keeps a reference to it.
     """
 
     def __init__(self, order: Order) -> None:
@@ -54,10 +54,10 @@ class Queue:
         self._keys: list[int] = []
         self.visits: list[Visit] = []
         self.sweep_ns = FOREVER_NS
-        """When to look for passed deadlines next: not after the first one in the queue; `FOREVER_NS` if it is empty."""
+        """When to search for passed deadlines next; `FOREVER_NS` if the queue is empty."""
 
     def push(self, now_ns: int, visit: Visit) -> None:
-        """A visit begins to wait."""
+        """Insert a visit at its place."""
         deadline_ns = visit.deadline_ns
         if deadline_ns < self.sweep_ns:
             self.sweep_ns = (deadline_ns if deadline_ns > now_ns else now_ns) + 1
@@ -72,8 +72,7 @@ class Queue:
         self.visits.insert(at, visit)
 
     def take(self, count: int) -> list[Visit]:
-        """Remove and return the first `count` ≥ 1 visits of a queue that is not empty; all of them if there are
-        fewer."""
+        """Remove and return the first `count` ≥ 1 visits, or all if there are fewer. The queue must not be empty."""
         if count == 1:
             del self._keys[0]
             taken = [self.visits.pop(0)]
@@ -86,7 +85,7 @@ class Queue:
         return taken
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Remove the visits at these ascending indices, in one pass: they may be the thousand parts of one request."""
+        """Remove the visits at these ascending indices, in one pass: one request may have a thousand parts."""
         if not indices:
             return
         first, end, removed = indices[0], indices[-1] + 1, set(indices)
@@ -105,29 +104,28 @@ class Queue:
 
 @dataclass(slots=True, eq=False)
 class BatchLimits:
-    """The largest batches and the longest wait for one that the plan in force allows at a stage."""
+    """The largest batches, and the longest wait for a full batch, that the current plan allows at a stage."""
 
     default: int = 1
     by_variant: dict[str, int] = field(default_factory=dict)
     wait_ns: int = 0
-    """How long a full batch is worth waiting for."""
+    """The longest wait for a full batch."""
 
     def follow(self, target: StagePlan) -> None:
-        """A plan comes into force. Variants that it does not mention keep the limit of the last plan that did: until
-        their replicas are replaced, they go on as planned."""
+        """Adopt a new plan. A variant that it does not mention keeps its last limit until its replicas are replaced."""
         self.default, self.wait_ns = target.batch_max, target.wait_ns
         self.by_variant |= {group.spec.variant: target.batch_max for group in target.groups if group.count}
 
     def batch_max(self, variant: str) -> int:
-        """The largest batch for replicas of a variant; the variant itself may take less."""
+        """The largest batch that the plan allows for a variant; the variant's profile may allow less."""
         return self.by_variant.get(variant, self.default)
 
 
 @dataclass(slots=True, eq=False)
 class ServiceRate:
-    """The believed speed of one variant on a number of cores, shared by all replicas of a stage that are equal so.
+    """The believed speed of one variant on one number of cores.
 
-    Replicas share it so that a control tick costs the same for four replicas and for four hundred.
+    All such replicas of a stage share it, so that a control tick costs the same for four replicas as for four hundred.
     """
 
     belief: Belief
@@ -136,19 +134,20 @@ class ServiceRate:
     costs_ns: Sequence[int] = (0,)
     """Believed durations by size of a batch."""
     batch_max: int = 0
-    """The largest batch these replicas are sent."""
+    """The largest batch that these replicas get."""
     replicas: int = 0
-    """How many replicas share it, in whatever state of life."""
+    """How many replicas share it, in any state."""
     ready: int = 0
     starting: int = 0
 
     def refresh(self, batch_max: int) -> None:
-        """Take over what the belief has learnt; `batch_max` is the largest batch that the plan allows."""
+        """Reread the costs, which the belief may have corrected; `batch_max` is the largest batch that the plan
+        allows."""
         self.costs_ns = costs_ns = self.belief.costs_ns(self.cores)
         self.batch_max = min(batch_max, len(costs_ns) - 1)
 
     def count(self, life: Life, change: int) -> None:
-        """Add `change` replicas in this state of life."""
+        """Count `change` more (or fewer) replicas in this state."""
         self.replicas += change
         if life is Life.READY:
             self.ready += change
@@ -157,7 +156,7 @@ class ServiceRate:
 
 
 class RunningBatch(Struct, frozen=True, gc=False):
-    """A batch in service, on the cores its replica had when it began."""
+    """A batch in service, with the cores that its replica had when the batch began."""
 
     id: BatchId
     visits: list[Visit]
@@ -168,7 +167,7 @@ class RunningBatch(Struct, frozen=True, gc=False):
 
     @property
     def stuck_ns(self) -> int:
-        """When the replica is given up if the batch has not finished."""
+        """When the batch counts as lost if it has not finished."""
         return self.started_ns + max(STUCK_NS_MIN, STUCK_FACTOR * self.costs_ns[len(self.visits)])
 
 
@@ -180,16 +179,17 @@ class Replica:
     spec: ReplicaSpec
     stage: "StageState"
     since_ns: int
-    """When it entered its state of life."""
+    """When it entered its state."""
     life: Life = Life.STARTING
     service_rate: ServiceRate = field(init=False)
     cores: float = field(init=False)
     """Cores in effect."""
     millicores: int = field(init=False)
     target_cores: float = field(init=False)
-    """Cores last asked for; differs from `cores` while a resize is under way."""
+    """Cores last ordered; differs from `cores` during a resize."""
     resizing: int = 0
-    """Resizes ordered and not yet in effect. Until there is none, the most that was asked for stays reserved."""
+    """Resizes that are ordered and not yet in effect. While there are any, the largest core count ordered stays
+    reserved."""
     batch: RunningBatch | None = None
     batches: int = 0
     """Batches it has been sent so far."""
@@ -201,11 +201,11 @@ class Replica:
 
     @property
     def will_free_cores(self) -> bool:
-        """Whether it stops or shrinks, so that others soon find room."""
+        """Whether it stops or shrinks, so that other replicas soon have room."""
         return self.life is Life.DRAINING or (self.resizing > 0 and self.target_cores < self.cores)
 
     def view(self) -> ReplicaView:
-        """As policies see it, with the cores it was last asked to have."""
+        """The replica as policies see it, with the cores last ordered."""
         spec = self.spec
         if spec.cores != self.target_cores:
             spec = ReplicaSpec(spec.stage, spec.variant, self.target_cores, spec.node, spec.device, spec.share)
@@ -214,10 +214,10 @@ class Replica:
 
 
 class ReplicaPool:
-    """The replicas of one stage, which of them are idle, and what they can do together.
+    """The replicas of one stage, which of them are idle, and how much they can serve together.
 
-    Every replica in it counts in its `ServiceRate` under its state of life; every ready one without a batch is in
-    `idle`, and no other.
+    Every replica is counted in its `ServiceRate` under its state; `idle` holds exactly the ready replicas without a
+    batch.
     """
 
     def __init__(self, beliefs: Mapping[str, Belief], limits: BatchLimits) -> None:
@@ -233,23 +233,22 @@ class ReplicaPool:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a replica starts, drains or is being resized: whether there may soon be more room or more
-        capacity."""
+        """Whether a replica starts, drains or is being resized, so that room or capacity may soon grow."""
         return any(r.life is not Life.READY or r.resizing for r in self.replicas.values())
 
     def add(self, replica: Replica) -> None:
-        """A replica is ordered."""
+        """Add a replica whose start was ordered."""
         self.replicas[replica.id] = replica
         replica.service_rate.count(replica.life, 1)
 
     def set_life(self, replica: Replica, life: Life) -> None:
-        """A replica enters a state of life."""
+        """Move a replica to another state."""
         replica.service_rate.count(replica.life, -1)
         replica.life = life
         replica.service_rate.count(life, 1)
 
     def set_cores(self, replica: Replica, cores: float) -> None:
-        """A replica runs on other cores from now on."""
+        """Move a replica to another number of cores."""
         replica.service_rate.count(replica.life, -1)
         replica.service_rate = self.service_rate(replica.spec.variant, cores)
         replica.service_rate.count(replica.life, 1)
@@ -257,14 +256,14 @@ class ReplicaPool:
         replica.millicores = replica.service_rate.millicores
 
     def remove(self, replica: Replica) -> None:
-        """A replica is gone."""
+        """Remove a replica that has stopped or is lost."""
         if replica.life is Life.READY and replica.batch is None:
             self.remove_idle(replica)
         del self.replicas[replica.id]
         replica.service_rate.count(replica.life, -1)
 
     def add_idle(self, replica: Replica) -> None:
-        """A ready replica has no batch any more."""
+        """Add a ready replica without a batch to `idle`."""
         idle, id = self.idle, replica.id
         if not idle or id > idle[-1].id:
             idle.append(replica)
@@ -274,13 +273,13 @@ class ReplicaPool:
             idle.insert(bisect_left(idle, id, key=_id_of), replica)
 
     def remove_idle(self, replica: Replica) -> None:
-        """A ready replica without a batch is to get none."""
+        """Remove a ready replica without a batch from `idle`, because it must not get another batch."""
         at = bisect_left(self.idle, replica.id, key=_id_of)
         assert self.idle[at] is replica, f"replica {replica.id} is not idle"
         del self.idle[at]
 
     def service_rate(self, variant: str, cores: float) -> ServiceRate:
-        """The one that all replicas of a variant on `cores` cores share."""
+        """The `ServiceRate` that all replicas of a variant with `cores` cores share."""
         found = self._rates.get((variant, cores))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
@@ -289,8 +288,8 @@ class ReplicaPool:
         return found
 
     def refresh(self) -> tuple[float, float]:
-        """Take over what beliefs have learnt; returns how many visits a nanosecond the ready replicas are believed to
-        serve in full batches, and how many those that start."""
+        """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
+        of the ready replicas and of the starting replicas."""
         ready, starting, limits = 0.0, 0.0, self._limits
         for (variant, _), rate in self._rates.items():
             rate.refresh(limits.by_variant.get(variant, limits.default))
@@ -301,22 +300,22 @@ class ReplicaPool:
         return ready, starting
 
     def least_ns(self) -> LeastTimes:
-        """Believed durations of a batch of one and of a full one on the fastest ready replicas; on the fastest that
-        start where none is ready, and 0 without any."""
+        """Believed durations of a batch of one and of a full batch, each on the fastest ready replica; on the fastest
+        starting replica if none is ready, and 0 without any replica."""
         rates = [rate for rate in self._rates.values() if rate.ready]
         rates = rates or [rate for rate in self._rates.values() if rate.starting]
         alone_ns = min((rate.costs_ns[1] for rate in rates if rate.batch_max), default=0)
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 
     def rate_rps(self, variant: str, cores: float) -> float:
-        """Visits per second that a replica of `variant` on `cores` cores is believed to serve in the largest batches
-        that the plan allows."""
+        """Believed capacity of a replica of `variant` with `cores` cores, in the largest batches that the plan allows:
+        visits per second."""
         costs_ns = self._beliefs[variant].costs_ns(cores)
         batch = min(self._limits.batch_max(variant), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def present_rps(self, id: ReplicaId) -> float:
-        """The same of one replica, on the cores it has, or on those it will have if they are fewer."""
+        """`rate_rps` of one replica, on its present or its ordered cores, whichever are fewer."""
         replica = self.replicas[id]
         return self.rate_rps(replica.spec.variant, min(replica.cores, replica.target_cores))
 
@@ -327,14 +326,14 @@ def _id_of(replica: Replica) -> ReplicaId:
 
 @dataclass(slots=True, eq=False)
 class RestartBackoff:
-    """When a lost replica of a stage is replaced: ever later while no batch finishes between the losses."""
+    """When a lost replica of a stage may be replaced. The delay grows while no batch finishes between the losses."""
 
     losses: int = 0
-    """Replicas lost since the last batch that finished; the data path sets it back."""
+    """Replicas lost since a batch last finished; the data path resets it."""
     not_before_ns: int = 0
 
     def lose(self, now_ns: int) -> int:
-        """A replica is lost; returns how long its replacement has to wait."""
+        """Count a lost replica; returns the delay of its replacement in ns."""
         wait_ns = min(RESTART_NS_MAX, s(1) << min(self.losses - 1, 5)) if self.losses else 0
         self.losses += 1
         self.not_before_ns = now_ns + wait_ns
@@ -343,14 +342,14 @@ class RestartBackoff:
 
 @dataclass(slots=True, eq=False)
 class TimeEstimates:
-    """What is believed about time at a stage, for admission and drop policies. Kept between control ticks."""
+    """A stage's time estimates for admission and drop policies, updated at every control tick."""
 
     startup_ns: int = 0
-    """Until the first replica is ready; 0 where one is."""
+    """Time until the first replica is ready; 0 if a replica is ready."""
     visit_ns: int = 0
-    """By how much each waiting visit lengthens the queue; 0 where that is unknown."""
+    """Time that each waiting visit adds to the drain time of the queue; 0 if unknown."""
     remaining_ns: int = 0
-    """Least time from leaving this stage to the answer, in batches of one."""
+    """Least time from the end of this stage to the answer, in batches of one."""
     remaining_full_ns: int = 0
     """The same in full batches."""
 
@@ -374,19 +373,19 @@ class StageState:
         self.times = TimeEstimates()
 
     def follow(self, target: StagePlan) -> None:
-        """A plan comes into force."""
+        """Adopt a new plan."""
         self.limits.follow(target)
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over what beliefs have learnt. Called when replicas change and at every control tick."""
+        """Recompute the estimates from the beliefs. Called when replicas change and at every control tick."""
         ready, starting = self.pool.refresh()
         self.times.startup_ns = 0 if ready else max(belief.startup_ns for belief in self.beliefs.values())
         capacity = ready or starting
         self.times.visit_ns = round(1 / capacity) if capacity else 0
 
     def view(self, slo_ns: int, visits: float) -> StageView:
-        """As policies see it. Draining replicas are gone for them."""
+        """The stage as policies see it: without its draining replicas."""
         return StageView(
             name=self.name,
             slo_ns=slo_ns,
@@ -402,8 +401,8 @@ class StageState:
 
 
 class State:
-    """The whole of it. What an application of one stage does not need is None, so that its requests do not pay for
-    it."""
+    """The state of all stages and of the application. Fields that an application of one stage does not need are None,
+    so that its requests do not pay for them."""
 
     def __init__(self, stages: Sequence[StageState], graph: Graph, nodes: Sequence[Node]) -> None:
         is_graph = len(stages) > 1
@@ -416,29 +415,29 @@ class State:
         self.replicas: dict[ReplicaId, Replica] = {}
         self.ledger = Ledger(nodes)
         self.open_requests: dict[RequestId, RequestProgress] | None = {} if is_graph else None
-        """Requests on their way through several stages. None for one stage: there, a request is its only visit."""
+        """Requests on their way through several stages. None for one stage, where a request makes only one visit."""
         self.ingress = Monitor(stages[0].monitor.bucket_ns) if is_graph else stages[0].monitor
-        """What comes to the application as a whole; of several stages, all open requests count as waiting."""
+        """Arrivals at the application. With several stages, all open requests count as waiting."""
         self.visit_rates = VisitRates(graph) if is_graph and not (graph.is_plain and not graph.declared_paths) else None
-        """None where every request visits every stage once."""
+        """None if every request visits every stage once."""
         self.edge_history = EdgeHistory(graph) if is_graph and not (graph.is_plain or graph.declared_paths) else None
-        """None where nothing but declared paths decides which stages a request still has to visit."""
+        """None if every request visits every stage once, or only along declared paths."""
         self.next_replica = 0
         self.draining = False
 
     def visits(self) -> Mapping[str, float]:
-        """How often a request visits each stage, as far as is known."""
+        """Estimated mean number of visits of a request to each stage."""
         return self.visit_rates.visits() if self.visit_rates is not None else dict.fromkeys(self.stages, 1.0)
 
     def update_remaining_times(self) -> None:
-        """Estimate again how long requests have to go from each stage on."""
+        """Recompute each stage's lower bound of the time to the answer."""
         least_ns = {name: stage.pool.least_ns() for name, stage in self.stages.items()}
         for name, remaining_ns in remaining_times(self.graph, least_ns, self.edge_history).items():
             times = self.stages[name].times
             times.remaining_ns, times.remaining_full_ns = remaining_ns
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
-        """A replica enters a state of life."""
+        """Move a replica to another state."""
         stage, before = replica.stage, replica.life
         stage.pool.set_life(replica, life)
         replica.since_ns = now_ns
@@ -447,7 +446,7 @@ class State:
         self._refresh(stage)
 
     def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
-        """A resize took effect."""
+        """Record that a resize took effect."""
         before = replica.millicores
         replica.stage.pool.set_cores(replica, cores)
         if replica.life is Life.READY:
@@ -455,7 +454,7 @@ class State:
         self._refresh(replica.stage)
 
     def forget(self, now_ns: int, replica: Replica) -> None:
-        """A replica is gone: free all that it reserved."""
+        """Remove a replica that has stopped or is lost, and free its reservation."""
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
         self.ledger.release(replica.id)

@@ -1,4 +1,4 @@
-"""What policies see: only what a real cluster could measure, and estimates (law 2).
+"""Views: the values that policies read, which are only measurements that a real cluster has, and estimates (law 2).
 
 Views are built at each control tick. Policies read them and never change them.
 """
@@ -14,9 +14,9 @@ from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec, Vis
 
 
 class Belief(Protocol):
-    """What a policy may know about a variant: an estimate, never the simulator's truth.
+    """The estimate of a variant that policies use; never the simulator's truth.
 
-    `sloop.profile.Estimate` implements it. Batches are from 1 to `batch_max`, cores up to `cores_max`.
+    `sloop.profile.Estimate` implements it. Batches range from 1 to `batch_max`, cores up to `cores_max`.
     """
 
     @property
@@ -44,7 +44,7 @@ class Belief(Protocol):
 
 
 class Bucket(Struct, gc=False):
-    """What was measured of a stage, or of the whole application, in an interval `[start_ns, start_ns + bucket_ns)`."""
+    """Measurements of a stage, or of the whole application, in the interval `[start_ns, start_ns + bucket_ns)`."""
 
     start_ns: int
     arrivals: int = 0
@@ -57,7 +57,7 @@ class Bucket(Struct, gc=False):
     ready_core_ns: int = 0
     """Integral over time of the cores of replicas that are ready, busy or not."""
     slack_ns: list[int] = []  # msgspec copies the empty list for each instance
-    """For each arrival, the rest of its budget: deadline - arrival."""
+    """For each arrival, its remaining budget: deadline - arrival."""
 
 
 class ReplicaView(Struct, frozen=True, gc=False):
@@ -67,20 +67,20 @@ class ReplicaView(Struct, frozen=True, gc=False):
     spec: ReplicaSpec
     life: Life
     since_ns: int
-    """Since when it has been in this state of life."""
+    """When it entered this state."""
     running: int
     """Requests in its current batch; 0 when idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What was measured, in complete buckets, oldest first; the last one ended at or before now."""
+    """Measurements in complete buckets, oldest first; the last bucket ended at or before now."""
 
     buckets: Sequence[Bucket]
     bucket_ns: int
 
     def window(self, length_ns: int) -> Sequence[Bucket]:
-        """The last buckets that make up `length_ns`; fewer at the start of a run."""
+        """The buckets of the last `length_ns`; fewer at the start of a run."""
         return self.buckets[-max(1, length_ns // self.bucket_ns) :]
 
     def rate_rps(self, length_ns: int = NS_PER_S) -> float:
@@ -122,13 +122,13 @@ class StageView(Traffic):
     """Mean number of visits that a request makes to the stage: below 1 behind a branch, above 1 behind a fan-out."""
 
     def count(self, life: Life) -> int:
-        """Replicas in this state of life."""
+        """The number of replicas in this state."""
         return sum(replica.life is life for replica in self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node and what is still free on it."""
+    """A node and its free cores, bytes of memory, and shares of devices."""
 
     node: Node
     free_cores: float
@@ -138,7 +138,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All that a scaling policy is shown at a control tick."""
+    """The whole cluster at a control tick, as scaling policies see it."""
 
     stages: tuple[StageView, ...]
     """In topological order."""
@@ -150,6 +150,6 @@ class ClusterView:
     ingress: Traffic
     """Requests that arrived at the application."""
     forecast_rps: float
-    """The forecast policy's answer: requests per second to expect at the application."""
+    """Forecast by the forecast policy: requests per second at the application."""
     paths: tuple[Path, ...]
     """Every path through the graph from an entry to an end, with its deadline."""
