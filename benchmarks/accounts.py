@@ -1,10 +1,10 @@
-"""The clients' books against the server's: which request was answered how, told apart one by one.
+"""Compares the clients' records with the server's log, request by request.
 
-Promises that a request is only counted as answered once where the client has one complete answer, the server's log one
-arrival and one end of that very request, and the answer's status is what that end stands for. Knows files, no server.
+A request was answered exactly once if the client has one complete answer, the log has one arrival and one end of it,
+and the answer has the status of that end. Reads files only.
 
-How a client's request is found in the log: the load generator is given a link that takes as many microseconds as the
-request's number; it travels as `x-elapsed-ms`, and the log has it as the time the request was on its way.
+To find a client's request in the log, the load generator gets a link on which request k takes k microseconds. The time
+is sent as `x-elapsed-ms`, and the log has it as the time that the request was on its way.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ STATUS: Final = {
 
 
 class Numbering(Link):
-    """No link but a numbering: the k-th request, from 1, is "on its way" for k µs. For one run; use ATTACH with it."""
+    """A link that numbers requests: request k, from 1, takes k µs. For one run, with `Delivery.ATTACH`."""
 
     def __init__(self) -> None:
         super().__init__(name="numbering", bytes_per_ms=(1.0,), provenance="assumed: numbers, not times")
@@ -49,7 +49,7 @@ class Numbering(Link):
 
 
 class Answer(Struct, frozen=True):
-    """A line of the load generator's records, what of it is used here."""
+    """The part of a line of the load generator's records that is used here."""
 
     elapsed_ms: float
     ending: str
@@ -61,17 +61,17 @@ class Answer(Struct, frozen=True):
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """What came of every request."""
+    """How all requests ended, and whether records and log agree."""
 
     sent: int
     exactly_once: int
     """Sent once, arrived once, ended once, answered once, and with the status of that end."""
     outcomes: dict[str, int]
-    """By the server's log."""
+    """Requests by outcome, from the server's log."""
     retried: int
-    """Requests that were in a batch more than once, because a worker was lost with it."""
+    """Requests that were in more than one batch, because a worker died."""
     unsound: list[str]
-    """What was wrong with the others, the first of them."""
+    """What was wrong with the others (the first five)."""
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +89,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
 
 def account(records: Path, log: Path) -> Account:
-    """Hold the clients' records against the server's log."""
+    """Compare the clients' records with the server's log."""
     answers: dict[int, list[Answer]] = {}
     for line in records.read_bytes().splitlines():
         answer = msgspec.json.decode(line, type=Answer)
@@ -110,8 +110,8 @@ def account(records: Path, log: Path) -> Account:
         ended = [outcome for id in arrived for outcome in ends.get(id, [])]
         sound = len(seen) == len(arrived) == len(ended) == 1
         if not (sound and seen[0].ending == "answered" and seen[0].status == STATUS[ended[0]]):
-            told = [f"{answer.ending} {answer.status}" for answer in seen]
-            unsound.append(f"request {number}: client {told}, arrived as {arrived}, ended {ended}")
+            seen_as = [f"{answer.ending} {answer.status}" for answer in seen]
+            unsound.append(f"request {number}: client {seen_as}, arrived as {arrived}, ended {ended}")
     return Account(
         sent=len(answers),
         exactly_once=len(answers.keys() | arrivals.keys()) - len(unsound),
@@ -122,7 +122,8 @@ def account(records: Path, log: Path) -> Account:
 
 
 def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
-    """The checkers' complaint about a log (empty for none), and its replay; `setup` is that of its header if None."""
+    """What the checkers find wrong with a log (empty for nothing), and its replay, by default with the setup in its
+    header."""
     recorded = read_log(log)
     setup = setup or rebuild(recorded.header)
     checkers = Checkers(setup.application, setup.application.cluster, order=setup.system.policies.order)
@@ -137,7 +138,7 @@ def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
 
 
 def check_rows(complaint: str, played: Replayed) -> Rows:
-    """As rows of a table."""
+    """The result of `check` as rows of a table."""
     difference = played.difference
     said = f"{played.events:,} events, {played.actions:,} actions equal"
     return [

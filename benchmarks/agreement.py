@@ -1,11 +1,11 @@
-"""Does the simulator foretell what the server does? The demonstration's trace, live several times and simulated.
+"""How well does the simulator predict the server? Serves the trace of `sloop demo` several times and simulates it.
 
     python -m benchmarks.agreement [--repeats 3] [--seconds 60]
 
-The model is profiled once. Then every system is served live several times on the same trace, so that the live runs'
-own spread shows, and each run is simulated twice: from the profile, which is all one has beforehand, and with batches
-taking what they took in that run (`sloop simulate --recorded`), which leaves only what the simulator itself gets wrong.
-Every live run's log is replayed through a fresh core: the same actions?
+The model is profiled once. Each system then serves the same trace several times, which shows how much live runs differ
+among themselves. Each run is simulated twice: from the profile, as a prediction, and with the durations that the
+batches of that run had (`sloop simulate --recorded`), which leaves only the errors of the simulator itself. The log of
+each live run is replayed through a new core, which has to take the same actions.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ PROFILED, RECORDED = "from the profile", "as recorded"
 
 
 class Repeat(Struct, frozen=True):
-    """One live run of one system, and its simulations by where their truth comes from."""
+    """One live run of one system, and its simulations, by the source of their service times."""
 
     system: str
     live: RunRow
@@ -49,7 +49,7 @@ class Repeat(Struct, frozen=True):
 
 
 def repeat(folder: Path, scenario: Scenario, choice: SystemChoice) -> Repeat:
-    """Live, then simulated twice, then replayed."""
+    """Serve once, simulate twice (from the profile, from the run's own durations), and replay the log."""
     seen = run_live(folder, scenario, choice, lambda done: None)
     truths = {PROFILED: NOT_RECORDED, RECORDED: recorded_in(seen.log)}
     simulated = {
@@ -61,7 +61,7 @@ def repeat(folder: Path, scenario: Scenario, choice: SystemChoice) -> Repeat:
 
 
 def repeats(folder: Path, model: Path, setting: DemoSettings, count: int) -> list[Repeat]:
-    """Every system, `count` times in turn, each turn in a folder of its own."""
+    """Run all systems in turn, `count` times, each run in its own folder."""
     found = []
     for number in range(1, count + 1):
         place = folder / str(number)
@@ -76,7 +76,7 @@ def repeats(folder: Path, model: Path, setting: DemoSettings, count: int) -> lis
 
 
 def compared(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
-    """A row for each run and truth."""
+    """One row for each run and each source of service times."""
     rows: list[tuple[Cell, ...]] = []
     for run in found:
         for truth, simulated in run.simulated.items():
@@ -92,7 +92,7 @@ def compared(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
 
 
 def spread(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
-    """How far the live runs of one system on one trace are from each other."""
+    """The spread of live runs of one system on one trace."""
     rows: list[tuple[Cell, ...]] = []
     for system in dict.fromkeys(run.system for run in found):
         live = [run.live for run in found if run.system == system]
@@ -105,7 +105,7 @@ def spread(found: Sequence[Repeat]) -> list[tuple[Cell, ...]]:
 
 
 def report(found: Sequence[Repeat], setting: DemoSettings, how: str) -> str:
-    """What is published."""
+    """The text of the page."""
     columns = (
         *("system", "truth", "attainment live, %", "simulated", "points apart", "≤ 1"),
         *("p99 live, ms", "simulated", "% apart", "≤ 10", "core-seconds live", "simulated"),

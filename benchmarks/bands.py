@@ -1,16 +1,14 @@
-"""Does a live run end inside the range that the simulator gives beforehand? New models, profiled in passes, then served
+"""Is the attainment of a live run inside the range that the simulator predicted? Profiles new models, then serves them.
 
     python -m benchmarks.bands [--runs 10] [--repeats 1] [--seconds 60] [--passes 3] [--load 0.75] [--refine]
 
-Each run takes the next of five small models (profiled when first needed, as `sloop profile` does it), the next system
-and the next trace, draws a seed of its own, is simulated first (`sloop simulate`, from the profile alone) and then
-served and loaded for real. The table says for each live run whether its attainment lies inside the range, and how wide
-the range is.
+Each run takes the next of five small models (profiled at first use, as `sloop profile` does it), the next system, the
+next trace and a new seed. It is simulated from the profile alone (`sloop simulate`), and then served under load. The
+table says for each live run whether its attainment is inside the predicted range, and how wide the range is.
 
-`--repeats R` serves every run R times, which shows how far live runs of the same arrivals are from each other.
-`--refine` adds the log of each live run to the model's profile (`sloop profile --from-log`), so that later runs are
-foretold from what earlier ones showed. Ten runs of a minute take about 17 minutes: `--runs 10 --seconds 60`. The
-machine should do nothing else.
+`--repeats R` serves every run R times, which shows how much live runs of the same arrivals differ. `--refine` adds the
+log of each live run to the model's profile (`sloop profile --from-log`), for the predictions of later runs. Ten runs of
+a minute take about 17 minutes: `--runs 10 --seconds 60`. Nothing else should run on the machine.
 """
 
 import subprocess
@@ -50,7 +48,7 @@ RATE_RPS_MAX: Final = 500.0
 
 @dataclass(frozen=True)
 class BandRun:
-    """One live run, and what was foretold."""
+    """One live run and its prediction."""
 
     model: str
     system: str
@@ -65,7 +63,7 @@ class BandRun:
 
     @property
     def width(self) -> float:
-        """Of the range of attainment, in points."""
+        """The width of the predicted range of attainment, in percentage points."""
         return 100 * ((self.simulated.attainment_high or 0.0) - (self.simulated.attainment_low or 0.0))
 
     @property
@@ -76,7 +74,7 @@ class BandRun:
 
 
 def models(folder: Path) -> list[Path]:
-    """Five of different kinds: a forward pass of each takes some milliseconds on one core."""
+    """Five models of different kinds; a forward pass of each takes a few milliseconds on one core."""
     return [
         small(folder, "squeezenet", 128),
         convolutions(folder, channels=32, layers=8, pixels=56),
@@ -87,7 +85,7 @@ def models(folder: Path) -> list[Path]:
 
 
 def profiled(model: Path, given: Namespace) -> Profile:
-    """As the command line does it, on one core and on two."""
+    """The profile of a model as `sloop profile` measures it, on one and on two cores."""
     if not path_beside(model).is_file():
         say(f"profile {model.name}")
         options = ["--passes", str(given.passes), "--batches", "1,2,4,8", "--json"]
@@ -100,7 +98,7 @@ def profiled(model: Path, given: Namespace) -> Profile:
 
 
 def declared(model: Path, profile: Profile, system: str, trace: str, given: Namespace, number: int) -> dict[str, Any]:
-    """The scenario of one run: a load of `--load` times what batches of 4 carry on the cores that the system uses."""
+    """The scenario of one run: its rate is `--load` times the throughput of batches of 4 on the system's cores."""
     cores = profile.max_cores if system == "sponge" else 1.0
     single_ms = profile.latency_ms.latency_ms(1, 1.0)
     mean_ms = {(s.batch, s.cores): s.mean_ms for s in profile.samples}
@@ -122,7 +120,7 @@ def declared(model: Path, profile: Profile, system: str, trace: str, given: Name
 
 
 def played(folder: Path, model: Path, system: str, trace: str, given: Namespace, number: int) -> list[BandRun]:
-    """Simulate, then serve `--repeats` times."""
+    """Simulate a run, then serve it `--repeats` times."""
     profile = profiled(model, given)
     scene = declared(model, profile, system, trace, given, number)
     (folder / "scene.yaml").write_text(yaml.safe_dump(scene))
@@ -153,7 +151,7 @@ def played(folder: Path, model: Path, system: str, trace: str, given: Namespace,
 
 
 def row_of(log: Path) -> RunRow:
-    """What a server's log says came of the run."""
+    """The result of a run, from the server's log."""
     recorded = read_log(log)
     setup = rebuild(recorded.header)
     summary = RunSummary(setup.application, estimates=setup.beliefs)
@@ -163,7 +161,7 @@ def row_of(log: Path) -> RunRow:
 
 
 def slower_than(log: Path, profile: Profile) -> float:
-    """The time that batches took over the time they would have taken as profiled."""
+    """Measured durations of all batches divided by their durations in the profile."""
     cells = {(s.batch, s.cores): s.mean_ms for s in profile.samples}
     taken_ms = expected_ms = 0.0
     for found in batch_durations(read_log(log)).values():
@@ -184,7 +182,7 @@ def line_of(run: BandRun) -> str:
 
 
 def report(runs: Sequence[BandRun], given: Namespace) -> str:
-    """What is published."""
+    """The text of the page."""
     rows = [
         (
             *(run.model, run.system, run.trace, run.rate_rps),
@@ -224,17 +222,17 @@ def report(runs: Sequence[BandRun], given: Namespace) -> str:
 
 
 def apart(runs: Sequence[BandRun]) -> float:
-    """Largest less smallest attainment, in points."""
+    """The difference between the largest and the smallest attainment, in percentage points."""
     attained = [100 * run.live.attainment for run in runs]
     return max(attained) - min(attained)
 
 
 def main() -> None:
     parser = arguments(__doc__, seconds=60, quick=15)
-    parser.add_argument("--runs", type=int, default=10, help="different runs (default 10)")
+    parser.add_argument("--runs", type=int, default=10, help="number of different runs (default 10)")
     parser.add_argument("--repeats", type=int, default=1, help="live runs of each (default 1)")
-    parser.add_argument("--passes", type=int, default=3, help="of each profile (default 3)")
-    parser.add_argument("--load", type=float, default=0.75, help="share of capacity (default 0.75)")
+    parser.add_argument("--passes", type=int, default=3, help="measuring passes of each profile (default 3)")
+    parser.add_argument("--load", type=float, default=0.75, help="load as a share of capacity (default 0.75)")
     parser.add_argument("--refine", action="store_true", help="add each live run's log to its model's profile")
     given = parser.parse_args()
     runs: list[BandRun] = []

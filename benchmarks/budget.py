@@ -1,9 +1,9 @@
-"""Where a small request's time goes: step by step in the server's process, then thread by thread in a whole server.
+"""CPU time of a small request: per step in the server's process, then per thread of a whole server.
 
     python -m benchmarks.budget [--seconds 5]
 
-The steps are those of tests/serve/path.py: the real gateway, driver, core and log around a wire and a backend that take
-no time, 32 requests at a time. The threads are those of a `sloop serve` under `wrk` at 64 connections.
+The steps are those of tests/serve/path.py: the real gateway, driver, core and log between a connection and a backend
+that take no time, with 32 requests at once. The threads are those of `sloop serve` under `wrk` with 64 connections.
 """
 
 import json
@@ -35,7 +35,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Microseconds of CPU a request, the best of several tries; `act` does one round of `TOGETHER`."""
+    """CPU time per request in µs, the best of several tries; `act` handles `TOGETHER` requests."""
     best = float("inf")
     for _ in range(TRIES):
         begun = time.process_time_ns()
@@ -46,7 +46,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 async def timed_walk(walk: Callable[[], Awaitable[object]]) -> float:
-    """The same of a coroutine."""
+    """The same for a coroutine."""
     best = float("inf")
     for _ in range(TRIES):
         begun = time.process_time_ns()
@@ -57,7 +57,7 @@ async def timed_walk(walk: Callable[[], Awaitable[object]]) -> float:
 
 
 async def steps(folder: Path) -> list[tuple[str, float]]:
-    """Every step with its microseconds."""
+    """Each step of a request and its CPU time in µs."""
     way = Way(folder)
     await way.warm_up()
     whole = await timed_walk(lambda: way.walk(TOGETHER))
@@ -101,7 +101,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
 
 
 def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tuple[str, float, float]]]:
-    """Answers per second of a whole server, and for each of its threads µs in user mode and in the kernel."""
+    """Answers per second of a whole server, and µs per request of each thread, in user mode and in the kernel."""
     sloop = [str(Path(sys.executable).with_name("sloop"))]
     subprocess.run([*sloop, "profile", str(model)], check=True, capture_output=True)
     app, lua = folder / "app.yaml", folder / "ask.lua"
@@ -141,14 +141,14 @@ def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tupl
 
 
 def ask(url: str, lua: Path, seconds: float) -> int:
-    """Answers in a closed loop."""
+    """Send requests in a closed loop; the number of answers."""
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:.0f}", "-s", str(lua), url]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return int(said.partition(" requests in")[0].split()[-1])
 
 
 def spent(pids: list[int]) -> dict[tuple[int, int], tuple[float, float]]:
-    """CPU seconds by process and thread: in user mode, in the kernel."""
+    """CPU seconds by process and thread, in user mode and in the kernel."""
     found = {}
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -158,7 +158,7 @@ def spent(pids: list[int]) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def name_of(key: tuple[int, int], server: int) -> str:
-    """What a thread is for."""
+    """A thread's name for people."""
     pid, thread = key
     if pid != server:
         return "the worker"

@@ -1,10 +1,10 @@
-"""How long a decision takes, system by system, on published profiles (Sponge specification, check 13).
+"""Duration of decisions of all systems on published profiles (Sponge specification, check 13).
 
     python -m benchmarks.decisions [--rounds 200] [--only ipa]
 
-A core is filled with a second of requests and then asked for plans; the plan's own time is taken, and the time for one
-batch decision on a long queue. Then applications of several models, those of the publications and a few made to be
-hard, are planned for at many rates: of each rate the slowest of the decisions that lead to a plan that stays.
+For single models, a core receives one second of requests and then decides; a scaling plan and a batch decision on a
+long queue are timed. For applications of several models (those of the publications, and some synthetic hard ones), the
+slowest of the decisions that lead to a stable plan is timed at each of many rates.
 """
 
 import time
@@ -43,7 +43,7 @@ BEYOND_RPS: Final = (160, 180, 200, 220, 240)
 
 
 class Timed(NamedTuple):
-    """Milliseconds of a decision: median, 99th percentile, and what the latter may be at most."""
+    """Duration of a decision in ms: median, 99th percentile, and the upper limit of the latter."""
 
     p50_ms: float
     p99_ms: float
@@ -52,7 +52,7 @@ class Timed(NamedTuple):
 
 
 def view_of(count: int, slack_ms: float, random: Random, seconds: int = 60) -> ClusterView:
-    """A stage of four replicas that got `count` requests in each of the last seconds, and has as many waiting."""
+    """A stage of four replicas with `count` requests in each of the last seconds, and `count` waiting."""
     slack_ns = [[ms(slack_ms * random.uniform(0.9, 1.0)) for _ in range(count)] for _ in range(seconds)]
     buckets = [
         Bucket(s(at), count, NS_PER_S, NS_PER_S, 3 * NS_PER_S, 4 * NS_PER_S, own) for at, own in enumerate(slack_ns)
@@ -84,7 +84,7 @@ def view_of(count: int, slack_ms: float, random: Random, seconds: int = 60) -> C
 
 
 def timed(decide: Callable[[], object], rounds: int, target_ms: float | None = None) -> Timed:
-    """Time `rounds` calls, after as many to warm up."""
+    """Time `rounds` calls after `rounds` warm-up calls."""
     taken_ms = []
     for _ in range(2 * rounds):
         begun = time.perf_counter()
@@ -101,7 +101,7 @@ def scale(name: str, view: ClusterView, rounds: int, target_ms: float | None = N
 
 
 class Case(NamedTuple):
-    """An application, and what plans for it at which rates."""
+    """An application, the system that plans for it, and the rates."""
 
     what: str
     application: Application
@@ -110,7 +110,7 @@ class Case(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """Milliseconds of the slowest decision at each rate: their median, the longest, what that may be at most."""
+    """The slowest decision at each rate, in ms: their median, their maximum, and the upper limit of the latter."""
 
     what: str
     system: str
@@ -121,7 +121,7 @@ class Planned(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """The applications of three publications as those have them, then the invented ones."""
+    """The applications of three publications, then synthetic ones."""
     vision = fa2.world_of(fa2.Fa2Trial(system="fa2", paths=6)).application
     yield Case("FA2's ten models, six paths", vision, (*TARGETS_MS, *BASELINES))
     for name in IPA_PIPELINES:
@@ -149,20 +149,20 @@ def variant(name: str, times: float, accuracy: float | None = None) -> Variant:
 
 
 def invented(name: str, slo_ms: float, stages: Sequence[Stage]) -> Application:
-    """On twenty nodes of sixteen cores."""
+    """A synthetic application on twenty nodes of sixteen cores."""
     nodes = tuple(node_of(number, 16) for number in range(20))
     return Application(name, slo_ms, tuple(stages), SystemChoice("fa2"), nodes)
 
 
 def fan_in(width: int) -> Application:
-    """One stage, `width` in parallel after it, and one that comes after all of those."""
+    """One stage, then `width` stages in parallel, then one stage that joins them."""
     beside = [Stage(f"side{n}", (variant("v", 1 + n / width),), ("first",)) for n in range(width)]
     last = Stage("last", (variant("v", 1),), tuple(stage.name for stage in beside))
     return invented("fan-in", 300, [Stage("first", (variant("v", 1),)), *beside, last])
 
 
 def diamonds(count: int) -> Application:
-    """Stages of which every other is two in parallel: twice as many paths with each of these."""
+    """A chain in which every other step is two parallel stages; each such step doubles the number of paths."""
     stages = [Stage("d0", (variant("v", 1),))]
     for number in range(count):
         sides = [Stage(f"{side}{number}", (variant("v", 1),), (f"d{number}",)) for side in ("left", "right")]
@@ -171,7 +171,7 @@ def diamonds(count: int) -> Application:
 
 
 def chain(length: int, variants: int) -> Application:
-    """Stages one after another, no two alike; of each the slower variants are the more accurate."""
+    """A chain of different stages; the slower variants of each are more accurate."""
     stages = []
     for place in range(length):
         times, least = 0.7 + place * 0.6 / length, 0.5 + 0.2 * (place * 3 % length) / length
@@ -181,7 +181,7 @@ def chain(length: int, variants: int) -> Application:
 
 
 def planned(case: Case, system: str) -> Planned:
-    """Each rate in turn, after one to import what the system needs."""
+    """Plan for each rate in turn, after one plan that only loads modules."""
     setup = set_up(replace(case.application, system=SystemChoice(system)), must_fit=False)
     steady_plan(setup, 1.0)
     took_ms = [steady_plan(setup, rate_rps, time.perf_counter_ns).solve_ms for rate_rps in case.rates_rps]
@@ -191,7 +191,7 @@ def planned(case: Case, system: str) -> Planned:
 
 
 def singles(rounds: int, random: Random) -> Mapping[str, Callable[[], Timed]]:
-    """Decisions about one stage, and about one batch."""
+    """Durations of decisions about one stage and about one batch."""
     calm, fade, many = view_of(20, 950, random), view_of(20, 500, random), view_of(200, 950, random)
     costs_ns = [0, *(ms(8 + size) for size in range(1, 33))]
     tight = [
@@ -215,7 +215,7 @@ def singles(rounds: int, random: Random) -> Mapping[str, Callable[[], Timed]]:
 
 
 def plans(only: str) -> Iterator[Planned]:
-    """Rows whose application and system hold `only`."""
+    """The rows whose application or system contains `only`."""
     for case in cases():
         for system in case.systems:
             if only in f"{case.what} {system}":
@@ -226,7 +226,9 @@ def plans(only: str) -> Iterator[Planned]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose names hold it; nothing is written")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only rows whose names contain TEXT; nothing is written"
+    )
     given = parser.parse_args()
     rounds, random = given.rounds, Random(given.seed)
     rows = [(what, *time_it()) for what, time_it in singles(rounds, random).items() if given.only in what]

@@ -1,12 +1,11 @@
-"""IPA's choice of variants, on labelled requests, for real: the example `digits` under a surge.
+"""IPA's choice of variants, live and with labelled requests: the example `digits` under a surge.
 
     python -m benchmarks.digits_live [--seconds 90]
 
-Two stages of three variants each serve a calm, a surge and a calm again, a third of `--seconds` each, on this
-machine's cores but a quarter, which is the server's and the client's. IPA chooses variants, FA2-low has the lightest,
-FA2-high the heaviest, all three by the same program with the same forecast. Every picture is of held-out handwriting,
-and every answer is compared with what was drawn. Each run is then simulated from the profiles, and once more with its
-own durations.
+Two stages of three variants each serve low, high and again low load, for a third of `--seconds` each. They use all
+cores of this machine but a quarter of one, which is for server and client. IPA chooses variants, FA2-low has the
+lightest and FA2-high the heaviest; all three use the same program and forecast. All images are held-out handwriting,
+and each answer is compared with the label. Each run is also simulated, from the profiles and with its own durations.
 """
 
 from argparse import Namespace
@@ -56,7 +55,7 @@ POINTS: Final = 2.0
 
 
 class Run(Struct, frozen=True):
-    """One system: as its clients saw it, as its server's log has it, and simulated twice."""
+    """One system: the clients' results, the server's log, and two simulations."""
 
     scored: Scored
     live: CountedRun
@@ -67,7 +66,7 @@ class Run(Struct, frozen=True):
 
 
 def scenario_in(folder: Path, given: Namespace) -> Scenario:
-    """The application on all cores but a unit, with a world around it; a file for each system beside it."""
+    """A scenario with the application on all cores but a quarter, and a file for each system next to it."""
     app = load_application(APPLICATION)
     stages = [
         {
@@ -96,7 +95,7 @@ def scenario_in(folder: Path, given: Namespace) -> Scenario:
 
 
 def play(folder: Path, scenario: Scenario, name: str) -> Run:
-    """Serve, score, and simulate."""
+    """Serve a run, score its answers, and simulate it."""
     choice = next(choice for choice in scenario.systems if choice.name == name)
     trace = World.from_scenario(scenario, choice).trace
     first_ns = next(iter(next(iter(trace.blocks()))))
@@ -110,7 +109,7 @@ def play(folder: Path, scenario: Scenario, name: str) -> Run:
 
 
 def simulations(folder: Path, scenario: Scenario, seen: LiveRun, choice: SystemChoice) -> tuple[CountedRun, CountedRun]:
-    """The run from the profiles; and with its own durations, of starts as of batches."""
+    """The run simulated from the profiles, and with its own durations of batches and starts."""
     simulated = run_simulated(scenario, choice, seen, folder / f"{choice.name}-simulated.jsonl")
     cold_start = replace(scenario.truth.cold_start, start_s=start_s_of(seen.log, loaded=True))
     own = replace(scenario, truth=replace(scenario.truth, cold_start=cold_start))
@@ -119,7 +118,7 @@ def simulations(folder: Path, scenario: Scenario, seen: LiveRun, choice: SystemC
 
 
 def switches(log: Path) -> int:
-    """How often a stage began to start replicas of another variant."""
+    """How often a stage switched to starting replicas of another variant."""
     last: dict[str, str] = {}
     count = 0
     for _, record in read_log(log):
@@ -130,7 +129,7 @@ def switches(log: Path) -> int:
 
 
 def rows(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
-    """A row for each system, as clients saw it; cores and switches from the log."""
+    """One row per system: the clients' results, and cores and switches from the log."""
     found: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
         load = run.scored.load
@@ -145,12 +144,12 @@ def rows(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
 
 
 def violations(run: Run) -> float:
-    """Per cent of the requests that clients did not have answered in time."""
+    """The share of requests that were not answered in time, in per cent, from the clients' records."""
     return 100 * (1 - (run.scored.load.attainment or 0.0))
 
 
 def product(run: Run) -> float | None:
-    """What the product of the stages' mean accuracies says, in per cent: what IPA reckons with."""
+    """The product of the stages' mean accuracies in per cent, which IPA optimises."""
     return run.live.row.accuracy
 
 
@@ -165,7 +164,7 @@ def agreements(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
 
 
 def verdicts(runs: Mapping[str, Run]) -> list[tuple[str, Cell]]:
-    """What was asked."""
+    """The expectations, and whether each was met."""
     ipa, low, high = (runs[name] for name in SYSTEMS)
     gain = (ipa.scored.accuracy_percent or 0.0) - (low.scored.accuracy_percent or 0.0)
     errors = sum(run.scored.load.errors for run in runs.values())
@@ -178,7 +177,7 @@ def verdicts(runs: Mapping[str, Run]) -> list[tuple[str, Cell]]:
 
 
 def report(runs: Mapping[str, Run], given: Namespace) -> str:
-    """What is published."""
+    """The text of the page."""
     columns = (
         *("system", "requests", "violations %", "dropped", "late", "errors", "p99 ms"),
         *("accuracy of answers %", "by product %", "right and in time, of all %", "core-seconds", "starts", "switches"),
@@ -202,14 +201,14 @@ def report(runs: Mapping[str, Run], given: Namespace) -> str:
 
 
 def settings() -> str:
-    """The parameters that all systems were given."""
+    """The parameters of all systems."""
     return "`" + str(to_builtins(COMMON)).replace("'", "") + "`"
 
 
 def main() -> None:
     parser = arguments(__doc__, seconds=60, quick=30)
-    parser.add_argument("--calm", type=float, default=20.0, help="requests/s")
-    parser.add_argument("--surge", type=float, default=160.0, help="requests/s")
+    parser.add_argument("--calm", type=float, default=20.0, help="requests per second")
+    parser.add_argument("--surge", type=float, default=160.0, help="requests per second")
     given = parser.parse_args()
     assert TABLE.is_file(), "make the models first: python -m examples.digits.make"
     with workspace(given.keep) as folder:

@@ -1,11 +1,10 @@
-"""How well forecasters predict a trace, and training of a network on one: `python -m benchmarks.forecasts --help`.
+"""Accuracy of forecasters on a trace, and training of a network: `python -m benchmarks.forecasts --help`.
 
-The policies themselves are asked: at each instant a forecaster sees the last ten minutes in buckets of a second, as the
-core shows them, and its answer is compared with the busiest second of the horizon that follows, which is what IPA and
-Biscale provision for (IPA specification, section 2.8). SMAPE is the mean of 200·|forecast − actual| divided by
-(forecast + actual).
+At each instant, a forecast policy gets the last ten minutes in buckets of a second, as from the core. Its answer is
+compared with the busiest second of the following horizon, which IPA and Biscale provision for (IPA specification,
+section 2.8). SMAPE is the mean of 200·|forecast − actual| divided by (forecast + actual).
 
-An experiment, not part of the wheel: the network it writes is a parameter of an application file.
+This is an experiment and not part of the wheel; the network that it writes is a parameter in an application file.
 """
 
 from array import array
@@ -72,7 +71,7 @@ class Score(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """What was forecast, and what came: one value for each instant."""
+    """Forecasts and actual rates, one value per instant."""
 
     name: str
     horizon_s: int
@@ -81,11 +80,11 @@ class Comparison(Struct, frozen=True):
     forecast_rps: dict[str, list[float]]
 
     def scores(self) -> list[Score]:
-        """Each forecaster's, in the order in which they were given."""
+        """The score of each forecaster, in the order of `forecasts`."""
         return [_score(forecaster, values, self.actual_rps) for forecaster, values in self.forecast_rps.items()]
 
     def table(self) -> Table:
-        """Scores, one forecaster a line."""
+        """A table of the scores, one row per forecaster."""
         return Table(
             f"{self.name}: the busiest second of the next {self.horizon_s} s, {len(self.at_s):,} times",
             ("forecaster", "SMAPE %", "MAPE %", "bias %", "too low, %"),
@@ -93,7 +92,7 @@ class Comparison(Struct, frozen=True):
         )
 
     def figure(self) -> Figure:
-        """The actual rate over time, and the closest forecasters; without the oracle, which would hide it."""
+        """A plot of the actual rate and the best forecasters; without the oracle, which would cover the actual rate."""
         at_s = [float(at) for at in self.at_s]
         closest = sorted((row for row in self.scores() if row.forecaster != "oracle"), key=lambda row: row.smape)
         actual = _over_time(at_s, "actual", [float(value) for value in self.actual_rps], "area")
@@ -176,13 +175,14 @@ class Split(Struct, frozen=True):
         return structs.replace(self, name=f"{self.name}, {start_s}–{end_s} s", after=self.after[start_s:end_s])
 
     def without_silence(self) -> "Split":
-        """Without seconds of no request, which are gaps in the Twitter trace's record (IPA specification, 2.8)."""
+        """Without the seconds that have no request: in the Twitter trace, nothing was recorded then (IPA specification,
+        2.8)."""
         before, after = (array("q", filter(None, counts)) for counts in (self.before, self.after))
         return structs.replace(self, before=before, after=after)
 
 
 def fortnight(data: Path | None, *, seed: int = 0) -> Split:
-    """Days 0 to 14 of the Twitter trace to train on and days 14 to 21 to test on, or days made up in their likeness.
+    """Days 0 to 14 of the Twitter trace to train on and days 14 to 21 to test on, or synthetic days like them.
 
     `data` is the folder of public data."""
     before, after = twitter.training(data, seed=seed), twitter.held_out(data, seed=seed)
@@ -275,7 +275,7 @@ def forecast(  # noqa: PLR0913, PLR0917  # one parameter per option
     seed: int,
     plot: Path | None,
 ) -> CommandOutput:
-    """Score forecasters on a trace: what each expected of the coming seconds, and what came."""
+    """Score forecasters on a trace: the forecast of each for the coming seconds, compared with the actual rate."""
     split = _split(trace, seed=seed, training=into is not None).part(start_s, duration_s)
     if trace is None:
         split = split.without_silence()
@@ -329,7 +329,7 @@ def _network(
 
 
 def _write(network: LstmNetwork, into: Path) -> None:
-    """The weights in lines, bare or as a policy below `system:` in an application file."""
+    """Write the weights, as text or as a policy for `system:` in an application file."""
     text = network.encoded()
     lines = [text[at : at + LINE_CHARS] for at in range(0, len(text), LINE_CHARS)]
     if into.suffix in {".yaml", ".yml"}:

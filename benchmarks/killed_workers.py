@@ -2,9 +2,9 @@
 
     python -m benchmarks.killed_workers [--seconds 60] [--rate 200] [--gap 4] [--replicas 2]
 
-A server of its own process with real workers gets Poisson requests over HTTP, while workers are killed (SIGKILL) at
-random instants, whatever they are doing. The clients' records are then held against the server's log, request by
-request; the simulator's checkers go over the log, and it is replayed.
+A server process with real workers gets Poisson requests over HTTP, while workers are killed (SIGKILL) at random
+instants, whatever they are doing. The clients' records are then compared with the server's log, request by request; the
+simulator's checkers check the log, and it is replayed.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ BATCHES: Final = (1, 2, 4, 8)
 
 
 class Loss(Struct, frozen=True):
-    """A worker that died, as the log has it."""
+    """A worker that died, according to the log."""
 
     at_ns: int
     ready_ns: int | None
@@ -54,14 +54,14 @@ class Loss(Struct, frozen=True):
 
 
 class Losses(Struct, frozen=True):
-    """What the log says of losses, and for how long nobody could serve."""
+    """The lost workers in the log, and how long no worker could serve."""
 
     losses: list[Loss]
     nobody_s: float
 
 
 def losses_of(log: Path) -> Losses:
-    """Each loss with the readiness of the replica that took its place: the one started next that no other loss has."""
+    """Each loss, with the time at which its replacement was ready: the next started replica that replaces no other."""
     waiting: deque[int] = deque()
     replaces: dict[ReplicaId, int] = {}
     found: list[Loss] = []
@@ -89,7 +89,8 @@ def losses_of(log: Path) -> Losses:
 
 @contextmanager
 def killing(url: str, *, gap_s: float, seed: int) -> Iterator[list[float]]:
-    """Kill a worker at random instants, `gap_s` apart on average; the list has them in the server's own seconds."""
+    """Kill a worker at random instants, `gap_s` apart on average; adds each instant, in the server's seconds, to the
+    list."""
     zero_s = time.monotonic() - state_of(url).now_s
     chance, killed_s, over = Random(seed), [], threading.Event()
 
@@ -111,7 +112,7 @@ def killing(url: str, *, gap_s: float, seed: int) -> Iterator[list[float]]:
 
 
 def run(folder: Path, given: Namespace) -> tuple[LoadResult, list[float], Path, Path]:
-    """The load, the kills, the clients' records and the server's log."""
+    """Send the load and kill workers; returns the clients' records and the server's log."""
     model = small(folder, "squeezenet", 128)
     say("profile")
     profile = measure(model, batches=BATCHES, cores=(CORES,), seconds=0.5, passes=1, limit=confined)

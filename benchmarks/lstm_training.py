@@ -1,8 +1,8 @@
-"""Training of the forecasters' recurrent network (`sloop.solvers.forecasting`).
+"""Training of the recurrent network of the `lstm` forecaster (`sloop.solvers.forecasting`).
 
-Back-propagation through time with Adam on the absolute error of the logarithm of the forecast factor, which for small
-errors is the symmetric percentage error that forecasts are judged by. The weights kept are those with the least error
-on windows held back. Randomness comes from the caller, so that equal draws train equal weights.
+Back-propagation through time with Adam, on the absolute error of the logarithm of the forecast factor. For small errors
+that is the symmetric percentage error by which forecasts are compared. The best weights on held-out windows are kept.
+All random numbers come from the caller: equal numbers give equal weights.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Models small enough for two cores: published architectures on smaller images, and plain stacks of layers.
+"""Models that are small enough for two cores: published architectures on small images, and plain stacks of layers.
 
-The published ones come with the `onnx` package's own test data; their weights are constants, which costs the same time.
+The published ones are test data of the `onnx` package. Their weights are constants, which does not change durations.
 """
 
 from pathlib import Path
@@ -16,8 +16,10 @@ INSIDE = Path(onnx.__file__).parent / "backend/test/data/light"
 
 
 def small(folder: Path, name: str, pixels: int) -> Path:
-    """The model `name` (`squeezenet`, `densenet121`: those whose last pooling is global) for images of `pixels` ×
-    `pixels`, its batch free, in `folder`."""
+    """Write the model `name` to `folder`, for images of `pixels` × `pixels` and any batch size.
+
+    Works for models whose last pooling is global: `squeezenet`, `densenet121`.
+    """
     target = folder / f"{name}-{pixels}.onnx"
     free_batch(INSIDE / f"light_{name}.onnx", target)
     model = onnx.load(str(target))
@@ -30,7 +32,7 @@ def small(folder: Path, name: str, pixels: int) -> Path:
 
 
 def convolutions(folder: Path, *, channels: int, layers: int, pixels: int) -> Path:
-    """A plain stack of 3 × 3 convolutions over square images, then a mean and ten scores, with an open batch."""
+    """A plain stack of 3 × 3 convolutions over square images, then a mean and ten scores, for any batch size."""
     random = np.random.default_rng(channels * layers)
     nodes, weights, depth, last = [], [], 3, "x"
     for layer in range(layers):
@@ -47,7 +49,7 @@ def convolutions(folder: Path, *, channels: int, layers: int, pixels: int) -> Pa
 
 
 def perceptron(folder: Path, *, width: int, layers: int) -> Path:
-    """Dense layers of one width, then ten scores, with an open batch."""
+    """Dense layers of one width, then ten scores, for any batch size."""
     random = np.random.default_rng(width * layers)
     sizes = [width] * layers + [10]
     nodes, weights, last = [], [], "x"

@@ -1,6 +1,6 @@
-"""Writes measurements down: each benchmark has one page in `benchmarks/results/`, with its command, date and machine.
+"""Writes results: each benchmark has one page in `benchmarks/results/`, with its command, date and machine.
 
-Running a benchmark again replaces its page; what follows the line `<!-- notes -->` is kept, for remarks by people.
+Running a benchmark again replaces its page, except for the text after the line `<!-- notes -->`.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from sloop import quantities
 from sloop.machine import hardware_name
-from sloop.report.figures import Figure
-from sloop.report.plots import png
+from sloop.report.plots import Figure, png
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -28,11 +28,15 @@ def arguments(about: str | None, *, seconds: float | None = None, quick: float =
     """A parser that knows `--seed`, `--no-write`, `--keep` and, with a default for it, `--seconds` and `--quick`."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if seconds is not None:
-        parser.add_argument("--seconds", type=float, default=seconds, help=f"of load, each run (default {seconds:g})")
-        parser.add_argument("--quick", action="store_const", dest="seconds", const=quick, help=f"--seconds {quick:g}")
-    parser.add_argument("--seed", type=int, default=1)
+        parser.add_argument(
+            "--seconds", type=float, default=seconds, help=f"duration of each run (default {seconds:g})"
+        )
+        parser.add_argument(
+            "--quick", action="store_const", dest="seconds", const=quick, help=f"the same as --seconds {quick:g}"
+        )
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random numbers (default 1)")
     parser.add_argument("--no-write", action="store_true", help="do not write to benchmarks/results")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep models, logs and records there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep models, logs and records in FOLDER")
     return parser
 
 
@@ -48,7 +52,7 @@ def workspace(keep: Path | None) -> Iterator[Path]:
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress on stderr, with the time."""
     sys.stderr.write(f"[{datetime.now(UTC):%H:%M:%S}] {text}\n")
     sys.stderr.flush()
 
@@ -60,7 +64,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def cell(value: object) -> str:
-    """A value for people."""
+    """A value as text in a table."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -76,12 +80,11 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     """The nearest-rank quantile; None of nothing."""
     if not values:
         return None
-    ordered = sorted(values)
-    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+    return quantities.quantile(sorted(values), share)
 
 
 def command_line() -> str:
-    """How this program was started, as anyone can start it again from the project's root."""
+    """The command line that starts this program again, from the project's root."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.stem == "__main__" else program.stem
     return shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
@@ -106,7 +109,7 @@ def publish(name: str, title: str, text: str, figures: Sequence[Figure] = (), *,
 
 
 def children(pid: int) -> Iterator[tuple[int, str]]:
-    """The processes that `pid` started and that are still there, with their command lines."""
+    """The running child processes of `pid`, with their command lines."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue

@@ -1,12 +1,11 @@
-"""The ocr example under a bursty trace, live: a system that sizes its stages beside an even split of the same cores.
+"""The ocr example under a bursty trace, live: a system that sizes its stages, compared with an even split of the cores.
 
     python -m benchmarks.ocr_live [--seconds 60]
 
-The application of examples/ocr with one label of four lines, so that every request makes four parts; 1.75 of this
-machine's cores in quarters, the rest for server and load generator. First each system with a request every other
-second: the deadline is three times the largest latency seen then, of the system where that is least. Then a square
-wave: bursts of four times the rate between them. Every run is simulated too, from the profiles that lie with the
-example, and from the durations of its own batches.
+The application of examples/ocr gets images with four lines, so that each request has four parts. It has 1.75 cores of
+this machine in quarters; the others are for server and load generator. First, each system serves a request every two
+seconds; the deadline is three times the largest latency of the fastest system. Then comes a square wave, with four
+times the rate in bursts. Each run is also simulated, from the example's profiles and with its own batch durations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,7 @@ COLUMNS: Final = (
 
 
 class Run(Struct, frozen=True):
-    """A system: live, foretold, and simulated with the durations of its own batches."""
+    """One system: live, predicted from the profiles, and simulated with the durations of its own batches."""
 
     live: LiveRun
     foretold: CountedRun
@@ -55,7 +54,7 @@ class Run(Struct, frozen=True):
 
 
 def systems() -> dict[str, dict[str, Any]]:
-    """An even split, the same cores where the work is, and a system that finds that out by itself."""
+    """An even split of the cores, a split in proportion to the work, and a system that sizes its stages itself."""
     sized = {"detect": {"cores": 0.5}, "orient": {"cores": 0.25}, "recognise": {"replicas": 2, "cores": 0.5}}
     sizes = {"unit": UNIT, "cores_max": UNITS, "batch_max": 4, "period_ms": 500}
     return {
@@ -66,14 +65,14 @@ def systems() -> dict[str, dict[str, Any]]:
 
 
 def drawn(folder: Path) -> Path:
-    """The label that is sent, as a tensor."""
+    """The image of the label that requests send, as a tensor."""
     pixels = module_in(EXAMPLE / "pictures.py").draw(3, lines=LINES).pixels
     np.save(folder / "label.npy", pixels[None])
     return folder / "label.npy"
 
 
 def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_ms: float, given: Any) -> Run:  # noqa: ANN401
-    """One live run and its two simulations; its files go to a folder of its own."""
+    """One live run and its two simulations; its files are in its own folder."""
     folder.mkdir(parents=True, exist_ok=True)
     each = {"output": "strips", "mean": LINES, "most": 64}
     edges: list[dict[str, Any]] = [{}, {"after": ["detect"], "each": each}, {"after": ["orient"]}]
@@ -117,7 +116,7 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
 
 
 def rows_of(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
-    """A row for each system: unloaded, what clients saw under bursts, the server's cores, and the simulations."""
+    """One row per system: without load, the clients' results under bursts, the server's cores, and the simulations."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
         seen, outcome = run.live.clients, run.live.counted
@@ -129,12 +128,12 @@ def rows_of(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
 
 
 def attained(run: Run) -> float:
-    """The share of requests answered in time, as clients saw it."""
+    """The share of requests answered in time, from the clients' records."""
     return run.live.clients.attainment or 0.0
 
 
 def verdicts(runs: Mapping[str, Run]) -> Sequence[tuple[str, Cell]]:
-    """What is asked."""
+    """The expectations, and whether each was met."""
     return (
         ("cores where the work is answer 99 % in time", attained(runs[SIZED]) >= 0.99),
         ("biscale does too", attained(runs["biscale"]) >= 0.99),

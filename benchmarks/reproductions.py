@@ -1,4 +1,4 @@
-"""How long each reproduction takes, how many rows have which verdict, and every row that is off.
+"""How long each reproduction takes, how many rows have each verdict, and all rows that are off.
 
 python -m benchmarks.reproductions [--data FOLDER] [--only NAME …]
 """
@@ -13,7 +13,7 @@ from sloop.reproduce.rows import VERDICTS
 
 
 def timed(name: str, data: Path | None, *, quick: bool) -> tuple[Reproduction, float]:
-    """A reproduction, and the seconds it took."""
+    """A reproduction, and its duration in seconds."""
     say(f"{name}{', quick' if quick else ''}")
     started_s = time.monotonic()
     found = reproduce(name, quick=quick, data=data, progress=lambda part, what: None)
@@ -22,7 +22,7 @@ def timed(name: str, data: Path | None, *, quick: bool) -> tuple[Reproduction, f
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--data", type=Path, help="folder of public data; without it stand-ins")
+    parser.add_argument("--data", type=Path, help="folder of public data [default: synthetic data]")
     parser.add_argument("--only", nargs="*", default=list(REPRODUCTIONS), choices=list(REPRODUCTIONS))
     given = parser.parse_args()
     ended, off = [], []

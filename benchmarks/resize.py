@@ -1,10 +1,10 @@
-"""In-place resizing under load: how quick, how exact, and whether anything is lost (Sponge specification, check 11).
+"""In-place resizing under load: how fast, how exact, and whether requests are lost (Sponge specification, check 11).
 
     python -m benchmarks.resize [MODEL.onnx] [--resizes 1000] [--seed 1]
 
-One worker is kept busy in a closed loop. First its service time at half a core is compared with that at one core, by
-the fastest tenth of each: what else runs on the machine slows the one core more, so compare on a quiet one. Then it is
-resized at random. (`benchmarks.resizes` does it with a whole server under HTTP load.)
+One worker is busy in a closed loop. First its service times at half a core and at one core are compared, by the fastest
+tenth of each. Use a quiet machine: other programs slow down the worker with one core more. Then the worker is resized
+at random. `benchmarks.resizes` does the same with a whole server under HTTP load.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.o
 
 
 class Load:
-    """One batch after the other, and what comes of it."""
+    """A closed loop of one batch after another, and the durations of its batches."""
 
     def __init__(self, backend: LocalBackend, tensors: list[Tensor]) -> None:
         self._backend, self._tensors = backend, tensors
@@ -69,7 +69,7 @@ class Load:
         await self._ready.wait()
 
     async def resize(self, cores: float) -> float:
-        """Milliseconds from the order until it is in effect."""
+        """Resize; the milliseconds from the order until it is in effect."""
         self._resized.clear()
         began_ns = time.perf_counter_ns()
         self._backend.resize(REPLICA, cores)
@@ -77,7 +77,7 @@ class Load:
         return (self.resized_ns[-1] - began_ns) / 1e6
 
     async def service_ms(self, batches: int) -> list[float]:
-        """Service times of the next batches, leaving out the one under way."""
+        """Service times in ms of the next batches, without the one that is running."""
         first = len(self.finished) + 1
         while len(self.finished) < first + batches:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -85,7 +85,7 @@ class Load:
 
 
 class Ear:
-    """What the backend reports to."""
+    """Receives the reports of the backend."""
 
     def __init__(self) -> None:
         self.load: Load | None = None

@@ -1,12 +1,11 @@
-"""A hundred in-place resizes while requests come over HTTP: is anything lost, how soon is a resize in effect, and does
-the model run as fast as its cores promise, right from the next batch?
+"""A hundred in-place resizes under HTTP load: requests lost, time of a resize, service times compared with the profile.
 
     python -m benchmarks.resizes [--seconds 60] [--rate 80] [--period-ms 500] [MODEL.onnx]
 
-One server with one worker; a system made for this test gives the worker other cores every period, at random. InferenceService
-times of the batches in the server's log are compared with a profile measured beforehand, per core count, the first
-batch after each resize by itself. The clients' records are held against the log, request by request.
-(`benchmarks.resize` is the same without a server: a worker and its backend alone.)
+One server has one worker; a scaling policy for this test gives the worker another, random number of cores in each
+period. The service times in the server's log are compared with a profile per core count, separately for the first batch
+after each resize. The clients' records are compared with the log, request by request. `benchmarks.resize` does the same
+without a server, with only a worker and its backend.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ TARGET_MS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Restless:
-    """A scaling policy for this test only: the one replica gets the next of `cores` every period."""
+    """A scaling policy for this test only: the replica gets the next number in `cores` every period."""
 
     cores: tuple[float, ...]
     period_ns: int
@@ -66,7 +65,7 @@ class Restless:
 
 
 def walk(seed: int, count: int) -> tuple[float, ...]:
-    """Core counts at random, never the same twice in a row."""
+    """Random core counts, never the same twice in a row."""
     chance, found = Random(seed), [1.0]
     while len(found) < count:
         found.append(chance.choice([cores for cores in CORES if cores != found[-1]]))
@@ -74,7 +73,7 @@ def walk(seed: int, count: int) -> tuple[float, ...]:
 
 
 def setup_of(folder: Path, model: Path, given: Namespace) -> Setup:
-    """The application under the restless system."""
+    """The application under the scaling policy of this test."""
     declared = {"name": "resized", "slo_ms": SLO_MS, "stages": [{"name": "classify", "model": str(model.absolute())}]}
     setup = set_up(load_application(declared, folder=folder))
     steps = round(given.seconds * 1e3 / given.period_ms) + 100  # what the start takes comes before the load
@@ -105,7 +104,7 @@ async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult,
 
 
 class Ran(Struct, frozen=True):
-    """A batch and the cores it ran on."""
+    """A batch and the number of cores on which it ran."""
 
     cores: float
     size: int
@@ -115,7 +114,7 @@ class Ran(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """What the log says of resizes and batches."""
+    """The resizes and batches in the log."""
 
     effect_ms: list[float]
     ran: list[Ran]
@@ -124,7 +123,8 @@ class Seen(Struct, frozen=True):
 
 
 def read(log: Path) -> Seen:
-    """Fold the log. Batches during which a resize was ordered or came into effect ran on neither count: left out."""
+    """Read the log, without the batches during which a resize was ordered or came into effect: they ran on two
+    counts."""
     orders: list[int] = []
     effect_ms, ran = [], []
     started: dict[BatchId, tuple[int, bool]] = {}
@@ -151,7 +151,8 @@ def read(log: Path) -> Seen:
 
 
 def by_cores(ran: Sequence[Ran], promised: Latency) -> list[tuple[Cell, ...]]:
-    """Per core count: what a batch of 1 should take, and the median of measured over promised, any size."""
+    """Per core count: the profiled time of a batch of 1, and the median of measured over profiled times of all
+    batches."""
     ratios: dict[tuple[float, bool], list[float]] = defaultdict(list)
     for batch in ran:
         ratio = batch.service_ms / promised.latency_ms(batch.size, batch.cores)
@@ -166,7 +167,7 @@ def by_cores(ran: Sequence[Ran], promised: Latency) -> list[tuple[Cell, ...]]:
 
 
 def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult, checked: Rows) -> str:
-    """What is published."""
+    """The text of the page."""
     effect = [quantile(seen.effect_ms, share) for share in (0.5, 0.99, 1.0)]
     within = sum(taken_ms <= TARGET_MS for taken_ms in seen.effect_ms)
     attainment = clients.attainment
@@ -184,7 +185,7 @@ def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult,
             f"One replica, {given.rate:g} requests/s (Poisson) over HTTP for {given.seconds:g} s; every "
             f"{given.period_ms:g} ms it gets other cores, at random from {', '.join(f'{c:g}' for c in CORES)}.",
             table(("", "found"), rows),
-            "InferenceService times against the profile (medians) measured before: batches that ran on one core count from "
+            "Service times against the profile (medians) measured before: batches that ran on one core count from "
             "beginning to end, and those of them that were the first after a resize. A quota is for a period of 10 ms: "
             "a batch that finds an unspent one, or the larger one of before a resize, is up to a period early.",
             table((*columns, "first after a resize, p50", "of them"), by_cores(seen.ran, promised)),
@@ -193,7 +194,7 @@ def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult,
 
 
 def profiled(model: Path) -> Latency:
-    """Measure the model, keep its profile beside it; returns the table of its medians."""
+    """Profile the model and write the profile next to it; the table of its medians."""
     profile = measure(model, batches=BATCHES, cores=CORES, seconds=0.6, passes=1, limit=confined)
     save_profile(profile, path_beside(model))
     return fit_table(points_p50(profile.samples)).params
@@ -201,9 +202,9 @@ def profiled(model: Path) -> Latency:
 
 def main() -> None:
     parser = arguments(__doc__, seconds=60, quick=15)
-    parser.add_argument("model", nargs="?", type=Path, help="with a free batch; SqueezeNet if not given")
+    parser.add_argument("model", nargs="?", type=Path, help="a model whose batch size is free [default: SqueezeNet]")
     parser.add_argument("--rate", type=float, default=80.0, help="requests per second (default 80)")
-    parser.add_argument("--period-ms", type=float, default=500.0, help="between resizes (default 500)")
+    parser.add_argument("--period-ms", type=float, default=500.0, help="time between resizes (default 500)")
     given = parser.parse_args()
     with workspace(given.keep) as folder:
         model = given.model or squeezenet(folder)

@@ -1,12 +1,12 @@
-"""Sponge's main experiment (S3), reduced to this machine and run for real (Sponge specification, acceptance check 12).
+"""Sponge's main experiment (S3), scaled down to this machine and run live (Sponge specification, acceptance check 12).
 
     python -m benchmarks.s3_live [--seconds 600] [--link recorded]
 
-A real image model behind a real server, every second's requests in one burst, over a mobile link that eats into the
-deadline: half the cores, all cores, Sponge with margins 1.0 and 0.9, and FA2's rule with small replicas that are
-started for real. The rate is chosen so that half the cores are too few and all of them just suffice. Each run is then
-simulated from the model's profile, and both are set side by side. With `--link recorded` the link is the one of the
-published experiment, where its public artefact is at hand (`SLOOP_SHARED`).
+A real image model on a real server. The requests of each second arrive as one burst, over a mobile link that uses up a
+part of the deadline. The systems are: half the cores, all cores, Sponge with margins 1.0 and 0.9, and FA2's rule with
+small replicas that really start. The rate is such that half the cores are too few and all are just enough. Each run is
+also simulated from the model's profile. With `--link recorded`, the link is that of the published experiment, if its
+artefact is available (`SLOOP_SHARED`).
 """
 
 from argparse import ArgumentParser, Namespace
@@ -60,7 +60,7 @@ HALF, ALL, PAPER, MARGIN, FA2 = "static, half", "static, all", "sponge, margin 1
 
 
 class Experiment(Struct, frozen=True):
-    """What all runs share."""
+    """The parameters that all runs share."""
 
     folder: Path
     setting: DemoSettings
@@ -74,7 +74,7 @@ class Experiment(Struct, frozen=True):
 
 
 def systems_of(setting: DemoSettings) -> dict[str, dict[str, Any]]:
-    """What is compared, as application files name it."""
+    """The systems to compare, as in application files."""
     cores, step = list(setting.cores), setting.cores[0]
     replicas_max = int(setting.cores_max / step)
     systems: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ def systems_of(setting: DemoSettings) -> dict[str, dict[str, Any]]:
 
 
 def link_of(name: str) -> str | dict[str, Any]:
-    """The declaration of a link: `lte`, or the recorded one of the artefact."""
+    """The declaration of a link: `lte`, or the recorded one of the published artefact."""
     if name == "lte":
         return {"kind": "lte"}
     data = data_folder()
@@ -99,7 +99,7 @@ def link_of(name: str) -> str | dict[str, Any]:
 
 
 def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s: float) -> ComparedRun:
-    """One system live, then simulated with replicas that take `start_s` to start; its files go to their own folder."""
+    """One system live, then simulated with replicas that take `start_s` to start; its files are in its own folder."""
     folder = experiment.folder / label.replace(", ", "-").replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     setting = experiment.setting
@@ -117,7 +117,7 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
 
 
 def start_together_s(experiment: Experiment) -> float:
-    """How long FA2's replicas take from the order to being ready when they all start at once: the median."""
+    """The median time FA2's replicas take from the order until they are ready, if all start at once."""
     cores, setting = experiment.setting.cores, experiment.setting
     count = int(setting.cores_max / cores[0])
     folder = experiment.folder / "starts"
@@ -131,7 +131,7 @@ def start_together_s(experiment: Experiment) -> float:
 
 
 def result(runs: Mapping[str, ComparedRun], seconds: int) -> list[tuple[Cell, ...]]:
-    """A row for each system: as its clients saw it and its log has it, then as it was simulated."""
+    """One row per system: the clients' results, the server's log, and the simulation."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
         seen, live, simulated = run.clients, run.live.row, run.simulated.row
@@ -146,17 +146,17 @@ def result(runs: Mapping[str, ComparedRun], seconds: int) -> list[tuple[Cell, ..
 
 
 def violations(run: ComparedRun) -> float:
-    """Per cent of the requests that their clients did not have answered in time."""
+    """The share of requests that were not answered in time, in per cent, from the clients' records."""
     return 100 * (1 - (run.clients.attainment or 0.0))
 
 
 def worst(run: ComparedRun) -> float:
-    """The largest share of a second's requests that was missed, in per cent, as the clients saw it."""
+    """The largest share of one second's requests that was not answered in time, in per cent."""
     return max((100 * (1 - row.ok / row.sent) for row in run.clients.seconds if row.sent), default=0.0)
 
 
 def agreements(runs: Mapping[str, ComparedRun]) -> list[tuple[Cell, ...]]:
-    """Server's log against simulation: attainment and p99, apart and whether within the design's limits."""
+    """Server's log and simulation compared: attainment, p99, and whether they differ by less than the limits."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
         points, percent, *_, cores = agreement(run.live.row, run.simulated.row)
@@ -184,7 +184,7 @@ def verdicts(runs: Mapping[str, ComparedRun], setting: DemoSettings) -> list[tup
 
 
 def over_time(runs: Mapping[str, ComparedRun], link: Link, seconds: int) -> Figure:
-    """The link, cores and violations, second by second, live."""
+    """The link, cores and violations in each second of the live runs."""
     figure = timeline({label: run.live.summary for label, run in runs.items()}, name="live", title="S3, reduced, live")
     elapsed_ms = link.elapsed_ms(round(PAYLOAD_KB * BYTES_PER_KB))
     way = tuple(elapsed_ms[second % len(elapsed_ms)] for second in range(seconds))
@@ -195,7 +195,7 @@ def over_time(runs: Mapping[str, ComparedRun], link: Link, seconds: int) -> Figu
 
 
 def report(runs: Mapping[str, ComparedRun], experiment: Experiment, how: str, start_s: float, link: Link) -> str:
-    """What is published."""
+    """The text of the page."""
     setting = experiment.setting
     seconds = setting.duration_s
     columns = (
@@ -225,7 +225,7 @@ def report(runs: Mapping[str, ComparedRun], experiment: Experiment, how: str, st
 
 
 def prepared(folder: Path, given: Namespace) -> tuple[Experiment, str]:
-    """The model, its profile, and the experiment it is worth; and how cores are given."""
+    """The experiment for the model and its profile, and how workers get their cores."""
     model = small(folder, MODEL, PIXELS)
     detected = detect()
     detected.actuator.close()
@@ -251,8 +251,15 @@ def prepared(folder: Path, given: Namespace) -> tuple[Experiment, str]:
 
 def parser() -> ArgumentParser:
     made = arguments(__doc__, seconds=600, quick=60)
-    made.add_argument("--link", choices=("lte", "recorded"), default="lte", help="synthetic, or the published one")
-    made.add_argument("--over", type=float, default=OVER, help="rate, of what half the cores bear one by one")
+    made.add_argument(
+        "--link", choices=("lte", "recorded"), default="lte", help="a synthetic link, or the published one"
+    )
+    made.add_argument(
+        "--over",
+        type=float,
+        default=OVER,
+        help="rate as a multiple of the capacity of half the cores with batches of 1",
+    )
     return made
 
 

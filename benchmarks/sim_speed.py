@@ -1,14 +1,13 @@
-"""The simulator's speed: requests per second compared with SimPy, salabim and a bare heap loop.
+"""The simulator's speed: requests per second, compared with SimPy, salabim and a bare loop over a heap.
 
     python -m benchmarks.sim_speed [--quick] [--rounds 5]
     python -m benchmarks.sim_speed --command-only            # only `sloop simulate` as users run it against SimPy
 
-Two queues that all simulators simulate (`benchmarks.simulators`): M/M/8, and four servers that take batches of up to 8
-of two priorities. Every run is a process of its own and is timed in that process, in processor seconds, from the
-building of the model to its last event; starting interpreters and importing modules is left out. `sloop simulate` as
-users run it is also timed from outside, as a whole process, with and without what it takes to start. One round runs
-every simulator once, in turn, so that a slow minute of the machine affects all; ratios are taken within a round. Before
-that, all simulators must find the same mean waits.
+All simulators simulate two queues (`benchmarks.simulators`): M/M/8, and four servers with batches of up to 8 requests
+of two priorities. Each run is a process that measures its own processor time, from building the model to the last
+event, without starting the interpreter and importing modules. `sloop simulate` is also timed from outside, as a whole
+process, with and without start-up. One round runs each simulator once, in turn, so that a slow minute of the machine
+affects all; ratios are taken within a round. Before that, all simulators have to find the same mean waits.
 """
 
 import argparse
@@ -43,7 +42,7 @@ RUN_S_MAX: Final = 900
 
 
 class Side(NamedTuple):
-    """A simulator and a way to write the model in it."""
+    """A simulator, and the style in which the model is written in it."""
 
     name: str
     program: str
@@ -64,12 +63,12 @@ class Seen(NamedTuple):
 
     @property
     def rps(self) -> float:
-        """Requests simulated in a second."""
+        """Simulated requests per second."""
         return self.requests / self.taken_s
 
     @property
     def each_us(self) -> float:
-        """Microseconds for each request, once everything has begun."""
+        """Microseconds per request, without start-up."""
         return 1e6 * (self.taken_s - self.begin_s) / self.requests
 
 
@@ -102,7 +101,7 @@ SIDES: Final = {
 }
 
 
-def run(  # what a run is, in the order of the command line
+def run(  # parameters in the order of the command line
     side: Side, queue: str, requests: int, *, servers: int = 0, busy: int = 0, seed: int = 1, waits: bool = False
 ) -> Seen:
     """Simulate in a process of its own."""
@@ -123,7 +122,7 @@ class Command(NamedTuple):
 
     @property
     def run_s(self) -> float:
-        """Without what it takes to start: the interpreter, modules, reading files, building the model."""
+        """Without start-up: the interpreter, modules, reading files, building the model."""
         return self.total_s - self.start_s
 
 
@@ -162,7 +161,7 @@ def process_s(command: Sequence[str]) -> float:
 
 
 def as_users_run_it(requests: int, rounds: int, seed: int) -> tuple[str, dict[str, tuple[float, float]]]:
-    """A table of whole processes, and for each how many times as fast as SimPy it is without and with its start."""
+    """A table of whole processes, and the speed of each relative to SimPy, without and with start-up."""
     found: dict[str, list[Command]] = {}
     for number in range(rounds):
         say(f"whole processes: round {number + 1} of {rounds}")
@@ -185,7 +184,8 @@ def as_users_run_it(requests: int, rounds: int, seed: int) -> tuple[str, dict[st
 
 
 def agreement(seed: int) -> list[tuple[object, ...]]:
-    """Mean waits of every simulator: a row for each queue and class. SystemExit if they are not of one queue."""
+    """The mean waits of all simulators: a row for each queue and class. SystemExit if they do not simulate one
+    queue."""
     rows: list[tuple[object, ...]] = []
     for queue, classes in ((MANY_SERVERS, ("all",)), (BATCHING, ("urgent", "patient"))):
         sides = [side for side in SIDES[queue] if side.style in ("plain", "by-hand")]
@@ -202,7 +202,7 @@ def agreement(seed: int) -> list[tuple[object, ...]]:
 
 
 def compared(queue: str, requests: int, rounds: int, seed: int) -> list[tuple[object, ...]]:
-    """The speed of every simulator, and its ratio to ours of the same round."""
+    """The speed of each simulator, and its ratio to ours in the same round."""
     sides = SIDES[queue]
     seen: dict[Side, list[Seen]] = {side: [] for side in sides}
     for number in range(rounds):
@@ -219,7 +219,7 @@ def compared(queue: str, requests: int, rounds: int, seed: int) -> list[tuple[ob
 
 
 def along(side: Side, cases: Sequence[tuple[int, int, int]], seed: int, rounds: int) -> list[Seen]:
-    """The run of median speed of several for each case: requests, servers, those of them the load is meant for."""
+    """The run of median speed for each case (requests, servers, servers that the load is for)."""
     found: list[Seen] = []
     for requests, servers, busy in cases:
         say(f"{side.name}: {requests:,} requests, {servers:,} servers, {busy:,} busy")
@@ -248,7 +248,7 @@ def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, 
 
 
 def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[Seen]]:
-    """All replicas loaded, the rate growing with their number; and a rate for ten of them, the rest idle."""
+    """Runs with more and more replicas: once all loaded, once with the load of ten and the others idle."""
     counts = (1, 10, 100, 1_000) if quick else (1, 10, 100, 1_000, 10_000)
     requests = 50_000 if quick else 500_000
     idle = Side("sloop, load for ten of them", OURS.program)
@@ -269,7 +269,7 @@ def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, 
 
 
 def _figure(name: str, title: str, x_label: str, ticks: Sequence[str], seen: dict[Side, list[Seen]]) -> Figure:
-    """Requests per second; every tick is ten times the one before, so both axes are logarithmic."""
+    """A plot of requests per second with two logarithmic axes."""
     series = tuple(
         Series(side.name, tuple(range(len(runs))), tuple(1e6 / run.each_us for run in runs))
         for side, runs in seen.items()
@@ -286,8 +286,8 @@ def _figure(name: str, title: str, x_label: str, ticks: Sequence[str], seen: dic
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken (default 5)")
-    parser.add_argument("--requests", type=int, default=200_000, help="in each compared run (default 200,000)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which medians are taken (default 5)")
+    parser.add_argument("--requests", type=int, default=200_000, help="requests in each compared run (default 200,000)")
     parser.add_argument("--quick", action="store_true", help="two rounds of short runs, up to 100,000 requests")
     parser.add_argument(
         "--command-only", action="store_true", help="only print how fast `sloop simulate` is as users run it"
@@ -301,7 +301,7 @@ def main() -> None:
 
 
 def asked(ratio: float, command: tuple[float, float], long: Sequence[Seen], wide: Sequence[Seen]) -> str:
-    """What is asked of the simulator and what was measured.
+    """The required speeds and the measured ones.
 
     `ratio` compares the core alone with SimPy, `command` the whole of `sloop simulate`; `long` are runs of growing
     length, `wide` runs with a growing number of replicas.
@@ -320,7 +320,7 @@ def asked(ratio: float, command: tuple[float, float], long: Sequence[Seen], wide
 
 
 def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
-    """The section's text and figures."""
+    """Measure; the text and the figures of the page."""
     rounds, requests = (2, 50_000) if given.quick else (given.rounds, given.requests)
     waits = agreement(given.seed)
     columns = ("side", "requests/s", "µs each", "sloop is times as fast", "in the rounds", "peak memory, MiB")

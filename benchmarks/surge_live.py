@@ -1,12 +1,12 @@
-"""A surge that lasts, on a chain of two models, for real (Biscale specification, 7.2 and 7.6).
+"""A surge that lasts, on a chain of two models, live (Biscale specification, 7.2 and 7.6).
 
     python -m benchmarks.surge_live [--seconds 132]
 
-Two real models one after the other, a restorer and a classifier, on this machine's cores in units of a quarter; the
-slice of the Twitter trace that Biscale replays, 660 s in `--seconds`, its plateau nine tenths of what the units
-sustain as replicas of one unit. Biscale, FA2 and vertical-only serve it in turn; each gives up requests that cannot be
-answered in time any more. Each run is then simulated from the profiles, and once more with the durations of its own
-batches, which tells the machine's noise from the simulator's error.
+Two real models in a chain, a restorer and a classifier, use this machine's cores in units of a quarter. The trace is
+the 660 s of the Twitter trace that Biscale replays, compressed to `--seconds`; its plateau is nine tenths of the
+throughput of all units as replicas of one unit. Biscale, FA2 and vertical-only serve it in turn; each drops requests
+that cannot be answered in time any more. Each run is also simulated, from the profiles and with the durations of its
+own batches, which separates the machine's noise from errors of the simulator.
 """
 
 from argparse import Namespace
@@ -87,7 +87,7 @@ class Model:
 
 
 class Experiment(Struct, frozen=True):
-    """What all runs share."""
+    """The parameters that all runs share."""
 
     folder: Path
     models: tuple[Path, ...]
@@ -99,7 +99,8 @@ class Experiment(Struct, frozen=True):
 
 
 def systems() -> dict[str, dict[str, Any]]:
-    """What is compared: the same drop rule, the same least replica; periods are shortened as time is, or less."""
+    """The systems to compare, with one drop rule and one smallest replica; periods are compressed like the trace, or
+    less."""
     common = {"batch_max": 4, "drop": {"name": "predictive", "batch": "full"}}
     vertical = common | {"unit": UNIT, "cores_max": UNITS, "period_ms": 500}
     return {
@@ -110,7 +111,7 @@ def systems() -> dict[str, dict[str, Any]]:
 
 
 def restorer(folder: Path, channels: int = 8, layers: int = 2) -> Path:
-    """A convolutional net from image to image of the same size."""
+    """A convolutional network whose output is an image of the size of its input."""
     random = np.random.default_rng(1)
     nodes, weights, width, before = [], [], 3, "noisy"
     for layer in range(layers + 1):
@@ -133,7 +134,7 @@ def restorer(folder: Path, channels: int = 8, layers: int = 2) -> Path:
 
 
 def padded(model: Path) -> Path:
-    """The model as a stage in Python that takes longer to start: time is compressed, and so is a start of `START_S`."""
+    """The model as a Python stage that takes as long to start as a start of `START_S` does in compressed time."""
     session = open_model(model, 1)
     ports = [
         {port.name: (port.datatype, tuple(port.shape)) for port in side}
@@ -145,7 +146,7 @@ def padded(model: Path) -> Path:
 
 
 def measured(model: Path) -> Profile:
-    """Its profile over units and batches, kept beside it."""
+    """The profile of a model over cores and batch sizes, written next to it."""
     say(f"profile of {model.stem}")
     cores = tuple(UNIT * units for units in (1, 2, 3, 4, UNITS))
     profile = measure(model, batches=BATCHES, cores=cores, seconds=CELL_S, passes=1, limit=confined)
@@ -154,11 +155,11 @@ def measured(model: Path) -> Profile:
 
 
 def prepared(folder: Path, given: Namespace) -> Experiment:
-    """Models, profiles, and a trace and a deadline that fit them."""
+    """The models, their profiles, and a trace and a deadline to match."""
     models = tuple(padded(model) for model in (restorer(folder), small(folder, "densenet121", PIXELS)))
     profiles = tuple(map(measured, models))
     alone_ms = [profile.latency_ms.latency_ms(1, UNIT) for profile in profiles]
-    # So many requests per second a unit does, if every stage gets its share of them.
+    # The requests per second of one unit of cores, if every stage gets its share of the units.
     most_rps = UNITS * 1e3 / sum(alone_ms)
     excerpt = biscale("video", data_folder())
     seconds = round(given.seconds)
@@ -171,7 +172,7 @@ def prepared(folder: Path, given: Namespace) -> Experiment:
 
 
 class Run(Struct, frozen=True):
-    """One system: live, foretold, and simulated with the durations of its own batches."""
+    """One system: live, predicted from the profiles, and simulated with the durations of its own batches."""
 
     live: LiveRun
     foretold: CountedRun
@@ -179,7 +180,7 @@ class Run(Struct, frozen=True):
 
 
 def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s: float) -> Run:
-    """One system live, then simulated twice; its files go to their own folder."""
+    """One system live, then simulated twice; its files are in its own folder."""
     folder = experiment.folder / label
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "counts.txt").write_text("".join(f"{count}\n" for count in experiment.counts))
@@ -212,7 +213,7 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
 
 
 def lost(log: Path) -> int:
-    """Requests that came and have no end, or failed."""
+    """Requests that arrived and failed or have no end."""
     open_: Counter[int] = Counter()
     failed = 0
     for _, record in read_log(log):
@@ -237,7 +238,7 @@ def result(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
 
 
 def agreements(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
-    """Attainment by the server's log, foretold, and with its own batches' durations, in per cent and points."""
+    """Attainment from the server's log, predicted, and with its own batches' durations, in per cent and points."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
         live, before, after = (100 * one.row.attainment for one in (run.live.counted, run.foretold, run.again))
@@ -246,7 +247,7 @@ def agreements(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
 
 
 def verdicts(missed: Mapping[str, float], lost_in_all: int) -> Sequence[tuple[str, Cell]]:
-    """What is asked of Biscale."""
+    """The expectations of Biscale, and whether each was met."""
     return (
         ("Biscale misses at most half of what FA2 misses", missed["biscale"] <= missed["fa2"] / 2),
         ("Biscale misses less than vertical-only", missed["biscale"] < missed["vertical-only"]),

@@ -1,10 +1,10 @@
-"""The simulator against queueing theory: waits, the share that waits, requests present, Little's law.
+"""The simulator compared with queueing theory: waits, the share that waits, requests present, Little's law.
 
     python -m benchmarks.theory [--runs 20] [--requests 30000]
 
-Each queue is played from independent seeds; the mean over the runs has a 95 % confidence interval (Student's t), and
-theory is to lie inside. Of all rows one in twenty may miss by chance alone: a wrong simulator misses the same ones with
-every `--seed`. Sources: Kleinrock, Queueing Systems I; formulas and worlds are those of tests/sim/theory.
+Each queue is simulated with independent seeds. The mean of the runs has a 95 % confidence interval (Student's t), which
+should contain the theoretical value. One row in twenty misses by chance; a wrong simulator misses the same rows with
+every `--seed`. Source: Kleinrock, Queueing Systems I; formulas and scenarios are those of tests/sim/theory.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SETTLING = 0.1
 
 
 class Queue(NamedTuple):
-    """One queue of theory: `servers` at `load` each; `variation` is the squared one of service times."""
+    """A queue: `servers`, each with utilisation `load`; `variation` is the squared CV of service times."""
 
     name: str
     servers: int
@@ -73,7 +73,7 @@ def played(queue: Queue, seed: int, requests: int) -> Seen:
 
 
 def theory(queue: Queue) -> tuple[float, float, float]:
-    """Mean wait in ms, share that waits, mean number present (Little: λ × (wait + service))."""
+    """Theory's mean wait in ms, share that waits, and mean number present (Little: λ × (wait + service))."""
     if queue.servers == 1:
         wait_s, waiting = wait_one_s(queue.load, queue.variation), queue.load
     else:
@@ -82,7 +82,7 @@ def theory(queue: Queue) -> tuple[float, float, float]:
 
 
 def compared(queue: Queue, runs: Sequence[Seen]) -> list[tuple[object, ...]]:
-    """A row for each measure: theory, the runs' mean and half the width of its interval."""
+    """One row per measure: theory, the mean of the runs, and half the width of its confidence interval."""
     measures: tuple[tuple[str, Callable[[Seen], float]], ...] = (
         ("mean wait, ms", lambda seen: seen.wait_ms),
         ("share that waits", lambda seen: seen.waiting),
@@ -102,8 +102,8 @@ def compared(queue: Queue, runs: Sequence[Seen]) -> list[tuple[object, ...]]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=20, help="independent seeds for each queue (default 20)")
-    parser.add_argument("--requests", type=int, default=30_000, help="in each run (default 30,000)")
-    parser.add_argument("--quick", action=Quick, help="5 runs of 5,000")
+    parser.add_argument("--requests", type=int, default=30_000, help="requests in each run (default 30,000)")
+    parser.add_argument("--quick", action=Quick, help="5 runs of 5,000 requests")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     orders = [

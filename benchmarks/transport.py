@@ -1,8 +1,8 @@
-"""What a batch costs on its way to a worker and back: microseconds beyond the forward pass, and of the server's CPU.
+"""The cost of sending a batch to a worker and back: µs in addition to the forward pass, and of the server's CPU.
 
     python -m benchmarks.transport
 
-The model echoes and takes no time, so what is left is frames, sockets and two processes waking each other.
+The model returns its input and takes no time: what remains is framing, sockets, and two processes that wake each other.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ CASES = ((16, 1, 3000), (4096, 1, 3000), (16, 32, 3000), (602_112, 1, 500), (602
 
 
 class Round:
-    """Sends a batch as soon as the one before is back."""
+    """Sends a batch as soon as the one before has come back."""
 
     def __init__(self, backend: LocalBackend, batch: list[list[Tensor]], count: int) -> None:
         self._backend, self._batch, self._count = backend, batch, count
@@ -51,7 +51,8 @@ class Round:
 
 
 async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]:
-    """Bytes, requests, then median and P99 of what a batch took beyond the pass, and the server's CPU, in µs."""
+    """Bytes, requests, median and P99 of a batch's time in addition to the forward pass, and the server's CPU, in
+    µs."""
     backend = LocalBackend({("s", "v"): Servable("fake:sleep:0:0", ECHO)}, detect().actuator)
     request = [Tensor("FP32", (1, size_bytes // 4), bytes(size_bytes))]
     echo = Round(backend, [request] * requests, count)

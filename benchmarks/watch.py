@@ -1,4 +1,4 @@
-"""A server seen from outside: its own clock, how many of its replicas are ready, how long they took to be."""
+"""Watching a running server: its clock, how many replicas are ready, and how long their start took."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from sloop.units import to_s
 from sloop.vocabulary import Life, ReplicaId, Request
 
 READY_S_MAX: Final = 60.0
-"""Until all replicas are ready, before the load and, for the last replacement, after it."""
+"""The longest wait for all replicas to be ready, before the load, and after it for the last replacement."""
 
 
 class _Replica(Struct, frozen=True):
@@ -28,7 +28,7 @@ class _Stage(Struct, frozen=True):
 
 
 class _State(Struct, frozen=True):
-    """What is used here of `/v2/sloop/state`."""
+    """The part of `/v2/sloop/state` that is used here."""
 
     now_s: float
     stages: list[_Stage]
@@ -40,8 +40,8 @@ def state_of(url: str) -> _State:
 
 
 def start_s_of(log: Path, *, loaded: bool = False) -> float:
-    """How long replicas took from the order to being ready, the median; `loaded`: of those ready once there was load,
-    where there are such."""
+    """The median time of replicas from the order until they are ready; with `loaded`, of those that became ready under
+    load, if there are any."""
     ordered_ns: dict[ReplicaId, int] = {}
     took_s: dict[bool, list[float]] = {False: [], True: []}
     has_load = False
@@ -55,7 +55,7 @@ def start_s_of(log: Path, *, loaded: bool = False) -> float:
 
 
 def wait_ready(url: str, count: int) -> None:
-    """Until so many replicas are ready. TimeoutError after `READY_S_MAX`."""
+    """Wait until `count` replicas are ready. TimeoutError after `READY_S_MAX`."""
     until_s = time.monotonic() + READY_S_MAX
     while sum(replica.life is Life.READY for stage in state_of(url).stages for replica in stage.replicas) < count:
         if time.monotonic() > until_s:

@@ -1,5 +1,6 @@
-"""sloop measured side by side with what users would pick instead: `python -m benchmarks.peers`.
+"""sloop compared with other inference servers: `python -m benchmarks.peers`.
 
-Each peer is one file in `servers/` (what is installed, how it is started and asked, its admission limit) and the server
-program that its own interpreter runs in `programs/`. A new peer is these two and a line in `servers/__init__.py`.
+Each peer is one file in `servers/` (how to install, start and ask it, and its admission limit) and one server program
+in `programs/`, which runs in the peer's own environment. A new peer needs these two and a line in
+`servers/__init__.py`.
 """

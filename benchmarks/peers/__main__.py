@@ -1,9 +1,9 @@
-"""sloop beside what users would pick instead: mosec, LitServe, BentoML, Ray Serve, Triton, MLServer.
+"""sloop compared with other inference servers: mosec, LitServe, BentoML, Ray Serve, Triton, MLServer.
 
     python -m benchmarks.peers [--quick] [--only mosec,sloop] [--parts closed,open,bytes] [--repeat 3]
 
-Each server runs in an environment of its own (`.peers/`, made where it is missing), serves the same ONNX file on one
-thread, and is proven to give the bare runtime's answer before it is measured.
+Each server runs in its own environment (`.peers/`, created when needed) and serves the same ONNX file on one thread.
+It is measured only if it answers like ONNX Runtime itself.
 """
 
 import signal
@@ -19,7 +19,7 @@ from benchmarks.peers.load import TIMEOUT_S, client
 from benchmarks.peers.models import image_model, mlp, pool
 from benchmarks.peers.peer import Encoding, Peer
 from benchmarks.peers.servers import OPEN_PEERS, PEERS
-from sloop.report.figures import Figure
+from sloop.report.plots import Figure
 
 FIRST: Final = "sloop"
 LOADS: Final = (0.5, 0.8, 0.9, 1.0, 1.3, 1.5)
@@ -47,7 +47,7 @@ is what it decides from the deadline and its profile."""
 
 
 def chosen(only: str, peers: Sequence[Peer]) -> list[Peer]:
-    """The peers whose names or environments are among those given; all of none."""
+    """The peers whose names or environments are in `names`; all peers if it is empty."""
     wanted = {name.strip().lower() for name in only.split(",") if name.strip()}
     unknown = wanted - {name for peer in peers for name in names_of(peer)}
     if unknown:
@@ -154,21 +154,26 @@ PARTS: Final[Mapping[str, tuple[Part, Sequence[Peer]]]] = {
 def parser() -> ArgumentParser:
     made = arguments(__doc__)
     made.add_argument("--quick", action="store_true", help="a short look: fewer loads, shorter runs")
-    made.add_argument("--only", default="", metavar="NAMES", help="these peers, by name, with commas between")
-    made.add_argument("--parts", default=",".join(PARTS), metavar="NAMES", help=f"of {', '.join(PARTS)} (default all)")
-    made.add_argument("--name", default="", help="publish the open loops in a section of this name")
-    made.add_argument("--repeat", type=int, default=1, metavar="N", help="rounds, to see whether the order stays")
+    made.add_argument("--only", default="", metavar="NAMES", help="only these peers, separated by commas")
+    made.add_argument(
+        "--parts", default=",".join(PARTS), metavar="NAMES", help=f"any of {', '.join(PARTS)} (default all)"
+    )
+    made.add_argument("--name", default="", help="name of the section for the open loops")
+    made.add_argument("--repeat", type=int, default=1, metavar="N", help="rounds, to see whether the order is stable")
     return made
 
 
 def end(number: int, frame: object) -> None:
-    """Leave as on Ctrl-C, so that servers are ended."""
+    """Exit as on Ctrl-C, so that servers are stopped."""
     raise KeyboardInterrupt
 
 
 def main() -> None:
-    """Run the parts. Both signals that ask for an end are heard, even where a shell in the background had us ignore
-    one: what we ignore, the servers would be started to ignore too."""
+    """Run the parts.
+
+    SIGINT and SIGTERM are handled even if a background shell made this process ignore them: the servers would inherit
+    that and could not be stopped.
+    """
     given = parser().parse_args()
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGTERM, end)

@@ -1,4 +1,4 @@
-"""One request asked and its answer held against the bare runtime's: a server that answers otherwise is not measured."""
+"""Checks that a server answers one request like ONNX Runtime itself. Other servers are not measured."""
 
 from http.client import HTTPConnection, HTTPException
 from math import prod
@@ -15,13 +15,13 @@ ANSWER_S_MAX = 30.0
 
 
 def row_of(model: Model, seed: int) -> bytes:
-    """One request's input, raw FP32, from the seed."""
+    """The input of one request as raw FP32, generated from the seed."""
     drawn = np.frombuffer(stream(seed, "inputs").randbytes(prod(model.row)), dtype=np.uint8)
     return (drawn / np.float32(255)).astype(np.float32).tobytes()
 
 
 def expected(model: Model, row: bytes) -> list[float]:
-    """The bare runtime's answer."""
+    """ONNX Runtime's answer."""
     session = open_session(model.path, 1)
     tensor = np.frombuffer(row, dtype=np.float32).reshape(1, *model.row)
     values: list[float] = np.asarray(session.run([model.output], {model.input: tensor})[0]).ravel().tolist()
@@ -29,7 +29,7 @@ def expected(model: Model, row: bytes) -> list[float]:
 
 
 def check(port: int, ask: Ask, wanted: list[float]) -> None:
-    """PeerFailed where the server's answer is not the one wanted."""
+    """PeerFailed if the server's answer is not the expected one."""
     connection = HTTPConnection("127.0.0.1", port, timeout=ANSWER_S_MAX)
     try:
         connection.request("POST", ask.path, ask.body, dict(ask.fields))

@@ -1,4 +1,4 @@
-"""The limit line: a loop around the bare runtime, one thread, the best batch. A process of its own.
+"""The upper limit of throughput: a loop around ONNX Runtime with one thread and the best batch size.
 
 python -m benchmarks.peers.bare MODEL.onnx BATCH_MAX SECONDS
 """
@@ -27,7 +27,7 @@ ROUNDS: Final = 3
 
 
 class Limit(Struct, frozen=True):
-    """The most that one thread does."""
+    """The largest throughput of one thread."""
 
     rps: float
     batch: int
@@ -36,7 +36,7 @@ class Limit(Struct, frozen=True):
 
 
 def limit_of(model: Model, batch_max: int, seconds: float) -> Limit:
-    """Measured in a process of its own, for `seconds` each batch."""
+    """The limit, measured in its own process for `seconds` per batch size."""
     command = (sys.executable, "-m", "benchmarks.peers.bare", str(model.path), str(batch_max), f"{seconds:g}")
     done = subprocess.run(command, capture_output=True, timeout=SPARE_S + seconds * batch_max.bit_length(), check=False)
     if done.returncode:
@@ -56,7 +56,7 @@ def measure(path: Path, batch_max: int, seconds: float) -> Limit:
 
 
 def _rate(run: Callable[[dict[str, NDArray[np.float32]]], object], model: Model, batch: int, seconds: float) -> float:
-    """Images per second."""
+    """Images per second with one batch size."""
     tensor = {model.input: np.ones((batch, *model.row), dtype=np.float32)}
     run(tensor)
     begun_s, passes = time.perf_counter(), 0

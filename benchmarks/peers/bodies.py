@@ -15,7 +15,7 @@ BOUNDARY: Final = "tensor-boundary"
 
 
 def oip(case: Case, row: bytes, name: str) -> Ask:
-    """The Open Inference Protocol v2: an inference of the model `name`, with the binary extension where it is asked."""
+    """The Open Inference Protocol v2 for the model `name`, with the binary extension if `binary`."""
     entry: dict[str, Any] = {"name": case.model.input, "datatype": "FP32", "shape": [1, *case.model.row]}
     path = f"/v2/models/{name}/infer"
     if case.encoding is Encoding.JSON:
@@ -27,7 +27,7 @@ def oip(case: Case, row: bytes, name: str) -> Ask:
 
 
 def oip_base64(case: Case, row: bytes, name: str) -> Ask:
-    """The same in JSON whose tensor is base64 of its bytes, for servers without the binary extension."""
+    """The same in JSON with the tensor's bytes in base64, for servers without the binary extension."""
     data = [base64.b64encode(row).decode()]
     entry = {"name": case.model.input, "datatype": "BYTES", "shape": [1], "data": data}
     content = entry | {"parameters": {"content_type": "base64"}}
@@ -35,19 +35,19 @@ def oip_base64(case: Case, row: bytes, name: str) -> Ask:
 
 
 def plain_json(path: str, case: Case, row: bytes, *, batched: bool = False) -> Ask:
-    """`{"x": [...]}`, answered by `{"y": [...]}`; `batched`: the tensor with its first dimension, answered likewise."""
+    """`{"x": [...]}`, answered by `{"y": [...]}`; if `batched`, both tensors have their first dimension."""
     tensor = np.array(floats(row)).reshape(1, *case.model.row)
     content = tensor.tolist() if batched else tensor[0].tolist()
     return Ask(path, JSON, msgspec.json.encode({"x": content}), read_batched if batched else read_plain)
 
 
 def raw(path: str, row: bytes) -> Ask:
-    """The bare tensor, answered by a bare tensor."""
+    """The raw tensor as the body, in both directions."""
     return Ask(path, OCTETS, row, read_raw)
 
 
 def uploaded(path: str, row: bytes, *, batched: bool = False) -> Ask:
-    """The tensor as a file `x` in a form; `batched`: answered by JSON."""
+    """The tensor as a file `x` in a form; if `batched`, the answer is JSON."""
     head = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="x"; filename="x"\r\n'
     body = head.encode() + b"content-type: application/octet-stream\r\n\r\n" + row + f"\r\n--{BOUNDARY}--\r\n".encode()
     fields = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}

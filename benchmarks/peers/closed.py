@@ -1,4 +1,4 @@
-"""Closed loops over one model: throughput, latency, CPU and memory of every server, side by side in one run."""
+"""Closed loops with one model: throughput, latency, CPU and memory of all servers in one run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from benchmarks.notebook import say, table
 from benchmarks.peers.load import closed
 from benchmarks.peers.peer import Case, Encoding, Model, Peer, PeerFailed
 from benchmarks.peers.serving import label, serving
-from sloop.report.figures import Figure, Panel, Series
+from sloop.report.plots import Figure, Panel, Series
 
 WARM_S: Final = 1.0
 SLO_MS: Final = 1000.0
@@ -33,7 +33,7 @@ class Plan(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True):
-    """What one closed loop gave."""
+    """The result of one closed loop."""
 
     label: str
     connections: int
@@ -48,7 +48,7 @@ class Sample(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """All of a comparison."""
+    """The results of a comparison."""
 
     samples: list[Sample]
     failed: dict[str, str]
@@ -61,13 +61,13 @@ class Found(Struct, frozen=True):
         return [one for one in self.samples if one.label == name and one.connections == connections]
 
     def rps(self, name: str, connections: int) -> float | None:
-        """The median of all rounds."""
+        """The median throughput of all rounds."""
         rates = [one.rps for one in self.of(name, connections)]
         return median(rates) if rates else None
 
 
 def compare(plan: Plan, peers: Iterable[Peer]) -> Found:
-    """Every peer in every encoding, with every count of connections, as often as there are rounds."""
+    """Measure all peers in all encodings with all numbers of connections, in each round."""
     found = Found([], {})
     rows = [(peer, encoding) for encoding in plan.encodings for peer in peers if encoding in peer.encodings]
     for number in range(plan.rounds):
@@ -106,7 +106,7 @@ def _samples(plan: Plan, peer: Peer, case: Case, name: str) -> list[Sample]:
 
 
 def tables(found: Found, plan: Plan, first: str) -> str:
-    """A table for each count of connections; `first` is what the others' throughput is set against."""
+    """A table for each number of connections, with throughputs relative to that of `first`."""
     return "\n\n".join(f"{_count(count)}:\n\n{_table(found, count, first)}" for count in plan.connections)
 
 
@@ -138,7 +138,7 @@ def _table(found: Found, connections: int, first: str) -> str:
 
 
 def orders(found: Found, plan: Plan) -> str:
-    """Whether every round put the servers into the same order of throughput."""
+    """Whether the order of the servers by throughput is the same in all rounds."""
     if plan.rounds < 2:
         return "One round: `--repeat 3` shows whether the order stays."
     lines: list[Sequence[object]] = []
@@ -155,7 +155,7 @@ def _minus_rps(found: Found, connections: int, number: int, name: str) -> float:
 
 
 def bars(found: Found, plan: Plan, *, name: str, title: str) -> Figure:
-    """Throughput, a panel for each count of connections."""
+    """A plot of throughput with a panel for each number of connections."""
     labels = found.labels()
     places = tuple(float(place) for place in range(len(labels)))
     panels = tuple(
@@ -174,7 +174,7 @@ def bars(found: Found, plan: Plan, *, name: str, title: str) -> Figure:
 
 
 def settings(peers: Iterable[Peer]) -> str:
-    """How every server was set up."""
+    """The settings of all servers."""
     rows: Mapping[str, str] = {
         peer.name: f"{', '.join(peer.environment.packages) or 'this project'}; {peer.how}" for peer in peers
     }

@@ -1,7 +1,7 @@
-"""The peers' environments: one virtual environment each under `.peers/`, made from nothing where it is missing.
+"""The peers' virtual environments under `.peers/`, created when needed.
 
-Promises that an environment that exists is the one its table asks for: the packages are written into it once they are
-all installed, and other packages mean a new installation.
+An existing environment has exactly the packages of its table: the list is written into it after all are installed, and
+a different list leads to a new installation.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ LIST: Final = "installed.txt"
 
 
 def python_of(environment: Environment) -> Path:
-    """Its interpreter, everything installed. PeerFailed with pip's last line where that cannot be had."""
+    """The environment's interpreter; installs packages if needed. PeerFailed, with pip's last line, if that fails."""
     if not environment.packages:
         return Path(sys.executable)
     folder = FOLDER / environment.name
@@ -48,6 +48,6 @@ def _install(python: Path, packages: Sequence[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, cut to what a table bears."""
+    """The last line that is not empty, shortened for a table."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""

@@ -1,8 +1,7 @@
-"""Load on one server: a closed loop by `wrk`, where it is installed, and both loops by a sender of our own.
+"""Load on one server: closed loops by `wrk`, if it is installed, and closed and open loops by our own sender.
 
-Promises the same request for every answer counted: only those with status 200 are. The sender is `sloop.load`'s, with
-heads as each peer wants them, in a process of its own (`sender`); the arrival instants of an open loop are the same for
-every server.
+Only answers with status 200 count. The sender is that of `sloop.load`, with the request head of each peer, in its own
+process (`sender`). The arrival times of an open loop are the same for all servers.
 """
 
 import shutil
@@ -58,7 +57,7 @@ class Closed(Struct, frozen=True):
 
 
 class Orders(Struct, frozen=True):
-    """What `sender` is told, beside the body and the schedule."""
+    """The parameters of `sender`, in addition to the body and the schedule."""
 
     port: int
     head: str
@@ -71,7 +70,7 @@ class Orders(Struct, frozen=True):
 
 
 class _Wrk(Struct, frozen=True):
-    """What the script prints."""
+    """The output of the wrk script."""
 
     requests: int
     wrong: int
@@ -82,14 +81,14 @@ class _Wrk(Struct, frozen=True):
 
 
 def client() -> str:
-    """By what closed loops are driven here, in words."""
+    """The name of the program that sends closed loops here."""
     if shutil.which("wrk"):
         return "`wrk -t1`"
     return "our own client (`wrk` is not installed: your system's package `wrk`)"
 
 
 def closed(port: int, ask: Ask, connections: int, seconds: float) -> Closed:
-    """Each of so many connections asks again as soon as it has its answer."""
+    """A closed loop: each connection sends the next request when it has its answer."""
     with tempfile.TemporaryDirectory(prefix="peers-load-") as name:
         folder = Path(name)
         if shutil.which("wrk"):
@@ -101,7 +100,7 @@ def closed(port: int, ask: Ask, connections: int, seconds: float) -> Closed:
 
 
 def open_loop(port: int, ask: Ask, due_ns: NDArray[np.int64], *, slo_ms: float, seconds: float) -> LoadResult:
-    """A request at each instant, answered or not; goodput is over `seconds`."""
+    """An open loop: one request at each instant; goodput is that of `seconds`."""
     with tempfile.TemporaryDirectory(prefix="peers-load-") as name:
         orders = Orders(port, head_of(port, ask), 16, 0, s(TIMEOUT_S))
         schedule = np.stack([due_ns, np.zeros_like(due_ns)], axis=1)
@@ -109,7 +108,7 @@ def open_loop(port: int, ask: Ask, due_ns: NDArray[np.int64], *, slo_ms: float, 
 
 
 def head_of(port: int, ask: Ask) -> str:
-    """A request's head, whole."""
+    """The complete head of a request."""
     fields = {"host": f"127.0.0.1:{port}", "content-length": str(len(ask.body)), **ask.fields}
     lines = [f"POST {ask.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join(lines) + "\r\n\r\n"
@@ -143,7 +142,7 @@ def _by_wrk(folder: Path, port: int, ask: Ask, connections: int, seconds: float)
 def _sent(
     folder: Path, orders: Orders, ask: Ask, schedule: NDArray[np.int64] | None, *, slo_ms: float, seconds: float
 ) -> LoadResult:
-    """Start the sender, wait for its end, fold its records."""
+    """Start the sender, wait until it ends, and evaluate its records."""
     (folder / BODY).write_bytes(ask.body)
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
     if schedule is not None:

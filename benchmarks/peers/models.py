@@ -1,4 +1,4 @@
-"""The models that are served: a small MLP, a pooling of an image, and two published architectures for small images."""
+"""The models that all servers serve: a small MLP, a pooling of an image, and two published architectures."""
 
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ IMAGE: Final = (3, 224, 224)
 
 
 def mlp(folder: Path) -> Model:
-    """16 → 64 → 8: a forward pass takes microseconds, so that what is left is the server."""
+    """16 → 64 → 8: a forward pass takes microseconds, so that the server dominates."""
     chance = np.random.default_rng(0)
     wide, narrow = (chance.standard_normal(pair).astype(np.float32) for pair in (WIDTHS[:2], WIDTHS[1:]))
     nodes = [
@@ -37,7 +37,7 @@ def mlp(folder: Path) -> Model:
 
 
 def pool(folder: Path) -> Model:
-    """The mean of each colour of a 224 × 224 image: 600 kB in, twelve bytes out."""
+    """The mean of each colour of a 224 × 224 image: 600 kB of input, twelve bytes of output."""
     graph = helper.make_graph(
         [helper.make_node("ReduceMean", ["image"], ["mean"], axes=[2, 3], keepdims=0)],
         "pool",
@@ -48,7 +48,8 @@ def pool(folder: Path) -> Model:
 
 
 def image_model(folder: Path, name: str, pixels: int) -> Model:
-    """SqueezeNet or ResNet-50 for images of `pixels` × `pixels`; a fixed last pooling becomes a global one."""
+    """SqueezeNet or ResNet-50 for images of `pixels` × `pixels`; a last pooling of fixed size is replaced by a global
+    one."""
     path = small(folder, name, pixels)
     model = onnx.load(str(path))
     last = next((node for node in reversed(model.graph.node) if "Pool" in node.op_type), None)

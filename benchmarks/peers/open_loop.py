@@ -1,8 +1,7 @@
-"""Open loops over real image models with a deadline: the same arrival instants for every server, below and beyond what
-one thread can do.
+"""Open loops with real image models and a deadline: equal arrivals for all servers, below and above one thread's limit.
 
-Each peer's admission limit is swept: a server is started with each of its settings, and for each load the one with most
-goodput stands for it. sloop has none set by hand.
+Each peer's admission limit is swept: a server runs with each of its settings, and the setting with the most goodput
+counts at each load. sloop has no such setting.
 """
 
 import re
@@ -40,7 +39,7 @@ class Wave(Struct, frozen=True):
     square: bool
 
     def instants_ns(self, rate_rps: float, seconds: float, seed: int) -> NDArray[np.int64]:
-        """When requests are due, from the seed alone."""
+        """The times at which requests are due, determined by the seed alone."""
         spec: dict[str, Any] = {"kind": "poisson", "rate": rate_rps}
         if self.square:
             low, high = (2 - BURST) * rate_rps, BURST * rate_rps
@@ -50,8 +49,10 @@ class Wave(Struct, frozen=True):
 
 
 def ideal_rps(due_ns: NDArray[np.int64], rps: float, slo_ms: float, seconds: float) -> float:
-    """Goodput of a server that does `rps` and nothing else, refuses at once what it could not answer in time, and
-    answers the rest in turn: with equal deadlines nothing does better."""
+    """The best possible goodput of a server of throughput `rps`, for equal deadlines.
+
+    It rejects at once the requests that it could not answer in time, and answers the others in order.
+    """
     service_ns, slo_ns = 1e9 / rps, slo_ms * 1e6
     free_ns, served = 0.0, 0
     for at_ns in due_ns.tolist():
@@ -66,7 +67,7 @@ STEADY: Final = Wave("Poisson", False)
 
 
 class Plan(Struct, frozen=True):
-    """One model's comparison."""
+    """The comparison for one model."""
 
     model: Model
     title: str
@@ -86,15 +87,15 @@ class Plan(Struct, frozen=True):
 
     @property
     def queue(self) -> int:
-        """Requests that can be answered within a deadline."""
+        """The number of requests that can be answered within a deadline."""
         return max(4, round(self.bare.rps * self.slo_ms / 1e3))
 
     def due_ns(self, wave: Wave, load: float, number: int) -> NDArray[np.int64]:
-        """When the requests of a round are due: the same instants for every server."""
+        """The times at which the requests of a round are due, the same for all servers."""
         return wave.instants_ns(load * self.bare.rps, self.seconds, self.seed + number)
 
     def limit_rps(self, wave: Wave, load: float) -> float:
-        """Goodput of the bare runtime, were it a server without any cost, under the first round's arrivals."""
+        """The goodput of ONNX Runtime as a server without overhead, for the arrivals of the first round."""
         return ideal_rps(self.due_ns(wave, load, 0), self.bare.rps, self.slo_ms, self.seconds)
 
 
@@ -113,13 +114,13 @@ class Run(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """One model's runs, and what failed."""
+    """The runs of one model, and the failures."""
 
     runs: list[Run]
     failed: dict[str, str]
 
     def best(self, peer: str, wave: str, load: float) -> Run | None:
-        """The run with most goodput, whatever the setting; of several rounds with one setting, the median."""
+        """The run with the most goodput among all settings; of several rounds with one setting, the median."""
         runs = [run for run in self.runs if (run.peer, run.wave, run.load) == (peer, wave, load)]
         by_setting = {run.setting: sorted((r for r in runs if r.setting == run.setting), key=goodput) for run in runs}
         middle = [same[(len(same) - 1) // 2] for same in by_setting.values()]
@@ -134,7 +135,7 @@ def goodput(run: Run) -> float:
 
 
 def compare(plan: Plan, peers: Iterable[Peer]) -> Found:
-    """Sweep each peer under the first wave, then let its best settings face the rest."""
+    """Sweep each peer's settings with the first wave, then run its best settings with the other waves."""
     found = Found([], {})
     for peer in (one for one in peers if Encoding.BINARY in one.encodings):
         settings = peer.limits(plan.queue, plan.slo_ms)
@@ -155,7 +156,7 @@ def _swept(plan: Plan, settings: Iterable[str]) -> list[Trial]:
 
 
 def _rest(plan: Plan, peer: Peer, found: Found, number: int) -> list[Trial]:
-    """What the sweep has not played yet, with the setting that was best at the nearest load it was swept at."""
+    """Run the loads outside the sweep, each with the best setting of the nearest load in the sweep."""
     chosen: dict[float, str] = {}
     for load in plan.loads:
         best = found.best(peer.name, plan.waves[0].name, nearest(plan.swept, load))
@@ -167,7 +168,7 @@ def _rest(plan: Plan, peer: Peer, found: Found, number: int) -> list[Trial]:
 
 
 def nearest(swept: Sequence[float], load: float) -> float:
-    """The one of `swept` on the same side of saturation that is nearest."""
+    """The nearest load in `swept` on the same side of saturation."""
     same = [one for one in swept if (one > 1) == (load > 1)] or list(swept)
     return min(same, key=lambda one: abs(one - load))
 
@@ -175,7 +176,7 @@ def nearest(swept: Sequence[float], load: float) -> float:
 def _played(
     plan: Plan, peer: Peer, trials: Sequence[Trial], settings: Mapping[str, Limits], number: int, found: Found
 ) -> Iterator[Run]:
-    """Each setting's trials on one server of that setting."""
+    """Run all loads of each setting on one server with that setting."""
     for name in dict.fromkeys(trial[0] for trial in trials):
         words = re.sub(r"[^a-z0-9]+", "-", f"{plan.model.path.stem} {peer.name} {name}".lower())
         folder = plan.folder / peer.environment.name / words.strip("-")
@@ -204,7 +205,7 @@ def _run(plan: Plan, peer: str, served: Serving, trial: Trial, number: int) -> R
 
 
 def _settled(served: Serving) -> None:
-    """What an overload left in the server's queues must be gone before the next load."""
+    """Wait until the server's queues are empty after an overload, before the next load."""
     for left in reversed(range(SETTLE_TRIES)):
         time.sleep(PAUSE_S)
         try:

@@ -1,17 +1,17 @@
-"""What the open loops are published as: goodput and attainment against load, the sweep, the end past saturation."""
+"""Tables and plots of the open loops: goodput and attainment against load, the sweep, and overload."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.notebook import table
 from benchmarks.peers.open_loop import SQUARE, Found, Plan, Run, goodput
-from sloop.report.figures import Figure, Panel, Series
+from sloop.report.plots import Figure, Panel, Series
 
 LIMIT: Final = "limit: the bare runtime"
 
 
 def report(plan: Plan, found: Found) -> str:
-    """One model's tables."""
+    """The tables of one model."""
     rates = ", ".join(f"{load:g}" for load in plan.loads)
     sizes = ", ".join(f"{batch}: {rps:.1f}" for batch, rps in plan.bare.rps_by_batch.items())
     parts = [
@@ -90,7 +90,7 @@ def _sweep(plan: Plan, found: Found) -> str:
 
 
 def curves(plan: Plan, found: Found) -> Figure:
-    """Goodput against load, a panel for each wave; the bare runtime is the limit."""
+    """A plot of goodput against load with a panel for each wave, and ONNX Runtime as the limit."""
     panels: list[Panel] = []
     for wave in plan.waves:
         limit = Series(LIMIT, plan.loads, tuple(plan.limit_rps(wave, load) for load in plan.loads))
@@ -110,7 +110,7 @@ def curves(plan: Plan, found: Found) -> Figure:
 
 
 def orders(plan: Plan, found: Found) -> str:
-    """The order by goodput in every round, where there are several."""
+    """The order by goodput in each round, if there are several."""
     if plan.rounds < 2:
         return ""
     rows: list[Sequence[object]] = []

@@ -1,6 +1,6 @@
-"""What a server under comparison is: how it is installed, started and asked. The rest of the benchmark sees only this.
+"""The description of a server under comparison: how to install, start and ask it.
 
-Promises that a peer is described by values alone: nothing here starts a process or opens a socket.
+The rest of the benchmark knows only this. It consists of values: nothing here starts a process or opens a socket.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ Limits = Mapping[str, float]
 
 
 class PeerFailed(Exception):
-    """A peer could not be installed, started or asked; the message is its own last words."""
+    """A peer could not be installed, started or asked; the message is the last that it printed."""
 
 
 class Encoding(StrEnum):
-    """How tensors travel."""
+    """How tensors are encoded in requests and answers."""
 
     JSON = "json"
     BINARY = "binary"
 
 
 class Environment(Struct, frozen=True):
-    """A virtual environment of its own under `.peers/`; no packages: our own interpreter."""
+    """A virtual environment under `.peers/`; without packages, this interpreter."""
 
     name: str
     packages: tuple[str, ...]
@@ -50,7 +50,7 @@ class Model(Struct, frozen=True):
 
 
 class Case(Struct, frozen=True):
-    """What every server is asked to serve."""
+    """The model that all servers serve, and its folder."""
 
     model: Model
     encoding: Encoding
@@ -63,7 +63,7 @@ class Case(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """What a program in `programs/` is told."""
+    """The parameters of a program in `programs/`."""
 
     model: str
     input: str
@@ -89,7 +89,7 @@ class Launch(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """One request, and how its answer is read."""
+    """One request, and how to read its answer."""
 
     path: str
     fields: Mapping[str, str]
@@ -100,11 +100,11 @@ class Ask(Struct, frozen=True):
 
 
 class Peer(Protocol):
-    """A row of the tables."""
+    """A server under comparison: one row of the tables."""
 
     @property
     def name(self) -> str:
-        """As it stands in the tables."""
+        """The name in the tables."""
         ...
 
     @property
@@ -115,19 +115,19 @@ class Peer(Protocol):
 
     @property
     def how(self) -> str:
-        """The settings that matter, in words, for the page."""
+        """The important settings, as text for the page."""
         ...
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
-        """How to start it; may prepare files in the case's folder."""
+        """How to start the server; may write files to the case's folder."""
         ...
 
     def ask(self, case: Case, row: bytes) -> Ask:
-        """The request that carries this input, raw FP32."""
+        """The request for this input, raw FP32."""
         ...
 
     def limits(self, queue: int, slo_ms: float) -> Mapping[str, Limits]:
-        """Settings of its admission limit worth trying where `queue` requests can be answered within a deadline."""
+        """Settings of the admission limit to try, if `queue` requests can be answered within a deadline."""
         ...
 
 
@@ -138,7 +138,7 @@ def program(name: str, case: Case, python: Path, port: int, ready: str, **option
 
 
 def settings_of(case: Case, port: int, options: Mapping[str, str]) -> dict[str, str]:
-    """The environment variable that tells a program what to do."""
+    """The environment variable with the settings of a program."""
     from msgspec import json  # noqa: PLC0415
 
     model = case.model

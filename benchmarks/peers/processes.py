@@ -1,7 +1,7 @@
-"""Servers as processes: started in a group of their own, measured as a tree, and ended with everything they started.
+"""Servers as processes: started in their own group, measured as a tree, and stopped with everything they started.
 
-Promises that nothing that a server started outlives `running`: each process carries a mark in its environment, and
-those that hide it are found as children of what was seen before.
+No process that a server started survives `running`: each has a mark in its environment, and those that remove the mark
+are found as children of processes seen before.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ ERRORS: Final = ("Error", "error", "Exception", "failed")
 
 
 class Used(Struct, frozen=True):
-    """What a server has used so far: CPU of processes that live, and memory as the sum of their proportional shares."""
+    """A server's usage so far: CPU of its running processes, and memory as the sum of their proportional shares."""
 
     cpu_s: float
     memory_bytes: int
@@ -38,7 +38,7 @@ class Used(Struct, frozen=True):
 
 
 class Tree:
-    """A server's processes, whatever became of their parents."""
+    """A server's processes, including those whose parents have ended."""
 
     def __init__(self, root: int, mark: str) -> None:
         self._root = root
@@ -47,7 +47,7 @@ class Tree:
         """By pid, when it started, in clock ticks since the machine did: a pid may be given again."""
 
     def pids(self) -> list[int]:
-        """Those that live now."""
+        """The running processes."""
         table = dict(_processes())
         found = {pid for pid, started in self._seen.items() if pid in table and table[pid][1] == started}
         found |= {pid for pid in table if pid == self._root or (pid not in found and self._is_marked(pid))}
@@ -67,7 +67,7 @@ class Tree:
         return Used(sum(map(_cpu_s, pids)), sum(map(_memory_bytes, pids)), len(pids))
 
     def kill(self) -> None:
-        """Until none is left: what is being killed may have started another."""
+        """Kill until no process is left: a process may start another while it is killed."""
         for _ in range(5):
             pids = self.pids()
             if not pids:
@@ -79,7 +79,7 @@ class Tree:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Pid, then parent and start of every process that is not a zombie."""
+    """The parent and start time of every process that is not a zombie, by pid."""
     for folder in os.listdir("/proc"):
         if folder.isdigit():
             with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 class Server(Struct, frozen=True):
-    """One that listens."""
+    """A running server."""
 
     port: int
     tree: Tree
@@ -120,7 +120,10 @@ def free_port() -> int:
 
 @contextmanager
 def running(launch: Launch, words: Path) -> Iterator[Server]:
-    """The server, once it is ready; what it says goes to the file `words`. PeerFailed where it does not start."""
+    """Start a server, wait until it is ready, and stop it at the end. PeerFailed if it does not start.
+
+    Its output goes to the file `words`.
+    """
     mark = uuid.uuid4().hex
     variables = os.environ | dict(launch.variables) | {MARK: mark}
     with words.open("wb") as said:
@@ -171,7 +174,7 @@ def _answers(launch: Launch) -> bool:
 
 
 def reason(words: Path) -> str:
-    """What a server said last that looks like why it failed, else what it said last."""
+    """The last line of a server's output that looks like an error, or else the last line."""
     text = words.read_text(errors="replace")
     named = [line for line in text.splitlines() if any(word in line for word in ERRORS)]
     return last_line("\n".join(named)) or last_line(text) or "it said nothing"

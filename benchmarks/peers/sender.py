@@ -1,4 +1,4 @@
-"""The sending process: `sloop.load`'s loops with a peer's own request head. Started by `load`, with a folder."""
+"""The sending process: the loops of `sloop.load` with a peer's request head. `load` starts it with a folder."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 4_096
 
 
 class WholeHead(RequestHead):
-    """A head that is the same for every request."""
+    """The same head for all requests."""
 
     __slots__ = ("_whole",)
 
@@ -39,7 +39,7 @@ class WholeHead(RequestHead):
 
 
 def main(folder: Path) -> None:
-    """Carry out the orders in `folder`; the records are left there."""
+    """Send the load described in `folder`, and write the records there."""
     orders = msgspec.json.decode((folder / ORDERS).read_bytes(), type=Orders)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
 
 
 def _quiet(progress: SendProgress) -> None:
-    """Nobody listens."""
+    """Ignore progress."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One server of a peer, started, proven to answer as the bare runtime does, and ready to be loaded."""
+"""One server of a peer: started, checked to answer like ONNX Runtime, and ready for load."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,25 +14,25 @@ FORMS = {Encoding.JSON: "", Encoding.BINARY: ", binary"}
 
 
 class Serving(Struct, frozen=True):
-    """A server and the request it is asked."""
+    """A running server and its request."""
 
     server: Server
     ask: Ask
     wanted: list[float]
 
     def settle(self) -> None:
-        """Until it answers again: what a load left in its queues is gone. PeerFailed where it does not."""
+        """Wait until the server answers again and its queues are empty. PeerFailed if it does not."""
         check(self.server.port, self.ask, self.wanted)
 
 
 def label(peer: Peer, encoding: Encoding) -> str:
-    """As a row of a table is named."""
+    """The name of its row in a table."""
     return peer.name + FORMS[encoding]
 
 
 @contextmanager
 def serving(peer: Peer, case: Case, seed: int) -> Iterator[Serving]:
-    """The peer serving the case. PeerFailed where it cannot be installed, does not start or answers something else."""
+    """Run the peer's server. PeerFailed if it cannot be installed, does not start, or answers wrongly."""
     python = python_of(peer.environment)
     case.folder.mkdir(parents=True, exist_ok=True)
     launch = peer.launch(case, python, free_port())

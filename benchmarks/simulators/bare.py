@@ -1,6 +1,6 @@
-"""The limit line: the same queues as a loop over a heap, everything in local variables, nothing to be configured.
+"""The upper limit of speed: the same queues as a loop over a heap, all in local variables, without any options.
 
-What is left when a simulator is taken away: draws, a heap, a queue. No event object, no policy, no log.
+It has random draws, a heap and a queue, and no event objects, policies or log.
 """
 
 from collections import deque

@@ -1,8 +1,8 @@
-"""The two queues in sloop: a scenario as a user would write it, played with the policies that are shipped.
+"""The two queues in sloop: a scenario as a user would write it, simulated with the policies in the wheel.
 
-Two priorities are two deadlines under earliest deadline first: the patient class has so much more time that no urgent
-request is ever queued behind one of its. `plain` plays without checkers, `checked` with all of them; `counted` is what
-`sloop simulate` does by default: checkers for the first records, and the figures of the run.
+The two priorities are two deadlines under earliest deadline first: the patient class has so much more time that no
+urgent request ever waits for a patient one. `plain` simulates without checkers, `checked` with all of them; `counted`
+is the default of `sloop simulate`: checkers for the first records, and the statistics of the run.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ CHECKED_RECORDS: Final = {"plain": 0, "checked": None, "counted": CHECK_FIRST}
 
 @dataclass
 class Waiting:
-    """A sink that keeps how long requests wait, by class: the deadline tells which."""
+    """A sink that adds up the waits of requests by class, which follows from the deadline."""
 
     came: dict[RequestId, Request] = field(default_factory=dict)
     waits_s: dict[str, list[float]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Waiting:
 
 
 def declared(case: Case) -> dict[str, Any]:
-    """A case as a scenario file declares it, which has one deadline for all requests."""
+    """A case as in a scenario file, with one deadline for all requests."""
     batches = case.queue == BATCHING
     fixed_s, each_s = (FIXED_S, EACH_S) if batches else (SERVICE_S, 0.0)
     latency_ms = {"form": "quadratic", "alpha": 0.0, "beta": 1e3 * each_s, "gamma": 1e3 * fixed_s}
@@ -77,7 +77,7 @@ def declared(case: Case) -> dict[str, Any]:
 
 
 def world(case: Case) -> World:
-    """The world of a case, with both deadlines where there are two."""
+    """The world of a case, with two deadlines if it has two classes."""
     slos_ns = (s(URGENT_S), s(PATIENT_S)) if case.queue == BATCHING else ()
     return replace(World.from_scenario(load_scenario(declared(case))), slos_ns=slos_ns)
 
@@ -97,7 +97,7 @@ def play(case: Case, style: str) -> Waits:
 
 
 def begin(case: Case) -> Waits:
-    """The same world without a request: what starting its servers takes."""
+    """Simulate the same world without requests, which takes the time to start its servers."""
     silent = trace_of([], duration_ns=NS_PER_S, name="none", provenance="assumed: silence")
     simulate(replace(world(case), trace=silent, duration_ns=0), check_first=0)
     return {}

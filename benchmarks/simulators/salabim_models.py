@@ -1,7 +1,7 @@
-"""The two queues in salabim, in its quicker mode with generators, trace and monitors off.
+"""The two queues in salabim, in its faster mode with generators, and with trace and monitors off.
 
-`resource`: as its manual does, a component for each request that asks a Resource for a turn. `by-hand`: a component for
-each server over a plain deque, made passive when there is nothing to do.
+`resource` is as in its manual: a component per request asks a Resource for a turn. `by-hand`: a component per server
+takes requests from a plain deque, and is passive when there is none.
 """
 
 from collections import deque

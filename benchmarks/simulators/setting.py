@@ -1,10 +1,10 @@
-"""What is simulated, in figures that all sides share, and how a side reports what it took.
+"""The parameters of the two queues, which all simulators share, and how each reports its duration.
 
-Two queues. `many-servers`: M/M/c, first come first served, nothing dropped. `batching`: servers that take what waits,
-up to a batch, the urgent class before the patient one; a batch of b takes (FIXED + EACH · b) · noise, the noise
-exponential of mean 1. Half of the requests are urgent. Both at a load of 0.8.
+`many-servers` is M/M/c: first come, first served, nothing dropped. In `batching`, a free server takes all that waits,
+up to a batch, the urgent class first; a batch of b takes (FIXED + EACH · b) · noise, the noise exponential of mean 1.
+Half of the requests are urgent. The utilisation of both is 0.8.
 
-Promises to import nothing but the standard library: it is read by interpreters that have only a peer installed.
+Imports only the standard library, because interpreters that have only another simulator installed read it too.
 """
 
 import argparse
@@ -26,7 +26,7 @@ EACH_S: Final = 0.002
 
 
 class Case(NamedTuple):
-    """One run of one side."""
+    """One run of one simulator."""
 
     queue: str
     requests: int
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
     @property
     def rate_rps(self) -> float:
-        """At which requests arrive."""
+        """The rate at which requests arrive."""
         if self.queue == MANY_SERVERS:
             return LOAD * self.busy / SERVICE_S
         return LOAD * self.busy * BATCH_MAX / batch_s(BATCH_MAX)
@@ -53,14 +53,14 @@ Model = Callable[[Case], Waits]
 
 
 def batch_s(size: int) -> float:
-    """What a batch takes on average."""
+    """The mean duration of a batch."""
     return FIXED_S + EACH_S * size
 
 
 def main(models: Mapping[tuple[str, str], Model], before: Model | None = None) -> None:
-    """Run the model asked for, given by (queue, style), and say on standard output what it took.
+    """Run the model for the requested (queue, style), and print its duration on standard output.
 
-    `before` is what a run takes before its first request comes; it is timed by itself.
+    `before` does what a run does before its first request; it is timed separately.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--queue", choices=(MANY_SERVERS, BATCHING), default=MANY_SERVERS)
@@ -81,7 +81,7 @@ def main(models: Mapping[tuple[str, str], Model], before: Model | None = None) -
 
 
 def timed(model: Model, case: Case) -> tuple[float, Waits]:
-    """Processor seconds of this process, so that others on the machine count little, and the model's answer."""
+    """Processor seconds of this process, which other processes hardly affect, and the model's result."""
     gc.collect()
     begin_s = time.process_time()
     waits = model(case)
@@ -89,6 +89,6 @@ def timed(model: Model, case: Case) -> tuple[float, Waits]:
 
 
 def peak_bytes() -> int:
-    """The most memory this program has had, without what its parent had before it: getrusage would inherit that."""
+    """The peak memory of this program; getrusage would include that of its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

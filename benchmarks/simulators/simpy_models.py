@@ -1,10 +1,9 @@
-"""The two queues in SimPy, each in the ways that someone who knows it well would write them.
+"""The two queues in SimPy, each in the styles of an experienced user.
 
-`resource`: as SimPy's own examples do, a process for each request that asks a Resource for a turn and gives it back
-at the end of a `with`. `store`: a process for each server that takes requests from a Store. `by-hand`: a process for
-each server over a plain deque, SimPy's events used only to wake one that is idle; the fewest events a model in SimPy
-can have, and nothing of its resources.
-Chance is drawn in line, as all sides do: `Random.expovariate` would cost each of them a call.
+`resource` is as in SimPy's examples: a process per request asks a Resource for a turn and returns it at the end of a
+`with`. `store`: a process per server takes requests from a Store. `by-hand`: a process per server uses a plain deque,
+and SimPy's events only wake idle servers; this needs the fewest events, and none of SimPy's resources.
+Random numbers are drawn inline in all simulators: `Random.expovariate` would cost each of them a call.
 """
 
 from collections import deque
@@ -99,7 +98,7 @@ def by_hand(case: Case) -> Waits:
 
 
 def batching(case: Case) -> Waits:
-    """Nothing in SimPy takes several from a store at once, so the queues are deques here in any case."""
+    """The queues are deques in all styles, because SimPy cannot take several items from a store at once."""
     draw, gap_s = Random(case.seed).random, 1 / case.rate_rps
     mean_s = [batch_s(size) for size in range(BATCH_MAX + 1)]
     env = simpy.Environment()

@@ -1,4 +1,4 @@
-"""What every peer's program has: its settings, and the same forward pass on one thread."""
+"""What the programs of all peers share: their settings, and the same forward pass on one thread."""
 
 import json
 import os

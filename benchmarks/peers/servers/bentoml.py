@@ -1,7 +1,7 @@
-"""BentoML: Starlette and an adaptive batcher that learns what a batch takes.
+"""BentoML: Starlette and an adaptive batcher that learns how long batches take.
 
-Its two limits: `max_concurrency` (429 beyond it), and `max_latency_ms`, by which the batcher gives up requests that it
-believes to be late (503). Neither is set by default.
+It has two limits, neither set by default: `max_concurrency` (status 429 above it), and `max_latency_ms`, with which the
+batcher drops requests that it expects to be late (503).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""LitServe: FastAPI before worker processes. It has no admission limit: all that comes is queued."""
+"""LitServe: FastAPI in front of worker processes. It has no admission limit: all requests are queued."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""MLServer: FastAPI before worker processes, the Open Inference Protocol in JSON. It has no admission limit.
+"""MLServer: FastAPI in front of worker processes, the Open Inference Protocol in JSON. It has no admission limit.
 
-Over HTTP it does not have the protocol's binary extension; what it has for bytes is base64. It asks for an
-event loop before there is one, which uvloop after 0.21 no longer makes.
+Over HTTP it does not support the protocol's binary extension, only base64 for bytes. It asks for an event loop before
+there is one, which uvloop after 0.21 no longer creates.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""mosec: a Rust server before Python workers. It has a bound on requests inside (429) and a timeout for each (408).
+"""mosec: a Rust server in front of Python workers. It limits the requests inside it (429) and their duration (408).
 
-By default 1,024 requests and three seconds.
+The defaults are 1,024 requests and three seconds.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""sloop, as its users start it: the model's profile, an application file, `sloop serve`. No limit is set by hand."""
+"""sloop as its users start it: a profile of the model, an application file, `sloop serve`. No limit is set by hand."""
 
 import subprocess
 from collections.abc import Mapping

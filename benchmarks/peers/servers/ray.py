@@ -1,7 +1,7 @@
-"""Ray Serve: a proxy process before replicas that are actors of a Ray cluster, here of this machine alone.
+"""Ray Serve: a proxy process in front of replicas, which are actors of a Ray cluster of this machine alone.
 
-Its limits: `max_ongoing_requests` at a replica (5 by default, which its guide on batching says to raise to the batch at
-least) and `max_queued_requests` at the proxy (503 beyond it), without one by default.
+Its limits: `max_ongoing_requests` per replica (5 by default; its guide on batching recommends at least the batch size),
+and `max_queued_requests` at the proxy (503 above it; unlimited by default).
 """
 
 from collections.abc import Mapping

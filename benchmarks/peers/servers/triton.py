@@ -1,8 +1,8 @@
-"""Triton Inference Server, its model bound by PyTriton: a C++ server before a Python process.
+"""Triton Inference Server with a model bound by PyTriton: a C++ server in front of a Python process.
 
-Its Python stub is linked to libpython, and has to find the one of the interpreter that made the environment rather than
-the system's. The package brings no ONNX backend, so that ONNX Runtime runs in the bound function, as with every peer.
-Its limits: the queue's length, and how long a request may wait in it.
+Its Python stub is linked to libpython, and must find that of the environment's interpreter instead of the system's. The
+package has no ONNX backend, so ONNX Runtime runs in the bound function, as with all peers. Its limits: the length of
+the queue, and how long a request may wait in it.
 """
 
 import sysconfig

@@ -168,7 +168,7 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
     fd, parent, model, threads, prepared, memory = arguments
     die_with(int(parent))
-    # InferenceService managers signal every process of a group; the server stops its workers itself after it has
+    # Service managers signal every process of a group; the server stops its workers itself after it has
     # drained.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

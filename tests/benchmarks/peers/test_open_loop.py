@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.open_loop import SQUARE, STEADY, Found, Run, Wave, goodput, ideal_rps, nearest
-from sloop.load.result import LoadResult
+from sloop.load.results import LoadResult
 
 
 def result(goodput_rps: float) -> LoadResult:
