@@ -72,7 +72,7 @@ EACH = Each("a")
             (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b"), each=EACH)),
             "c",
             "stage 'c' has `each` and comes after 2 stages",
-            "let it come only after the stage whose output it fans out",
+            "keep in `after` only the stage whose output it fans out",
         ),
         (
             (GraphStage("a", each=EACH),),
@@ -346,8 +346,8 @@ def test_more_items_than_an_edge_allows_are_a_fault() -> None:
         (GraphStage("find"), GraphStage("read", ("find",), each=Each("find", most=6)), GraphStage("tell", ("find",)))
     )
     assert graph.fault("find", (6, 1)) == graph.fault("find", (0, 0)) == graph.fault("tell", ()) == ""
-    assert graph.fault("find", (7, 1)) == "find sends 7 parts to read, which takes at most 6 of a request"
-    assert graph.fault("find", (2, 2)) == "find sends 2 parts to tell, which takes at most 1 of a request"
+    assert graph.fault("find", (7, 1)) == "find sends 7 parts to read, which takes at most 6 per request"
+    assert graph.fault("find", (2, 2)) == "find sends 2 parts to tell, which takes at most 1 per request"
 
 
 @given(st.integers(0, 2**32))

@@ -139,7 +139,7 @@ def test_shares_rounded_up_are_not_refused() -> None:
         (
             (A, B, "name: c, after: [a, b], when: kind"),
             "5: stages[2].when",
-            "this stage comes after 2 stages: say whose output is meant",
+            "this stage comes after 2 stages: say which one has the output",
             "add 'of: STAGE'",
         ),
         (
@@ -226,7 +226,7 @@ def test_shares_rounded_up_are_not_refused() -> None:
             (A, "name: b", "name: c, after: [a, b], each: {of: a, output: x}"),
             "5: stages[2]",
             "stage 'c' has `each` and comes after 2 stages",
-            "let it come only after the stage whose output it fans out",
+            "keep in `after` only the stage whose output it fans out",
         ),
         (
             (A, "name: b, after: a, each: x", "name: c, after: [a, b]"),
@@ -266,7 +266,7 @@ def test_shares_rounded_up_are_not_refused() -> None:
             (A, "name: b, after: a, when: {output: x, share: 0.6}", "name: c, after: a, when: {output: x, share: 0.5}"),
             "5: stages[2].when",
             "two shares, 0.6 and 0.5, for one condition on the output of 'a'",
-            "give it once, or the same",
+            "give one of them, or the same share twice",
         ),
         (
             ("name: a, after: b", B),
@@ -310,7 +310,7 @@ def test_independent_branches_and_equal_conditions_may_sum_up_to_more_than_one()
             "[{stages: [a, b]}]",
             "paths",
             "no path leads through stage 'c'",
-            "declare one that does, or remove the stage",
+            "add a path through it, or remove the stage",
         ),
         (
             "[{stages: [a, b, c], share: 0.5}, {stages: [a]}]",

@@ -153,7 +153,7 @@ def test_requests_part_and_meet_again(tmp_path: Path) -> None:
             failed = await ask(live, "incomprehensible")
             assert (failed.outcome, failed.why) == (
                 Outcome.FAILED,
-                "split sends 16 parts to upper, which takes at most 9 of a request",
+                "split sends 16 parts to upper, which takes at most 9 per request",
             )
             words = ["".join(chance.choices("abcdefgh", k=chance.randint(1, 9))) for _ in range(60)]
             answered = await asyncio.gather(*(ask(live, word) for word in words))

@@ -167,7 +167,7 @@ def test_where_there_really_are_too_many_parts_requests_fail() -> None:
     _, ends = branches_of(graph_world(STAGES, truth={"fan_out": {"read": [1, 10]}}, system=STATIC))
     failed = [end for end in ends if end.outcome is Outcome.FAILED]
     assert len(ends) / 3 < len(failed) < len(ends) * 2 / 3
-    assert {end.why for end in failed} == {"find sends 10 parts to read, which takes at most 9 of a request"}
+    assert {end.why for end in failed} == {"find sends 10 parts to read, which takes at most 9 per request"}
 
 
 def test_requests_enter_where_their_paths_begin() -> None:

@@ -1,1 +1,1 @@
-"""What a user declares: applications, scenarios, and the kinds of hardware they run on."""
+"""The declarations of a user: applications, scenarios, and their hardware."""

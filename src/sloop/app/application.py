@@ -1,7 +1,7 @@
 """An application: its stages and their models, the deadline, the system that runs it, and the cluster.
 
-Plain values as the user declared them; `sloop.app.load` reads and checks them. Knows neither YAML nor the meaning of a
-system's parameters.
+Plain values as the user declared them; `sloop.app.load` reads and checks them. Must not depend on YAML or on the
+meaning of a system's parameters.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from sloop.vocabulary import Node, Path
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model that can do a stage's work: a file, a profile, or both. Accuracy is on the user's own scale."""
+    """One model that can run a stage: a file, a profile, or both. `accuracy` is on any scale that the user chooses."""
 
     name: str
     model: str | None = None
@@ -28,7 +28,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of the graph, executed by one of its variants; `sloop.app.graph` explains the edges."""
+    """A stage of the graph with its variants; `sloop.app.graph` explains `after` to `entry`."""
 
     name: str
     variants: tuple[Variant, ...]
@@ -39,7 +39,7 @@ class Stage:
     entry: bool = False
 
     def variant(self, name: str) -> Variant:
-        """The variant called `name`. KeyError where there is none."""
+        """The variant called `name`. KeyError if there is none."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SystemChoice:
-    """The system that runs an application, and the parameters that differ from the published ones."""
+    """The system that runs an application, and the parameters that differ from the system's defaults."""
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class SystemChoice:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """How profiles become beliefs: slower by `margin`, and with `correct`, corrected by finished batches."""
+    """How profiles become beliefs: multiplied by `margin`, and with `correct` adjusted by measured batches."""
 
     correct: bool = True
     margin: float = limited(1.0, above=0, most=100)
@@ -80,14 +80,14 @@ class Application:
     cluster: tuple[Node, ...] = ()
     estimates: Estimates = Estimates()
     declared_paths: tuple[Path, ...] = ()
-    """Paths with deadlines or shares of their own; empty if the user declared none."""
+    """The paths that the user declared, with their deadlines and shares; empty if there are none."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
-    """Line of every dotted key of the file."""
+    """The line of every dotted key of the file."""
 
     @property
     def slo_ns(self) -> int:
-        """The end-to-end deadline in ns after a request was sent."""
+        """The end-to-end deadline, in ns from when a request was sent."""
         return ms(self.slo_ms)
 
     @cached_property
@@ -97,7 +97,7 @@ class Application:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph of the stages. InputError for edges that do not fit together, see `app.graph.scopes_of`."""
+        """The graph of the stages. InputError for contradictory edges, see `app.graph.scopes_of`."""
         steps = [GraphStage(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
         return Graph(steps, self.declared_paths, self.slo_ns)
 
@@ -108,12 +108,12 @@ class Application:
 
     @cached_property
     def visits(self) -> Mapping[str, float]:
-        """Expected visits of a request to each stage, before any request has been seen."""
+        """Mean visits of a request to each stage, from the declarations alone."""
         return self.graph.visits()
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
-        """The stages in topological order, and in the file's order where the edges leave a choice."""
+        """The stages in topological order; the file's order decides where the edges do not."""
         after = {stage.name: stage.after for stage in self.stages}
         cycle = find_cycle(after)
         assert not cycle, cycle
@@ -128,7 +128,7 @@ class Application:
         return Value(content, path, self.file, self.lines)
 
     def locate(self, path: str) -> str:
-        """`file:line: key` of a dotted key such as `system.margin`; the line is that of the nearest key around it."""
+        """`file:line: key` of a dotted key such as `system.margin`, or the line of the nearest enclosing key."""
         return self.declared(path).where
 
 

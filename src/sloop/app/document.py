@@ -1,7 +1,7 @@
-"""YAML documents whose every value knows its file, line and key, so that errors can name them.
+"""Reads YAML documents into values that carry their file, line and key, so that errors can name them.
 
-Promises that any text gives values or an `InputError`, in time bounded by the text's length: depth and size are
-limited, also where aliases refer to each other. Knows YAML, not what the keys mean.
+Any text gives values or an `InputError`, in time bounded by its length: depth and size are limited, also for aliases
+that refer to each other. Must not depend on the meaning of the keys.
 
 Differences from plain YAML 1.1: a duplicate key is an error, dates and binaries stay text, `1e3` is a number.
 """
@@ -15,7 +15,7 @@ from sloop.errors import InputError
 from sloop.options import KEY_MAX, Value, describe
 
 VALUES_MAX: Final = 200_000
-"""Values in one document, aliases counted where they are used."""
+"""The most values in one document; an alias counts wherever it is used."""
 DEPTH_MAX: Final = 40
 KINDS: Final = ("binary", "bool", "float", "int", "map", "null", "seq", "str", "timestamp")
 TAGS: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
@@ -23,7 +23,7 @@ MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: Path) -> Value:
-    """The document in a file. InputError where it cannot be read."""
+    """The document in a file. InputError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> Value:
 
 
 def parse_yaml(text: str, file: str = "<text>") -> Value:
-    """The document in a text. InputError where it is not YAML, is empty, or is too large or too deep."""
+    """The document in a text. InputError if it is not YAML, is empty, or is too large or too deep."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -59,7 +59,7 @@ def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
     try:
         path = (folder / text).resolve()
         found = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # a name no file can have
+    except (OSError, ValueError, RuntimeError):  # not a valid file name
         path, found = folder, False
     if not found:
         value.fail(f"no {noun} {text!r} in {str(folder)!r}", "relative paths start at the folder of this file")
@@ -67,7 +67,7 @@ def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
 
 
 class _Builder:
-    """Turns PyYAML's nodes into plain values, within the limits, and notes the line of every key."""
+    """Turns PyYAML's nodes into plain values, within the limits, and records the line of every key."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -78,7 +78,7 @@ class _Builder:
     def build(self, node: yaml.Node, path: str, depth: int) -> object:
         """The value of `node`, whose dotted key is `path`."""
         line = node.start_mark.line + 1
-        # The line of a key, not of a block that begins below it, is where a reader looks for it.
+        # A key's own line is set before: readers look there, not where the block below it begins.
         self.lines.setdefault(path, line)
         self._count += 1
         if self._count > VALUES_MAX or depth > DEPTH_MAX:
@@ -106,7 +106,9 @@ class _Builder:
                 raise self._error(f"a key of more than {KEY_MAX} characters", line, path)
             under = f"{path}.{key}" if path else str(key)
             if key in content:
-                raise self._error(f"duplicate key {describe(key)}", line, under, f"line {self.lines[under]} has it first")
+                raise self._error(
+                    f"duplicate key {describe(key)}", line, under, f"line {self.lines[under]} has it first"
+                )
             self.lines[under] = line
             content[key] = self.build(value_node, under, depth + 1)
         return content
@@ -134,7 +136,7 @@ class _Builder:
 
 
 def _exponent(text: str) -> float | str:
-    """`1e3` is text to YAML 1.1 and a number to everybody else."""
+    """The number in a text like `1e3`, which YAML 1.1 takes for text; any other text unchanged."""
     if text[:1] and text[:1] in "+-.0123456789" and text.count("e") + text.count("E") == 1:
         try:
             return float(text)

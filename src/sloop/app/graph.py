@@ -1,14 +1,14 @@
-"""The graph of an application: which stage sends what to which, whole or in parts, always or under a condition.
+"""The graph of an application: its stages, and the edges along which requests, or parts of them, go on.
 
 `after`, `when`, `each`, `join` and `entry` have one meaning, which core, server, simulator and checkers share:
 
-- A stage is entered once all its predecessors have finished or are known to be left out, if at least one of them sends
-  it something. Otherwise it is left out, and sends nothing to its successors.
-- An edge with `when` sends something only if an output of its source says so.
-- An edge with `each` fans out: it enters its target once for each row of an output of its source. Each row is a part of
-  the request. Stages after it run once for each part, until one joins them; that is entered when all parts are done.
+- A request enters a stage when all predecessors have finished or are known to be skipped, if at least one of them sends
+  it an item. Otherwise the stage is skipped, and sends nothing to its successors.
+- An edge with `when` sends an item only if an output of its source meets the condition.
+- An edge with `each` fans out: its target runs once for each row of an output of its source. Each row is a part of the
+  request. Later stages run once for each part, until a stage with `join`, which runs when all parts are done.
 
-Knows no tensors, requests or policies: how many parts a request has is found out while it is served.
+Must not depend on tensors, requests or policies: the number of parts is known only when a request is served.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,25 +21,25 @@ from sloop.errors import InputError
 from sloop.vocabulary import Path
 
 PARTS_MAX: Final = 1_000
-"""Parts that one request may have unless `most` says otherwise: it bounds what one wrong output can cost."""
+"""The most parts of one request unless `most` says otherwise: it bounds the cost of one wrong output."""
 SHARES_COMPLETE: Final = 0.999
-"""Alternatives whose declared shares sum to this are all there are: people write thirds as 0.333."""
+"""Alternatives whose declared shares sum to at least this are complete: people write thirds as 0.333."""
 COMBINATIONS_MAX: Final = 4_096
-"""Combinations of stages that are told apart; their number doubles with each independent branch."""
+"""The most combinations of stages to enumerate; their number doubles with each independent branch."""
 PATHS_MAX: Final = 10_000
-"""Paths through a graph. Planners treat them one by one."""
+"""The most paths through a graph. Planners process each path."""
 
 
 @dataclass(frozen=True, slots=True)
 class When:
     """The condition of an edge: `output` of stage `of` is one of `values`, or not 0 if no values are given.
 
-    `share` is the fraction of requests for which it is declared to hold, 0 to 1; the core measures it in a run.
+    `share` is the declared fraction of requests for which it holds, 0 to 1; the core measures it in a run.
     """
 
     of: str
     output: str = ""
-    """Empty for a stage that is only planned and simulated."""
+    """Empty if the stage is only planned and simulated, not served."""
     values: tuple[int, ...] = ()
     share: float | None = None
 
@@ -58,7 +58,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class GraphStage:
-    """One stage as the application declares it: its predecessors, and how it follows from them."""
+    """One stage as the application declares it: its predecessors, and how requests come from them."""
 
     name: str
     after: tuple[str, ...] = ()
@@ -66,13 +66,13 @@ class GraphStage:
     each: Each | None = None
     join: bool = False
     entry: bool = False
-    """Whether requests may begin here although it has predecessors."""
+    """Whether requests may begin here although the stage has predecessors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge from one stage to another. `one`: the request, or its part, goes on; `each`: it fans out into parts;
-    `join`: its parts meet."""
+    """An edge from one stage to another. `one`: the request, or its part, goes on; `each`: the request fans out into
+    parts; `join`: the parts of a request meet."""
 
     source: str
     target: str
@@ -81,26 +81,26 @@ class Edge:
 
     @property
     def condition(self) -> object:
-        """Equal for edges of one stage that are taken together; None for an edge without a condition."""
+        """A key that is equal for edges of one stage with the same condition; None for an edge without a condition."""
         if self.when is None:
             return None
         return (self.when.output, self.when.values) if self.when.output else self.target
 
 
 class Graph:
-    """The stages of an application in topological order, and what follows from their declarations.
+    """The stages of an application in topological order, and the edges between them.
 
-    Raises an `InputError` that names the stage for declarations that contradict each other: see `scopes_of`; and for an
-    entry with conditions, since every request would begin there whatever they say.
+    Raises an `InputError` that names the stage for contradictory declarations (see `scopes_of`), and for an entry stage
+    with conditions, which would have no effect.
     """
 
     def __init__(self, stages: Sequence[GraphStage], declared_paths: Sequence[Path] = (), slo_ns: int = 0) -> None:
         self.stages = {stage.name: stage for stage in stages}
         self.declared_paths = tuple(declared_paths)
-        """Paths with deadlines or shares of their own."""
+        """The paths that the user declared, with their deadlines and shares."""
         self.slo_ns = slo_ns
         self.scopes = scopes_of(stages)
-        """For each stage the fan-out stage whose parts it runs for; "" if it runs once for a request."""
+        """Per stage, the fan-out stage for whose parts it runs; "" if it runs once for a request."""
         for stage in stages:
             if stage.entry and stage.when and not self.declared_paths:
                 what = f"stage {stage.name!r} has `entry`, so that every request begins there, whatever `when` says"
@@ -110,16 +110,16 @@ class Graph:
             stage.name: tuple(self._edge(stage.name, other) for other in stages if stage.name in other.after)
             for stage in stages
         }
-        """Per stage, the edges away from it, in the order of their targets."""
+        """Per stage, its outgoing edges, in the order of their targets."""
         self.predecessors = {stage.name: len(stage.after) + (stage.name in self.entries) for stage in stages}
-        """Per stage, how many predecessors decide whether it is entered; where requests enter counts as one."""
+        """Per stage, the number of predecessors; for an entry stage, the arrival of the request counts as one."""
         self.has_deadlines = any(path.slo_ns != slo_ns for path in self.declared_paths)
-        """Whether the deadline depends on the path that a request turns out to be on."""
+        """Whether the deadline depends on the path that a request takes."""
         self.paths_through = {
             name: sum(1 << bit for bit, path in enumerate(self.declared_paths) if name in path.stages)
             for name in self.stages
         }
-        """Per stage, the declared paths through it, as bits."""
+        """Per stage, the declared paths through it, as a bit set."""
         self.is_plain = not any(stage.each or stage.when or (stage.entry and stage.after) for stage in stages)
         """Whether every request visits every stage once."""
 
@@ -131,8 +131,7 @@ class Graph:
 
     @cached_property
     def parts_max(self) -> Mapping[str, tuple[int, ...]]:
-        """Per stage, for each edge away from it, how many items one visit may send along: 1 unless the edge fans
-        out."""
+        """Per stage, for each outgoing edge, the most items that one visit may send: 1 unless the edge fans out."""
         fan_outs = {name: stage.each for name, stage in self.stages.items()}
         return {
             name: tuple(each.most if (each := fan_outs[edge.target]) is not None else 1 for edge in edges)
@@ -140,23 +139,23 @@ class Graph:
         }
 
     def fault(self, stage: str, edge_counts: Sequence[int]) -> str:
-        """Why a visit to a stage may not send these numbers of items along its edges; empty if it may."""
+        """The error if a visit to a stage sends more items along an edge than allowed; empty if it does not."""
         for edge, most, count in zip(self.edges[stage], self.parts_max[stage], edge_counts, strict=False):
             if count > most:
-                return f"{stage} sends {count} parts to {edge.target}, which takes at most {most} of a request"
+                return f"{stage} sends {count} parts to {edge.target}, which takes at most {most} per request"
         return ""
 
     def is_exhaustive(self, stage: str) -> bool:
-        """Whether every request takes one of the edges with a condition: because their values leave no other, or
-        because their declared shares sum to 1."""
+        """Whether every request takes one of the edges with a condition: their values cover all cases, or their
+        declared shares sum to 1."""
         edges = [edge for edge in self.edges[stage] if edge.when is not None]
         outputs = {edge.when.output for edge in edges if edge.when}
         is_one_choice = len(outputs) == 1 and all(edge.kind != "each" for edge in edges)
         return is_one_choice and frozenset() not in _joint_targets(edges)
 
     def combinations_before(self, stage: str, among: Collection[str]) -> set[frozenset[str]] | None:
-        """Which of the stages `among` a request, or part, may have visited when it enters `stage`: every combination
-        that outputs can lead to if it began at all entries. None for more than `COMBINATIONS_MAX`."""
+        """Every combination of the stages `among` that a request, or part, may have visited when it enters `stage`, if
+        it began at all entry stages. None for more than `COMBINATIONS_MAX` combinations."""
         before = {name for name in self.stages if stage in self.descendants[name]} | {stage}
         found = {frozenset(before.intersection(self.entries))}
         kept = {*among, stage}
@@ -172,7 +171,7 @@ class Graph:
         return {entered.intersection(among) for entered in found if stage in entered}
 
     def _target_sets(self, stage: str, among: Collection[str]) -> set[frozenset[str]]:
-        """The sets of stages, out of `among`, that one visit to a stage may send something to."""
+        """Every set of stages, out of `among`, to which one visit to `stage` may send items."""
         edges = [edge for edge in self.edges[stage] if edge.target in among]
         always = frozenset(edge.target for edge in edges if edge.when is None and edge.kind != "each")
         choices = [{frozenset[str](), frozenset((edge.target,))} for edge in edges if edge.kind == "each"]
@@ -185,15 +184,15 @@ class Graph:
         for choice in choices:
             found = {taken | added for taken in found for added in choice}
             if len(found) > COMBINATIONS_MAX:
-                break  # the caller counts, and only needs to see that there are too many
+                break  # the caller only needs to see that there are too many
         return found
 
     @cached_property
     def conditions(self) -> Mapping[str, frozenset[When]]:
-        """Per stage, the conditions that hold whenever it is entered, on whichever path.
+        """Per stage, the conditions that hold whenever it is entered, on any path.
 
-        For a stage that runs for parts: those that hold for the part. After a join they are forgotten, since what holds
-        for one part need not hold for the others.
+        For a stage that runs for parts, they are the conditions of the part. A join removes these, because a condition
+        that holds for one part may not hold for the others.
         """
         found: dict[str, frozenset[When]] = {}
         for name, stage in self.stages.items():
@@ -210,7 +209,7 @@ class Graph:
 
     @cached_property
     def descendants(self) -> Mapping[str, frozenset[str]]:
-        """Per stage, all stages that a path leads to from it."""
+        """Per stage, all stages that can be reached from it."""
         found: dict[str, frozenset[str]] = {}
         for name in reversed(self.stages):
             targets = [edge.target for edge in self.edges[name]]
@@ -230,12 +229,12 @@ class Graph:
         return all(edge.when is not None for edge in self.edges[stage])
 
     def stages_in(self, scope: str) -> tuple[str, ...]:
-        """The stages that run for the parts of the fan-out stage `scope`, itself first."""
+        """The stages that run for the parts of the fan-out stage `scope`, beginning with that stage."""
         return tuple(name for name, own in self.scopes.items() if own == scope)
 
     def probability(self, edge: Edge) -> float:
-        """The fraction of visits to its source that take the edge: as declared, 1 without a condition. Alternatives
-        without a share divide evenly what the others leave."""
+        """The declared fraction of visits to its source that take the edge; 1 without a condition. Alternatives without
+        a share divide the remaining fraction evenly."""
         if edge.when is None:
             return 1.0
         shares: dict[object, float | None] = {}
@@ -251,8 +250,8 @@ class Graph:
         return max(0.0, 1.0 - sum(declared)) / max(len(shares) - len(declared), 2 - len(declared))
 
     def shares(self) -> dict[tuple[str, str], float]:
-        """Per edge, how many visits to its target follow from one visit to its source: from the declared paths where
-        there are any, else from the edges. The source "" stands for requests, its edges for where they begin."""
+        """Per edge, the mean visits to its target per visit to its source, from the declared paths if there are any,
+        else from the edges. The source "" stands for the arrival of a request; its edges lead to the entry stages."""
         shares = {("", name): 1.0 for name in self.entries}
         for edges in self.edges.values():
             shares |= {(edge.source, edge.target): self.probability(edge) for edge in edges}
@@ -268,10 +267,10 @@ class Graph:
         return shares
 
     def visits(self, shares: Mapping[tuple[str, str], float] | None = None) -> dict[str, float]:
-        """Per stage, the mean number of visits that a request makes; `shares` as `shares()` gives them by default.
+        """Per stage, the mean number of visits that a request makes; `shares` defaults to `shares()`.
 
-        Where several edges lead to a stage, or one part out of many suffices to enter it, this is an upper bound: it
-        adds the shares up as if no two of them came from the same request. How they coincide is not known.
+        If several edges lead to a stage, or one of many parts suffices to enter it, this is an upper bound: it adds the
+        shares as if they came from different requests, because their correlation is not known.
         """
         shares = shares or self.shares()
         visits: dict[str, float] = {}
@@ -287,8 +286,8 @@ class Graph:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The declared paths; without any, every chain from an entry to a last stage, with the declared fraction of
-        requests that pass all of it. InputError for more than `PATHS_MAX`."""
+        """The declared paths; if there are none, every chain from an entry to a last stage, with the declared fraction
+        of requests that pass all its stages. InputError for more than `PATHS_MAX` paths."""
         if self.declared_paths:
             return self.declared_paths
         found: list[Path] = []
@@ -306,8 +305,8 @@ class Graph:
 
 
 def _joint_targets(rivals: Sequence[Edge]) -> set[frozenset[str]]:
-    """Of edges with conditions on one output, the sets of targets that are taken together, one set for each value of
-    the output. Includes the empty set unless the declared shares sum to 1."""
+    """For edges with conditions on one output: the set of targets that each value of the output leads to. Includes the
+    empty set unless the declared shares sum to 1."""
     whens = [(edge.when, edge.target) for edge in rivals if edge.when is not None]
     if any(when.output for when, _ in whens):
         values = {0, *(value for when, _ in whens for value in when.values)}
@@ -323,17 +322,17 @@ def _joint_targets(rivals: Sequence[Edge]) -> set[frozenset[str]]:
 
 
 def are_exclusive(one: When, other: When) -> bool:
-    """Whether no value of the output that both name meets both conditions."""
+    """Whether no value meets both conditions, which are on the same output."""
     if one.values and other.values:
         return not set(one.values) & set(other.values)
     return (one.values or other.values) == (0,)
 
 
 def scopes_of(stages: Sequence[GraphStage]) -> dict[str, str]:
-    """For each stage the fan-out stage whose parts it runs for; "" if it runs once for a request.
+    """Per stage, the fan-out stage for whose parts it runs; "" if it runs once for a request.
 
-    InputError where parts would fan out again, or would meet a stage that runs for other parts without a join. Nested
-    parts are not supported: their number would multiply with each level.
+    InputError if parts would fan out again, or if different parts would meet at a stage without `join`. Nested parts
+    are not supported: their number would multiply with each level.
     """
     scopes: dict[str, str] = {}
     for stage in stages:
@@ -348,7 +347,7 @@ def scopes_of(stages: Sequence[GraphStage]) -> dict[str, str]:
                 raise InputError(what, where=stage.name, help="join the parts first: `join: true` at a stage between")
             if len(stage.after) != 1:
                 what = f"stage {stage.name!r} has `each` and comes after {len(stage.after)} stages"
-                raise InputError(what, where=stage.name, help="let it come only after the stage whose output it fans out")
+                raise InputError(what, where=stage.name, help="keep in `after` only the stage whose output it fans out")
             scopes[stage.name] = stage.name
         elif stage.join:
             if not in_parts:

@@ -1,6 +1,6 @@
-"""Hardware: what a node of each kind has and costs, and the machine we are on.
+"""Hardware: the resources and price of each kind of node, and the local machine.
 
-Promises that every price names its source. Only `local` and `foreign_profiles` look at the machine.
+Every price names its source. Only `local` and `foreign_profiles` read the local machine.
 
 Sources: prices and instance types of Ribbon (Li et al., SC 2021, price list of its artefact) and of Paldia (Table II);
 cores and memory as Amazon lists them for those types.
@@ -8,6 +8,7 @@ cores and memory as Amazon lists them for those types.
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,7 +19,7 @@ from sloop.vocabulary import Node
 GIB = 1 << 30
 LOCAL, CUSTOM = "local", "custom"
 ANY_BYTES = 1 << 62
-"""Memory of a node whose memory is unknown: enough for anything, so that it refuses no replica."""
+"""The memory of a node with unknown memory: so large that every replica fits."""
 
 _RIBBON = "EC2 on demand, us-east-1, as listed by Ribbon (SC 2021)"
 _PALDIA = "EC2 on demand, us-east-1, as listed by Paldia (Table II)"
@@ -88,12 +89,12 @@ KINDS: dict[str, HardwareKind] = {
         _kind("p3.2xlarge", 8, 61, 3.06, "V100"),
     )
 }
-"""Cloud kinds by name; `local` and `custom` are not among them."""
+"""Cloud kinds by name, without `local` and `custom`."""
 
 
 @cache
 def local() -> HardwareKind:
-    """This machine: the cores that this process may use, all memory, no price."""
+    """The local machine: the cores that this process may use, all memory, no price."""
     try:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # no sysconf on this system
@@ -106,11 +107,16 @@ def known_kinds() -> tuple[str, ...]:
     return (LOCAL, CUSTOM, *KINDS)
 
 
-def foreign_profiles(application: Application) -> tuple[str, ...]:
-    """A warning for each variant whose profile was measured on another processor than this machine's.
+def unpriced(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The hardware of those nodes that have no price, each once."""
+    return tuple(dict.fromkeys(node.hardware for node in nodes if not node.usd_per_h))
 
-    Latencies do not carry over between processors. Only clusters with `local` nodes are checked: the processor of a
-    cloud's instance type is the cloud's choice.
+
+def foreign_profiles(application: Application) -> tuple[str, ...]:
+    """A warning for each variant whose profile was measured on another processor than this machine has.
+
+    Latencies of one processor are wrong for another. Only clusters with `local` nodes are checked, because a cloud may
+    use different processors for one instance type.
     """
     if not any(node.hardware == LOCAL for node in application.cluster):
         return ()

@@ -1,8 +1,7 @@
 """Loads applications and scenarios from files or mappings.
 
-Promises values whose every rule holds, or an InputError that names file, line, key and the fix, whatever the input
-contains. Looks at the disk only to see whether the files that are named exist, and for profiles. The parameters of a
-system are read by `sloop.systems`, which knows their meaning.
+Any input gives values that keep all rules, or an InputError that names file, line, key and the fix. Reads the disk only
+for profiles, and to check that named files exist. `sloop.systems` reads the parameters of a system.
 """
 
 import re
@@ -44,18 +43,18 @@ FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, 
 STAGES_MAX, NODES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 100_000, 65_536
 SLO_MS_MAX, CORES_MAX = 1e9, 1e6
 SHARE_SLACK: Final = 1e-6
-"""Shares are written with a few digits: their sum may exceed 1 by this much."""
+"""The sum of shares may exceed 1 by this much, because people write them with few digits."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEFAULT_SYSTEM, DEFAULT_SYSTEM_OF_GRAPHS = "sponge", "biscale"
 
 Source = str | FilePath | Mapping[str, object]
-"""The path of a file, or what it would contain."""
+"""The path of a file, or its content as a mapping."""
 
 
 def load_application(source: Source, *, folder: FilePath | None = None) -> Application:
-    """The application in a file or in a mapping, or that of a scenario, whose other keys are checked and not used.
+    """The application in a file or a mapping, which may also be a scenario; all keys of the scenario are checked.
 
-    Relative paths start at `folder`, by default the file's own.
+    Relative paths start at `folder`, by default the folder of the file.
     """
     document, base = _document(source, folder)
     is_scenario = "trace" in document.mapping()
@@ -63,7 +62,7 @@ def load_application(source: Source, *, folder: FilePath | None = None) -> Appli
 
 
 def load_scenario(source: Source, *, folder: FilePath | None = None) -> Scenario:
-    """The scenario in a file or in a mapping. InputError also if it has no `trace`."""
+    """The scenario in a file or a mapping. InputError also if it has no `trace`."""
     return read_scenario(*_document(source, folder))
 
 
@@ -94,7 +93,7 @@ def read_application(document: Value, folder: FilePath) -> Application:
         lines=document.lines,
     )
     try:
-        application.paths  # noqa: B018  # cached, and refuses stages that do not fit together
+        application.paths  # noqa: B018  # cached; raises InputError for contradictory stages
     except InputError as error:
         places = {stage.name: place for stage, place in zip(stages, fields["stages"].elements(), strict=True)}
         place = places.get(error.where, fields["stages"])
@@ -103,7 +102,7 @@ def read_application(document: Value, folder: FilePath) -> Application:
 
 
 def _name(value: Value) -> str:
-    """A name that can stand in a URL."""
+    """A name that is safe in a URL."""
     name = value.text()
     if not NAME.fullmatch(name):
         value.wrong("a name of letters, digits, '.', '_' and '-' (100 at most)", "it becomes part of the URL")
@@ -111,7 +110,7 @@ def _name(value: Value) -> str:
 
 
 def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tuple[SystemChoice, ...]:
-    """The systems declared under `systems` or `system`; without either, one that can run so many stages."""
+    """The systems under `systems` or `system`; without both keys, the default system for this number of stages."""
     if "systems" in fields and "system" in fields:
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     declared = fields.get("systems", fields.get("system"))
@@ -124,7 +123,7 @@ def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tupl
 
 
 def _system(value: Value, folder: FilePath) -> SystemChoice:
-    """`sponge`, `{name: sponge, margin: 0.9}`, or the path of a Python file in either place."""
+    """A system as `sponge` or `{name: sponge, margin: 0.9}`; the path of a Python file may replace the name."""
     if not isinstance(value.content, Mapping):
         return SystemChoice(_system_name(value, folder), path=value.path)
     fields = value.mapping(required=("name",))
@@ -133,7 +132,7 @@ def _system(value: Value, folder: FilePath) -> SystemChoice:
 
 
 def _system_name(value: Value, folder: FilePath) -> str:
-    """A name, or the absolute path of a Python file with a system of the user's own."""
+    """The name of a system, or the absolute path of a Python file with a user's system."""
     name = value.text()
     return str(existing_file(value, folder, "system file")) if name.endswith(".py") else name
 
@@ -214,7 +213,7 @@ def _check_unique(names: Iterable[Value], noun: str) -> None:
 
 
 def read_profile(value: Value, folder: FilePath) -> Profile:
-    """The profile that `value` gives: a mapping, the name of a published one, or the path of a file."""
+    """The profile that `value` declares: a mapping, the name of a published profile, or the path of a file."""
     if isinstance(value.content, Mapping):
         return _inline_profile(value)
     text = value.text()
@@ -223,7 +222,7 @@ def read_profile(value: Value, folder: FilePath) -> Profile:
     path = folder / text
     try:
         found = path.is_file()
-    except (OSError, ValueError):  # a name no file can have
+    except (OSError, ValueError):  # not a valid file name
         found = False
     if not found:
         value.fail(f"no profile file {str(path)!r} and no published profile {text!r}", nearest(text, tuple(PUBLISHED)))
@@ -234,7 +233,7 @@ def read_profile(value: Value, folder: FilePath) -> Profile:
 
 
 def _profile_beside(model: FilePath, value: Value) -> Profile:
-    """The profile that `sloop profile` wrote into the folder of a model."""
+    """The profile that `sloop profile` wrote next to a model."""
     path = path_beside(model)
     try:
         profile = load_profile(path)
@@ -248,7 +247,7 @@ def _profile_beside(model: FilePath, value: Value) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class _InlineProfile:
-    """The options of an inline profile besides its latency; see `Profile`."""
+    """The options of an inline profile, except its latency; see `Profile`."""
 
     max_batch: int = limited(least=1, most=BATCH_MAX)
     max_cores: float | None = limited(None, above=0, most=CORES_MAX)
@@ -282,7 +281,7 @@ def _inline_profile(value: Value) -> Profile:
 
 
 def read_latency(value: Value) -> Latency:
-    """A form: `{form: amdahl, gamma: …}`, or with the form as the only key: `{amdahl: {gamma: …}}`."""
+    """A latency model: `{form: amdahl, gamma: …}`, or with the form as the only key: `{amdahl: {gamma: …}}`."""
     forms = (*FORMS, "table")
     fields = value.content
     if not isinstance(fields, Mapping) or not fields:
@@ -381,21 +380,21 @@ def _each(value: Value, after: tuple[str, ...]) -> Each:
 
 
 def _source(value: Value, of: Value | None, after: tuple[str, ...]) -> str:
-    """The stage whose output is meant: the one under `of`, or the only one in `after`."""
+    """The stage whose output is used: the one under `of`, or the only one in `after`."""
     if of is not None:
         if of.content not in after:
             help = nearest(str(of.content), after) if after else f"add 'after: {of.content}'"
             of.fail(f"{of.content!r} is not in `after`", help)
         return of.text()
     if not after:
-        value.fail("there is no output to look at: this stage has no `after`", "add 'after: STAGE'")
+        value.fail("there is no output to use: this stage has no `after`", "add 'after: STAGE'")
     if len(after) > 1:
-        value.fail(f"this stage comes after {len(after)} stages: say whose output is meant", "add 'of: STAGE'")
+        value.fail(f"this stage comes after {len(after)} stages: say which one has the output", "add 'of: STAGE'")
     return after[0]
 
 
 def _check_conditions(fields: Sequence[Mapping[str, Value]], stages: Sequence[Stage]) -> None:
-    """InputError for conditions on one output that overlap, have two shares, or whose shares sum to more than 1."""
+    """InputError if conditions on one output overlap, have two shares, or have shares that sum to more than 1."""
     declared: dict[tuple[str, str], dict[object, float]] = {}
     seen: dict[tuple[str, str], list[When]] = {}
     for each, stage in zip(fields, stages, strict=True):
@@ -408,7 +407,7 @@ def _check_conditions(fields: Sequence[Mapping[str, Value]], stages: Sequence[St
             if first != when.share:
                 each["when"].fail(
                     f"two shares, {first:g} and {when.share:g}, for one condition on the output of {when.of!r}",
-                    "give it once, or the same",
+                    "give one of them, or the same share twice",
                 )
             if sum(shares.values()) > 1.0 + SHARE_SLACK:
                 each["when"].fail(
@@ -418,7 +417,7 @@ def _check_conditions(fields: Sequence[Mapping[str, Value]], stages: Sequence[St
 
 
 def _check_overlap(value: Value, stage: Stage, when: When, others: list[When]) -> None:
-    """Conditions on one output must be equal or exclude each other: otherwise no shares could be given for them."""
+    """Conditions on one output must be equal or exclude each other; otherwise their shares would be ambiguous."""
     if not when.output:
         return
     for other in others:
@@ -431,7 +430,7 @@ def _check_overlap(value: Value, stage: Stage, when: When, others: list[When]) -
 
 
 def _paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Path, ...]:
-    """The declared paths, whose shares sum to at most 1; equal shares if none is given."""
+    """The declared paths. Their shares sum to at most 1; without any, they are equal."""
     values = value.elements()
     if not values:
         value.wrong("at least one path", "for example [{stages: [detect, read], slo_ms: 300}]")
@@ -443,7 +442,7 @@ def _paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Path, 
         value.fail("the shares sum to more than 1", "they are the fractions of requests that take each path")
     left_out = next((stage.name for stage in stages if not any(stage.name in path.stages for path in paths)), None)
     if left_out is not None:
-        value.fail(f"no path leads through stage {left_out!r}", "declare one that does, or remove the stage")
+        value.fail(f"no path leads through stage {left_out!r}", "add a path through it, or remove the stage")
     return tuple(paths)
 
 
@@ -475,7 +474,7 @@ def _path(value: Value, stages: Sequence[Stage], slo_ms: float, share: float) ->
 
 @dataclass(frozen=True, slots=True)
 class _NodeGroup:
-    """The options of a group of equal nodes; those left out are the hardware kind's."""
+    """The options of a group of equal nodes; the hardware kind gives the omitted ones."""
 
     hardware: str
     count: int = limited(1, least=1, most=NODES_MAX)
@@ -548,7 +547,7 @@ def read_scenario(document: Value, folder: FilePath) -> Scenario:
 
 
 def _trace(value: Value, folder: FilePath) -> dict[str, object]:
-    """The options of a trace, checked; `file` becomes an absolute path."""
+    """Check the options of a trace and return them; `file` becomes an absolute path."""
     trace_options(value)
     trace = {key: field.content for key, field in value.mapping().items()}
     if "file" in trace:
@@ -557,7 +556,7 @@ def _trace(value: Value, folder: FilePath) -> dict[str, object]:
 
 
 def _truth(value: Value, folder: FilePath, stages: Sequence[Stage]) -> Truth:
-    """The options under `truth:`; those left out keep their defaults."""
+    """The options under `truth:`; omitted options keep their defaults."""
     readers = {
         "network": lambda network: read_options(
             NetworkTruth, network, readers={"link": lambda link: _link(link, folder)}
@@ -569,7 +568,7 @@ def _truth(value: Value, folder: FilePath, stages: Sequence[Stage]) -> Truth:
 
 
 def _link(value: Value, folder: FilePath) -> str | dict[str, object]:
-    """The absolute path of a file of bandwidths, or the options of a link, checked."""
+    """The absolute path of a file of bandwidths, or the checked options of a link."""
     if not isinstance(value.content, Mapping):
         return str(existing_file(value, folder))
     link_options(value)
@@ -577,7 +576,7 @@ def _link(value: Value, folder: FilePath) -> str | dict[str, object]:
 
 
 def _fan_out(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
-    """Per stage with `each`, the number of parts, or several numbers that are equally likely."""
+    """Per stage with `each`, the number of parts, or several equally likely numbers."""
     found = {}
     for name, numbers in _per_stage(value, [stage.name for stage in stages if stage.each], "each").items():
         found[name] = tuple(each.integer(least=0, most=1_000_000) for each in numbers.one_or_more())
@@ -587,7 +586,7 @@ def _fan_out(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]
 
 
 def _shares(value: Value, stages: Sequence[Stage]) -> dict[str, float]:
-    """Per stage with `when`, the share of requests that take it; alternatives sum to at most 1."""
+    """Per stage with `when`, the share of requests that take it; the shares of alternatives sum to at most 1."""
     named = {stage.name: stage for stage in stages if stage.when}
     values = _per_stage(value, named, "when")
     found = {name: share.number(least=0, most=1) for name, share in values.items()}
@@ -603,7 +602,7 @@ def _shares(value: Value, stages: Sequence[Stage]) -> dict[str, float]:
 
 
 def _per_stage(value: Value, names: Collection[str], key: str) -> dict[str, Value]:
-    """The values declared for stages that have `key`."""
+    """The values declared by stage. InputError for a stage that is not in `names`, the stages with `key`."""
     if not names and value.mapping():
         value.fail(f"no stage has `{key}`", "remove it")
     return value.mapping(names)

@@ -1,9 +1,8 @@
-"""A request's progress through the graph: which visits are over, and which follow from them. `app.graph` has the rules.
+"""A request's progress through the graph: which visits are over, and which come next. `app.graph` has the rules.
 
-Promises that a stage is entered at most once for a request, or once for each of its parts; that it is entered as soon
-as all that precede it are done or known to be left out; and that `open_visits` falls to 0 exactly when nothing is left
-to do. The core, the simulator's checkers and the metrics each follow requests by this class, so that they cannot
-disagree. Knows no time, queue or replica.
+A request, or each part of it, enters a stage at most once, as soon as all its predecessors are done or known to be
+skipped; `open_visits` falls to 0 exactly when the request is done. The core, the simulator's checkers and the metrics
+all use this class, so that they cannot disagree. Must not depend on time, queues or replicas.
 """
 
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from sloop.app.graph import Edge, Graph
 from sloop.vocabulary import Request
 
 Entered = list[tuple[str, int]]
-"""Stages to visit now, each with the part that the visit is for; 0 for a stage that runs once."""
+"""Stages to visit now, each with the index of the request's part; 0 for a stage that runs once."""
 
 
 class RequestProgress:
-    """One request under way. `begin` once, then `finish` for every visit that was entered, in any order."""
+    """The progress of one request. Call `begin` once, then `finish` for every entered visit, in any order."""
 
     __slots__ = ("_graph", "_joining", "_parts", "_paths", "_pending", "fault", "open_visits", "request", "visited")
 
@@ -24,13 +23,13 @@ class RequestProgress:
         self._graph = graph
         self.request = request
         self._pending: dict[tuple[str, int], tuple[int, int]] = {}
-        """Of visits that some predecessors have decided about: how many have not yet, and how much was sent so far."""
+        """For each visit with some, but not all, predecessors done: how many are not done, and how many items came."""
         self._joining: dict[Edge, tuple[int, int]] = {}
-        """Of edges where parts meet: how many parts have come, or are known not to come, and how much they sent."""
+        """For each edge where parts join: how many parts are done or skipped, and how many items they sent."""
         self._parts: dict[str, int] = {}
         """By fan-out stage, how many parts the request has there."""
         self._paths = (1 << len(graph.declared_paths)) - 1
-        """Which of the declared paths it may turn out to be on, as bits."""
+        """The declared paths that the request may still take, as a bit set."""
         self.open_visits = 0
         """Visits entered and not finished."""
         self.fault = ""
@@ -39,7 +38,7 @@ class RequestProgress:
         """How often each stage was entered."""
 
     def begin(self) -> Entered:
-        """The first visits: at the entries that the request names, at all entries if it names none."""
+        """The first visits: at the entry stages that the request names, or at all entry stages."""
         entered: Entered = []
         enters = self.request.enters or self._graph.entries
         if self._graph.has_deadlines:
@@ -50,8 +49,8 @@ class RequestProgress:
         return entered
 
     def finish(self, stage: str, part: int, edge_counts: Sequence[int] = ()) -> Entered:
-        """A visit is over; returns the visits that follow. `edge_counts` says how many items it sends along each edge
-        away from the stage; one along each if empty. More than an edge allows lead nowhere: they set `fault`, and the
+        """Record that a visit is over; returns the visits that follow. `edge_counts` says how many items it sends along
+        each outgoing edge; one along each if empty. If an edge does not allow that many, only `fault` is set and the
         visit stays open."""
         entered: Entered = []
         edges = self._graph.edges[stage]
@@ -64,8 +63,8 @@ class RequestProgress:
         return entered
 
     def deadline_ns(self, *, ended: bool = False) -> int:
-        """When the request is due: at its own deadline, unless declared paths have deadlines of their own. Then at the
-        loosest of the paths it may be on, or, once it has `ended`, was on; at the application's if it fits no path."""
+        """The request's deadline. If declared paths have different deadlines, it is the loosest among the paths that
+        the request may still take, or, once it has `ended`, took; if it fits no path, the application's."""
         graph, request = self._graph, self.request
         if not graph.has_deadlines:
             return request.deadline_ns
@@ -76,7 +75,7 @@ class RequestProgress:
         return request.sent_ns + request.slo_ns * loosest_ns // graph.slo_ns
 
     def _follow(self, edge: Edge, part: int, count: int, entered: Entered) -> None:
-        """A visit for `part` sends `count` items along an edge: 0 if it leaves the edge out."""
+        """Send `count` items along an edge from a visit for `part`; 0 if the visit does not take the edge."""
         if edge.kind == "one":
             self._send(edge.target, part, count, entered)
         elif edge.kind == "join":
@@ -90,11 +89,11 @@ class RequestProgress:
             for each in range(count):
                 self._send(edge.target, each, 1, entered)
             if not count:
-                self._leave_out_scope(edge.target, entered)
+                self._skip_scope(edge.target, entered)
 
     def _send(self, stage: str, part: int, count: int, entered: Entered) -> None:
-        """One of the predecessors of a visit is done with it. After the last one the visit is entered if any of them
-        has sent something; otherwise it is left out, and so is what only it would have sent something to."""
+        """One predecessor of a visit is done. After the last one, enter the visit if any of them sent an item; else
+        skip it, and with it the stages that only it leads to."""
         left, sent = self._pending.pop((stage, part), (self._graph.predecessors[stage], 0))
         left, sent = left - 1, sent + count
         if left:
@@ -108,8 +107,8 @@ class RequestProgress:
             for edge in self._graph.edges[stage]:
                 self._follow(edge, part, 0, entered)
 
-    def _leave_out_scope(self, scope: str, entered: Entered) -> None:
-        """A fan-out stage gets no parts: the stages that join them need not wait."""
+    def _skip_scope(self, scope: str, entered: Entered) -> None:
+        """A fan-out stage gets no parts: let the stages that join them continue."""
         for name in self._graph.stages_in(scope):
             for edge in self._graph.edges[name]:
                 if edge.kind == "join":

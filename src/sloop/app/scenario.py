@@ -1,6 +1,6 @@
-"""A scenario: an application, the requests that come, and what is true of the world it is simulated in.
+"""A scenario: an application, its requests, and the true behaviour of the simulated world.
 
-Plain values. `Truth` only declares: the simulator acts on it, and no policy sees it (law 2).
+Plain values. The simulator acts on `Truth`; no policy sees it (law 2).
 
 Sources of the defaults: Sponge specification §1.4 and §7.3-6 (P99 over mean 1.05, variation 3 %, resize 50 ms), §3.1
 (payload 284 KiB).
@@ -15,37 +15,37 @@ from sloop.options import OutOfRange, limited
 from sloop.units import s
 
 ResizeRule = Literal["next_batch", "rescale"]
-"""A resize during a batch counts from the next batch, or rescales what remains of this one."""
+"""A resize during a batch takes effect at the next batch, or shortens (lengthens) the rest of the running one."""
 
 Delivery = Literal["delay", "attach"]
-"""A slow upload delays the arrival, or the request arrives at once with that much less budget."""
+"""A slow upload delays the arrival, or the request arrives at once with a budget shorter by the upload."""
 
 NoiseShape = Literal["normal", "exponential", "deterministic"]
-"""The distribution of service times; the last two are for comparison with queueing theory."""
+"""The distribution of service times. `exponential` and `deterministic` are for comparison with queueing theory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceTruth:
-    """How long batches really take: mean = profile / `ratio` (P99 over mean), with coefficient of variation `cv`.
+    """The true durations of batches: mean = profile / `ratio` (P99 over mean), with coefficient of variation `cv`.
 
-    By default as the profile was measured, or 1.05 and 0.03 if it was not measured or only one of them is given. `cv`
-    counts only for the normal `shape`.
+    The defaults are the profile's measured values, or 1.05 and 0.03 if it was not measured or only one of the two is
+    given. Only the normal `shape` uses `cv`.
     """
 
     ratio: float | None = limited(None, above=0, most=100)
     cv: float | None = limited(None, least=0, most=10)
     spread: float | None = limited(None, least=0, most=10)
-    """Runs may be slower or faster by this fraction, which gives results a range; 0 for none. By default as far as the
-    passes of a measured profile were apart."""
+    """Runs may be slower or faster by this fraction, which gives results a range; 0 for no range. The default is the
+    difference between the passes of a measured profile."""
     shape: NoiseShape = "normal"
 
 
 @dataclass(frozen=True, slots=True)
 class ColdStartTruth:
-    """How long a new replica really takes to be ready: `start_s`, uniform within ± `jitter` (a fraction of it).
+    """The true start-up time of a replica: `start_s`, uniform within ± `jitter` (a fraction of it).
 
-    By default as long as the variant's profile says (`load_s`), or an assumed 10 s if it does not. With `warm`, the
-    replicas of the first plan are ready at time 0.
+    The default is `load_s` of the variant's profile, or 10 s if it has none. With `warm`, the replicas of the first
+    plan are ready at time 0.
     """
 
     start_s: float | None = limited(None, least=0, most=1e6)
@@ -60,7 +60,7 @@ class NetworkTruth:
     link: str | Mapping[str, object]
     """A file of bandwidths, or the options of a generated link (`sloop.workload.link`)."""
     payload_kb: tuple[float, ...] = limited((284.0,), least=0, most=1e9)
-    """Drawn for each request, each equally likely."""
+    """Payload sizes; each request draws one of them, all equally likely."""
     semantics: Delivery = "delay"
 
     def __post_init__(self) -> None:
@@ -71,32 +71,32 @@ class NetworkTruth:
 
 @dataclass(frozen=True, slots=True)
 class FailureTruth:
-    """Replicas are lost at random, each on average every `mtbf_s` seconds."""
+    """Replicas are lost at random; the mean time between failures of each is `mtbf_s` seconds."""
 
     mtbf_s: float = limited(above=0, most=1e12)
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is true in the simulated world and unknown to every policy."""
+    """The true behaviour of the simulated world, which no policy knows."""
 
     service: ServiceTruth = ServiceTruth()
     profile_error: float = limited(1.0, above=0, most=100)
-    """True durations are those of the profile times this: above 1 the profile is optimistic."""
+    """True durations = profile's durations × this: above 1 the profile is optimistic."""
     resize_ms: float = limited(50.0, least=0, most=1e7)
     resize: ResizeRule = "next_batch"
     cold_start: ColdStartTruth = ColdStartTruth()
     network: NetworkTruth | None = None
     failures: FailureTruth | None = None
     fan_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """For stages with `each`: the number of parts of a request; several numbers are equally likely."""
+    """For stages with `each`: the number of parts of a request, or several, all equally likely."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """For stages with `when`: the share of the requests that could take the branch and do, 0 to 1."""
+    """For stages with `when`: the fraction of the requests at the branch that take it, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One experiment; each of `systems` runs on the same requests and the same truth."""
+    """One experiment: all `systems` serve the same requests under the same truth."""
 
     application: Application
     trace: Mapping[str, object]
