@@ -14,8 +14,8 @@ from shutil import copy
 
 from msgspec import Struct
 
-from benchmarks.accounts import check
 from benchmarks.notebook import arguments, publish, say, table, workspace
+from benchmarks.request_audit import check
 from sloop.app.application import SystemChoice
 from sloop.app.hardware import local
 from sloop.app.scenario import Scenario

@@ -148,7 +148,7 @@ def variant(name: str, times: float, accuracy: float | None = None) -> Variant:
     return Variant(name, accuracy=accuracy, profile=Profile(latency_ms=form, max_batch=8, max_cores=8))
 
 
-def invented(name: str, slo_ms: float, stages: Sequence[Stage]) -> Application:
+def synthetic(name: str, slo_ms: float, stages: Sequence[Stage]) -> Application:
     """A synthetic application on twenty nodes of sixteen cores."""
     nodes = tuple(node_of(number, 16) for number in range(20))
     return Application(name, slo_ms, tuple(stages), SystemChoice("fa2"), nodes)
@@ -158,7 +158,7 @@ def fan_in(width: int) -> Application:
     """One stage, then `width` stages in parallel, then one stage that joins them."""
     beside = [Stage(f"side{n}", (variant("v", 1 + n / width),), ("first",)) for n in range(width)]
     last = Stage("last", (variant("v", 1),), tuple(stage.name for stage in beside))
-    return invented("fan-in", 300, [Stage("first", (variant("v", 1),)), *beside, last])
+    return synthetic("fan-in", 300, [Stage("first", (variant("v", 1),)), *beside, last])
 
 
 def diamonds(count: int) -> Application:
@@ -167,7 +167,7 @@ def diamonds(count: int) -> Application:
     for number in range(count):
         sides = [Stage(f"{side}{number}", (variant("v", 1),), (f"d{number}",)) for side in ("left", "right")]
         stages += [*sides, Stage(f"d{number + 1}", (variant("v", 1),), tuple(stage.name for stage in sides))]
-    return invented("diamonds", 200 + 150 * count, stages)
+    return synthetic("diamonds", 200 + 150 * count, stages)
 
 
 def chain(length: int, variants: int) -> Application:
@@ -177,7 +177,7 @@ def chain(length: int, variants: int) -> Application:
         times, least = 0.7 + place * 0.6 / length, 0.5 + 0.2 * (place * 3 % length) / length
         offered = tuple(variant(f"v{n}", times * (1 + n / 2), least + 0.03 * n) for n in range(variants))
         stages.append(Stage(f"s{place}", offered, (f"s{place - 1}",) if place else ()))
-    return invented("chain", 2000, stages)
+    return synthetic("chain", 2000, stages)
 
 
 def planned(case: Case, system: str) -> Planned:

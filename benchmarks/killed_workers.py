@@ -22,9 +22,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from benchmarks.accounts import Numbering, account, check, check_rows
 from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, quantile, say, table, worker_pids, workspace
+from benchmarks.request_audit import Numbering, account, check, check_rows
 from benchmarks.watch import state_of, wait_ready
 from sloop.actions import StartReplica
 from sloop.demo.live import serving
@@ -88,7 +88,7 @@ def losses_of(log: Path) -> Losses:
 
 
 @contextmanager
-def killing(url: str, *, gap_s: float, seed: int) -> Iterator[list[float]]:
+def kill_workers(url: str, *, gap_s: float, seed: int) -> Iterator[list[float]]:
     """Kill a worker at random instants, `gap_s` apart on average; adds each instant, in the server's seconds, to the
     list."""
     zero_s = time.monotonic() - state_of(url).now_s
@@ -140,7 +140,7 @@ def run(folder: Path, given: Namespace) -> tuple[LoadResult, list[float], Path, 
             delivery=Delivery.ATTACH,
             records=records,
         )
-        with killing(where.http, gap_s=given.gap, seed=given.seed) as killed_s:
+        with kill_workers(where.http, gap_s=given.gap, seed=given.seed) as killed_s:
             result = run_load(plan)
         wait_ready(where.http, given.replicas)
     return result, killed_s, records, Path(where.log)

@@ -64,7 +64,7 @@ def systems() -> dict[str, dict[str, Any]]:
     }
 
 
-def drawn(folder: Path) -> Path:
+def label_tensor(folder: Path) -> Path:
     """The image of the label that requests send, as a tensor."""
     pixels = module_in(EXAMPLE / "pictures.py").draw(3, lines=LINES).pixels
     np.save(folder / "label.npy", pixels[None])
@@ -148,7 +148,7 @@ def main() -> None:
     given = parser.parse_args()
     wave = {"kind": "square", "rate": given.rate / 2, "burst_rate": given.rate * 2, "period_s": 20, "burst_s": 5}
     with workspace(given.keep) as folder:
-        drawn(folder)
+        label_tensor(folder)
         unloaded_ms: dict[str, float] = {}
         for label, system in systems().items():
             say(f"{label}: a request every other second")

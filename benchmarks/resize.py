@@ -33,7 +33,7 @@ CORES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
 
 
-class Load:
+class BatchLoop:
     """A closed loop of one batch after another, and the durations of its batches."""
 
     def __init__(self, backend: LocalBackend, tensors: list[Tensor]) -> None:
@@ -84,11 +84,11 @@ class Load:
         return [service_ns / 1e6 for _, service_ns in self.finished[first : first + batches]]
 
 
-class Ear:
+class BackendListener:
     """Receives the reports of the backend."""
 
     def __init__(self) -> None:
-        self.load: Load | None = None
+        self.load: BatchLoop | None = None
 
     def on_event(self, event: Event) -> None:
         assert self.load is not None
@@ -103,14 +103,14 @@ async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, objec
     signature = read_signature(model)
     found = detect()
     backend = LocalBackend({("s", "v"): Servable(str(model), signature)}, found.actuator, threads_prepared=2)
-    ear = Ear()
-    backend.attach(ear)
+    listener = BackendListener()
+    backend.attach(listener)
     shapes = [tuple(max(dim, 1) for dim in port.shape) for port in signature.inputs]
     tensors = [
         Tensor(port.datatype, shape, bytes(prod(shape) * ITEM_BYTES[port.datatype]))
         for port, shape in zip(signature.inputs, shapes, strict=True)
     ]
-    load = ear.load = Load(backend, tensors)
+    load = listener.load = BatchLoop(backend, tensors)
     backend.start(REPLICA, ReplicaSpec("s", "v", 1.0))
     await load.ready()
     pid = backend.pid(REPLICA)

@@ -21,8 +21,8 @@ from typing import Final
 import uvloop
 from msgspec import Struct
 
-from benchmarks.accounts import Numbering, Rows, account, check, check_rows
 from benchmarks.notebook import arguments, publish, quantile, say, table, workspace
+from benchmarks.request_audit import Numbering, Rows, account, check, check_rows
 from sloop.actions import ResizeReplica, StartBatch, StartReplica
 from sloop.app.load import load_application
 from sloop.core.views import ClusterView
@@ -49,7 +49,7 @@ TARGET_MS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Restless:
+class RandomResizes:
     """A scaling policy for this test only: the replica gets the next number in `cores` every period."""
 
     cores: tuple[float, ...]
@@ -64,7 +64,7 @@ class Restless:
         return Plan((target,), f"restless: {cores:g} cores")
 
 
-def walk(seed: int, count: int) -> tuple[float, ...]:
+def random_cores(seed: int, count: int) -> tuple[float, ...]:
     """Random core counts, never the same twice in a row."""
     chance, found = Random(seed), [1.0]
     while len(found) < count:
@@ -77,7 +77,7 @@ def setup_of(folder: Path, model: Path, given: Namespace) -> Setup:
     declared = {"name": "resized", "slo_ms": SLO_MS, "stages": [{"name": "classify", "model": str(model.absolute())}]}
     setup = set_up(load_application(declared, folder=folder))
     steps = round(given.seconds * 1e3 / given.period_ms) + 100  # what the start takes comes before the load
-    scale = Restless(walk(given.seed, steps), ms(given.period_ms))
+    scale = RandomResizes(random_cores(given.seed, steps), ms(given.period_ms))
     system = replace(setup.system, name="restless", policies=replace(setup.system.policies, scale=scale))
     return replace(setup, system=system)
 
@@ -103,7 +103,7 @@ async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult,
     return result, folder / "state" / "events.jsonl"
 
 
-class Ran(Struct, frozen=True):
+class MeasuredBatch(Struct, frozen=True):
     """A batch and the number of cores on which it ran."""
 
     cores: float
@@ -113,16 +113,16 @@ class Ran(Struct, frozen=True):
     """Since the last resize came into effect."""
 
 
-class Seen(Struct, frozen=True):
+class ResizeLog(Struct, frozen=True):
     """The resizes and batches in the log."""
 
     effect_ms: list[float]
-    ran: list[Ran]
+    ran: list[MeasuredBatch]
     starts: int
     lost: int
 
 
-def read(log: Path) -> Seen:
+def read(log: Path) -> ResizeLog:
     """Read the log, without the batches during which a resize was ordered or came into effect: they ran on two
     counts."""
     orders: list[int] = []
@@ -144,13 +144,13 @@ def read(log: Path) -> Seen:
             is_first = False
         elif isinstance(record, Finished) and record.batch in started:
             size, first = started.pop(record.batch)
-            ran.append(Ran(cores, size, to_ms(record.service_ns), first))
+            ran.append(MeasuredBatch(cores, size, to_ms(record.service_ns), first))
         elif isinstance(record, ReplicaLost):
             lost += 1
-    return Seen(effect_ms, ran, starts, lost)
+    return ResizeLog(effect_ms, ran, starts, lost)
 
 
-def by_cores(ran: Sequence[Ran], promised: Latency) -> list[tuple[Cell, ...]]:
+def by_cores(ran: Sequence[MeasuredBatch], promised: Latency) -> list[tuple[Cell, ...]]:
     """Per core count: the profiled time of a batch of 1, and the median of measured over profiled times of all
     batches."""
     ratios: dict[tuple[float, bool], list[float]] = defaultdict(list)
@@ -166,7 +166,7 @@ def by_cores(ran: Sequence[Ran], promised: Latency) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def report(given: Namespace, promised: Latency, seen: Seen, clients: LoadResult, checked: Rows) -> str:
+def report(given: Namespace, promised: Latency, seen: ResizeLog, clients: LoadResult, checked: Rows) -> str:
     """The text of the page."""
     effect = [quantile(seen.effect_ms, share) for share in (0.5, 0.99, 1.0)]
     within = sum(taken_ms <= TARGET_MS for taken_ms in seen.effect_ms)

@@ -41,7 +41,7 @@ MIB: Final = 2**20
 RUN_S_MAX: Final = 900
 
 
-class Side(NamedTuple):
+class Simulator(NamedTuple):
     """A simulator, and the style in which the model is written in it."""
 
     name: str
@@ -51,7 +51,7 @@ class Side(NamedTuple):
     """The share of the requests that it is given: a slow simulator needs no long run to be timed well."""
 
 
-class Seen(NamedTuple):
+class SpeedRun(NamedTuple):
     """One run."""
 
     requests: int
@@ -72,45 +72,45 @@ class Seen(NamedTuple):
         return 1e6 * (self.taken_s - self.begin_s) / self.requests
 
 
-OURS: Final = Side("sloop, nothing counted or checked", "ours")
-CHECKING: Final = Side("sloop, all records checked", "ours", "checked")
-COUNTING: Final = Side("sloop, figures and first records checked (`sloop simulate`)", "ours", "counted")
-LIMIT: Final = Side("bare heap loop", "bare")
-RESOURCE: Final = Side("SimPy, Resource, a process per request", "simpy_models", "resource")
-SALABIM: Final = Side("salabim, Resource, a component per request", "salabim_models", "resource", 0.05)
+OURS: Final = Simulator("sloop, nothing counted or checked", "ours")
+CHECKING: Final = Simulator("sloop, all records checked", "ours", "checked")
+COUNTING: Final = Simulator("sloop, figures and first records checked (`sloop simulate`)", "ours", "counted")
+LIMIT: Final = Simulator("bare heap loop", "bare")
+RESOURCE: Final = Simulator("SimPy, Resource, a process per request", "simpy_models", "resource")
+SALABIM: Final = Simulator("salabim, Resource, a component per request", "salabim_models", "resource", 0.05)
 SIDES: Final = {
     MANY_SERVERS: (
         OURS,
         CHECKING,
         COUNTING,
         RESOURCE,
-        Side("SimPy, Store, a process per server", "simpy_models", "store"),
-        Side("SimPy, bare events, a process per server", "simpy_models", "by-hand"),
+        Simulator("SimPy, Store, a process per server", "simpy_models", "store"),
+        Simulator("SimPy, bare events, a process per server", "simpy_models", "by-hand"),
         SALABIM,
-        Side("salabim, bare, a component per server", "salabim_models", "by-hand"),
+        Simulator("salabim, bare, a component per server", "salabim_models", "by-hand"),
         LIMIT,
     ),
     BATCHING: (
         OURS,
         CHECKING,
         COUNTING,
-        Side("SimPy, bare events, a process per server", "simpy_models", "by-hand"),
-        Side("salabim, bare, a component per server", "salabim_models", "by-hand"),
+        Simulator("SimPy, bare events, a process per server", "simpy_models", "by-hand"),
+        Simulator("salabim, bare, a component per server", "salabim_models", "by-hand"),
         LIMIT,
     ),
 }
 
 
 def run(  # parameters in the order of the command line
-    side: Side, queue: str, requests: int, *, servers: int = 0, busy: int = 0, seed: int = 1, waits: bool = False
-) -> Seen:
+    side: Simulator, queue: str, requests: int, *, servers: int = 0, busy: int = 0, seed: int = 1, waits: bool = False
+) -> SpeedRun:
     """Simulate in a process of its own."""
     python = python_of(PEERS) if side.program.endswith("_models") else Path(sys.executable)
     command = [str(python), "-m", f"benchmarks.simulators.{side.program}", "--queue", queue, "--style", side.style]
     command += ["--requests", str(requests), "--servers", str(servers or SERVERS[queue]), "--busy", str(busy)]
     command += ["--seed", str(seed), *(["--waits"] if waits else [])]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=RUN_S_MAX)
-    return Seen(requests, **json.loads(done.stdout))
+    return SpeedRun(requests, **json.loads(done.stdout))
 
 
 class Command(NamedTuple):
@@ -204,7 +204,7 @@ def agreement(seed: int) -> list[tuple[object, ...]]:
 def compared(queue: str, requests: int, rounds: int, seed: int) -> list[tuple[object, ...]]:
     """The speed of each simulator, and its ratio to ours in the same round."""
     sides = SIDES[queue]
-    seen: dict[Side, list[Seen]] = {side: [] for side in sides}
+    seen: dict[Simulator, list[SpeedRun]] = {side: [] for side in sides}
     for number in range(rounds):
         say(f"{queue}: round {number + 1} of {rounds}")
         for side in sides:
@@ -218,9 +218,9 @@ def compared(queue: str, requests: int, rounds: int, seed: int) -> list[tuple[ob
     return rows
 
 
-def along(side: Side, cases: Sequence[tuple[int, int, int]], seed: int, rounds: int) -> list[Seen]:
+def median_runs(side: Simulator, cases: Sequence[tuple[int, int, int]], seed: int, rounds: int) -> list[SpeedRun]:
     """The run of median speed for each case (requests, servers, servers that the load is for)."""
-    found: list[Seen] = []
+    found: list[SpeedRun] = []
     for requests, servers, busy in cases:
         say(f"{side.name}: {requests:,} requests, {servers:,} servers, {busy:,} busy")
         runs = [
@@ -231,11 +231,13 @@ def along(side: Side, cases: Sequence[tuple[int, int, int]], seed: int, rounds: 
     return found
 
 
-def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[Seen]]:
+def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[SpeedRun]]:
     counts = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
     servers = SERVERS[MANY_SERVERS]
     sides = {OURS: counts, CHECKING: counts[:3], RESOURCE: counts[:3], LIMIT: counts}
-    seen = {side: along(side, [(count, servers, servers) for count in of], seed, rounds) for side, of in sides.items()}
+    seen = {
+        side: median_runs(side, [(count, servers, servers) for count in of], seed, rounds) for side, of in sides.items()
+    }
     rows = [
         (run.requests, side.name, round(run.rps), 1e6 / run.rps, run.peak_bytes / MIB)
         for place, _ in enumerate(counts)
@@ -247,17 +249,17 @@ def against_requests(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, 
     return table(columns, rows), figure, seen[OURS]
 
 
-def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[Seen]]:
+def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, list[SpeedRun]]:
     """Runs with more and more replicas: once all loaded, once with the load of ten and the others idle."""
     counts = (1, 10, 100, 1_000) if quick else (1, 10, 100, 1_000, 10_000)
     requests = 50_000 if quick else 500_000
-    idle = Side("sloop, load for ten of them", OURS.program)
+    idle = Simulator("sloop, load for ten of them", OURS.program)
     loaded = [(max(requests, 100 * count), count, count) for count in counts]
     few = [(requests // 5, count, min(count, 10)) for count in counts]
     seen = {
-        OURS: along(OURS, loaded, seed, rounds),
-        idle: along(idle, few, seed, rounds),
-        RESOURCE: along(RESOURCE, [(requests // 5, count, count) for _, count, _ in loaded], seed, 1),
+        OURS: median_runs(OURS, loaded, seed, rounds),
+        idle: median_runs(idle, few, seed, rounds),
+        RESOURCE: median_runs(RESOURCE, [(requests // 5, count, count) for _, count, _ in loaded], seed, 1),
     }
     rows = [
         (count, seen[OURS][place].begin_s, *(runs[place].each_us for runs in seen.values()))
@@ -268,7 +270,7 @@ def against_replicas(quick: bool, seed: int, rounds: int) -> tuple[str, Figure, 
     return table(columns, rows), figure, seen[OURS]
 
 
-def _figure(name: str, title: str, x_label: str, ticks: Sequence[str], seen: dict[Side, list[Seen]]) -> Figure:
+def _figure(name: str, title: str, x_label: str, ticks: Sequence[str], seen: dict[Simulator, list[SpeedRun]]) -> Figure:
     """A plot of requests per second with two logarithmic axes."""
     series = tuple(
         Series(side.name, tuple(range(len(runs))), tuple(1e6 / run.each_us for run in runs))
@@ -300,7 +302,7 @@ def main() -> None:
     publish("sim-speed", "The simulator's speed", text, figures, write=not given.no_write)
 
 
-def asked(ratio: float, command: tuple[float, float], long: Sequence[Seen], wide: Sequence[Seen]) -> str:
+def requirements(ratio: float, command: tuple[float, float], long: Sequence[SpeedRun], wide: Sequence[SpeedRun]) -> str:
     """The required speeds and the measured ones.
 
     `ratio` compares the core alone with SimPy, `command` the whole of `sloop simulate`; `long` are runs of growing
@@ -353,7 +355,7 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
     ]
     ratio = ratios[MANY_SERVERS, RESOURCE.name]
     assert isinstance(ratio, float)
-    parts.insert(1, asked(ratio, as_commands["`sloop simulate`"], ours_long, ours_wide))
+    parts.insert(1, requirements(ratio, as_commands["`sloop simulate`"], ours_long, ours_wide))
     return "\n\n".join(parts), [long_figure, wide_figure]
 
 

@@ -133,7 +133,7 @@ def restorer(folder: Path, channels: int = 8, layers: int = 2) -> Path:
     return path
 
 
-def padded(model: Path) -> Path:
+def with_startup(model: Path) -> Path:
     """The model as a Python stage that takes as long to start as a start of `START_S` does in compressed time."""
     session = open_model(model, 1)
     ports = [
@@ -156,7 +156,7 @@ def measured(model: Path) -> Profile:
 
 def prepared(folder: Path, given: Namespace) -> Experiment:
     """The models, their profiles, and a trace and a deadline to match."""
-    models = tuple(padded(model) for model in (restorer(folder), small(folder, "densenet121", PIXELS)))
+    models = tuple(with_startup(model) for model in (restorer(folder), small(folder, "densenet121", PIXELS)))
     profiles = tuple(map(measured, models))
     alone_ms = [profile.latency_ms.latency_ms(1, UNIT) for profile in profiles]
     # The requests per second of one unit of cores, if every stage gets its share of the units.

@@ -47,7 +47,7 @@ QUEUES = (
 )
 
 
-class Seen(NamedTuple):
+class QueueRun(NamedTuple):
     """One run."""
 
     wait_ms: float
@@ -59,12 +59,12 @@ class Seen(NamedTuple):
     """Mean number present over arrival rate × mean stay, less 1, taken over the whole run."""
 
 
-def played(queue: Queue, seed: int, requests: int) -> Seen:
+def simulated(queue: Queue, seed: int, requests: int) -> QueueRun:
     play = partial(visits, seed, servers=queue.servers, load=queue.load, shape=queue.shape, cv=queue.cv)
     settled = play(requests=requests, settling=round(SETTLING * requests))
     whole = play(requests=requests // 10)
     rate_rps = len(whole.stays_s) / to_s(whole.changed_ns)
-    return Seen(
+    return QueueRun(
         wait_ms=1e3 * fmean(settled.waits_s),
         waiting=fmean(wait_s > 0 for wait_s in settled.waits_s),
         present=settled.mean_present,
@@ -81,9 +81,9 @@ def theory(queue: Queue) -> tuple[float, float, float]:
     return 1e3 * wait_s, waiting, queue.load * queue.servers / SERVICE_S * (wait_s + SERVICE_S)
 
 
-def compared(queue: Queue, runs: Sequence[Seen]) -> list[tuple[object, ...]]:
+def compared(queue: Queue, runs: Sequence[QueueRun]) -> list[tuple[object, ...]]:
     """One row per measure: theory, the mean of the runs, and half the width of its confidence interval."""
-    measures: tuple[tuple[str, Callable[[Seen], float]], ...] = (
+    measures: tuple[tuple[str, Callable[[QueueRun], float]], ...] = (
         ("mean wait, ms", lambda seen: seen.wait_ms),
         ("share that waits", lambda seen: seen.waiting),
         ("mean number present", lambda seen: seen.present),
@@ -113,7 +113,7 @@ def main() -> None:
     ]
     say(f"{len(orders)} runs of {given.requests:,} requests")
     with multiprocessing.Pool(given.processes) as pool:
-        seen = pool.starmap(played, orders, chunksize=1)
+        seen = pool.starmap(simulated, orders, chunksize=1)
     rows = [
         row
         for place, queue in enumerate(QUEUES)

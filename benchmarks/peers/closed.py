@@ -47,7 +47,7 @@ class Sample(Struct, frozen=True):
     wrong: int
 
 
-class Found(Struct, frozen=True):
+class ClosedLoopResults(Struct, frozen=True):
     """The results of a comparison."""
 
     samples: list[Sample]
@@ -66,9 +66,9 @@ class Found(Struct, frozen=True):
         return median(rates) if rates else None
 
 
-def compare(plan: Plan, peers: Iterable[Peer]) -> Found:
+def compare(plan: Plan, peers: Iterable[Peer]) -> ClosedLoopResults:
     """Measure all peers in all encodings with all numbers of connections, in each round."""
-    found = Found([], {})
+    found = ClosedLoopResults([], {})
     rows = [(peer, encoding) for encoding in plan.encodings for peer in peers if encoding in peer.encodings]
     for number in range(plan.rounds):
         for peer, encoding in rows:
@@ -105,7 +105,7 @@ def _samples(plan: Plan, peer: Peer, case: Case, name: str) -> list[Sample]:
     return samples
 
 
-def tables(found: Found, plan: Plan, first: str) -> str:
+def tables(found: ClosedLoopResults, plan: Plan, first: str) -> str:
     """A table for each number of connections, with throughputs relative to that of `first`."""
     return "\n\n".join(f"{_count(count)}:\n\n{_table(found, count, first)}" for count in plan.connections)
 
@@ -114,7 +114,7 @@ def _count(connections: int) -> str:
     return "1 connection" if connections == 1 else f"{connections} connections"
 
 
-def _table(found: Found, connections: int, first: str) -> str:
+def _table(found: ClosedLoopResults, connections: int, first: str) -> str:
     base = found.rps(first, connections)
     columns = ("server", "answers/s", f"over {first}", "p50 ms", "p99 ms", "CPU s / 1,000", "memory MiB", "wrong")
     rows: list[Sequence[object]] = []
@@ -137,7 +137,7 @@ def _table(found: Found, connections: int, first: str) -> str:
     return table(columns, rows)
 
 
-def orders(found: Found, plan: Plan) -> str:
+def orders(found: ClosedLoopResults, plan: Plan) -> str:
     """Whether the order of the servers by throughput is the same in all rounds."""
     if plan.rounds < 2:
         return "One round: `--repeat 3` shows whether the order stays."
@@ -149,12 +149,12 @@ def orders(found: Found, plan: Plan) -> str:
     return "Order by throughput in each round:\n\n" + table(("connections", "the same", "in the first"), lines)
 
 
-def _minus_rps(found: Found, connections: int, number: int, name: str) -> float:
+def _minus_rps(found: ClosedLoopResults, connections: int, number: int, name: str) -> float:
     samples = found.of(name, connections)
     return -samples[number].rps if number < len(samples) else 0.0
 
 
-def bars(found: Found, plan: Plan, *, name: str, title: str) -> Figure:
+def bars(found: ClosedLoopResults, plan: Plan, *, name: str, title: str) -> Figure:
     """A plot of throughput with a panel for each number of connections."""
     labels = found.labels()
     places = tuple(float(place) for place in range(len(labels)))

@@ -56,7 +56,7 @@ class Closed(Struct, frozen=True):
     """Answers with another status, and requests without one."""
 
 
-class Orders(Struct, frozen=True):
+class SenderOptions(Struct, frozen=True):
     """The parameters of `sender`, in addition to the body and the schedule."""
 
     port: int
@@ -93,7 +93,7 @@ def closed(port: int, ask: Ask, connections: int, seconds: float) -> Closed:
         folder = Path(name)
         if shutil.which("wrk"):
             return _by_wrk(folder, port, ask, connections, seconds)
-        orders = Orders(port, head_of(port, ask), connections, s(seconds), s(TIMEOUT_S))
+        orders = SenderOptions(port, head_of(port, ask), connections, s(seconds), s(TIMEOUT_S))
         result = _sent(folder, orders, ask, None, slo_ms=1e3 * TIMEOUT_S, seconds=seconds)
     answers = result.ok + result.late
     return Closed(answers / seconds, result.p50_ms or 0.0, result.p99_ms or 0.0, answers, result.sent - answers)
@@ -102,7 +102,7 @@ def closed(port: int, ask: Ask, connections: int, seconds: float) -> Closed:
 def open_loop(port: int, ask: Ask, due_ns: NDArray[np.int64], *, slo_ms: float, seconds: float) -> LoadResult:
     """An open loop: one request at each instant; goodput is that of `seconds`."""
     with tempfile.TemporaryDirectory(prefix="peers-load-") as name:
-        orders = Orders(port, head_of(port, ask), 16, 0, s(TIMEOUT_S))
+        orders = SenderOptions(port, head_of(port, ask), 16, 0, s(TIMEOUT_S))
         schedule = np.stack([due_ns, np.zeros_like(due_ns)], axis=1)
         return _sent(Path(name), orders, ask, schedule, slo_ms=slo_ms, seconds=seconds)
 
@@ -140,7 +140,7 @@ def _by_wrk(folder: Path, port: int, ask: Ask, connections: int, seconds: float)
 
 
 def _sent(
-    folder: Path, orders: Orders, ask: Ask, schedule: NDArray[np.int64] | None, *, slo_ms: float, seconds: float
+    folder: Path, orders: SenderOptions, ask: Ask, schedule: NDArray[np.int64] | None, *, slo_ms: float, seconds: float
 ) -> LoadResult:
     """Start the sender, wait until it ends, and evaluate its records."""
     (folder / BODY).write_bytes(ask.body)

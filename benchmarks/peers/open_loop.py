@@ -113,7 +113,7 @@ class Run(Struct, frozen=True):
     """Of CPU that the server's process tree used on average, from the first request to the last answer."""
 
 
-class Found(Struct, frozen=True):
+class OpenLoopResults(Struct, frozen=True):
     """The runs of one model, and the failures."""
 
     runs: list[Run]
@@ -134,9 +134,9 @@ def goodput(run: Run) -> float:
     return run.result.goodput_rps
 
 
-def compare(plan: Plan, peers: Iterable[Peer]) -> Found:
+def compare(plan: Plan, peers: Iterable[Peer]) -> OpenLoopResults:
     """Sweep each peer's settings with the first wave, then run its best settings with the other waves."""
-    found = Found([], {})
+    found = OpenLoopResults([], {})
     for peer in (one for one in peers if Encoding.BINARY in one.encodings):
         settings = peer.limits(plan.queue, plan.slo_ms)
         for number in range(plan.rounds):
@@ -155,7 +155,7 @@ def _swept(plan: Plan, settings: Iterable[str]) -> list[Trial]:
     return [(name, plan.waves[0], load) for name in settings for load in plan.swept]
 
 
-def _rest(plan: Plan, peer: Peer, found: Found, number: int) -> list[Trial]:
+def _rest(plan: Plan, peer: Peer, found: OpenLoopResults, number: int) -> list[Trial]:
     """Run the loads outside the sweep, each with the best setting of the nearest load in the sweep."""
     chosen: dict[float, str] = {}
     for load in plan.loads:
@@ -174,7 +174,7 @@ def nearest(swept: Sequence[float], load: float) -> float:
 
 
 def _played(
-    plan: Plan, peer: Peer, trials: Sequence[Trial], settings: Mapping[str, Limits], number: int, found: Found
+    plan: Plan, peer: Peer, trials: Sequence[Trial], settings: Mapping[str, Limits], number: int, found: OpenLoopResults
 ) -> Iterator[Run]:
     """Run all loads of each setting on one server with that setting."""
     for name in dict.fromkeys(trial[0] for trial in trials):

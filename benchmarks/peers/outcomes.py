@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.notebook import table
-from benchmarks.peers.open_loop import SQUARE, Found, Plan, Run, goodput
+from benchmarks.peers.open_loop import SQUARE, OpenLoopResults, Plan, Run, goodput
 from sloop.report.plots import Figure, Panel, Series
 
 LIMIT: Final = "limit: the bare runtime"
 
 
-def report(plan: Plan, found: Found) -> str:
+def report(plan: Plan, found: OpenLoopResults) -> str:
     """The tables of one model."""
     rates = ", ".join(f"{load:g}" for load in plan.loads)
     sizes = ", ".join(f"{batch}: {rps:.1f}" for batch, rps in plan.bare.rps_by_batch.items())
@@ -57,7 +57,7 @@ def _met(run: Run | None) -> float | None:
     return None if run is None or run.result.attainment is None else 100 * run.result.attainment
 
 
-def _beyond(plan: Plan, found: Found) -> str:
+def _beyond(plan: Plan, found: OpenLoopResults) -> str:
     columns = (
         *("server", "limit", "on time %", "late %", "dropped %", "rejected %", "failed %"),
         *("p50 ms", "p99 ms", "cores used", "generator's lag p99 ms"),
@@ -74,7 +74,7 @@ def _beyond(plan: Plan, found: Found) -> str:
     return table(columns, rows)
 
 
-def _sweep(plan: Plan, found: Found) -> str:
+def _sweep(plan: Plan, found: OpenLoopResults) -> str:
     wave = plan.waves[0].name
     rows: list[Sequence[object]] = []
     for peer, setting in dict.fromkeys((run.peer, run.setting) for run in found.runs if run.number == 0):
@@ -89,7 +89,7 @@ def _sweep(plan: Plan, found: Found) -> str:
     return table(("server", "limit", *(f"× {load:g}" for load in plan.swept)), rows)
 
 
-def curves(plan: Plan, found: Found) -> Figure:
+def curves(plan: Plan, found: OpenLoopResults) -> Figure:
     """A plot of goodput against load with a panel for each wave, and ONNX Runtime as the limit."""
     panels: list[Panel] = []
     for wave in plan.waves:
@@ -109,7 +109,7 @@ def curves(plan: Plan, found: Found) -> Figure:
     )
 
 
-def orders(plan: Plan, found: Found) -> str:
+def orders(plan: Plan, found: OpenLoopResults) -> str:
     """The order by goodput in each round, if there are several."""
     if plan.rounds < 2:
         return ""
@@ -120,7 +120,7 @@ def orders(plan: Plan, found: Found) -> str:
     return f"Order by goodput in each round ({SQUARE.name}):\n\n" + table(("load", "the same", "orders"), rows)
 
 
-def _ranked(found: Found, wave: str, load: float, number: int) -> list[str]:
+def _ranked(found: OpenLoopResults, wave: str, load: float, number: int) -> list[str]:
     best: dict[str, float] = {}
     for run in found.runs:
         if (run.wave, run.load, run.number) == (wave, load, number):

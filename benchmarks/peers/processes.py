@@ -29,7 +29,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 ERRORS: Final = ("Error", "error", "Exception", "failed")
 
 
-class Used(Struct, frozen=True):
+class Usage(Struct, frozen=True):
     """A server's usage so far: CPU of its running processes, and memory as the sum of their proportional shares."""
 
     cpu_s: float
@@ -62,9 +62,9 @@ class Tree:
             return self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         return False
 
-    def used(self) -> Used:
+    def used(self) -> Usage:
         pids = self.pids()
-        return Used(sum(map(_cpu_s, pids)), sum(map(_memory_bytes, pids)), len(pids))
+        return Usage(sum(map(_cpu_s, pids)), sum(map(_memory_bytes, pids)), len(pids))
 
     def kill(self) -> None:
         """Kill until no process is left: a process may start another while it is killed."""
@@ -111,7 +111,7 @@ class Server(Struct, frozen=True):
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

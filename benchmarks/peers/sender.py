@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.peers.load import BODY, ORDERS, Orders
+from benchmarks.peers.load import BODY, ORDERS, SenderOptions
 from sloop.load.connections import RequestHead, Server
 from sloop.load.results import RecordWriter
 from sloop.load.sender import (
@@ -26,7 +26,7 @@ from sloop.load.sender import (
 CONNECTIONS_MAX = 4_096
 
 
-class WholeHead(RequestHead):
+class FixedHead(RequestHead):
     """The same head for all requests."""
 
     __slots__ = ("_whole",)
@@ -40,14 +40,14 @@ class WholeHead(RequestHead):
 
 def main(folder: Path) -> None:
     """Send the load described in `folder`, and write the records there."""
-    orders = msgspec.json.decode((folder / ORDERS).read_bytes(), type=Orders)
+    orders = msgspec.json.decode((folder / ORDERS).read_bytes(), type=SenderOptions)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     gc.freeze()
     gc.disable()
     target = Target(
         server=Server("127.0.0.1", orders.port, mark=b""),
-        heads=[WholeHead(orders.head)],
+        heads=[FixedHead(orders.head)],
         bodies=[(folder / BODY).read_bytes()],
         connections_max=allowed_connections(CONNECTIONS_MAX),
         warm_connections=orders.connections,

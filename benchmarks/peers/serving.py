@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from benchmarks.peers.asked import check, expected, row_of
+from benchmarks.peers.answer_check import check, expected, row_of
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.peer import Ask, Case, Encoding, Peer
 from benchmarks.peers.processes import Server, free_port, running

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.peers.open_loop import SQUARE, STEADY, Found, Run, Wave, goodput, ideal_rps, nearest
+from benchmarks.peers.open_loop import SQUARE, STEADY, OpenLoopResults, Run, Wave, goodput, ideal_rps, nearest
 from sloop.load.results import LoadResult
 
 
@@ -43,7 +43,7 @@ def test_the_setting_of_a_load_is_the_nearest_on_its_side_of_saturation() -> Non
 
 
 def test_the_best_setting_is_judged_by_its_median_round() -> None:
-    found = Found([run("a", 0, 90.0), run("a", 1, 10.0), run("a", 2, 20.0), run("b", 0, 50.0)], {})
+    found = OpenLoopResults([run("a", 0, 90.0), run("a", 1, 10.0), run("a", 2, 20.0), run("b", 0, 50.0)], {})
     best = found.best("mosec", SQUARE.name, 0.9)
     assert best is not None
     assert (best.setting, goodput(best)) == ("b", 50.0)
