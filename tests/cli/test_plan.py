@@ -1,16 +1,21 @@
 """`sloop plan`, `sloop check` and `sloop systems`: nothing is started."""
 
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from sloop.app.load import load_application
 from sloop.cli import main
 from sloop.cli.check import condition
+from sloop.cli.plan import plan_display
 from sloop.core.protocols import Policies
 from sloop.systems import SYSTEMS
+from sloop.systems.planning import explain_plan
+from sloop.systems.setup import set_up
 
 
 def test_the_json_of_a_plan_has_the_promised_keys(app: Path) -> None:
@@ -26,6 +31,43 @@ def test_people_see_the_verdict_and_the_reason(app: Path) -> None:
     shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "1000"]).stdout
     assert "static: not feasible" in shown
     assert "cannot keep up with 1,000 requests/s" in shown
+
+
+def test_what_cannot_keep_up_has_no_latency(app: Path) -> None:
+    shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "1000"]).stdout
+    assert "the plan cannot keep up, so latencies grow without bound" in shown
+    assert "predicted ∞" not in shown
+
+
+def test_people_see_what_a_latency_is_of_and_both_batches(app: Path) -> None:
+    shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "100"]).stdout
+    assert "largest batch   expected batch" in shown
+    assert "predicted P99 of a request: " in shown
+    assert "on nodes that cost 0.68 USD/h" in shown
+    assert "no price" not in shown
+
+
+def test_the_range_of_a_prediction_is_told_in_words(app: Path) -> None:
+    report = explain_plan(set_up(load_application(app)), 100)
+    text = "\n".join(map(str, plan_display(replace(report, predicted_ms_low=90.0, predicted_ms_high=110.0))))
+    assert "; on a real machine likely between 90 and 110 ms" in text
+    text = "\n".join(map(str, plan_display(replace(report, predicted_ms_low=90.0, predicted_ms_high=inf))))
+    assert "cannot keep up on a machine as slow as" in text
+
+
+def test_a_price_that_nobody_declared_is_told_apart_from_none(app: Path) -> None:
+    app.write_text(app.read_text().replace("c5.4xlarge, count: 2", "local, cores: 8"))
+    shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "10"]).stdout
+    assert "cost: no price is declared for local" in shown
+    answer = json.loads(CliRunner().invoke(main, ["plan", str(app), "--rate", "10", "--json"]).stdout)
+    assert (answer["usd_per_h"], answer["unpriced"]) == (0, ["local"])
+
+
+@pytest.mark.parametrize("command", [["plan", "--rate", "1"], ["check", "--rate", "1"]])
+def test_an_assumed_profile_is_noted(app: Path, command: list[str]) -> None:
+    app.write_text(app.read_text().replace("ResNet-T", "YOLOv5s-S"))
+    shown = " ".join(CliRunner().invoke(main, [command[0], str(app), *command[1:]]).stdout.split())
+    assert "note: classify/classify: its profile is assumed, not measured (" in shown
 
 
 def test_a_profile_of_another_processor_is_noted(app: Path) -> None:

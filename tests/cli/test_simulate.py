@@ -48,9 +48,18 @@ def test_a_chosen_system_replaces_the_scenarios_and_several_logs_keep_apart(scen
     log = tmp_path / "run.jsonl"
     CliRunner().invoke(main, ["simulate", str(scenario), "--log", str(log)], catch_exceptions=False)
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["run-0-static.jsonl", "run-1-static.jsonl"]
+    shown = CliRunner().invoke(main, ["simulate", str(scenario), "--log", str(log)])
+    assert "run-1-static.jsonl" in "".join(shown.stdout.split())
     shown = CliRunner().invoke(main, ["simulate", str(scenario), "--system", "sponge", "--log", str(log)])
     assert "attainment" in shown.stdout
     assert log.exists()
+
+
+def test_a_price_that_nobody_declared_is_told_apart_from_none(scenario: Path) -> None:
+    assert "no price" not in CliRunner().invoke(main, ["simulate", str(scenario)]).stdout
+    scenario.write_text(scenario.read_text().replace("c5.4xlarge, count: 2", "local, cores: 8"))
+    shown = CliRunner().invoke(main, ["simulate", str(scenario)]).stdout
+    assert "cost: no price is declared for local" in shown
 
 
 def test_every_record_is_checked_on_request(scenario: Path) -> None:

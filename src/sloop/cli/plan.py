@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from sloop.cli.command import CommandOutput, Number, command, table
 from sloop.report.tables import Cell, Table
 from sloop.systems.planning import Arrivals, PlanReport, explain_plan
 from sloop.systems.setup import set_up
-from sloop.text import counted, number
+from sloop.text import counted, listed, number
 
 PATHS_MAX: Final = 12
 """Paths in the table for people; `--json` has all."""
@@ -56,12 +57,9 @@ def plan_display(report: PlanReport) -> Sequence[RenderableType]:
     if len(report.stages) > 1:
         parts.append(table(_paths(report)))
     price = f" on nodes that cost {number(report.usd_per_h)} USD/h" if report.usd_per_h else ""
-    spread = ""
-    if report.predicted_ms_low is not None and report.predicted_ms_high is not None:
-        spread = (
-            f", {number(report.predicted_ms_low)}–{number(report.predicted_ms_high)} by how far measurements differed"
-        )
-    lines = [f"in all: {counted(report.cores, 'core')}{price}, predicted {number(report.predicted_ms)} ms{spread}"]
+    lines = [f"in all: {counted(report.cores, 'core')}{price}; {_predicted(report)}"]
+    if report.unpriced:
+        lines.append(f"cost: no price is declared for {listed(report.unpriced)}")
     if report.plan_why:
         lines.append(f"why {report.system} chooses it: {report.plan_why}")
     lines += [f"note: {line}" for line in report.notes]
@@ -71,20 +69,39 @@ def plan_display(report: PlanReport) -> Sequence[RenderableType]:
     return [*parts, "\n".join(lines)]
 
 
+def _predicted(report: PlanReport) -> str:
+    """The predicted latency of the longest path, and its range if the profiles have several passes."""
+    low_ms, high_ms = report.predicted_ms_low, report.predicted_ms_high
+    if not isfinite(report.predicted_ms):
+        return "the plan cannot keep up, so latencies grow without bound"
+    text = f"predicted P99 of {'the longest path' if len(report.paths) > 1 else 'a request'}: "
+    text += f"{number(report.predicted_ms)} ms"
+    if low_ms is None or high_ms is None:
+        return text
+    if not isfinite(high_ms):
+        return f"{text}, but it cannot keep up on a machine as slow as some passes of the profiles suggest"
+    return f"{text}; on a real machine likely between {number(low_ms)} and {number(high_ms)} ms"
+
+
 def _stages(title: str, report: PlanReport) -> Table:
-    columns = ("stage", "variant", "replicas", "batch", "cores", "requests/s", "service ms", "wait ms", "predicted ms")
+    columns = ("stage", "variant", "replicas", "cores", "largest batch", "expected batch", "requests/s")
     rows = tuple(
-        (s.stage, s.variant, s.replicas, s.batch, s.cores, s.rate_rps, s.service_ms, s.wait_ms, s.predicted_ms)
+        (
+            *(s.stage, s.variant, s.replicas, s.cores, s.batch, s.batch_expected, s.rate_rps),
+            *(s.service_ms, s.wait_ms, s.predicted_ms),
+        )
         for s in report.stages
     )
-    return Table(title, columns, rows)
+    return Table(title, (*columns, "service ms", "wait ms", "predicted ms"), rows)
 
 
 def _constraints(report: PlanReport) -> Table:
     """One row per constraint that binds a stage."""
     rows: list[tuple[Cell, ...]] = []
     for stage in {row.stage: row for row in report.stages}.values():
-        binds: list[tuple[str, str]] = [(bound.kind, bound.why) for bound in stage.binds] or [("nothing", "")]
+        binds: list[tuple[str, str]] = [(bound.kind, bound.why) for bound in stage.binds] or [
+            ("–", "it has no replicas")
+        ]
         rows.append((stage.stage, *binds[0], stage.one_more))
         rows += [("", *bound, "") for bound in binds[1:]]
     return Table("Binding constraints", ("stage", "binds", "because", "one more request/s needs"), tuple(rows))

@@ -5,16 +5,19 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
+from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
 from sloop.cli.command import CommandOutput, command, progress, table
 from sloop.report import tables
 from sloop.runlog.summary import RunRow
-from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, run_systems
+from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, log_paths, run_systems
+from sloop.text import listed
 
 EXAMPLE = """
 sloop simulate burst.yaml --seed 7
-sloop simulate burst.yaml --system static,sponge --log run.jsonl --json
-sloop simulate burst.yaml --recorded .sloop/demo/events.jsonl
+sloop simulate burst.yaml --system sponge --log run.jsonl && sloop explain run.jsonl
+sloop simulate burst.yaml --system static,sponge --json
+sloop simulate burst.yaml --recorded .sloop/digits/events.jsonl
 """
 
 
@@ -25,7 +28,8 @@ sloop simulate burst.yaml --recorded .sloop/demo/events.jsonl
 @click.option(
     "--log",
     type=click.Path(path_type=Path),
-    help="Write the event log to this file, for `sloop explain` and `sloop replay`.",
+    help="Write the event log to this file, for `sloop explain` and `sloop replay`. With several systems each gets a "
+    "file of its own: run.jsonl becomes run-0-static.jsonl, run-1-sponge.jsonl.",
 )
 @click.option(
     "--recorded",
@@ -50,7 +54,11 @@ def simulate(
         for run in run_systems(world, chosen, seed=seed, log=log, recorded=recorded, check_first=check_first):
             rows.append(run.row)
             advance(len(rows), run.row.system)
-    return CommandOutput({"runs": rows}, display(rows))
+    paths = log_paths(log, chosen) if log else []
+    lines = [f"event log of {choice.label}: {path}" for choice, path in zip(chosen, paths, strict=False)]
+    if without := unpriced(world.application.cluster):
+        lines.append(f"cost: no price is declared for {listed(without)}")
+    return CommandOutput({"runs": rows}, [*display(rows), *lines])
 
 
 def display(rows: list[RunRow]) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""Tables as values and for terminals, and the tables that describe runs: ends, cost, waits, stages, routes, seconds,
+"""Tables as data and for terminals, and the tables that describe runs: outcomes, cost, waits, stages, routes, seconds,
 estimates, and the agreement between a live run and its simulation.
 
 Columns name their units. Pages render the same values (see `html`).
@@ -20,7 +20,7 @@ Cell = str | int | float | bool | None
 
 
 class Table(Struct, frozen=True):
-    """A title, columns, and rows of as many cells."""
+    """A title, column names, and rows with one cell per column."""
 
     title: str
     columns: tuple[str, ...]
@@ -33,7 +33,7 @@ class Table(Struct, frozen=True):
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as people read it: four significant digits, – for nothing."""
+    """A cell as text: numbers with four significant digits, – for None."""
     if cell is None:
         return "–"
     if isinstance(cell, bool):
@@ -54,7 +54,7 @@ def as_rich(table: Table) -> RichTable:
 
 
 def ends(rows: Iterable[RunRow]) -> Table:
-    """How requests ended, one run a line."""
+    """Outcomes of requests, one row per run."""
     return Table(
         "How requests ended",
         ("system", "requests", "attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms"),
@@ -66,7 +66,7 @@ def ends(rows: Iterable[RunRow]) -> Table:
 
 
 def ranges(rows: Iterable[RunRow]) -> Table:
-    """Where a run on a real machine is expected, one run a line; only of runs that have such a range."""
+    """The range expected on a real machine, one row per run; runs without such a range are left out."""
     return Table(
         "Expected on a real machine, nine times in ten",
         ("system", "attainment %", "goodput rps", "p99 ms"),
@@ -89,16 +89,16 @@ def _between(low: float | None, high: float | None) -> str:
 
 
 def costs(rows: Iterable[RunRow]) -> Table:
-    """Resources and accuracy, one run a line."""
+    """Resources and accuracy, one row per run; no price if no node used has one."""
     return Table(
         "Cost",
         ("system", "goodput rps", "core-seconds", "USD", "cold starts", "accuracy"),
-        tuple((r.system, r.goodput_rps, r.core_seconds, r.usd, r.cold_starts, r.accuracy) for r in rows),
+        tuple((r.system, r.goodput_rps, r.core_seconds, r.usd or None, r.cold_starts, r.accuracy) for r in rows),
     )
 
 
 def waits(runs: Iterable[tuple[str, RunSummary]]) -> Table:
-    """Queues, batches and cores, one run a line."""
+    """Queues, batches and cores, one row per run."""
     return Table(
         "Queues and batches",
         ("system", "mean wait ms", "longest wait ms", "mean batch", "largest batch", "mean cores"),
@@ -117,8 +117,9 @@ def waits(runs: Iterable[tuple[str, RunSummary]]) -> Table:
 
 
 def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """Visits, waits, batches and losses of each stage, one run after another; the first column names the run where
-    there are several."""
+    """Visits, waits, batches and losses of each stage, grouped by run; with several runs the first column names the
+    run.
+    """
     several = len(runs) > 1
     columns = ("stage", "visits", "mean wait ms", "longest wait ms", "batches", "mean batch", "largest batch")
     return Table(
@@ -137,9 +138,18 @@ def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
 
 
 def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """The routes that answered requests took through an application of several stages, and whether in time."""
+    """The routes that answered requests took through an application of several stages, and the share answered in
+    time."""
     several = len(runs) > 1
-    columns = ("stages visited", "answered", "% of all", "in time %", "deadline ms", "mean ms", "p99 ms")
+    columns = (
+        "stages visited",
+        "answered",
+        "% of all",
+        "of the answered, in time %",
+        "deadline ms",
+        "mean ms",
+        "p99 ms",
+    )
     return Table(
         "Routes through the graph",
         (*(("system",) if several else ()), *columns),
@@ -180,32 +190,32 @@ def worst_seconds(seconds: Iterable[RunSecond], count: int = 10) -> Table:
 # Live against simulated
 
 ATTAINMENT_POINTS_MAX: Final = 1.0
-"""A simulation with the durations of the live run may differ from it by so much: less than two live runs differ."""
+"""Allowed difference between a live run and a simulation with its durations; two live runs differ more."""
 P99_PERCENT_MAX: Final = 10.0
 
 
 class Agreement(Struct, frozen=True):
-    """One measure of a live run and of its simulation."""
+    """One metric of a live run and of its simulation."""
 
     metric: str
     unit: str
     live: float | None
     simulated: float | None
     difference: float | None
-    """Simulated minus live, in points for shares, else in per cent of the live value; None where one is missing."""
+    """Simulated minus live: in points for shares, else in per cent of the live value; None if one is missing."""
     difference_max: float | None
-    """None where the measure is for information only."""
+    """The largest allowed difference; None if the metric is for information only."""
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the difference is allowed; None where no bound is set."""
+        """Whether the difference is within the bound; None if there is no bound."""
         if self.difference_max is None:
             return None
         return self.difference is not None and abs(self.difference) <= self.difference_max
 
 
 def agreement(live: RunRow, simulated: RunRow) -> list[Agreement]:
-    """A live run and its simulation, measure by measure; attainment and p99 have bounds."""
+    """Compare a live run with its simulation, metric by metric; attainment and p99 have bounds."""
     return [
         Agreement(
             "attainment",
@@ -224,7 +234,7 @@ def agreement(live: RunRow, simulated: RunRow) -> list[Agreement]:
 
 
 def agreement_table(rows: list[Agreement]) -> Table:
-    """The same as a table."""
+    """The agreement as a table."""
     return Table(
         "Live against simulated",
         ("measure", "unit", "live", "simulated", "difference", "at most", "agrees"),

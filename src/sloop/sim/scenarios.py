@@ -1,14 +1,14 @@
-"""Scenarios: a file's world played under each of its systems, and each run as one row.
+"""Scenarios: simulates the world of a scenario file under each of its systems, with one result row per run.
 
-Writes event logs on request; otherwise keeps nothing but the figures.
+Writes event logs on request; otherwise keeps only the figures.
 
-Around a run there may be a range, because a run on real hardware differs from the last one. The passes of a profile,
-and the logs of service added to it, tell how much faster or slower the machine may be
-(`sloop.profile.passes.speed_range`). The same world, with the same arrivals and the same seed, is therefore played
-again with every duration multiplied by the fast and by the slow end of that range, and the smallest and largest results
-become `RunRow.attainment_low`, `attainment_high` and so on. All variants are fast or slow together, because they share
-the machine. Attainment is widened for the chance in drawing durations: Wilson's score interval, in which every
-`CLUSTER` requests count as one, because requests miss their deadlines in groups.
+A run can have a prediction range, because runs on real hardware differ from each other. The passes of a profile, and
+the service logs added to it, give the fast and slow limits of the machine (`sloop.profile.passes.speed_range`). The
+same world, with the same arrivals and seed, is simulated again with all durations multiplied by the fast and by the
+slow factor; the smallest and largest results become `RunRow.attainment_low`, `attainment_high` and so on. All variants
+are fast or slow together, because they share the machine. The range of attainment is widened for the randomness of
+durations by Wilson's score interval, in which every `CLUSTER` requests count as one, because requests miss their
+deadlines in groups.
 
 There is no range for a recorded run, whose durations are known. Nor is there one for declared and published profiles
 and those with a single pass, unless the scenario's `truth.service.spread` states how far their speed may be off.
@@ -40,28 +40,29 @@ from sloop.systems.setup import set_up
 _log: Final = logging.getLogger("sloop.simulate")
 
 CHECK_FIRST: Final = 10_000
-"""How many records of a run are checked unless all are asked for: some 2,500 requests, which most scenarios do not
-exceed. Checking every record takes as long as playing it; `make fuzz` checks all of many short runs."""
+"""How many records of a run are checked by default: about 2,500 requests, more than most scenarios have. Checking all
+records takes as long as the simulation; `make fuzz` checks many short runs completely."""
 
 Z: Final = 1.28
-"""Normal quantile of an interval that holds 80 % of what may be drawn. Together with the range of speeds it is meant to
-hold nine of ten runs (`python -m benchmarks.bands` counts them)."""
+"""Normal quantile of an 80 % interval. Together with the range of speeds it should cover nine of ten runs
+(`python -m benchmarks.bands` measures the coverage)."""
 CLUSTER: Final = 4
-"""Requests that are late together. Attainment of one world under twelve seeds varied as much as if one to six requests
-always shared their fate, the more of them the closer to saturation."""
+"""Requests that miss their deadlines together. Attainment of one world under twelve seeds varied as if requests missed
+in groups of one to six, with larger groups closer to saturation."""
 
 
 class ScenarioRun(Struct, frozen=True):
-    """One run of a scenario: its row, and the summary that it was read from."""
+    """One run of a scenario: its row, and the summary that the row was made from."""
 
     row: RunRow
     summary: RunSummary
     open: int = 0
-    """Requests that had not ended when the run was given up, because no node has room for what they wait for."""
+    """Requests that had not ended when the run stopped, because no node has capacity for the replicas they need."""
 
 
 def chosen_systems(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...]:
-    """The scenario's own entries for these systems, or their published parameters; all its systems for no names."""
+    """The scenario's entries for these systems, else their published parameters; all systems of the scenario if `names`
+    is empty."""
     found: list[SystemChoice] = []
     for name in names:
         found += [choice for choice in scenario.systems if name in (choice.name, choice.label)] or [SystemChoice(name)]
@@ -78,11 +79,11 @@ def run_scenario(
     check_first: int | None = CHECK_FIRST,
     with_range: bool = False,
 ) -> ScenarioRun:
-    """Play the scenario under one system. Warns of requests that never ended.
+    """Simulate the scenario under one system. Warns about requests that never ended.
 
-    The event log goes to the file `log`. `lead_ns` is how long the control loop has been running when the trace begins,
-    as at a live server. `recorded` replaces truths by those of a recorded run. `check_first` is how many records the
-    checkers see, all for None. `with_range` adds the range in which a real run is expected, which takes two more runs.
+    The event log goes to the file `log`. `lead_ns` is how long the control loop runs before the trace begins, as in a
+    live server. `recorded` replaces truths by those of a recorded run. `check_first` is the number of records to check
+    (None: all). `with_range` adds the range expected for a real run, which takes two more simulations.
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = set_up(scenario.application, choice)
@@ -111,7 +112,7 @@ def run_systems(
     recorded: Path | None = None,
     check_first: int | None = CHECK_FIRST,
 ) -> Iterator[ScenarioRun]:
-    """One run after another, with the range around each; of several runs, each log's name has its number and system.
+    """One run after another, with the range around each; logs are named by `log_paths`.
 
     `recorded` is the log of a run whose durations, branches and delays are taken for true. Raises InputError if it is
     no event log, and before the first run if any of the systems cannot be set up.
@@ -121,15 +122,20 @@ def run_systems(
         set_up(scenario.application, choice)
     if seed is not None:
         scenario = replace(scenario, seed=seed)
-    for index, choice in enumerate(choices):
-        path = log
-        if log and len(choices) > 1:
-            path = log.with_name(f"{log.stem}-{index}-{choice.label}{log.suffix}")
+    paths = log_paths(log, choices) if log else [None] * len(choices)
+    for choice, path in zip(choices, paths, strict=True):
         yield run_scenario(scenario, choice, log=path, recorded=run, check_first=check_first, with_range=True)
 
 
+def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
+    """The event log of each run: `log` itself for a single one, else `run-0-static.jsonl`, `run-1-sponge.jsonl`, …"""
+    if len(choices) == 1:
+        return [log]
+    return [log.with_name(f"{log.stem}-{n}-{choice.label}{log.suffix}") for n, choice in enumerate(choices)]
+
+
 def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKey, float]] | None:
-    """What to multiply the durations of each variant by, at the fast and at the slow end; None if nothing says."""
+    """The factors for the durations of each variant, at the fast and at the slow end; None if they are unknown."""
     if world.recorded.durations_ns:
         return None
     spread = world.truth.service.spread
@@ -146,7 +152,7 @@ def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKe
 
 
 def _ranged(world: World, row: RunRow) -> RunRow:
-    """The row of a run of `world` with the range around it, if there is one; plays the world twice more."""
+    """`row` with its prediction range, if it has one; simulates the world twice more."""
     factors = speed_factors(world)
     if factors is None:
         return row
@@ -175,7 +181,7 @@ def _played_at(world: World, factors: Mapping[VariantKey, float]) -> RunRow:
 
 
 def _wilson(share: float, requests: int) -> tuple[float, float]:
-    """Wilson's score interval of a share of `requests`, of which `CLUSTER` count as one."""
+    """Wilson's score interval of a share of `requests`; every `CLUSTER` requests count as one."""
     count = max(1.0, requests / CLUSTER)
     middle = share + Z * Z / (2 * count)
     width = Z * sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))

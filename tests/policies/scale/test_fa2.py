@@ -423,7 +423,7 @@ def test_more_replicas_for_less_time(stage: Stage, view: View) -> None:
     plan = Fa2Single().plan(s(1), view(stage(second(990))))
     assert plan is not None
     assert plan.why == (
-        "20 requests/s, tightest budget 990 ms → 5 replicas, batch 1: 166 ms + 4 × 166 ms + 10 ms on the way < 900 ms"
+        "20 requests/s, tightest budget 990 ms → 5 replicas, batch 1: 166 ms + 4 × 166 ms + 10 ms of network < 900 ms"
     )
 
 

@@ -44,7 +44,7 @@ def test_a_second_of_the_published_run(stage: Stage, view: View) -> None:
     assert plan is not None
     assert chosen(plan) == (8, 4)
     assert plan.why == (
-        "20 requests in 1 s, tightest budget 900 ms → 8 cores, batch 4: 5 × 178 ms + 100 ms on the way < 1 × 1000 ms"
+        "20 requests in 1 s, tightest budget 900 ms → 8 cores, batch 4: 5 × 178 ms + 100 ms of network < 1 × 1000 ms"
     )
 
 
@@ -90,7 +90,7 @@ def test_steady_arrivals_need_less_than_a_burst(stage: Stage, view: View) -> Non
     steady = Sponge(criterion="steady", margin=1.0).plan(s(1), view(seen))
     assert chosen(steady) == (6, 4)
     assert steady is not None
-    assert "150 ms to fill + 100 ms on the way ≤ 1 × 1000 ms" in steady.why
+    assert "150 ms to fill + 100 ms of network ≤ 1 × 1000 ms" in steady.why
 
 
 def test_one_slow_client_costs_less_when_each_batch_has_its_own_budget(stage: Stage, view: View) -> None:

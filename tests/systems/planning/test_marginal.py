@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sloop.systems.planning import Arrivals, StageReport, explain_plan, steady_plan
 from sloop.systems.planning.infeasibility import PlanShortfall, place
 from sloop.systems.planning.marginal import (
+    BindingConstraint,
     binding_constraints,
     cannot,
     changes_at,
@@ -32,15 +33,18 @@ def kinds(row: StageReport) -> list[str]:
 
 
 def test_nothing_binds_one_idle_replica() -> None:
-    assert only(20).binds == ()
-    assert only(0).binds == ()
+    """`minimum`: there is no less; `spare`: with less the stage would still do."""
+    assert [only(rate_rps).binds for rate_rps in (20, 0)] == [
+        (BindingConstraint("minimum", "a plan has at least 1 replica, and this one has 1 core"),)
+    ] * 2
+    assert only(20, cores=2).binds == (BindingConstraint("spare", "1 replica of 1 core would do"),)
 
 
 def test_replicas_that_just_suffice() -> None:
     row = only(150, replicas=2)
     assert kinds(row) == ["throughput"]
     assert row.binds[0].why == "1 replica would serve 100 of 150 requests/s in batches of 1"
-    assert only(90, replicas=2).binds == ()
+    assert only(90, replicas=2).binds == (BindingConstraint("spare", "1 replica would do"),)
 
 
 def test_cores_that_just_suffice() -> None:
@@ -67,7 +71,7 @@ def test_the_deadline_of_the_tightest_path() -> None:
     assert {name: [(b.kind, b.why) for b in row.binds] for name, row in rows.items()} == {
         "a": [("deadline", why)],
         "b": [("deadline", why)],
-        "c": [],
+        "c": [("spare", "1 replica of 1 core would do")],
     }
 
 
@@ -105,7 +109,11 @@ def test_the_variant_has_no_larger_batches(replicas: int, rate_rps: float) -> No
 
 
 def test_a_full_cluster() -> None:
-    row = only(150, cluster=nodes(cores=1.5, count=2), replicas=2)
+    """It binds if one more request per second needs more than the stage has, and not before."""
+    full = nodes(cores=1.5, count=2)
+    assert kinds(only(150, cluster=full, replicas=2)) == ["throughput"]
+    assert only(150, cluster=full, replicas=2).one_more == "nothing"
+    row = only(200, cluster=full, replicas=2)
     assert kinds(row) == ["throughput", "cores"]
     assert row.binds[1].why == "no node has room for one more replica of 1 core: at most 0.5 cores of a node are free"
 
@@ -121,7 +129,7 @@ def test_a_stage_bound_by_throughput_cannot_do_with_less_or_take_more(system: st
     plan = steady_plan(made, rate_rps).plan
     prediction = PlanPrediction(made, plan, rate_rps)
     for found in prediction.stages.values():
-        bounds = {bound.kind for bound in binding_constraints(prediction, found, place(plan, made))}
+        bounds = {bound.kind for bound in binding_constraints(prediction, found, place(plan, made), needs_more=True)}
         spare = found.rate_max_rps * (found.replicas - 1) / max(1, found.replicas) >= found.rate_rps
         cores = found.groups[0].spec.cores
         if "throughput" in bounds and found.replicas > 1:
@@ -210,6 +218,6 @@ def test_one_more_may_make_a_plan_feasible() -> None:
 
 
 def test_a_full_cluster_may_lack_memory() -> None:
-    row = only(150, cluster=nodes(cores=8, count=1, memory_bytes=2000), replicas=2)
+    row = only(200, cluster=nodes(cores=8, count=1, memory_bytes=2000), replicas=2)
     assert kinds(row)[-1] == "memory"
     assert row.binds[-1].why.startswith("no node has room for one more replica of 1 core: nodes with enough free cores")

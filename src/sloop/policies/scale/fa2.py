@@ -393,4 +393,4 @@ class Fa2Single:
         kept = targets.largest(self._recent, choice, self.hysteresis, lambda recent: recent.replicas)
         own, rounds = f"{kept.latency_ms:.4g} ms", f"{kept.rounds} × {kept.latency_ms:.4g} ms"
         why = f"{seen} → {counted(kept.replicas, 'replica')}, batch {kept.batch}: {own} + {rounds}"
-        return planned(kept.replicas, kept.batch, f"{why} + {network_ms:.0f} ms on the way < {limit_ms:.0f} ms")
+        return planned(kept.replicas, kept.batch, f"{why} + {network_ms:.0f} ms of network < {limit_ms:.0f} ms")

@@ -163,7 +163,7 @@ class Sponge:
         if demand.count == 0:
             return f"{seen} → {chosen}"
         limit = f"{self.margin:g} × {demand.slo_ms:.0f} ms"
-        network = f"{demand.network_ms_max:.0f} ms on the way"
+        network = f"{demand.network_ms_max:.0f} ms of network"
         if self.criterion == "steady":
             fill = f"{fill_ms(setting.batch, demand.rate_rps):.0f} ms to fill"
             return f"{seen} → {chosen}: {setting.latency_ms:.4g} ms + {fill} + {network} ≤ {limit}"

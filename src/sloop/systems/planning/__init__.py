@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.app.hardware import foreign_profiles
+from sloop.app.hardware import foreign_profiles, unpriced
 from sloop.core.monitor import BUCKETS_KEPT, SLACK_BUCKETS_KEPT
 from sloop.core.protocols import Policies
 from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
@@ -31,6 +31,7 @@ from sloop.systems.planning.infeasibility import (
     shortfalls_of,
 )
 from sloop.systems.planning.marginal import (
+    NOTHING,
     BindingConstraint,
     MarginalCost,
     binding_constraints,
@@ -80,8 +81,8 @@ class StageReport(Struct, frozen=True):
     rate_max_rps: float = 0.0
     """The most that all replicas of the stage serve together."""
     binds: tuple[BindingConstraint, ...] = ()
-    """Constraints that bind the stage as a whole; empty where none does."""
-    one_more: str = "nothing"
+    """What binds the stage as a whole, or that nothing does (`spare`, `minimum`); empty without replicas."""
+    one_more: str = NOTHING
     """What the stage needs for one more request per second at the ingress."""
 
 
@@ -104,7 +105,7 @@ class PlanReport(Struct, frozen=True):
     stages: tuple[StageReport, ...]
     cores: float
     usd_per_h: float
-    """Price of the nodes that hold a replica."""
+    """Price of the nodes that hold a replica, of those that have one."""
     predicted_ms: float
     """The time along the longest path."""
     solve_ms: float
@@ -132,6 +133,8 @@ class PlanReport(Struct, frozen=True):
     predicted_ms_high: float | None = None
     """`predicted_ms` if the machine is as fast, or as slow, as the passes of the profiles were apart
     (`sloop.profile.passes.speed_range`); None if no profile has several passes."""
+    unpriced: tuple[str, ...] = ()
+    """Hardware of the nodes that hold a replica and have no price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,12 @@ def explain_plan(
         predicted_ms=prediction.predicted_ms,
         solve_ms=steady.solve_ms,
         why="; ".join(filter(None, [plan.why, own_criterion, *(shortfall.why for shortfall in shortfalls)])),
-        notes=(*filter(None, notes), *foreign_profiles(application), *_extrapolated(setup, prediction)),
+        notes=(
+            *filter(None, notes),
+            *_assumed_profiles(setup, plan),
+            *foreign_profiles(application),
+            *_extrapolated(setup, prediction),
+        ),
         rate_rps=rate_rps,
         paths=tuple(
             PathReport(path.path.stages, path.path.share, path.slo_ms, path.predicted_ms, path.slack_ms)
@@ -189,6 +197,7 @@ def explain_plan(
         feasible_arrivals=tuple(name for name, is_feasible in sorted(feasible.items()) if is_feasible),
         predicted_ms_low=low_ms,
         predicted_ms_high=high_ms,
+        unpriced=unpriced(node for node in application.cluster if node.name in placement.nodes),
     )
 
 
@@ -222,7 +231,7 @@ def planned_arrivals(setup: Setup) -> Arrivals | None:
 
 def _rows(prediction: PlanPrediction, stage: StagePrediction, placement: Placement, more: str) -> list[StageReport]:
     """One row per kind of replica that the plan has of a stage; `more` is what one more request per second needs."""
-    binds = binding_constraints(prediction, stage, placement)
+    binds = binding_constraints(prediction, stage, placement, needs_more=not more.startswith(NOTHING))
     rows = []
     for group in stage.target.groups if stage.target else ():
         spec = group.spec
@@ -264,8 +273,17 @@ def _own_criterion(setup: Setup, prediction: PlanPrediction, *, feasible: bool) 
     plans_for = f"{system} plans for {IN_WORDS[own]}" if own else f"{system} plans by a criterion of its own"
     here = f"for {IN_WORDS[prediction.arrivals]}, which this answer assumes"
     if feasible:
-        return f"{plans_for}, and finds no plan that meets that; {here}, the plan it runs instead is good enough"
+        return (
+            f"{plans_for}{_within(setup)}, and finds no plan for that; {here}, the plan it runs instead is good enough"
+        )
     return f"{plans_for}, and finds its plan good enough for that; {here}, it is not"
+
+
+def _within(setup: Setup) -> str:
+    """The share of the deadline that the scaling policy plans with, its attribute `margin`; empty if that is all."""
+    margin: float = getattr(setup.system.policies.scale, "margin", 1.0)
+    slo_ms = setup.application.slo_ms
+    return f", within {number(margin * slo_ms)} ms ({margin:g} × {number(slo_ms)} ms)" if margin < 1 else ""
 
 
 def _other_arrivals(
@@ -282,7 +300,21 @@ def _other_arrivals(
         condition += f", for which {setup.system.name} plans"
     verdict = f"the plan would {'' if feasible[other.arrivals] else 'not '}be feasible"
     longest = f"the longest path would take {number(other.predicted_ms)} ms"
+    if len(other.paths) == 1:
+        whole = " itself" if feasible[other.arrivals] and _within(setup) else ""
+        longest += f", and the deadline{whole} is {number(other.paths[0].slo_ms)} ms"
     return f"{condition}, {verdict}: {longest} (`--arrivals {other.arrivals}`)"
+
+
+def _assumed_profiles(setup: Setup, plan: Plan) -> list[str]:
+    """The plan's variants whose profile nobody measured."""
+    specs = {(group.spec.stage, group.spec.variant): None for target in plan.stages for group in target.groups}
+    found = {key: setup.beliefs[key].profile for key in specs}
+    return [
+        f"{stage}/{variant}: its profile is assumed, not measured ({profile.source or 'no source is given'})"
+        for (stage, variant), profile in found.items()
+        if profile.origin == "assumed"
+    ]
 
 
 def _extrapolated(setup: Setup, prediction: PlanPrediction) -> list[str]:

@@ -2,8 +2,8 @@
 
 A constraint binds a stage if it breaks with one replica fewer (with one core fewer where there is one replica), or with
 one more request per second at the ingress. That holds whether or not the system looked at it. Several constraints may
-bind a stage, or none: one replica of one core is the least there can be. The cost of one more request per second is the
-difference between two plans of the same policies.
+bind a stage, or none: then it has more than it needs (`spare`), or the least that a plan can have (`minimum`). The cost
+of one more request per second is the difference between two plans of the same policies.
 """
 
 import math
@@ -29,10 +29,13 @@ class BindingConstraint(Struct, frozen=True):
 
     `throughput`: with less it would not keep up, or with more it does not. `deadline`: it would keep up, but a path
     would be too slow. `batch`: larger batches would save a replica or a core, and are not allowed. `cores`, `memory`:
-    no node has room for one more replica.
+    one more request per second needs more, and no node has room for one more replica.
+
+    If no constraint binds, the kind says why. `spare`: one replica (or core) fewer would do. `minimum`: a single
+    replica with at most one core has nothing to give up, and it carries one more request per second.
     """
 
-    kind: Literal["throughput", "deadline", "batch", "cores", "memory"]
+    kind: Literal["throughput", "deadline", "batch", "cores", "memory", "spare", "minimum"]
     why: str
 
 
@@ -50,27 +53,45 @@ class MarginalCost(Struct, frozen=True):
 
 
 def binding_constraints(
-    prediction: PlanPrediction, stage: StagePrediction, placement: Placement
+    prediction: PlanPrediction, stage: StagePrediction, placement: Placement, *, needs_more: bool
 ) -> tuple[BindingConstraint, ...]:
-    """What binds one stage of a plan; empty where nothing does."""
+    """What binds one stage of a plan, or that nothing does; empty without replicas. `needs_more`: whether one more
+    request per second needs more at this stage than it has."""
     if not stage.groups:
         return ()
     group = max(stage.groups, key=lambda group: group.count)
     found = list(_with_less(prediction, stage, group)) if stage.rate_rps else []
     kinds = {constraint.kind for constraint in found}
     found += [constraint for constraint in _with_more(prediction, stage, group) if constraint.kind not in kinds]
-    if group.spec in placement.full:
+    if needs_more and group.spec in placement.full:
         found.append(BindingConstraint(*placement.full[group.spec]))
-    return tuple(found)
+    return tuple(found) or (_unbound(stage, group),)
+
+
+def _one_less(stage: StagePrediction, group: Group) -> tuple[int, float, str]:
+    """One replica fewer or, with a single replica, one core fewer: the replicas, their cores, and both as text."""
+    replicas, cores = max(1, stage.replicas - 1), group.spec.cores - (stage.replicas == 1)
+    return (
+        replicas,
+        cores,
+        counted(replicas, "replica") + (f" of {counted(cores, 'core')}" if stage.replicas == 1 else ""),
+    )
+
+
+def _unbound(stage: StagePrediction, group: Group) -> BindingConstraint:
+    """Why no constraint binds a stage."""
+    _, cores, less = _one_less(stage, group)
+    if cores > 0:
+        return BindingConstraint("spare", f"{less} would do")
+    return BindingConstraint("minimum", f"a plan has at least 1 replica, and this one has {counted(cores + 1, 'core')}")
 
 
 def _with_less(prediction: PlanPrediction, stage: StagePrediction, group: Group) -> Iterator[BindingConstraint]:
     """Why the stage cannot do with one replica fewer or, with a single replica, one core fewer."""
     belief, limit, rate_rps = stage.beliefs[group.spec.variant], stage.batch_max(group.spec.variant), stage.rate_rps
-    replicas, cores = max(1, stage.replicas - 1), group.spec.cores - (stage.replicas == 1)
+    replicas, cores, less = _one_less(stage, group)
     if cores <= 0 or stage.rate_max_rps < rate_rps:
         return
-    less = counted(replicas, "replica") + (f" of {counted(cores, 'core')}" if stage.replicas == 1 else "")
     visit, load = stage.slowest, stage.slowest.loads[group.spec]
     needed = smallest_batch(belief, cores, belief.batch_max, rate_rps / replicas)
     if needed is not None and needed <= limit:
