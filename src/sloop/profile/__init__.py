@@ -1,4 +1,4 @@
-"""How fast models are: latency forms and fits, measurements with their provenance, and what policies believe."""
+"""Model profiles: latency functions and their fits, measurements with provenance, and the estimates policies use."""
 
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Fit, Latency, LatencyTable, Origin, Profile, Quadratic, Region, Sample

@@ -1,4 +1,4 @@
-"""Estimates: what policies believe about a variant's speed: its profile, corrected by the batches that finished.
+"""Latency estimates for policies: a variant's profile, corrected by the durations of finished batches.
 
 Deterministic: the same profile and observations give the same answers. An estimate never sees the simulator's truth; it
 implements `sloop.core.views.Belief`.
@@ -24,13 +24,13 @@ WEIGHT = 0.3
 NOTICED = 0.005
 """Policies see a new correction only if it changed by more than this; otherwise every tick would change the plan."""
 CACHED_MAX = 512
-"""Core counts whose costs are cached; a policy with arbitrary fractions of cores must not fill the memory."""
+"""Core counts whose costs are cached. The bound keeps a policy with arbitrary core fractions from filling memory."""
 
 
 class Estimate:
-    """What is believed about one variant: profile × correction × margin.
+    """The latency estimate of one variant: profile × correction × margin.
 
-    `margin` > 1 takes every batch for slower than profiled. With `correct=False` finished batches change nothing.
+    With `margin` > 1 every batch is estimated slower than profiled. With `correct=False` finished batches are ignored.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Estimate:
 
     @property
     def cores_max(self) -> float:
-        """Cores beyond which nothing is gained."""
+        """Core count above which more cores bring no speed-up."""
         return self.profile.max_cores
 
     @property
@@ -87,12 +87,12 @@ class Estimate:
         return self._applied
 
     def latency_ms(self, batch: int, cores: float) -> float:
-        """Believed duration of a batch of `batch` ≥ 1 on `cores` > 0, in milliseconds; positive."""
+        """Estimated duration in ms of a batch of `batch` ≥ 1 on `cores` > 0; always positive."""
         profiled_ms = self.profile.latency_ms.latency_ms(batch, cores)
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
     def costs_ns(self, cores: float) -> tuple[int, ...]:
-        """Believed durations in ns indexed by batch: `(0, cost of 1, …, cost of batch_max)`, never decreasing."""
+        """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
         costs_ns = self._costs_ns.get(cores)
         if costs_ns is None:
             factor = self._applied * self.margin
@@ -103,7 +103,7 @@ class Estimate:
         return costs_ns
 
     def is_extrapolated(self, batch: int, cores: float) -> bool:
-        """Whether the profile was not measured there."""
+        """Whether this point lies outside the measured region of the profile."""
         return self.profile.is_extrapolated(batch, cores)
 
     def observe(self, batch: int, cores: float, taken_ns: int) -> None:
@@ -129,7 +129,7 @@ class Estimate:
             self._costs_ns.clear()
 
     def _base(self, cores: float) -> tuple[int, ...]:
-        """The profile's own durations in ns by batch size, each at least that of the size before."""
+        """The uncorrected durations of the profile in ns, indexed by batch size; never decreasing."""
         base_ns = self._base_ns.get(cores)
         if base_ns is None:
             latency_ms = self.profile.latency_ms.latency_ms

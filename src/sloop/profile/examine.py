@@ -1,11 +1,11 @@
-"""Whether the rows of several requests can share a forward pass, and opening a batch dimension that was fixed.
+"""Checks whether requests can share a forward pass of a model, and opens a batch dimension that was fixed.
 
 Joining requests along the first dimension is correct only if each row of a batch gets the outputs it gets alone. An
 open first dimension does not imply that: it may be a sequence length, or a softmax may run across the rows. So the
-model is tried with two rows together and apart, unless its author states the answer (`Session.joins_rows`).
+model is run on two rows together and on each alone, unless its author states the answer (`Session.joins_rows`).
 
-Python models are examined in a process of their own, `python -m sloop.profile.examine MODEL SHAPES`, which answers with
-one line of JSON: the author's code and its libraries stay out of the caller. What that code prints goes to stderr.
+Python models are examined in a separate process, `python -m sloop.profile.examine MODEL SHAPES`, which prints one line
+of JSON: the caller never imports the author's code and its libraries. Anything that code prints goes to stderr.
 """
 
 import os
@@ -40,21 +40,21 @@ EXAMINE_S_MAX: Final = 300.0
 """Limit for importing a Python file, creating its model and running two rows."""
 ROWS_TRIED: Final = 2
 BATCHES_TRIED: Final = 3
-"""Batches of the original model that are joined to try one whose batch dimension was opened."""
+"""Batches of the original model that are joined to test the model whose batch dimension was opened."""
 TOLERANCES: Final = {"f2": 1e-2, "f4": 1e-3, "f8": 1e-3}
-"""By NumPy type, relative to the largest value of an output: a batch uses other kernels, which sum in another order.
-Integers must be equal."""
+"""Allowed difference by NumPy type, relative to the largest value of an output: kernels for a larger batch add in
+another order. Integers must be equal."""
 
 
 class ExaminedModel(Struct, frozen=True, tag="examined"):
-    """A model that can be run: its inputs and outputs, and why rows cannot be joined, empty if they can."""
+    """A model that can be run. `obstacle` says why rows cannot be joined; it is empty if they can."""
 
     signature: Signature
     obstacle: str
 
 
 class RefusedModel(Struct, frozen=True, tag="refused"):
-    """A model that cannot be run: an InputError on its way between processes."""
+    """A model that cannot be run: the fields of an InputError, sent between processes."""
 
     what: str
     where: str
@@ -65,7 +65,7 @@ def examine(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
     """The model's signature, and why rows cannot be joined; the reason is empty if they can or it could not be tried.
 
     `shapes` gives one row's shape for inputs with further open dimensions. InputError for an unusable file,
-    MachineError if examining it kills the process that does so.
+    MachineError if the examining process dies.
     """
     if not is_python(path):
         return examine_here(path, shapes or {})
@@ -73,7 +73,7 @@ def examine(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=EXAMINE_S_MAX, check=False)
     except subprocess.TimeoutExpired as error:
-        what = f"importing and trying it took more than {EXAMINE_S_MAX:g} s"
+        what = f"importing and running it took more than {EXAMINE_S_MAX:g} s"
         raise InputError(
             what, where=str(path), help="do less when the file is imported and 'Model' is created"
         ) from error
@@ -88,7 +88,7 @@ def examine(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
 
 
 def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Signature, str]:
-    """`examine` in this process. InputError if a model fails on the example it provides itself."""
+    """`examine`, without a separate process. InputError if a model fails on its own example."""
     session = open_model(path, 1, optimise=False)
     example = session.example(1)
     if example is not None:
@@ -101,21 +101,21 @@ def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Sig
 
 
 def check_rows(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
-    """Raise InputError if rows of the model cannot be joined, so that batches above 1 need not be measured."""
+    """Raise InputError if rows of the model cannot be joined: batches above 1 are then not worth measuring."""
     reason = examine(path, shapes)[1]
     if reason:
         opened = "" if is_python(path) else "; --free-batch may open a batch that was fixed"
         raise InputError(
             f"{reason}, so that requests cannot share a forward pass",
             where=str(path),
-            help=f"measure what one request needs, with --batches 1{opened}",
+            help=f"measure single requests with --batches 1{opened}",
         )
 
 
 def obstacle_to_joining(session: Session, shapes: Mapping[str, tuple[int, ...]], *, where: str) -> str:
-    """Why rows cannot be joined, or an empty string if they can or if inputs to try it are unknown.
+    """Why rows cannot be joined; empty if they can, or if no inputs are known to test it with.
 
-    Inputs are unknown if a further dimension is open, `shapes` does not give it and the model has no example.
+    Inputs are unknown if a further dimension is open, `shapes` does not give its size and the model has no example.
     """
     signature = session.signature
     for port in (*signature.inputs, *signature.outputs):
@@ -128,7 +128,7 @@ def obstacle_to_joining(session: Session, shapes: Mapping[str, tuple[int, ...]],
         alone = [
             session.run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(ROWS_TRIED)
         ]
-    except Exception:  # open dimensions, or a model that refuses random inputs: it stays unknown
+    except Exception:  # open dimensions, or a model that refuses random inputs: no answer
         return ""
     try:
         together = session.run(inputs)
@@ -141,7 +141,7 @@ def obstacle_to_joining(session: Session, shapes: Mapping[str, tuple[int, ...]],
 
 
 def _same(together: Any, alone: Sequence[Any]) -> bool:  # noqa: ANN401  # arrays of any type
-    """Whether the joined output is the parts' outputs one after the other, within rounding."""
+    """Whether the joined output equals the separate outputs concatenated, within rounding."""
     many, parts = np.asarray(together), [np.asarray(one) for one in alone]
     if not many.ndim or any(part.shape != (len(many) // len(parts), *many.shape[1:]) for part in parts):
         return False
@@ -161,11 +161,11 @@ def _same(together: Any, alone: Sequence[Any]) -> bool:  # noqa: ANN401  # array
 def free_batch(path: Path, target: Path, *, shapes: dict[str, tuple[int, ...]] | None = None) -> Signature:
     """Write the ONNX model at `path` to `target` with an open batch dimension, and return its new signature.
 
-    The first dimension of inputs and outputs is opened, and constant targets of `Reshape` between them that contain the
-    batch. Anything else that fixes it (an `Expand` to a constant shape, an LSTM's initial state) makes the trial fail:
-    the result is kept only if several batches at once get what the original gives them one by one. A model whose batch
-    is open already is copied. `shapes` gives the row shape of inputs with further open dimensions. InputError if the
-    batch cannot be opened, MachineError without the `onnx` package (the `demo` extra).
+    Opens the first dimension of inputs and outputs, and every constant `Reshape` target between them that contains the
+    batch size. Anything else that fixes it (an `Expand` to a constant shape, an LSTM's initial state) makes the test
+    fail: the new model is written only if several joined batches give the same outputs as the original gives them
+    separately. A model whose batch is already open is copied. `shapes` gives the row shape of inputs with further open
+    dimensions. InputError if the batch cannot be opened, MachineError without the `onnx` package (the `demo` extra).
     """
     onnx = _onnx()
     batch = signature_of(open_session(path, 1), path).fixed_batch
@@ -214,7 +214,7 @@ def open_batch_dimension(model: "ModelProto", batch: int) -> None:
 
 
 def _constants(graph: "GraphProto") -> dict[str, Any]:
-    """Initialisers and `Constant` nodes by name. Values of large ones, which cannot be shapes, are left empty."""
+    """Values of initialisers and `Constant` nodes by name; empty for large ones, which cannot be shapes."""
     from onnx import numpy_helper  # noqa: PLC0415
 
     found: dict[str, Any] = {}
@@ -230,8 +230,8 @@ def _constants(graph: "GraphProto") -> dict[str, Any]:
 def _open_reshape(graph: "GraphProto", node: "NodeProto", target: list[int], batch: int) -> None:
     """Replace the leading size of a reshape's target if it is the batch or a multiple of it.
 
-    -1 (the remaining size) is right if the other sizes are those of a row. If -1 is used already, 0 copies the size
-    from the input, which is right if the input's first dimension is the batch.
+    -1 (infer the size) is right if the other sizes are the sizes of one row. If the target contains a -1 already,
+    0 copies the size from the input, which is right if the input's first dimension is the batch.
     """
     from onnx import numpy_helper  # noqa: PLC0415
 
@@ -249,7 +249,7 @@ def _open_reshape(graph: "GraphProto", node: "NodeProto", target: list[int], bat
 
 
 def _check_freed(path: Path, freed: Path, batch: int, shapes: dict[str, tuple[int, ...]]) -> Signature:
-    """The opened model's signature. InputError naming the output if joined batches differ from the original's."""
+    """The signature of the opened model. InputError, naming the output, if its results differ from the original's."""
     remedy = "export it with an open first dimension"
     before, after = open_session(path, 1), open_session(freed, 1)
     signature = signature_of(after, path)
@@ -272,7 +272,7 @@ def _check_freed(path: Path, freed: Path, batch: int, shapes: dict[str, tuple[in
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process that examines a Python model: see the module's text."""
+    """Entry point of the process that examines a Python model; see the module docstring."""
     path, shapes = arguments
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)

@@ -1,6 +1,6 @@
-"""Fits of latency forms to measured points, and the P99 that a profile promises.
+"""Fits of latency functions to measured points, and the percentile that a profile uses.
 
-Pure functions, deterministic even if robust. A `Fit` carries its parameters and its errors at the points it was given.
+Pure and deterministic functions, robust fits included. A `Fit` holds its parameters and its errors at its points.
 
 Sources: Sponge (Razavi et al., EuroMLSys 2024): l(b, c), fitted by robust regression (RANSAC is cited) to P99
 latencies; specification §2.2: relative errors and non-negative parameters, which cannot be too optimistic at small
@@ -22,15 +22,16 @@ from sloop.profile.profile import Amdahl, Cells, Fit, Latency, LatencyTable, Qua
 Percentile = Literal["p50", "p99"]
 
 SUBSETS_MAX: Final = 400
-"""Minimal subsets that a robust fit tries, spread evenly over all there are."""
+"""Minimal subsets of the points that a robust fit tries, spread evenly over all subsets."""
 OUTLIER: Final = 2.5
-"""Robust standard deviations beyond which a point is left out (Rousseeuw and Leroy, least median of squares)."""
+"""A point further off than this many robust standard deviations is dropped (Rousseeuw and Leroy, least median of
+squares)."""
 SCALE_MIN: Final = 0.02
-"""A relative residual below `OUTLIER` times this is never an outlier: measurements do not agree better than that."""
+"""A relative residual below `OUTLIER` times this is never an outlier: repeated measurements differ that much."""
 SWEEPS: Final = 300
 """Limit of the alternating projections; a grid of 30 cells needs about ten."""
 RUNS_FOR_P99: Final = 100
-"""Fewer runs have no P99 of their own: their nearest-rank P99 is the largest run, which one hiccup decides."""
+"""Runs needed for a P99: with fewer, the nearest-rank P99 is the longest run, which may be a single hiccup."""
 
 Vector = NDArray[np.float64]
 
@@ -46,9 +47,9 @@ class Point(NamedTuple):
 def points_p99(samples: Sequence[Sample]) -> list[Point]:
     """The P99 of each cell.
 
-    A cell with fewer than 100 runs gets its median times the usual tail (P99 over median) on its cores, but at most its
-    own largest run. The usual tail is the median over the cells of that core count, all with equal weight: weighted by
-    runs, the batch of 1, which runs most often, would decide it for all.
+    A cell with fewer than 100 runs gets its median times the usual tail ratio (P99 / median) of its core count, but at
+    most its longest run. The usual ratio is the median over the cells of that core count, each with equal weight:
+    weighted by runs, batch size 1, which has the most runs, would dominate.
     """
     tails = {
         cores: median(sample.p99_ms / sample.p50_ms for sample in samples if sample.cores == cores)
@@ -74,7 +75,7 @@ def points_p50(samples: Sequence[Sample]) -> list[Point]:
 
 
 def fit_all(samples: Sequence[Sample], percentile: Percentile) -> dict[str, Fit]:
-    """Every form for which the cells suffice: `table`, `amdahl`, and `quadratic` on 1 core or the fewest measured."""
+    """Every form that has enough cells: `table`, `amdahl`, and `quadratic` (on 1 core or the fewest measured)."""
     points = points_p50(samples) if percentile == "p50" else points_p99(samples)
     fits = {"table": fit_table(points) if percentile == "p50" else _bounded_table(samples)}
     with contextlib.suppress(ValueError):
@@ -87,11 +88,11 @@ def fit_all(samples: Sequence[Sample], percentile: Percentile) -> dict[str, Fit]
 
 
 def _bounded_table(samples: Sequence[Sample]) -> Fit:
-    """The monotone table of the P99s, kept within what each cell showed.
+    """The monotone table of the P99s, clipped to the measured bounds of each cell.
 
-    Making the table monotone averages cells that are in the wrong order, which can promise less than a cell's own P99
-    of a hundred runs, or more than every run of a cell with fewer. Those bounds hold here; where a cell's lower bound
-    contradicts the upper bound of a larger batch or fewer cores, the lower one wins, for a promise must be kept.
+    Making the table monotone averages cells that are in the wrong order. The average can be below the P99 of a cell
+    with a hundred runs, or above every run of a cell with fewer; both are clipped here. Where the lower bound of a cell
+    contradicts the upper bound of a larger batch or fewer cores, the lower bound wins: underestimates miss deadlines.
     """
     points = points_p99(samples)
     fit = fit_table(points)
@@ -136,9 +137,9 @@ def fit_amdahl(points: Sequence[Point], *, relative: bool = True, robust: bool =
 
 
 def fit_table(points: Sequence[Point]) -> Fit:
-    """The nearest table, in relative errors, whose latency never falls with the batch and never rises with the cores.
+    """The table with the least relative error whose latency never falls with the batch and never rises with the cores.
 
-    Found by Dykstra's alternating projections onto the two orders. Several points of one cell count as their mean.
+    Found by Dykstra's alternating projections onto the two orders. Several points of one cell are averaged.
     """
     if not points:
         raise ValueError("a table needs at least one point")

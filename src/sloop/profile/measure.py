@@ -1,9 +1,9 @@
-"""Measuring a model on this machine: batch sizes × core counts in several passes, start-up time, memory.
+"""Measures a model on this machine: batch sizes × core counts in several passes, start-up time, memory.
 
-A run is timed as a server sees it: from sending a batch's bytes to a process until its outputs' bytes are back. Each
-core count has a process of its own, so that loading and memory are clean and threads start inside their cores. A
-machine is not equally fast at all times, so every cell is measured in several passes spread over the whole measurement,
-and the profile keeps each of them. Meanwhile a stand-in for gateway and clients shares the machine (`service_load`),
+A run is timed as a server sees it: from sending the inputs to a process until the outputs are back. Each core count is
+measured in a new process, so that loading and memory are clean and threads start inside their cores. The speed of a
+machine varies over time, so every cell is measured in several passes spread over the whole measurement, and the profile
+keeps each pass. Meanwhile a stand-in for gateway and clients shares the machine (`service_load`),
 and runs pause now and then as they do below saturation, because a process that has just slept starts slower.
 
 The caller chooses how a process is confined to cores (`Limit`); the default is CPU affinity, for whole cores.
@@ -43,31 +43,31 @@ from sloop.units import NS_PER_MS, NS_PER_S
 BATCHES: Final = (1, 2, 4, 8)
 PASSES: Final = 3
 SECONDS: Final = 0.75
-"""For each cell in each pass."""
+"""Measured seconds per cell and pass."""
 SILENCE_S: Final = 600.0
-"""A measured process that sends nothing for longer is killed."""
+"""A measured process that sends nothing for this long is killed."""
 WARM_MIN, WARM_MAX = 3, 50
 WARM_SHARE: Final = 0.2
-"""Share of a cell's time that warm-up runs may take."""
+"""Share of a cell's time that warm-up runs may use."""
 RUNS_MIN, RUNS_MAX = 20, 2000
 """Of a cell in all passes together, and in one pass."""
 PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
-"""Pauses between runs, in turn, as multiples of a run's duration: the replica is busy for 73 % of the time."""
+"""Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time."""
 LAST_BYTES: Final = 4096
-"""How much of a dead process's stderr is searched for the reason."""
+"""Bytes at the end of a dead process's stderr that are searched for the reason."""
 SOCKET_BYTES: Final = 4 << 20
-"""Send buffer that is requested, as for a replica's socket."""
+"""Requested size of the send buffer, the same as for a replica's socket."""
 SWEEP_BATCH_MAX: Final = 64
 SWEEP_GAIN_MIN: Final = 1.1
-"""A batch size is worth measuring if it brings this many times the rows per second of half the size."""
+"""A batch size is worth measuring if it gives at least this factor more rows per second than half the size."""
 SWEEP_S, SWEEP_RUNS_MIN = 0.2, 5
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to `cores` while the context is open."""
 Progress = Callable[[int, int, Sample], None]
-"""Called with the number of cells done in all passes, of cells in all, and the newest sample."""
+"""Called with the number of finished cells and of all cells, both over all passes, and the newest sample."""
 ServicePass = Callable[[Sequence[Sample]], Pass | None]
-"""Serves the model for some seconds, at rates that follow from these samples, and returns what batches took."""
+"""Serves the model for some seconds, at rates derived from these samples, and returns the batch durations."""
 
 
 class CellRuns(NamedTuple):
@@ -115,11 +115,11 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     alone: bool = False,
     in_service: ServicePass | None = None,
 ) -> Profile:
-    """The profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
+    """Measure the profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
 
-    `shapes` gives one row's shape for inputs with open dimensions, unless the model has an example; `latency_ms` will
-    promise `percentile`; `alone` leaves out the stand-in for gateway and clients. `in_service`, if given, is called
-    after each pass with its samples and may return one more pass, whose cells replace the others
+    `shapes` gives one row's shape for inputs with open dimensions, unless the model has an example. `percentile` is the
+    latency that `latency_ms` is fitted to. `alone` leaves out the stand-in for gateway and clients. `in_service`, if
+    given, is called after each pass with its samples; the pass it may return replaces measured cells
     (`sloop.profile.passes`). InputError for a model or choice that cannot be measured, MachineError if a process dies.
     """
     batches = _checked_batches(batches)
@@ -174,11 +174,11 @@ def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
 def batch_sweep(
     model_path: Path, *, cores: float, shapes: Mapping[str, tuple[int, ...]], limit: Limit
 ) -> tuple[int, ...]:
-    """The batch sizes worth measuring: `BATCHES`, then doubling while that brings a tenth more rows per second.
+    """The batch sizes worth measuring: `BATCHES`, then doubled while each doubling gives a tenth more rows per second.
 
-    Larger batches only make every request in them wait. A small network gains up to large batches, because calling it
-    costs more than running it; a large one on a few cores gains nothing beyond a handful. A model that cannot be run at
-    all is left for `measure` to refuse.
+    Beyond that, larger batches only add latency. A small network gains up to large batches, because the call costs more
+    than the computation; a large one on few cores gains nothing beyond a few rows. A model that cannot be run at all is
+    not refused here but by `measure`.
     """
     sizes = [BATCHES[-1]]
     while sizes[-1] < SWEEP_BATCH_MAX:
@@ -205,9 +205,9 @@ def batch_sweep(
 def measure_on(
     order: TimingOrder, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN, load: ServiceLoad | None = None
 ) -> Generator[CellRuns | LoadReport, None, None]:
-    """The runs of each batch size and the load report of one core count, from a new process.
+    """Measure one core count in a new process: yields the runs of each batch size, then the load report.
 
-    The process ends when the iterator is closed. MachineError if it dies or falls silent.
+    The process ends when the iterator is closed. MachineError if it dies or stops answering.
     """
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -245,11 +245,11 @@ def measure_on(
 def _results(
     process: "subprocess.Popen[bytes]", order: TimingOrder, timing: "Timing", limit: Limit
 ) -> Iterator[CellRuns | LoadReport]:
-    """Confine the process, send the order and time what it has ready. ConnectionError if it dies."""
+    """Confine the process, send the order and time each batch size. ConnectionError if the process dies."""
     assert process.stdin is not None
     decoder = msgspec.json.Decoder(Message)
     with limit(process.pid, order.cores):
-        with contextlib.suppress(BrokenPipeError):  # it died: the missing line below says so
+        with contextlib.suppress(BrokenPipeError):  # the process died; the missing line below reports it
             process.stdin.write(msgspec.json.encode(order) + b"\n")
         while line := _line(process):
             message: Message = decoder.decode(line)
@@ -263,7 +263,7 @@ def _results(
 
 
 class Timing:
-    """Times runs over one process's socket, while `load`, if any, is served in the same loop."""
+    """Times runs over the socket of one process, and serves `load`, if any, in the same loop."""
 
     def __init__(
         self,
@@ -285,9 +285,9 @@ class Timing:
         return self.runs(inputs, ready.output_bytes, ready.batch)
 
     def runs(self, inputs: Sequence[memoryview], output_bytes: int, batch: int = 1) -> list[int]:
-        """Durations in ns of runs within the time budget after warm-up, at least `runs_min` of them."""
+        """Durations in ns of the runs after warm-up: as many as fit the time budget, at least `runs_min`."""
         message, outputs = b"".join((RUN, *inputs)), memoryview(bytearray(output_bytes))
-        shared = self._shared if len(message) - len(RUN) >= SHARED_BYTES_MIN else None  # as a replica's inputs go
+        shared = self._shared if len(message) - len(RUN) >= SHARED_BYTES_MIN else None  # as in service
 
         def run_ns() -> int:
             begin_ns = perf_counter_ns()
@@ -332,7 +332,7 @@ class Timing:
 
 
 def _line(process: "subprocess.Popen[bytes]") -> bytes:
-    """The next line of its stdout, empty at the end. A process that sends none for `SILENCE_S` is killed."""
+    """The next line of its stdout, or empty at the end. Kills a process that sends no line for `SILENCE_S`."""
     assert process.stdout is not None
     watch = threading.Timer(SILENCE_S, process.kill)
     watch.daemon = True

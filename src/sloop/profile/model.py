@@ -1,8 +1,8 @@
-"""Model files: what they take and return, sessions that run them, and inputs to try them with.
+"""Model files: their inputs and outputs, sessions that run them, and inputs for trial runs.
 
-A model is an ONNX graph or a Python file with a class `Model`. The profiler, the check for batching and the server's
-workers all open models here, so that what is measured is what is served. ONNX Runtime is imported when the first ONNX
-file is opened; a file that cannot be served raises InputError with the reason and a remedy.
+A model is an ONNX graph or a Python file with a class `Model`. The profiler, the batching check and the server's
+workers all open models here, so that the measured model is the served model. ONNX Runtime is imported when the first
+ONNX file is opened; a file that cannot be served raises InputError with the reason and a remedy.
 
 A Python model looks like this:
 
@@ -10,7 +10,7 @@ A Python model looks like this:
         inputs = {"image": ("UINT8", (1, -1, -1, 3))}    # datatypes of the Open Inference Protocol v2; -1 is open
         outputs = {"scores": ("FP32", (1, 10))}
         joins_rows = False                               # optional: see `Session.joins_rows`
-        software = "ONNX Runtime 1.20"                   # optional: what it computes with, recorded in its profile
+        software = "ONNX Runtime 1.20"                   # optional: the library that runs it, recorded in its profile
 
         def __init__(self, threads: int) -> None: ...
         def run(self, image): ...                        # arrays in the order of `inputs`; returns those of `outputs`
@@ -59,7 +59,7 @@ class Session(Protocol):
 
     signature: Signature
     joins_rows: bool | None
-    """The author's statement that each row of a batch gets the outputs it gets alone; None means it must be tried."""
+    """Declared by the author: True if each row of a batch gets the same outputs as alone. None: must be tested."""
     software: str
     """Name and version of what runs the model; empty for plain Python."""
 
@@ -73,7 +73,7 @@ class Session(Protocol):
 
 
 def is_python(path: Path) -> bool:
-    """Whether opening the file runs its author's code."""
+    """Whether the model is Python code, which runs when the file is opened."""
     return path.suffix == PYTHON
 
 
@@ -86,7 +86,7 @@ def open_model(path: Path, threads: int, *, optimise: bool = True) -> Session:
 
 
 def feed_for(session: Session, batch: int, shapes: Mapping[str, tuple[int, ...]], *, where: str) -> dict[str, Array]:
-    """Inputs for a batch: random ones of the given row shapes if any, else the model's own example, else random ones.
+    """Inputs for a batch: random with the given row shapes if there are any, else the model's example, else random.
 
     InputError if the model fixes another batch size, or the size of an open dimension is unknown.
     """
@@ -146,7 +146,8 @@ def _input_shape(port: Port, batch: int, row: tuple[int, ...] | None, where: str
 def synthesise(
     signature: Signature, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
 ) -> dict[str, NDArray[np.generic]]:
-    """Random inputs of these shapes: floats uniform in [0, 1), everything else 0 or 1, valid indices of any table."""
+    """Random inputs of these shapes: floats uniform in [0, 1), other types 0 or 1, which are valid indices of a
+    table."""
     generator = np.random.default_rng(seed)
     made: dict[str, NDArray[np.generic]] = {}
     for port in signature.inputs:
@@ -183,7 +184,7 @@ class OnnxSession:
 
 
 def _runtime() -> Any:  # noqa: ANN401  # a module without types
-    """ONNX Runtime, imported on first use: it takes a third of a second, which models in Python need not pay."""
+    """ONNX Runtime, imported on first use: the import takes 0.3 s, which Python models do not need."""
     import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415
 
     return onnxruntime
@@ -192,7 +193,7 @@ def _runtime() -> Any:  # noqa: ANN401  # a module without types
 def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # noqa: ANN401  # a class without types
     """An ONNX Runtime CPU session as a replica uses it. InputError for an unusable file.
 
-    Its threads sleep while idle: spinning, the default, would take CPU time from the gateway and from other replicas.
+    Its idle threads sleep: spinning, the default, would take CPU time from the gateway and from other replicas.
     """
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give the path of an ONNX model")
@@ -248,7 +249,7 @@ def _onnx_port(given: Any, path: Path) -> Port:  # noqa: ANN401
 class PythonSession:
     """An object of the file's class `Model`; a `Session`.
 
-    InputError if the class does not follow the protocol in the module's text.
+    InputError if the class does not follow the protocol in the module docstring.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -265,7 +266,7 @@ class PythonSession:
             raise_user_error(error, path, "its class 'Model' cannot be made")
 
     def example(self, rows: int) -> dict[str, Array] | None:
-        """What the class's own `example` returns, checked against `inputs`; None if it has no such method."""
+        """The result of the class's `example` method, checked against `inputs`; None if it has no such method."""
         if not hasattr(self._model, "example"):
             return None
         try:
@@ -334,9 +335,9 @@ def _joins_rows(declared: Any, signature: Signature, path: Path) -> bool | None:
 
 
 def _declared_arrays(given: Any, ports: Sequence[Port], method: str) -> list[Array]:  # noqa: ANN401
-    """The arrays that `run` or `example` returned, in the order of `ports`: from a mapping, a sequence or one array.
+    """Convert the result of `run` or `example` (a mapping, a sequence or one array) to arrays in the order of `ports`.
 
-    TypeError or ValueError for anything but the declared arrays.
+    TypeError or ValueError if they are not the declared arrays.
     """
     names = [port.name for port in ports]
     if isinstance(given, Mapping):

@@ -1,9 +1,9 @@
-"""What separate passes over a model say together: pooled samples, how far the machine's speed varies, and refinement.
+"""Combines several measurement passes of a model: pooled samples, the speed range of the machine, and refinement.
 
 Two passes over the same cells differ, because a machine is not equally fast at all times. `speed_range` estimates from
 their differences how much faster or slower than the profile a further run may be. `refined` adds the durations that a
-server's log shows as one more pass: in service a batch can take longer than when it was measured, so cells that service
-has shown replace the measured ones, and the others are scaled by the same ratio.
+server's log shows as one more pass: batches can take longer in service than in the measurement, so cells seen in
+service replace the measured ones, and the other cells are scaled by the same ratio.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ CellKey = tuple[int, float]
 STUDENT_T: Final = (1.96, 1.39, 1.25, 1.19, 1.16, 1.13, 1.12, 1.11, 1.10, 1.09)
 """85 % quantile of Student's t for 1, 2, … degrees of freedom: 70 % of further passes lie within ± this many standard
 deviations. A run lasts several times longer than a pass and so varies less, and the simulator adds a term for sampling.
-Together they are meant to hold nine of ten runs: with speeds drawn with standard deviations of 1 to 3 %, 67 of 72 runs
-of a minute ended inside, and `python -m benchmarks.bands` counts those of a real machine."""
+Together they should cover nine of ten runs: with random speeds (standard deviation 1 to 3 %) they covered 67 of 72 runs
+of one minute. `python -m benchmarks.bands` measures the coverage on a real machine."""
 SPEED_SD_MIN: Final = 0.01
-"""Passes that agree better than 1 % do so by chance: no shared machine repeats itself better."""
+"""Lower bound of the relative standard deviation: passes that agree better than 1 % do so by chance."""
 
 
 class SpeedRange(Struct, frozen=True):
-    """How a further run's durations may differ from the profile's: by factors from `fast` ≤ 1 to `slow` ≥ 1."""
+    """How much the durations of a further run may differ from the profile: factors from `fast` ≤ 1 to `slow` ≥ 1."""
 
     fast: float
     slow: float
@@ -42,10 +42,10 @@ class SpeedRange(Struct, frozen=True):
 def speed_range(profile: Profile) -> SpeedRange | None:
     """The range in which the speed of one further run is expected; None with fewer than two comparable passes.
 
-    Each pass has a speed: the logarithm of the time that its runs took over the time they would have taken at the mean
-    of all passes, in the cells that other passes have, too. Their standard deviation s gives the prediction interval of
-    one more pass, ± t · s · √(1 + 1/n). Passes in service count if there are two of them, because that is where the
-    prediction is for; otherwise those of `sloop profile`.
+    The speed of a pass is the logarithm of (time of its runs / time of the same runs at the mean of all passes), over
+    the cells that other passes also have. The standard deviation s of the speeds gives the prediction interval of one
+    more pass, ± t · s · √(1 + 1/n). Passes in service are used if there are at least two, because service is what is
+    predicted; otherwise the passes of `sloop profile`.
     """
     for in_service in (True, False):
         chosen = [known for known in profile.passes if known.in_service is in_service]
@@ -70,7 +70,7 @@ def _speeds(passes: Sequence[Pass]) -> list[float]:
 
 
 def pooled(samples: Sequence[Sample]) -> Sample:
-    """One sample of a cell for several of it, each counting by its runs. The P99 is the mean of theirs."""
+    """Merge several samples of one cell, weighted by their runs. The P99 is the weighted mean of their P99s."""
     if len(samples) == 1:
         return samples[0]
     runs = [max(1, sample.n) for sample in samples]
@@ -113,8 +113,8 @@ def refined(
 ) -> Profile:
     """The profile with the durations in ns of batches in service as one more pass; its latencies are fitted again.
 
-    `date` is when that service began: a pass in service of the same date is replaced, so that refining twice from one
-    log is the same as refining once. ValueError if `runs` is empty.
+    `date` is the start of that service: an older pass in service with the same date is replaced, so that refining
+    twice from one log is the same as refining once. ValueError if `runs` is empty.
     """
     if not runs:
         raise ValueError("no batches to refine the profile from")
@@ -139,10 +139,10 @@ def refined(
 
 
 def in_service_samples(passes: Sequence[Pass], latency: Latency) -> tuple[Sample, ...]:
-    """Samples of the full grid of batch sizes and cores: as seen in service, otherwise as measured × a ratio.
+    """Samples for the full grid of batch sizes and cores: from service where available, otherwise measured × a ratio.
 
-    `latency` stands for the measured samples if there are none. The ratio is that of cells in service over the same
-    cells as measured, on the same core count if there are any.
+    `latency` replaces the measured samples if there are none. The ratio is (duration in service / measured duration)
+    over the cells that have both, on the same core count if possible.
     """
     alone = _pooled_cells([one for one in passes if not one.in_service])
     seen = _pooled_cells([one for one in passes if one.in_service])
@@ -166,7 +166,7 @@ def _pooled_cells(passes: Sequence[Pass]) -> dict[CellKey, Sample]:
 
 
 class _Base:
-    """Samples as they were measured, interpolated between cells; of a profile without any, its latency function."""
+    """Measured samples, interpolated between cells; the latency function if the profile has no samples."""
 
     def __init__(self, samples: Sequence[Sample], latency: Latency) -> None:
         self._cells = {(sample.batch, sample.cores): sample for sample in samples}
@@ -186,9 +186,9 @@ class _Base:
 
 
 def tables_of(samples: Sequence[Sample]) -> list[LatencyTable]:
-    """One table over batch and cores for each of the equally likely durations, the shortest first.
+    """One table over batch size and cores for each of the equally likely durations, the shortest first.
 
-    A cell with fewer durations than another repeats each of its own, so that all tables have all cells.
+    A cell with fewer durations than another repeats its durations, so that all tables have all cells.
     """
     count = max(len(sample.likely_ms) for sample in samples)
     tables: list[dict[int, dict[float, float]]] = [{} for _ in range(count)]

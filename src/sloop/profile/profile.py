@@ -1,11 +1,11 @@
-"""Profiles: how long batches of a model take on some hardware, how it starts, and where each figure comes from.
+"""Profiles: batch latency and start-up time of a model on some hardware, with the source of each figure.
 
-A profile is a value. It holds the latency function that plans are made with, the samples it was fitted to, the separate
-passes in which they were measured, and their provenance: measured, published, fitted or assumed, with hardware,
-software and date. It is stored as JSON beside its model.
+A profile is immutable. It holds the latency function used for planning, the samples it was fitted to, the passes in
+which they were measured, and their provenance: measured, published, fitted or assumed, with hardware, software and
+date. It is stored as JSON in the folder of its model.
 
 Sources of the forms: quadratic in the batch size at fixed cores, FA2; batch and cores by Amdahl's law, Sponge (Razavi
-et al., EuroMLSys 2024, equation for l(b, c)); tables as published grids are.
+et al., EuroMLSys 2024, equation for l(b, c)); tables follow published grids.
 """
 
 import hashlib
@@ -75,12 +75,12 @@ class _TableRow(Struct, frozen=True, gc=False):
 
 
 class LatencyTable(Struct, frozen=True, dict=True, tag_field="form", tag="table", forbid_unknown_fields=True):
-    """Cells joined by straight lines: in 1/cores within a batch size, in the batch size between them.
+    """A grid of latencies with linear interpolation: over 1/cores within a batch size, then over the batch size.
 
-    Straight lines preserve order, so a monotone table gives a monotone latency. Outside the cells the latency is
-    pessimistic: more cores than measured bring nothing, fewer cost in proportion (l·c constant); a batch below the
-    smallest takes as long as the smallest; above the largest the last slope continues (with a single batch size, in
-    proportion to the batch).
+    Linear interpolation preserves order, so a monotone table gives a monotone latency. Outside the grid the latency is
+    pessimistic: cores beyond the largest count bring no speed-up; below the smallest count l·c stays constant; a batch
+    below the smallest takes as long as the smallest; above the largest the last slope continues (with a single batch
+    size, in proportion to the batch).
     """
 
     table: Cells
@@ -104,7 +104,7 @@ class LatencyTable(Struct, frozen=True, dict=True, tag_field="form", tag="table"
         return batches, tuple(rows)
 
     def latency_ms(self, batch: int, cores: float) -> float:
-        """Milliseconds for a batch of `batch` on `cores`: a cell, or interpolated, or extrapolated (see the class)."""
+        """Milliseconds for a batch of `batch` on `cores`, interpolated or extrapolated as the class describes."""
         batches, rows = self._rows
         inverse = 1.0 / cores
         if batch <= batches[0]:
@@ -125,17 +125,17 @@ class LatencyTable(Struct, frozen=True, dict=True, tag_field="form", tag="table"
 
 
 Latency = Quadratic | Amdahl | LatencyTable
-"""Any form; the key `form` tells them apart in files."""
+"""Any form; in files the key `form` names it."""
 
 
-# What is kept of the runs of one batch size on one core count.
+# Samples: the runs of one batch size on one core count.
 
 LIKELY: Final = 64
-"""How many durations represent the runs of a cell: enough for their P99, and a power of two, which is drawn quickly."""
+"""How many durations represent the runs of a cell: enough for the P99, and a power of two for fast random draws."""
 
 
 class Sample(Struct, frozen=True, forbid_unknown_fields=True):
-    """One cell: `n` runs of a batch of `batch` on `cores`. `n` is 0 if nobody says how many there were."""
+    """One cell: `n` runs of a batch of `batch` on `cores`. `n` is 0 if the number is unknown."""
 
     batch: int
     cores: float
@@ -143,10 +143,10 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True):
     p99_ms: float
     n: int
     likely_ms: tuple[float, ...] = ()
-    """Equally likely durations, ascending: each is the mean of an equal share of the runs, so their mean is the runs'
-    mean. Empty if only percentiles are known."""
+    """Equally likely durations in ms, ascending: each is the mean of an equal share of the runs, so their mean is the
+    mean of the runs. Empty if only percentiles are known."""
     scaled: float = 1.0
-    """What the measured durations were multiplied by, if this cell was adjusted to others that service has shown."""
+    """Factor by which the measured durations were multiplied, if this cell was adjusted to cells seen in service."""
 
     @property
     def mean_ms(self) -> float:
@@ -180,14 +180,14 @@ def likely(ordered: Sequence[float], count: int) -> list[float]:
 
 
 class Pass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one visit to the machine showed: a sweep of `sloop profile` over all cells, or a log of real service."""
+    """One pass of measurements: a sweep of `sloop profile` over all cells, or the log of a live server."""
 
     date: str
     """ISO date and time of its beginning."""
     in_service: bool = False
-    """Whether the durations come from a server's log, from a batch's order to its answer."""
+    """Whether the durations come from a server's log (from the order of a batch to its answer)."""
     beside: str = ""
-    """What else used the machine meanwhile."""
+    """Other load on the machine during the pass."""
     samples: tuple[Sample, ...]
 
 
@@ -197,7 +197,7 @@ Origin = Literal["measured", "published", "fitted", "assumed"]
 """`measured` by sloop; `published` as printed; `fitted` to published figures; `assumed` by its author."""
 
 FLOOR_MS = 1e-3
-"""No batch takes less: a fit with a negative intercept must not promise zero or negative time."""
+"""Lower bound of every latency: a fit with a negative intercept must not return zero or negative time."""
 
 
 class Region(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,15 +237,16 @@ class Startup(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known about one model's speed. `latency_ms` is the form in use; `fits` holds all that were tried."""
+    """The speed of one model on one kind of hardware. `latency_ms` is the form in use; `fits` holds all fitted
+    forms."""
 
     latency_ms: Latency
     max_batch: int
     max_cores: float
     load_s: float = 0.0
-    """From the order to start a replica to its first answer: process, libraries, weights, a first pass."""
+    """Seconds from the order to start a replica to its first answer: process, libraries, weights, first pass."""
     startup: Startup | None = None
-    """How `load_s` is composed, if it was measured."""
+    """The parts of `load_s`, if it was measured."""
     memory_bytes: int = 0
     hardware: str = ""
     origin: Origin = "assumed"
@@ -255,12 +256,12 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str = ""
     """ISO date of the measurement or publication."""
     model_digest: str = ""
-    """SHA-256 of the model file that was measured, to notice that it has changed."""
+    """SHA-256 of the measured model file, to detect that the file has changed."""
     measured: Region | None = None
     samples: tuple[Sample, ...] = ()
-    """Of all passes together."""
+    """Samples pooled over all passes."""
     passes: tuple[Pass, ...] = ()
-    """Each measurement by itself: how far they are apart says how far a prediction may be off."""
+    """The single passes; their spread gives the uncertainty of predictions."""
     fits: dict[str, Fit] = {}  # msgspec copies the empty dict for each profile
 
     def __post_init__(self) -> None:
@@ -280,7 +281,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def region(self) -> Region | None:
-        """As declared, else the span of the samples or table cells; None if the region is unknown."""
+        """The declared region, else the span of the samples or table cells; None if neither is known."""
         if self.measured is not None:
             return self.measured
         if self.samples:
@@ -309,7 +310,7 @@ def _span(points: list[tuple[int, float]]) -> Region:
     return Region(min(batches), max(batches), min(cores), max(cores))
 
 
-# Files: JSON with a version, written completely or not at all.
+# Files: JSON with a version, written atomically.
 
 VERSION: Final = 2
 """2 added passes and start-up times; 1 is still read."""
@@ -328,7 +329,7 @@ class _Version(Struct, frozen=True):
 
 
 def path_beside(model_path: Path) -> Path:
-    """The default path of a model's profile: beside the model."""
+    """The default path of a model's profile: in the folder of the model."""
     return model_path.with_name(model_path.name + SUFFIX)
 
 
@@ -339,7 +340,7 @@ def digest(path: Path) -> str:
 
 
 def is_of(profile: Profile, model_path: Path) -> bool:
-    """Whether the profile may belong to this model file: False if it was measured on other contents."""
+    """Whether the profile may belong to this model file: False if the file it was measured on had another digest."""
     return not profile.model_digest or profile.model_digest == digest(model_path)
 
 

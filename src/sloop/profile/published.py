@@ -1,6 +1,6 @@
-"""Profiles printed in publications, by name, to repeat experiments with the figures they were made with.
+"""Profiles printed in publications, by name, to repeat their experiments.
 
-Each says where it was printed and what was derived from it; none was measured by sloop.
+`source` says where each was printed and how it was derived; none was measured by sloop.
 
 Source: Razavi et al., Sponge (EuroMLSys 2024), and the figures of its public artefact.
 """
@@ -61,4 +61,4 @@ YOLOV5S_S = Profile(
 )
 
 PUBLISHED: dict[str, Profile] = {"ResNet-T": RESNET_T, "ResNet18-human": RESNET18_HUMAN, "YOLOv5s-S": YOLOV5S_S}
-"""By the names that application files use."""
+"""The published profiles by the names that application files use."""

@@ -4,10 +4,10 @@ A model measured on an otherwise idle machine is faster than it will be in servi
 its answer also parses requests, and clients on the same machine send them. So while a profile is measured, a second
 process, `python -m sloop.profile.service_load PORT`, sends HTTP requests over loopback connections at the rate that the
 replica could serve, and the measuring process answers them in the same loop in which it waits for the replica, as the
-server does. Requests are open loop, but a connection has one outstanding request at most, so that a slow machine is not
-flooded.
+server does. Requests are open loop, but each connection has at most one outstanding request, so that a slow machine is
+not flooded.
 
-The client process reads lines `RATE_RPS BODY_BYTES` from stdin, a rate of 0 pausing it, and ends with its input.
+The client process reads lines `RATE_RPS BODY_BYTES` from stdin and ends when stdin is closed; a rate of 0 pauses it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import msgspec
 from sloop.units import NS_PER_S
 
 CONNECTIONS: Final = 8
-"""Outstanding requests at most."""
+"""Also the limit of outstanding requests: one per connection."""
 RATE_RPS_MAX: Final = 400.0
 BYTES_PER_S_MAX: Final = 150e6
 """Limits of the stand-in: it must share the machine, not saturate it."""
@@ -39,7 +39,7 @@ ANSWER: Final = msgspec.json.encode(
 
 
 class ServiceLoad:
-    """Clients' connections, and the loop that serves them while it waits for something else."""
+    """The gateway's side of the stand-in: answers the clients while the caller waits for a replica."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", connections: Sequence[socket.socket]) -> None:
         self._process = process
@@ -52,16 +52,16 @@ class ServiceLoad:
             self._received[connection] = bytearray()
 
     def set_rate(self, rate_rps: float, body_bytes: int) -> float:
-        """Let clients send so many requests per second with bodies of this size; returns the rate after the limits."""
+        """Set the clients' request rate and body size; returns the rate after the limits."""
         rate_rps = min(rate_rps, RATE_RPS_MAX, BYTES_PER_S_MAX / max(1, body_bytes))
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # the clients died: the measurement goes on without them
+        with contextlib.suppress(OSError):  # the clients died; the measurement continues without them
             self._process.stdin.write(f"{rate_rps} {body_bytes}\n".encode())
             self._process.stdin.flush()
         return rate_rps
 
     def wait_for(self, sock: socket.socket, timeout_s: float) -> None:
-        """Answer requests until `sock` is readable. TimeoutError if it stays silent."""
+        """Answer requests until `sock` is readable. TimeoutError after `timeout_s`."""
         self._selector.register(sock, selectors.EVENT_READ)
         end_ns = perf_counter_ns() + round(timeout_s * NS_PER_S)
         try:
@@ -77,7 +77,7 @@ class ServiceLoad:
             self._serve(end_ns)
 
     def _serve(self, end_ns: int, awaited: socket.socket | None = None) -> bool:
-        """Wait for bytes and handle them; whether some are for `awaited`."""
+        """Wait for bytes and answer complete requests; True if `awaited` became readable."""
         found = False
         for key, _ in self._selector.select(max(0, end_ns - perf_counter_ns()) / NS_PER_S):
             if key.fileobj is awaited:
@@ -115,7 +115,7 @@ def _is_complete(message: bytearray) -> bool:
 
 @contextlib.contextmanager
 def service_load() -> Iterator[ServiceLoad]:
-    """Clients that send nothing until `set_rate`; they end with the context."""
+    """Start clients that send nothing until `set_rate`; they stop when the context ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", __name__, str(listener.getsockname()[1])]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -135,7 +135,7 @@ def service_load() -> Iterator[ServiceLoad]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The clients: send requests at the current rate until stdin ends."""
+    """Entry point of the client process: send requests at the current rate until stdin is closed."""
     connections = [socket.create_connection(("127.0.0.1", int(arguments[0]))) for _ in range(CONNECTIONS)]
     idle, random = list(connections), Random(0)
     rate_rps, message, next_ns = 0.0, b"", 0
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def request_of(body_bytes: int) -> bytes:
-    """An inference request: a JSON description and `body_bytes` of tensor data behind it."""
+    """An inference request: a JSON description followed by `body_bytes` of tensor data."""
     described = {"id": "1", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, body_bytes // 4]}]}
     body = msgspec.json.encode(described) + bytes(1 + body_bytes)
     return b"POST /v2/models/m/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body

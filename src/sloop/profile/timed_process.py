@@ -1,12 +1,13 @@
 """The process whose forward passes are timed: `python -m sloop.profile.timed_process FD SHARED`.
 
-It writes `READY` and waits for a `TimingOrder`, so that its parent can confine it to cores first. Then it does what a
-replica does with a batch: take the inputs' bytes from the socket FD, or large ones from the shared memory SHARED (-1
-for none), run the model, and send the outputs' bytes back; moving them is part of a replica's work. Its stdout carries
-JSON lines: a `BatchReady` per batch size, then `LoadReport`, or `RefusedModel`. After each `BatchReady` the socket
-first carries the inputs to the parent, for only this process can make them if the model brings an example; then, for
-each run, `RUN` and the inputs (unless they are in shared memory) in and the outputs out, and finally `STOP` in. What
-the model prints goes to stderr.
+It writes `READY` and waits for a `TimingOrder`, so that its parent can confine it to cores first. Then it treats each
+batch as a replica does: it reads the inputs from the socket FD (large ones from the shared memory SHARED; -1 for none),
+runs the model, and sends the outputs back; a replica also spends time on moving bytes.
+
+It prints JSON lines: a `BatchReady` per batch size, then `LoadReport`, or `RefusedModel`. After each `BatchReady` it
+sends the inputs to the parent, because only this process can make them if the model has an example. For each run the
+parent sends `RUN` and the inputs (unless they are in shared memory) and receives the outputs; `STOP` ends the batch
+size. Anything the model prints goes to stderr.
 """
 
 import os
@@ -34,7 +35,7 @@ STOP: Final = b"\x00"
 
 
 class TimingOrder(Struct, frozen=True):
-    """What to run in this process. `shapes` gives one row's shape for inputs with open dimensions."""
+    """The model and the batch sizes to run. `shapes` gives one row's shape for inputs with open dimensions."""
 
     model: str
     threads: int
@@ -44,7 +45,7 @@ class TimingOrder(Struct, frozen=True):
 
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
-    """A batch size can be run now: the size of each of its inputs and of all outputs together."""
+    """A batch size is ready to run: the bytes of each of its inputs and of all outputs together."""
 
     batch: int
     input_bytes: tuple[int, ...]
@@ -52,23 +53,23 @@ class BatchReady(Struct, frozen=True, tag="batch_ready"):
 
 
 class LoadReport(Struct, frozen=True, tag="load_report"):
-    """The last message: what starting the model took on these cores."""
+    """The last message: start-up times and memory of the model on these cores."""
 
     cores: float
     weights_ms: float
     first_batch_ms: float
     memory_bytes: int
     software: str = ""
-    """Name and version of what ran it."""
+    """Name and version of the library that ran it."""
     process_ms: float = 0.0
-    """From launching this process to `READY`; the parent fills it in."""
+    """Milliseconds from launching this process to `READY`; the parent fills it in."""
 
 
 Message = BatchReady | LoadReport | RefusedModel
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Wait for the order, run what the parent asks for, report."""
+    """Entry point: wait for the order, run each batch size on demand, report."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     out.write(READY)
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
-    """Run each batch size for as long as the parent asks for runs, then report what loading took."""
+    """Run each batch size until the parent sends `STOP`, then report the start-up times."""
     path = Path(order.model)
     before_bytes = resident_bytes()
     start_ns = perf_counter_ns()
@@ -138,7 +139,7 @@ def run_on_demand(
 
 
 def arrays_in(shared: SharedMemory, like: Mapping[str, Array]) -> dict[str, Array]:
-    """Views of arrays that the parent has written to shared memory, of the types and shapes of `like`."""
+    """Views of the arrays in shared memory, which the parent wrote, with the types and shapes of `like`."""
     starts, size = offsets(array.nbytes for array in like.values())
     kinds = [(array.dtype, array.shape) for array in like.values()]
     return dict(zip(like, arrays_at(shared.readable(size), kinds, starts), strict=True))
@@ -154,7 +155,7 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory this process holds now; without /proc, the most it ever held."""
+    """Resident memory of this process in bytes; its peak on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
-"""`sloop explain`: why a request ended as it did, why a decision was taken, and for what reasons requests were missed.
+"""`sloop explain`: why a request ended as it did, why a decision was taken, and why requests missed their deadlines.
 
-Answers are made of what the log says, live or simulated alike: what was known, what was estimated, and what came of it.
-Estimates, where given, must be fresh: they learn from the log as the core's did, so that a step shows what the core
+Everything comes from the log, live or simulated: the state at that instant, the estimates, and the outcome. Estimates,
+if given, must be fresh: they are updated from the log as the core's were, so that each step shows what the core
 expected at that instant.
 """
 
@@ -28,11 +28,11 @@ Estimates = Mapping[tuple[str, str], Belief]
 RECENT_S: Final = 10
 """Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
 UNACCOUNTED_NS_MIN: Final = 50_000
-"""What rounds to 0.1 ms; less is not worth a sentence."""
+"""Durations that round to less than 0.1 ms are not mentioned."""
 
 
 class StoryStep(Struct, frozen=True):
-    """One thing that happened: when in the run, what, and why where somebody decided it."""
+    """One event: its time in the run, its description, and the reason if it was decided."""
 
     at_s: float
     what: str
@@ -40,28 +40,28 @@ class StoryStep(Struct, frozen=True):
 
 
 class VisitStory(Struct, frozen=True, kw_only=True):
-    """One visit of the request to a stage, as a whole or as one of its parts."""
+    """One visit of the request, or of one of its parts, to a stage."""
 
     stage: str
     part: int
-    """Which part of the request it is, at a stage that runs for each part; otherwise 0."""
+    """The part of the request, at a stage that runs for each part; otherwise 0."""
     entered_s: float
     wait_ms: float
-    """In the queue, before every batch it was in."""
+    """Time in the queue, before each of its batches."""
     service_ms: float
-    """The forward pass, as the replica measured it; the whole time in a batch that failed or had not finished."""
+    """Forward pass, measured by the replica; the whole time in the batch if it failed or had not finished."""
     transport_ms: float
-    """The rest of the time in its batch: to the replica and back, including waiting for its process."""
+    """The rest of the time in its batch: transport to the replica and back, and waiting for its process."""
     lost_ms: float
-    """In batches whose replica was lost or given up."""
+    """Time in batches whose replica was lost or stopped as stuck."""
     critical: bool
-    """Whether it lies on the critical path: the chain of visits, each entered when the one before it finished, that
-    ends with the request's end. Others ran at the same time."""
+    """Whether it lies on the critical path: the chain of visits that ends with the request's end and in which each
+    visit begins when the previous one finishes. Other visits ran in parallel."""
 
 
 class RequestStory(Struct, frozen=True, kw_only=True):
-    """A request's life. `total_ms` is None while it has not ended; otherwise it is the sum of the seven durations that
-    follow. Those from `wait_ms` to `lost_ms` are sums over the visits of the critical path."""
+    """The history of a request. `total_ms` is None until it has ended; it is the sum of the seven durations below it.
+    `wait_ms` to `lost_ms` are sums over the visits of the critical path."""
 
     request: int
     outcome: str
@@ -69,22 +69,22 @@ class RequestStory(Struct, frozen=True, kw_only=True):
     slo_ms: float
     total_ms: float | None
     network_ms: float
-    """From the client's first byte to its arrival, as the client or the simulator says."""
+    """From sending to arrival, as reported by the client or the simulator."""
     gateway_ms: float
-    """From its arrival until the core knows of it: reading, checking, and the rest of the event loop's turn."""
+    """From arrival until the core receives it: reading, checking, and the rest of the event loop's turn."""
     wait_ms: float
     service_ms: float
     transport_ms: float
     lost_ms: float
     unaccounted_ms: float
-    """What no visit explains; 0 in a sound log."""
+    """Time that no visit covers; 0 in a complete log."""
     summary: str
     visits: tuple[VisitStory, ...]
     steps: tuple[StoryStep, ...]
 
 
 class DecisionStory(Struct, frozen=True, kw_only=True):
-    """What was decided at or before an instant, on what grounds, and what was in force."""
+    """The last decision at or before an instant, its reasons, and the state at that instant."""
 
     at_s: float
     summary: str
@@ -93,29 +93,29 @@ class DecisionStory(Struct, frozen=True, kw_only=True):
 
 
 class MissReason(Struct, frozen=True):
-    """Requests that ended the same way for the same reason, numbers aside."""
+    """Requests with the same outcome and the same reason; numbers in the reason are ignored."""
 
     outcome: str
     why: str
     count: int
     first_request: int
-    """An example: ask `explain_request` about it."""
+    """An example request, for `explain_request`."""
     first_s: float
 
 
 class _Estimator:
-    """What batches were estimated to take when they started, with estimates that learn as the core's did."""
+    """Estimated durations of batches at their start; the estimates are updated as the core's were."""
 
     def __init__(self, estimates: Estimates | None, state: RunState) -> None:
         self._estimates = estimates or {}
         self._state = state
         self._running: dict[BatchId, tuple[float, int]] = {}
-        """Per batch the cores it started on, and how long it was estimated to take there."""
+        """Per batch, the cores on which it started and its estimated duration on them in ns."""
         self._finished = BatchId(-1), 0
-        """The batch that finished last, and what it was estimated to take."""
+        """The last finished batch and its estimated duration in ns."""
 
     def observe(self, now_ns: int, record: Record) -> None:
-        """Take a record, before the state does."""
+        """Add a record; call this before `RunState.append`."""
         if not isinstance(record, StartBatch | Finished):
             return
         replica = self._state.replicas.get(record.replica)
@@ -132,7 +132,7 @@ class _Estimator:
             estimate.observe(len(replica.running.requests), cores, now_ns - replica.running_ns)
 
     def expected_ns(self, batch: BatchId) -> int:
-        """How long a batch that runs, or finished last, was estimated to take; 0 where nothing was estimated."""
+        """Estimated duration of a running batch or of the last finished one; 0 without an estimate."""
         finished, expected_ns = self._finished
         return expected_ns if batch == finished else self._running.get(batch, (0.0, 0))[1]
 
@@ -147,7 +147,7 @@ class _Estimator:
         return f"{in_ms(taken_ns)}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than estimated"
 
     def cluster(self, now_ns: int) -> str:
-        """Replicas by state of life, and how much longer busy ones are estimated to run."""
+        """Replicas by life-cycle state, and the estimated remaining time of the next batch to finish."""
         state = self._state
         parts = [f"{counted(state.count(Life.READY), 'replica')} ready"]
         parts += [f"{n} {life.value}" for life in (Life.STARTING, Life.DRAINING) if (n := state.count(life))]
@@ -163,14 +163,14 @@ class _Estimator:
 
 
 class _Visit:
-    """One visit of the request that is followed."""
+    """One visit of the traced request."""
 
     def __init__(self, place: Place, now_ns: int, cause: "_Visit | None") -> None:
         self.place = place
         self.cause = cause
-        """The visit whose finish let this one begin; None for a first one."""
+        """The visit whose end started this one; None for a first visit."""
         self.entered_ns = self.since_ns = now_ns
-        """When it was entered, and since when it waits or runs."""
+        """When the visit began, and when its current wait or run began."""
         self.batch: StartBatch | None = None
         self.over_ns: int | None = None
         self.wait_ns = self.service_ns = self.transport_ns = self.lost_ns = 0
@@ -197,14 +197,14 @@ class _Follower:
         self._state = RunState(graph)
         self._estimator = _Estimator(estimates, self._state)
         self._known_ns = 0
-        """When the core knew of it."""
+        """When the core received the request."""
         self._steps: list[StoryStep] = []
         self._visits: list[_Visit] = []
         self._last: _Visit | None = None
         """The visit that finished last."""
 
     def append(self, now_ns: int, record: Record) -> None:
-        """Take one record."""
+        """Add one record."""
         self._estimator.observe(now_ns, record)
         if isinstance(record, Request):
             if record.id == self._id:
@@ -251,7 +251,7 @@ class _Follower:
             self._add(now_ns, f"{since}: {plan_text(state.plan)}", state.plan.why)
 
     def _enter(self, now_ns: int) -> None:
-        """Take note of the visits that the last record has begun."""
+        """Add the visits that the last record started."""
         request = self._state.open.get(self._id)
         if isinstance(request, GraphRequestRecord):
             known = {visit.place for visit in self._visits}
@@ -261,7 +261,7 @@ class _Follower:
         self._visits += [_Visit(place, now_ns, self._last) for place in begun]
 
     def _where(self, visit: _Visit) -> str:
-        """Where a visit is, as a step says it."""
+        """The place of a visit, as text."""
         stage, part = visit.place
         return f"{stage}, part {part}" if self._graph.scopes[stage] else stage
 
@@ -285,7 +285,7 @@ class _Follower:
             )
 
     def _leave(self, now_ns: int, visit: _Visit, record: Finished | BatchFailed | ReplicaLost | StopReplica) -> None:
-        """A visit's batch is over, or its replica is."""
+        """A visit's batch has ended, or its replica is gone."""
         batch, taken_ns = visit.batch, now_ns - visit.since_ns
         assert batch is not None
         if isinstance(record, Finished | BatchFailed) and record.batch != batch.batch:
@@ -330,7 +330,7 @@ class _Follower:
         self._add(now_ns, f"{end.outcome.value}{around if dropped else ''}", end.why)
 
     def _critical(self) -> list[_Visit]:
-        """The visits that led to the end, or as far as the log goes, in order."""
+        """The visits on the critical path, in order; up to the end of the log if the request has not ended."""
         last, stage = self._last, self.end[1].stage if self.end else ""
         unfinished = [visit for visit in self._visits if visit.over_ns is None]
         if unfinished and (last is None or last.place[0] != stage or last.over_ns != (self.end and self.end[0])):
@@ -342,7 +342,7 @@ class _Follower:
         return found[::-1]
 
     def story(self) -> RequestStory:
-        """What was followed so far."""
+        """The history of the request so far."""
         request, end = self.request, self.end
         assert request is not None
         critical = self._critical()
@@ -372,7 +372,7 @@ class _Follower:
 
 
 def _spent(request: Request, spent_ns: Mapping[str, int], visits: int, critical: list[_Visit]) -> str:
-    """Where the time went, in words."""
+    """One sentence on how the time was spent."""
     places = {
         "network": "in the network",
         "gateway": "in the gateway",
@@ -394,7 +394,8 @@ def _spent(request: Request, spent_ns: Mapping[str, int], visits: int, critical:
 def explain_request(
     records: Iterable[tuple[int, Record]], request: int, graph: Graph, estimates: Estimates | None = None
 ) -> RequestStory:
-    """Why `request` ended as it did; `graph` is the application's. InputError where the log has no such request."""
+    """Explain why `request` ended as it did; `graph` is the application's. InputError if the log has no such
+    request."""
     follower, low, high = _Follower(RequestId(request), graph, estimates), None, None
     for now_ns, record in records:
         if isinstance(record, Request):
@@ -411,7 +412,7 @@ def explain_request(
 def explain_decision(
     records: Iterable[tuple[int, Record]], at_ns: int, graph: Graph, estimates: Estimates | None = None
 ) -> DecisionStory:
-    """The decision in force at `at_ns` and its grounds. InputError where nothing had been decided by then."""
+    """The decision in force at `at_ns` and its reasons. InputError if there was no decision before."""
     state = RunState(graph, seconds_kept=RECENT_S + 1)
     estimator = _Estimator(estimates, state)
     last: tuple[int, Decided] | None = None
@@ -479,7 +480,7 @@ def _group_text(group: Group) -> str:
 
 
 def _difference(before: Plan | None, after: Plan) -> str:
-    """What changed from one plan to the next."""
+    """The changes from one plan to the next, as text."""
     if before is None:
         return "the first plan"
     old = {stage.stage: stage for stage in before.stages}
@@ -489,7 +490,7 @@ def _difference(before: Plan | None, after: Plan) -> str:
 
 
 def _traffic(state: RunState, now_ns: int) -> str:
-    """Arrivals of the last seconds, and what became of them."""
+    """Arrivals of the last seconds and how many of them missed, as text."""
     start_s = (now_ns - (state.start_ns or 0)) // NS_PER_S - RECENT_S
     known = [second for second in state.seconds if second.start_s >= start_s]
     arrivals = ", ".join(str(second.arrivals) for second in known) or "none"

@@ -1,7 +1,7 @@
-"""Pages: one HTML file each, which fetches nothing: plots are SVG inside it. Light and dark screens and paper all work.
+"""HTML reports. Each is one file that loads no other: plots are inline SVG. It suits light and dark screens and paper.
 
 `page` renders sections of text, tables and figures as valid, escaped HTML. `log_page` is the page of one recorded run,
-live or simulated: the log is all it needs, since its header names the application, its profiles and the system.
+live or simulated. It needs only the log, whose header contains the application, its profiles and the system.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ from sloop.text import counted
 from sloop.units import to_s
 
 DECISIONS_MAX: Final = 500
-"""Nobody reads more of them on a page; the log has them all."""
+"""The most decisions on a page; the log has all of them."""
 OPEN_DECISIONS_MAX: Final = 20
-"""A longer table is folded, so that the sections after it are found."""
+"""A longer table is collapsed, so that the sections after it stay visible."""
 
 
 class Section(Struct, frozen=True, kw_only=True):
@@ -38,11 +38,11 @@ class Section(Struct, frozen=True, kw_only=True):
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     folded: bool = False
-    """Shown only on a click."""
+    """Tables that are collapsed until clicked."""
 
 
 def log_page(log: RecordedLog) -> str:
-    """The page of a recorded run. InputError where the log is damaged or its header describes no application."""
+    """The page of a recorded run. InputError if the log is damaged or its header contains no valid application."""
     setup, header = rebuild(log.header), log.header
     start_ns = 0 if header.origin == "sim" else None
     summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=start_ns).fold(log)
@@ -55,8 +55,8 @@ def log_page(log: RecordedLog) -> str:
 def run_sections(
     row: RunRow, summary: RunSummary, records: Iterable[tuple[int, Record]], header: Header
 ) -> list[Section]:
-    """Everything a log can tell about one run, from how requests ended to where the numbers come from. `records` are
-    iterated over twice."""
+    """All sections about one run, from the outcomes of requests to the provenance of the numbers. Iterates over
+    `records` twice."""
     runs, slo_ms = {row.system: summary}, summary.slo_ms
     path_slos_ms = sorted({route.slo_ms for route in row.routes} - {slo_ms})
     sections = [
@@ -95,7 +95,7 @@ def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
 
 
 def write_page(text: str, path: Path) -> None:
-    """Write a page. MachineError where the file cannot be written."""
+    """Write a page. MachineError if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -130,7 +130,7 @@ def _table(table: Table) -> str:
 
 
 def _result(row: RunRow) -> str:
-    """The result in words."""
+    """The result in one sentence."""
     p99 = f", p99 {row.p99_ms:.0f} ms" if row.p99_ms is not None else ""
     return (
         f"{row.system} answered {100 * row.attainment:.2f} % of {row.requests:,} requests in time{p99}, "
@@ -170,7 +170,7 @@ def _decision_section(records: Iterable[tuple[int, Record]], summary: RunSummary
 
 
 def _provenance(row: RunRow, header: Header) -> Section:
-    """Where the numbers come from."""
+    """The section on the provenance of the numbers."""
     facts = (
         ("run", _origin(header)),
         ("application", str(header.application.get("name", ""))),

@@ -1,9 +1,9 @@
-"""Plots: what they show, as values (panels of series over one axis), and how they are drawn, as SVG or PNG.
+"""Plots: figures as data (panels of series over one axis), and their drawing as SVG or PNG.
 
-Figures are values, so that what a plot shows can be tested without drawing it. Long runs are thinned to what a page can
-show, by the largest value of each stretch, so that no bad second disappears. matplotlib is loaded when the first figure
-is drawn. The same figure gives the same bytes with the same version of matplotlib, and no global state is changed. In
-an SVG everything that is not a series has the colour of the text around it: it reads on light and dark pages alike.
+Figures are plain data, so that tests can check a plot without drawing it. Long runs are thinned to the resolution of a
+page by the largest value of each interval, so that no bad second disappears. matplotlib is imported when the first
+figure is drawn. The same figure gives the same bytes with the same version of matplotlib; no global state is changed.
+In an SVG everything except the series has the text colour of the page, so that it suits light and dark pages.
 """
 
 import io
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 POINTS_MAX: Final = 900
-"""About as many as a page has pixels in a line; more cannot be seen and only make its file large."""
+"""About the width of a page in pixels; more points cannot be seen and only enlarge the file."""
 ROUTES_MAX: Final = 6
 """More curves cannot be distinguished."""
 
 OTHER_ROUTES: Final = "others"
-"""The name of all rare routes together."""
+"""The label of all rare routes together."""
 QUANTILES: Final = tuple(step / 200 for step in range(1, 201))
 
 Kind = Literal["line", "steps", "area", "bars", "points"]
@@ -42,7 +42,7 @@ class Series(Struct, frozen=True):
     y: tuple[float, ...]
     kind: Kind = "line"
     low: tuple[float, ...] = ()
-    """Lower ends of error bars, where there are any."""
+    """Lower ends of error bars, if any."""
     high: tuple[float, ...] = ()
 
 
@@ -66,7 +66,7 @@ class Panel(Struct, frozen=True, kw_only=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """Panels below each other that share their x axis. `alt` describes them in a sentence, for those who cannot see."""
+    """Vertically stacked panels with a shared x axis. `alt` is a one-sentence description for screen readers."""
 
     name: str
     title: str
@@ -125,7 +125,7 @@ def latency_cdf(
 
 
 def route_cdf(label: str, summary: RunSummary, *, name: str = "routes") -> Figure:
-    """The same for each of the most frequent routes through a graph, with the deadlines they have."""
+    """The latency distribution of each of the most frequent routes through a graph, with their deadlines."""
     taken = dict(list(summary.route_latencies_ms(QUANTILES).items())[:ROUTES_MAX])
     series = tuple(
         Series(", ".join(stages) or OTHER_ROUTES, tuple(at_ms), tuple(100 * share for share in QUANTILES))
@@ -150,7 +150,7 @@ def thin(x: Sequence[float], y: Sequence[float], points_max: int = POINTS_MAX) -
 
 
 def _busy(rows: list[RunSecond]) -> list[RunSecond]:
-    """The seconds up to the last one with an arrival; after it only answers are awaited."""
+    """The seconds up to the last arrival; later ones have no traffic."""
     last = max((place for place, row in enumerate(rows) if row.arrivals), default=len(rows) - 1)
     return rows[: last + 1]
 
@@ -176,7 +176,7 @@ def arrivals_figure(trace: Trace) -> Figure:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as .png or .svg. InputError for another ending, MachineError where it cannot be written."""
+    """Write a figure as .png or .svg. InputError for another suffix, MachineError if it cannot be written."""
     if path.suffix == ".png":
         content = png(figure)
     elif path.suffix == ".svg":
@@ -205,7 +205,7 @@ PALETTE: Final = (
     "#a8323a",
     "#17456e",
 )
-"""In the order in which series appear. Most people can tell them apart, on white and on near-black."""
+"""Colours in the order of the series, distinguishable by most people on white and on near-black."""
 
 INK: Final = "#1b1f23"
 FAINT: Final = "#8a8f99"
@@ -214,9 +214,9 @@ PANEL_IN: Final = 1.55
 MARGIN_IN: Final = 0.95
 LEGEND_COLUMNS: Final = 6
 LEGEND_CHARS: Final = 110
-"""How many characters of legend are as wide as the axes."""
+"""Characters of legend text that fit the width of the axes."""
 MARK_CHARS: Final = 8
-"""The line sample of a legend entry and the gaps around it are as wide as this many characters."""
+"""Width of a legend entry's line sample and gaps, in characters."""
 LEGEND_LINE_PT: Final = 14
 
 _STYLE: Final[Any] = {
@@ -262,7 +262,7 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def _render(figure: Figure, format: str, *, dpi: int = 72) -> bytes:  # the parameter's name in savefig
-    import matplotlib as mpl  # noqa: PLC0415  # takes a second: only where something is drawn
+    import matplotlib as mpl  # noqa: PLC0415  # the import takes a second
     from matplotlib.figure import Figure as Canvas  # noqa: PLC0415
 
     with mpl.rc_context(_STYLE):
@@ -328,7 +328,9 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         axis.set_yscale("log")
     elif all(min(series.y, default=0.0) >= 0 for series in panel.series):
         flat = not any(any(series.y) for series in panel.series)
-        axis.set_ylim(bottom=0, top=1 if flat else None)  # an axis from 0 to 0.05 would make nothing look like little
+        axis.set_ylim(
+            bottom=0, top=1 if flat else None
+        )  # with an axis from 0 to 0.05, zero would look like a small value
 
 
 def _draw_series(axis: "Axes", series: Series, colour: str) -> None:

@@ -1,9 +1,9 @@
-"""The event log: everything that happened and was decided in a run, live or simulated, and its file format.
+"""The event log of a run, live or simulated: all events and actions, and the file format.
 
 A file is JSON lines: the header, then one `[now_ns, record]` per line, where a record is an event or an action, tagged
-by `type`. Records are read back equal and in order; the header names what is needed to understand and to
-replay the run; a log that a crash has cut short is read up to the cut. Every figure of a run is computed from these
-records (see `runlog.fold`). Instants and dates are given by the caller.
+by `type`. Records are read back equal and in order. The header has everything needed to understand and replay the run.
+A log that a crash has cut short is read up to the cut. Every figure of a run is computed from these records (see
+`runlog.fold`). The caller provides instants and dates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ VERSION: Final = 2
 """
 
 RECORDS_PER_WRITE: Final = 1024
-"""How many records a `FileLog` buffers, and a crash may lose. Writing one by one would cost a system call for
-every record; a server flushes every second besides."""
+"""How many records a `FileLog` buffers, which a crash loses. Unbuffered writes would cost a system call per record. A
+server also flushes every second."""
 
 EVENTS: Final = get_args(Event)
 ACTIONS: Final = get_args(Action)
@@ -36,7 +36,7 @@ Record = Event | Action
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a run was: enough to tell where its numbers come from, and to build the same core again for a replay."""
+    """Describes the run: the origin of its numbers, and everything needed to build the same core for a replay."""
 
     origin: str
     """`live` or `sim`."""
@@ -46,30 +46,30 @@ class Header(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}  # msgspec copies the empty dict for each instance
     """The system's parameters that differ from its published ones."""
     profiles: dict[str, Any] = {}
-    """Per `stage/variant` the profile that the core estimated with, including its provenance."""
+    """Per `stage/variant`, the profile that the core's estimates used, with its provenance."""
     seed: int | None = None
     """The seed of the simulated world; None for a live run."""
     software: dict[str, str] = {}
-    """Versions of what ran: sloop, Python, the runtime."""
+    """Versions of sloop, Python and the runtime."""
     date: str = ""
     """When the run began (ISO 8601)."""
     assumed_starts: dict[str, str] = {}
-    """Per `stage/variant` the cold start that a simulated world assumes, because nobody has measured or declared it."""
+    """Per `stage/variant`, the cold start that the simulator assumed because it was neither measured nor declared."""
 
 
 class Sink(Protocol):
-    """Takes the records of a run one by one: a log, a fold, or several of them."""
+    """Receives the records of a run one by one. Logs and folds are sinks."""
 
     def append(self, now_ns: int, record: Record) -> None:
-        """Take one event or action; instants never decrease."""
+        """Add one event or action; instants never decrease."""
         ...
 
 
 class Recorder(Protocol):
-    """Takes the records of a live run, an instant at a time."""
+    """Receives the records of a live run, one instant per call."""
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Take the events and actions of one instant, in order; instants increase from call to call."""
+        """Add the events and actions of one instant, in order; instants increase from call to call."""
         ...
 
 
@@ -104,8 +104,8 @@ class Tee:
 
 
 class FileLog:
-    """A log on disk. It replaces the file that was there, and buffers about `RECORDS_PER_WRITE` records at most until
-    `flush`. MachineError where the file cannot be written."""
+    """Writes a log to disk, replacing an existing file. Buffers at most about `RECORDS_PER_WRITE` records until
+    `flush`. MachineError if the file cannot be written."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
@@ -159,7 +159,7 @@ class FileLog:
 
 
 class RecordedLog:
-    """A log in a file. Iterating, any number of times, reads record by record.
+    """Reads a log from a file, record by record. It can be iterated repeatedly.
 
     After an iteration `cut` says where the file ended in the middle of a record; it is empty if it did not. InputError
     names the line of a record that cannot be read.
@@ -254,7 +254,7 @@ def _not_a_log(where: str, line: bytes) -> InputError:
 def _write_error(path: Path, error: OSError) -> MachineError:
     return MachineError(
         f"{path}: the event log cannot be written: {error.strerror}",
-        help="name a file in a folder that exists, may be written and has room",
+        help="name a file in an existing, writable folder with free space",
     )
 
 

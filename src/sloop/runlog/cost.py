@@ -1,8 +1,8 @@
 """Cost accounting: allocated cores and money, integrated over time.
 
-A replica's cores are allocated from the order to start it until it has stopped or is lost. Growth counts from its
-order, because the cores are reserved from then on; shrinkage counts from its effect. A replica pays the larger of its
-shares of its node's cores and devices, since neither can be sold twice.
+A replica's cores are allocated from the order to start it until it has stopped or is lost. A resize to more cores
+counts from its order, because the cores are reserved from then on; a resize to fewer counts when it takes effect. A
+replica is charged the larger of its shares of its node's cores and devices, because neither can be sold twice.
 """
 
 import math
@@ -17,7 +17,7 @@ MICROCORES: Final = 1_000_000
 
 
 class Allocation:
-    """What one replica takes from its node."""
+    """The resources that one replica takes from its node."""
 
     __slots__ = ("microcores", "spec", "usd_per_h")
 
@@ -33,9 +33,9 @@ class CostAccount:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.charged_ns = 0
         self.microcores: dict[str, int] = {}
-        """Per stage, allocated now."""
+        """Per stage, the microcores allocated now."""
         self.microcore_ns: dict[str, int] = {}
-        """Per stage, integral over time of the allocated microcores."""
+        """Per stage, the integral of the allocated microcores over time, in microcore·ns."""
         self._nodes = {node.name: node for node in nodes}
         self._allocations: dict[ReplicaId, Allocation] = {}
         self._usd_per_h = 0.0
@@ -43,12 +43,12 @@ class CostAccount:
 
     @property
     def cores(self) -> float:
-        """Allocated now, in all stages."""
+        """Cores allocated now, over all stages."""
         return sum(self.microcores.values()) / MICROCORES
 
     @property
     def total_microcore_ns(self) -> int:
-        """Integral over all stages."""
+        """Allocated microcores × ns, over all stages."""
         return sum(self.microcore_ns.values())
 
     @property
@@ -66,7 +66,7 @@ class CostAccount:
             self.charged_ns = until_ns
 
     def allocate(self, now_ns: int, replica: ReplicaId, spec: ReplicaSpec, cores: float) -> None:
-        """From now on `replica` has `cores`."""
+        """`replica` has `cores` from `now_ns` on."""
         self.release(now_ns, replica)
         made = Allocation(spec, round(cores * MICROCORES), self._price_usd_per_h(spec, cores))
         self._allocations[replica] = made
@@ -75,13 +75,13 @@ class CostAccount:
         self._usd_per_h = self._total_usd_per_h()
 
     def grow(self, now_ns: int, replica: ReplicaId, cores: float) -> None:
-        """`replica` was ordered to have `cores`: if these are more than it has, they are its own from now on."""
+        """`replica` was ordered to get `cores`: if that is more than it has, charge them from `now_ns` on."""
         found = self._allocations.get(replica)
         if found is not None and round(cores * MICROCORES) > found.microcores:
             self.allocate(now_ns, replica, found.spec, cores)
 
     def release(self, now_ns: int, replica: ReplicaId) -> None:
-        """From now on `replica` has nothing."""
+        """Stop charging `replica` from `now_ns` on."""
         self.charge(now_ns)
         found = self._allocations.pop(replica, None)
         if found is not None:
@@ -97,5 +97,5 @@ class CostAccount:
         return node.usd_per_h * min(1.0, max(of_cores, of_devices))
 
     def _total_usd_per_h(self) -> float:
-        """Summed anew at each change: adding and subtracting floats would drift."""
+        """The price of all replicas; recomputed at each change, because adding and subtracting floats would drift."""
         return math.fsum(found.usd_per_h for found in self._allocations.values())

@@ -1,4 +1,4 @@
-"""How long the batches of a run took, by variant, batch size and cores, for profiles and simulations to learn from."""
+"""Batch durations of a run by variant, batch size and cores; profiles and simulations are refined with them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -13,14 +13,14 @@ Durations = Mapping[VariantKey, Mapping[tuple[int, float], Sequence[int]]]
 """Per variant and cell (batch size, cores): the durations in ns of its batches, in the order in which they ended."""
 
 BATCHES_MIN: Final = 20
-"""Cells with fewer batches are left out: their mean says little, and a profile has measured more."""
+"""Cells with fewer batches are left out: their mean is unreliable, and a profile has more runs."""
 ANY_GRAPH: Final = Graph([GraphStage("any")])
-"""For a fold that is only asked about batches: these do not depend on what follows from them."""
+"""A placeholder for folds that only count batches: batch records do not depend on the graph's edges."""
 
 
 def durations_of(state: RunState, batches_min: int = BATCHES_MIN) -> Durations:
-    """Of every batch from its order to its answer, as the core sees it, transport included; for cells with at least
-    `batches_min` batches. A batch that was resized meanwhile belongs to no number of cores and is left out."""
+    """Batch durations from order to answer, transport included, for cells with at least `batches_min` batches. A batch
+    during which the replica was resized is left out, because it ran on two core counts."""
     found: dict[VariantKey, dict[tuple[int, float], Sequence[int]]] = {}
     for group in state.groups.values():
         for size, runs_ns in group.durations_ns.items():

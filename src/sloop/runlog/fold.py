@@ -1,15 +1,14 @@
-"""The one fold over the event log: the state of a run, and what was measured in it so far.
+"""The only fold over the event log: the state of a run, and its measurements so far.
 
 `RunState` takes one event or action at a time, from the simulator, the live driver or a log that is read back. A
 server's `/metrics` and `/v2/sloop/state`, the summary of a simulated run, tables, pages and `explain` all read it. None
-of them keeps replicas, requests or counts of its own, so that two of them cannot disagree.
+of them tracks replicas, requests or counts separately, so that two of them cannot disagree.
 
-Measurements, which grow with a run, are kept in arrays of 8-byte integers (`Samples`). A server empties them into
-histograms, and keeps the last few seconds only. Everything else is bounded by the requests and replicas of
-the moment.
+Measurements, which grow with a run, are kept in arrays of 8-byte integers (`Samples`). A server moves them into
+histograms and keeps only the last few seconds. Everything else is bounded by the open requests and live replicas.
 
-After the core, `append` is what a simulated request costs most. So the four records of a request are handled in one
-call each, without a second one, and an application of a single stage pays nothing for graphs.
+After the core, `append` is the largest cost of a simulated request. So each of the four records of a request is handled
+in a single call, and an application with one stage skips all work for graphs.
 """
 
 import math
@@ -39,21 +38,21 @@ from sloop.units import NS_PER_S
 from sloop.vocabulary import BatchId, Life, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId
 
 ROUTES_MAX: Final = 100
-"""Sets of visited stages that are kept apart. A graph with many branches has thousands; all further ones are added up
-under the empty set, so that neither memory nor a table grows with them."""
+"""How many routes (sets of visited stages) are counted separately. A graph with many branches has thousands; all
+further ones are counted under the empty set, so that memory and tables stay bounded."""
 COLD_START: Final = "total"
-"""The step that stands for a whole cold start, from the order to ready."""
+"""The step name of a whole cold start, from the order to ready."""
 
 _SERVED: Final = Outcome.SERVED
 _LATE: Final = Outcome.LATE
-"""Looked up once, because looking up a member of an enumeration costs as much as the rest of a request's end."""
+"""Module constants, because looking up an enum member takes as long as the rest of handling a request's end."""
 _BEFORE_NS: Final = -(2**63)
 """Earlier than every record."""
 
 Place = tuple[str, int]
-"""A stage, and which part of the request visits it; 0 at a stage that runs once for each request."""
+"""A stage and the part of the request that visits it; the part is 0 at a stage that runs once per request."""
 Samples = array  # of signed 64-bit integers
-"""Measurements in ns, in the order in which they were made."""
+"""Measurements in ns, in chronological order."""
 
 
 def _samples() -> "Samples[int]":
@@ -61,7 +60,7 @@ def _samples() -> "Samples[int]":
 
 
 class SecondRecord(Struct, gc=False):
-    """One second of the run. A request's end counts in the second of its arrival, so that a second adds up."""
+    """One second of the run. A request's end counts in the second of its arrival, so that ends add up to arrivals."""
 
     start_s: int
     arrivals: int = 0
@@ -71,13 +70,13 @@ class SecondRecord(Struct, gc=False):
     rejected: int = 0
     failed: int = 0
     worst_ns: int = 0
-    """The longest latency of its answered requests."""
+    """The longest latency of its answered requests, in ns."""
     microcore_ns: int = 0
-    """Integral of the allocated microcores over it, once it has ended."""
+    """Integral of the allocated microcores over this second; set when it has ended."""
 
     @property
     def missed(self) -> int:
-        """Its requests that have ended and were not served in time."""
+        """Requests of this second that have ended without being served in time."""
         return self.late + self.dropped + self.rejected + self.failed
 
 
@@ -86,9 +85,9 @@ class RequestRecord(Struct, gc=False):
 
     sent_ns: int
     second: SecondRecord
-    """The one it arrived in."""
+    """The second in which it arrived."""
     since_ns: int
-    """Since when it waits, or waited before the batch it is in; of an application with a single stage."""
+    """When its current or last wait began; used only in applications with a single stage."""
 
 
 class GraphRequestRecord(RequestRecord, gc=False):
@@ -96,13 +95,13 @@ class GraphRequestRecord(RequestRecord, gc=False):
 
     progress: RequestProgress
     waiting: dict[Place, int]
-    """Since when each of its visits that are in a queue waits."""
+    """For each queued visit, when its wait began."""
     accuracies: dict[str, tuple[float, int]]
-    """Per visited stage the sum of the accuracies of the variants that computed its visits, and their number."""
+    """Per visited stage, the sum of the accuracies of the variants that ran its visits, and the number of visits."""
 
 
 class BatchGroup(Struct):
-    """Batches of one variant on one number of cores."""
+    """Batches of one variant on one core count."""
 
     key: tuple[str, str]
     """Stage and variant."""
@@ -110,11 +109,11 @@ class BatchGroup(Struct):
     sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """How many batches of each size were started."""
     durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
-    """For each size, from the order to start each finished batch to its answer."""
+    """Per batch size, the durations of finished batches from order to answer, in ns."""
     resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
-    """The same of batches that were resized meanwhile. They say nothing about one number of cores."""
+    """The same for batches during which the replica was resized; they ran on more than one core count."""
     service_ns: "Samples[int]" = field(default_factory=_samples)
-    """What replicas measured for the forward passes of finished batches; only if asked for."""
+    """Forward-pass times measured by the replicas, in ns; recorded only if `RunState` was created with `service`."""
 
 
 class ReplicaRecord(Struct):
@@ -123,22 +122,22 @@ class ReplicaRecord(Struct):
     id: ReplicaId
     spec: ReplicaSpec
     group: BatchGroup
-    """Of its variant on the cores it has now."""
+    """The batch group of its variant on its current cores."""
     cores: float
     """In effect."""
     wanted_cores: float
-    """As last ordered."""
+    """Cores as last ordered."""
     order_ns: int
     """When it was ordered."""
     since_ns: int
     """When it entered its `life`."""
     life: Life = Life.STARTING
     step: str = ""
-    """Of its cold start; empty before the first and once it is ready."""
+    """The current step of its cold start; empty before the first step and after the replica is ready."""
     step_ns: int = 0
     """When it entered the step."""
     resize_ns: int = 0
-    """When the resize was ordered that is not in effect yet; 0 where there is none."""
+    """When the pending resize was ordered; 0 if none is pending."""
     running: StartBatch | None = None
     running_ns: int = 0
     """When its batch was started."""
@@ -147,15 +146,15 @@ class ReplicaRecord(Struct):
 
 
 class StageRecord(Struct):
-    """What one stage has seen."""
+    """Queue, waits and ends of one stage."""
 
     name: str
     queued: int = 0
-    """Visits in its queue; in an application of a single stage see `RunState.queued`."""
+    """Visits in its queue. Not kept in applications with a single stage; see `RunState.queued`."""
     waits_ns: "Samples[int]" = field(default_factory=_samples)
-    """From entering the queue to the start of a batch, one for each visit."""
+    """Waits in ns from entering the queue to the start of a batch, one per visit."""
     dropped: int = 0
-    """Requests that ended so and name this stage, or waited only here."""
+    """Ends by outcome, of requests whose end names this stage or that waited only here."""
     rejected: int = 0
     failed: int = 0
 
@@ -170,10 +169,10 @@ class RouteRecord(Struct):
 class RunState:
     """The state of a run after the records appended so far.
 
-    `graph` is the application's. `cost` is the account to charge, by default one without prices. `accuracies` of
-    variants, by (stage, variant), are multiplied along the routes of requests. `start_ns` is when the run begins, by
-    default the instant of its first record. `seconds_kept` and `decisions_kept` bound how many of each are remembered.
-    `routes` says whether to keep the latencies of each route, `service` whether to keep the replicas' own measurements.
+    `graph` is the application's graph. `cost` is the account to charge, by default one without prices. `accuracies` by
+    (stage, variant) are multiplied along the routes of requests. `start_ns` is the start of the run, by default the
+    instant of the first record. `seconds_kept` and `decisions_kept` limit how many are kept. `routes` enables
+    latencies per route, `service` the forward-pass times measured by the replicas.
     """
 
     def __init__(
@@ -205,19 +204,19 @@ class RunState:
         self.cost.charged_ns = start_ns or 0
         self.seconds: deque[SecondRecord] = deque(maxlen=seconds_kept)
         self.served_ns, self.late_ns = _samples(), _samples()
-        """Latencies of answered requests, from sending to the end."""
+        """Latencies of answered requests in ns, from sending to the end."""
         self.missed_ns = {outcome: _samples() for outcome in (Outcome.DROPPED, Outcome.REJECTED, Outcome.FAILED)}
-        """From sending to the end, of requests that were not answered."""
+        """Times in ns from sending to the end, of requests that were not answered."""
         self.routes: dict[frozenset[str], RouteRecord] = {}
         self.accuracy_sum, self.accuracy_count = 0.0, 0
-        """Over answered requests of a graph."""
+        """Sum over answered requests; only for applications with several stages."""
         self.unknown_accuracy = not accuracies
-        """Whether a variant has computed whose accuracy is not known."""
+        """Whether a variant with unknown accuracy has run a batch."""
         self.cold_starts = 0
         self.cold_start_ns: defaultdict[tuple[str, str, str], Samples[int]] = defaultdict(_samples)
         """By stage, variant and step."""
         self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(_samples)
-        """By stage, from the order of a resize to its effect."""
+        """By stage, the times in ns from the order of a resize to its effect."""
         self.failed_batches: Counter[tuple[str, str]] = Counter()
         self.lost_replicas: Counter[tuple[str, str]] = Counter()
         self.decisions: Counter[str] = Counter()
@@ -232,7 +231,7 @@ class RunState:
         self._second_end_ns = _BEFORE_NS
         self._charged = 0
         self._resized: set[BatchId] = set()
-        """Batches that run on other cores than they started on."""
+        """Running batches whose replica was resized after their start."""
         self._rare: Mapping[type, Callable[[int, Any], None]] = {
             BatchFailed: self._fail_batch,
             StartReplica: self._start_replica,
@@ -248,7 +247,7 @@ class RunState:
         }
 
     def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401, C901, PLR0912, PLR0915  # the hot path, see above
-        """Take one record; instants never decrease."""
+        """Add one record; instants never decrease."""
         if now_ns >= self._second_end_ns:
             self._begin_second(now_ns)
         self.now_ns = now_ns
@@ -313,11 +312,11 @@ class RunState:
             take(now_ns, record)
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Take the records of one instant, in order."""
+        """Add the records of one instant, in order."""
         for record in records:
             self.append(now_ns, record)
 
-    # What follows from the fields
+    # Derived values
 
     @property
     def waiting(self) -> int:
@@ -343,8 +342,8 @@ class RunState:
     # Requests
 
     def _miss(self, end: End, request: RequestRecord, latency_ns: int) -> None:
-        """A request ended without an answer. It counts at the stage that the end names, else where it waited, if that
-        was one stage."""
+        """Count a request that ended without an answer: at the stage that the end names, else at the one stage where it
+        waited, if there is exactly one."""
         outcome, second, name = end.outcome, request.second, end.stage
         self.missed_ns[outcome].append(latency_ns)
         if isinstance(request, GraphRequestRecord):
@@ -380,7 +379,7 @@ class RunState:
                 stage.waits_ns.append(now_ns - since_ns)
 
     def _pass_on(self, now_ns: int, batch: StartBatch, finished: Finished, replica: ReplicaRecord) -> None:
-        """A batch is done: its requests enter the stages that follow for them."""
+        """A batch has finished: move its requests to their next stages."""
         stage = batch.stage
         accuracy = self._accuracies.get((stage, replica.spec.variant))
         self.unknown_accuracy = self.unknown_accuracy or accuracy is None
@@ -419,7 +418,7 @@ class RunState:
             self._requeue(now_ns, replica)
 
     def _requeue(self, now_ns: int, replica: ReplicaRecord) -> None:
-        """A batch will not finish: its requests wait again from now on, for another batch or for their end."""
+        """A batch will not finish: its requests wait again from `now_ns` on."""
         batch, replica.running = replica.running, None
         if batch is None:
             return
@@ -488,7 +487,9 @@ class RunState:
         replica = self.replicas.get(order.replica)
         if replica is not None:
             self._drain(now_ns, replica)
-            self._requeue(now_ns, replica)  # given up as stuck: its batch may be elsewhere before it is gone
+            self._requeue(
+                now_ns, replica
+            )  # a stuck replica: its batch may run elsewhere before the replica has stopped
 
     def _drain(self, now_ns: int, replica: ReplicaRecord) -> None:
         if replica.life is not Life.DRAINING:
@@ -524,7 +525,7 @@ class RunState:
     # Seconds
 
     def _begin_second(self, now_ns: int) -> None:
-        """End the seconds that `now_ns` has left behind, and begin the one it is in."""
+        """Close all seconds before `now_ns`, and open the second that contains it."""
         if not self.seconds:
             if self.start_ns is None:
                 self.start_ns = self.cost.charged_ns = now_ns
@@ -544,12 +545,12 @@ class RunState:
         self.seconds.append(self._second)
 
     def close_seconds(self) -> None:
-        """Bring the last second, which may be incomplete, up to the last record."""
+        """Update the last second, which may be incomplete, to the last record."""
         self.cost.charge(self.now_ns)
         self._second.microcore_ns = self.cost.total_microcore_ns - self._charged
 
 
 def combined_accuracy(accuracies: Sequence[float]) -> float:
-    """The accuracy of stages one after another: the product, on the scale of a user's figures (per cent above 1)."""
+    """The accuracy of stages in sequence: the product, on the scale of the inputs (in per cent if they exceed 1)."""
     scale = 100.0 if max(accuracies) > 1.0 else 1.0
     return scale * math.prod(accuracy / scale for accuracy in accuracies)

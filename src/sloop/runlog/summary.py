@@ -1,11 +1,11 @@
 """The figures of a run, from its folded state: rates, quantiles, attainment, costs, estimate errors, assumptions.
 
-`RunSummary` is a sink for the records of one run, and answers at any time. The rows it gives are the JSON of `sloop
-simulate` and what tables, plots and pages are made of.
+`RunSummary` is a sink for the records of one run and can be read at any time. Its rows are the JSON output of `sloop
+simulate` and the input of tables, plots and pages.
 
 A request counts in the second in which it arrived, whenever it ends. Latency is end to end, from `sent_ns` to the
-answer, over answered requests (served and late); quantiles are by nearest rank. A wait is the time from entering a
-stage's queue to the start of the batch, one for each visit.
+answer, over answered requests (served and late); quantiles are by nearest rank. A wait is the time of one visit from
+entering a stage's queue to the start of the batch.
 """
 
 import math
@@ -31,7 +31,7 @@ Values = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class StaticEstimate(Protocol):
-    """What a summary asks of the estimate of a variant; a core's `Belief` is one."""
+    """The estimate of a variant as far as a summary needs it; a core's `Belief` satisfies it."""
 
     @property
     def batch_max(self) -> int: ...
@@ -44,11 +44,11 @@ class StaticEstimate(Protocol):
 
 
 class StageRow(Struct, frozen=True, kw_only=True):
-    """What one stage of a run saw; None where nothing came."""
+    """The figures of one stage of a run; None if the stage had no visits."""
 
     stage: str
     visits: int
-    """Waits that ended in a batch: one for each request, or part of one, that came here."""
+    """Visits whose wait ended in a batch. Each request, or part of one, at this stage is a visit."""
     mean_wait_ms: float | None
     max_wait_ms: float | None
     batches: int
@@ -64,7 +64,7 @@ class RouteRow(Struct, frozen=True, kw_only=True):
 
     stages: tuple[str, ...]
     slo_ms: float
-    """The path's own deadline where the application declares one, else the application's."""
+    """The deadline of the path if the application declares one, else the application's deadline."""
     answered: int
     served: int
     mean_ms: float
@@ -72,7 +72,7 @@ class RouteRow(Struct, frozen=True, kw_only=True):
 
 
 class RunRow(Struct, frozen=True, kw_only=True):
-    """One run in one row: the keys of `sloop simulate --json`. Latencies are None where nothing was answered."""
+    """One run in one row: the keys of `sloop simulate --json`. Latencies are None if no request was answered."""
 
     system: str
     seed: int | None
@@ -98,12 +98,12 @@ class RunRow(Struct, frozen=True, kw_only=True):
     goodput_rps_high: float | None = None
     p99_ms_low: float | None = None
     p99_ms_high: float | None = None
-    """Of a simulated run: where a run on a real machine is expected (`sloop.sim.scenarios`); None if nothing says."""
+    """For simulated runs, the range expected on a real machine (`sloop.sim.scenarios`); None if it is unknown."""
     assumed: tuple[str, ...] = ()
-    """Values that this run relied on and that were not measured, each with its reason."""
+    """Values that this run used although they were not measured, each with its reason."""
     stages: tuple[StageRow, ...] = ()
     routes: tuple[RouteRow, ...] = ()
-    """Of an application with several stages."""
+    """Only for applications with several stages."""
 
     @property
     def violations(self) -> float:
@@ -112,7 +112,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
 
 
 class RunSecond(Struct, frozen=True):
-    """One second of a run. Ends are those of the requests that arrived in it."""
+    """One second of a run. Its ends belong to the requests that arrived in it."""
 
     start_s: int
     arrivals: int
@@ -122,18 +122,18 @@ class RunSecond(Struct, frozen=True):
     rejected: int
     failed: int
     cores: float
-    """Allocated, mean over the second."""
+    """Mean of the allocated cores."""
     worst_ms: float
-    """The longest latency of its answered requests; 0 where there is none."""
+    """The longest latency of its answered requests; 0 if there are none."""
 
     @property
     def violations(self) -> float:
-        """Share of its arrivals that ended otherwise than in time, 0 to 1; 0 for a second without arrivals."""
+        """Share of its arrivals that were not served in time, 0 to 1; 0 for a second without arrivals."""
         return (self.late + self.dropped + self.rejected + self.failed) / self.arrivals if self.arrivals else 0.0
 
 
 class EstimateError(Struct, frozen=True):
-    """Estimated beside actual durations, over the finished batches of one variant."""
+    """Estimated and actual durations over the finished batches of one variant."""
 
     stage: str
     variant: str
@@ -141,23 +141,23 @@ class EstimateError(Struct, frozen=True):
     estimated_ms: float
     """Mean."""
     actual_ms: float
-    """Mean, from the order to start the batch to its answer."""
+    """Mean time from the order to start the batch to its answer."""
     mape: float
     """Mean of |actual - estimated| / estimated."""
 
     @property
     def bias(self) -> float:
-        """How much longer batches took than was estimated: 0.1 is ten per cent longer."""
+        """How much longer batches took than estimated, as a fraction: 0.1 is ten per cent longer."""
         return self.actual_ms / self.estimated_ms - 1.0 if self.estimated_ms else 0.0
 
 
 class RunSummary:
-    """A sink, and the figures of what it was given.
+    """A sink that computes the figures of a run.
 
-    `application` has prices and profiles; if only its `Graph` is given, there are no costs in dollars and no
-    assumptions. `estimates` by (stage, variant) are compared with what batches took, and give accuracies. They never
-    learn here, so fresh ones stand for what the profiles say. `start_ns` is when the run begins, by default the
-    instant of its first record.
+    `application` has prices and profiles; with only its `Graph` there are no costs in dollars and no assumptions.
+    `estimates` by (stage, variant) are compared with actual batch durations, and provide accuracies. They are not
+    updated here, so fresh ones represent the profiles. `start_ns` is the start of the run, by default the instant of
+    the first record.
     """
 
     def __init__(
@@ -177,10 +177,10 @@ class RunSummary:
             start_ns=start_ns,
         )
         self.append = self.state.append
-        """Takes one record."""
+        """Adds one record."""
 
     def fold(self, records: Iterable[tuple[int, Record]]) -> "RunSummary":
-        """Take all records of a log; returns itself."""
+        """Add all records of a log; returns itself."""
         for now_ns, record in records:
             self.append(now_ns, record)
         return self
@@ -204,11 +204,11 @@ class RunSummary:
 
     @property
     def latencies_ns(self) -> Values:
-        """Of all answered requests, in no particular order."""
+        """Latencies of all answered requests, unordered."""
         return np.concatenate([_values(self.state.served_ns), _values(self.state.late_ns)])
 
     def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
-        """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty where nothing was answered."""
+        """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty if no request was answered."""
         return _quantiles_ms(self.latencies_ns, quantiles)
 
     def seconds(self) -> list[RunSecond]:
@@ -234,7 +234,7 @@ class RunSummary:
 
     @property
     def usd(self) -> float:
-        """What the replicas' shares of their nodes cost, up to the last record."""
+        """Cost of the replicas' shares of their nodes in US dollars, up to the last record."""
         self.state.cost.charge(self.state.now_ns)
         return self.state.cost.usd
 
@@ -275,9 +275,9 @@ class RunSummary:
 
     @property
     def accuracy(self) -> float | None:
-        """As requests experience it: the mean, over those answered, of the product over their stages of the mean
-        accuracy of the variants that computed their visits there (IPA's PAS, for one request): a branch that few take
-        weighs as few requests do, and many parts weigh no more than one. None where an accuracy is not known."""
+        """Mean accuracy of answered requests. The accuracy of a request is the product over its stages of the mean
+        accuracy of the variants that ran its visits there (IPA's PAS, for one request). A rare branch thus has little
+        weight, and the parts of a request count as one. None if the accuracy of a variant is unknown."""
         state = self.state
         if len(state.stages) > 1:
             known = not state.unknown_accuracy and state.accuracy_count
@@ -297,7 +297,7 @@ class RunSummary:
         return combined_accuracy([mean])
 
     def stages(self) -> list[StageRow]:
-        """What each stage saw, in topological order."""
+        """The figures of each stage, in topological order."""
         rows = []
         for name, stage in self.state.stages.items():
             waits_ns, sizes = _values(stage.waits_ns), self.batch_sizes(name)
@@ -346,7 +346,7 @@ class RunSummary:
     # Estimates and assumptions
 
     def estimate_errors(self) -> list[EstimateError]:
-        """Per variant that finished a batch of which something was estimated."""
+        """One row per variant that finished a batch and has an estimate."""
         by_variant: dict[Variant, list[BatchGroup]] = {}
         for group in self.state.groups.values():
             by_variant.setdefault(group.key, []).append(group)
@@ -375,8 +375,8 @@ class RunSummary:
         return EstimateError(*key, batches, *means_ms, error / batches)
 
     def assumed(self) -> tuple[str, ...]:
-        """One line for each value that the run relied on and that was not measured: variants that ran on an assumed
-        profile, and batch sizes and cores beyond the measured ones."""
+        """One line for each value that the run used although it was not measured: assumed profiles of variants that
+        ran, and batch sizes and core counts outside the measured region."""
         if self._application is None:
             return ()
         return tuple(
@@ -400,7 +400,7 @@ class RunSummary:
             yield f"{name}: extrapolated to {_region(reached)}, measured {_region(profile.region)}"
 
     def assumed_starts(self, lines: Mapping[str, str]) -> tuple[str, ...]:
-        """Those of `Header.assumed_starts` that the run depended on: a replica of the variant had a cold start."""
+        """The lines of `Header.assumed_starts` whose variants had a cold start in this run."""
         state = self.state
         started = {(stage, variant) for (stage, variant, _), took_ns in state.cold_start_ns.items() if any(took_ns)}
         started |= {replica.group.key for replica in state.replicas.values() if replica.step}
@@ -409,8 +409,8 @@ class RunSummary:
     # The run in one row
 
     def row(self, *, system: str, seed: int | None, wall_s: float = 0.0, assumed: Iterable[str] = ()) -> RunRow:
-        """The run as of the last record; a request without an end yet counts as not served. `assumed` are further
-        lines, for what the summary cannot know."""
+        """The run as of the last record; open requests count as not served. `assumed` are further assumptions, which
+        the records do not contain."""
         seconds, latencies_ns = self.state.seconds, self.latencies_ns
         requests, served = self.requests, len(self.state.served_ns)
         p50_ms, p99_ms = _quantiles_ms(latencies_ns, (0.5, 0.99)) or (None, None)
@@ -440,12 +440,12 @@ class RunSummary:
 
 
 def _values(samples: "array[int]") -> Values:
-    """Samples without a copy. While this view of them exists, none can be added."""
+    """A view of the samples without a copy. While it exists, no sample can be added."""
     return np.frombuffer(samples, dtype=np.int64)
 
 
 def _quantiles_ms(latencies_ns: Values, quantiles: Sequence[float]) -> list[float]:
-    """Nearest-rank quantiles in milliseconds; empty where there are no latencies."""
+    """Nearest-rank quantiles in milliseconds; empty if there are no latencies."""
     if not len(latencies_ns):
         return []
     ranks = [rank(quantile, len(latencies_ns)) for quantile in quantiles]
