@@ -145,7 +145,6 @@ def test_parameters_of_single_stages_are_written_as_mappings() -> None:
 
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "systems.md").read_text()
-COMMON = {"batch_max", "variant", "period_ms"}
 
 
 def rows(heading: str) -> dict[str, str]:
@@ -153,18 +152,25 @@ def rows(heading: str) -> dict[str, str]:
     found: dict[str, str] = {}
     name = ""
     for line in PAGE.partition(f"\n{heading}\n")[2].partition("\n#")[0].splitlines():
-        if match := re.match(r"\| `([\w-]+)` \|", line):
-            name = match[1]
+        if match := re.match(r"\| (any system|`[\w-]+`) \|", line):
+            name = match[1].strip("`")
         if line.startswith("| ") and name:
             found[name] = found.get(name, "") + line
     return found
 
 
+def described_parameters(name: str) -> str:
+    """The rows that describe a system's parameters, with those of any system and those that they refer to."""
+    parameters = rows("### Parameters")
+    described = parameters["any system"] + parameters[name]
+    return described + "".join(map(described_parameters, re.findall(r"all others as for `([\w-]+)`", described)))
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_is_documented_with_its_parameters(name: str) -> None:
     assert name in rows("## Systems")
-    described = rows("### Parameters")[name]
-    missing = [key for key in SYSTEMS[name].parameters if key not in COMMON and f"`{key}`" not in described]
+    described = described_parameters(name)
+    missing = [key for key in SYSTEMS[name].parameters if f"`{key}`" not in described]
     assert not missing, f"docs/systems.md: describe {missing} of {name}"
 
 
