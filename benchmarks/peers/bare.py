@@ -6,6 +6,7 @@ python -m benchmarks.peers.bare MODEL.onnx BATCH_MAX SECONDS
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from sloop.profile.model import open_session
 
 SPARE_S: Final = 60.0
 ROUNDS: Final = 3
-"""Of all batches in turn, the best of which counts: a machine is slower for a while now and then."""
+"""Rounds over all batch sizes; the best counts, because a machine is slow now and then."""
 
 
 class Limit(Struct, frozen=True):
@@ -31,7 +32,7 @@ class Limit(Struct, frozen=True):
 
     rps: float
     batch: int
-    """The one that gives most."""
+    """The batch size with the largest throughput."""
     rps_by_batch: dict[int, float]
 
 
@@ -44,13 +45,13 @@ def limit_of(model: Model, batch_max: int, seconds: float) -> Limit:
     return msgspec.json.decode(done.stdout, type=Limit)
 
 
-def measure(path: Path, batch_max: int, seconds: float) -> Limit:
-    model = described(path)
-    session = open_session(path, 1)
+def measure(model: Path, batch_max: int, seconds: float) -> Limit:
+    served = described(model)
+    session = open_session(model, 1)
     batches = [2**power for power in range(batch_max.bit_length())]
     found = dict.fromkeys(batches, 0.0)
     for batch in batches * ROUNDS:
-        found[batch] = max(found[batch], _rate(partial(session.run, [model.output]), model, batch, seconds / ROUNDS))
+        found[batch] = max(found[batch], _rate(partial(session.run, [served.output]), served, batch, seconds / ROUNDS))
     best = max(found, key=lambda batch: found[batch])
     return Limit(found[best], best, found)
 
@@ -67,4 +68,8 @@ def _rate(run: Callable[[dict[str, NDArray[np.float32]]], object], model: Model,
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(measure(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("batch_max", type=int, metavar="BATCH_MAX", help="largest batch size")
+    parser.add_argument("seconds", type=float, metavar="SECONDS", help="duration of the measurement per batch size")
+    sys.stdout.buffer.write(msgspec.json.encode(measure(**vars(parser.parse_args()))))

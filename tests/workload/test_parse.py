@@ -227,6 +227,9 @@ def test_columns_are_found_by_name_candidate_or_being_alone() -> None:
     assert list(column_entries(table, "COUNT", ())) == [Entry("2", 2), Entry("", 3)]
     assert list(column_entries(table, "", ("when", "time"))) == [Entry("1", 2), Entry("3", 3)]
     assert list(column_entries(SourceText("x\n1\n", "t"), "", ())) == [Entry("1", 2)]
+    blank = SourceText("count\n1\n\n2\n\n", "t")
+    assert list(column_entries(blank, "", ())) == [Entry("1", 2), Entry("", 3), Entry("2", 4)]
+    assert list(column_entries(SourceText("a,b\n1,2\n\n3,4\n", "t"), "a", ())) == [Entry("1", 2), Entry("3", 4)]
     with pytest.raises(InputError, match="no column 'cont'\nhelp: did you mean 'count'"):
         list(column_entries(table, "cont", ()))
     with pytest.raises(

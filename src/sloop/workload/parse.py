@@ -177,12 +177,11 @@ def split_entries(text: SourceText) -> Iterator[Entry]:
 
 
 def csv_rows(text: SourceText) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV file that are not empty, the header first, each with its line."""
+    """The rows of a CSV file, the header first, each with its line. The row of an empty line is empty."""
     rows = csv.reader(text.text.splitlines(keepends=True))
     try:
         for row in rows:
-            if row:
-                yield rows.line_num, [cell.strip() for cell in row]
+            yield rows.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
         raise InputError(f"not CSV: {error}", where=f"{text.where}:{rows.line_num}", help="check that line") from None
 
@@ -193,10 +192,20 @@ def csv_header(text: SourceText) -> list[str]:
 
 
 def column_entries(text: SourceText, name: str, candidates: Iterable[str]) -> Iterator[Entry]:
-    """The entries of one column of a CSV file, see `column_place`. Names may differ in upper and lower case."""
-    place = column_place(csv_header(text), name, candidates, text.where)
+    """The entries of one column of a CSV file, see `column_place`. Upper and lower case of its name do not matter.
+
+    If the file has one column, an empty line between two others is an empty entry, as in `split_entries`.
+    """
+    header = csv_header(text)
+    place = column_place(header, name, candidates, text.where)
+    empty: list[Entry] = []
     for line, row in islice(csv_rows(text), 1, None):
-        yield Entry(row[place] if place < len(row) else "", line)
+        if row:
+            yield from empty
+            empty.clear()
+            yield Entry(row[place] if place < len(row) else "", line)
+        elif len(header) == 1:
+            empty.append(Entry("", line))
 
 
 def column_place(header: list[str], name: str, candidates: Iterable[str], where: str) -> int:
