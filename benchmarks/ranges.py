@@ -1,6 +1,6 @@
 """Is the attainment of a live run inside the range that the simulator predicted? Profiles new models, then serves them.
 
-    python -m benchmarks.bands [--runs 10] [--repeats 1] [--seconds 60] [--passes 3] [--load 0.75] [--refine]
+    python -m benchmarks.ranges [--runs 10] [--repeats 1] [--seconds 60] [--passes 3] [--load 0.75] [--refine]
 
 Each run takes the next of five small models (profiled at first use, as `sloop profile` does it), the next system, the
 next trace and a new seed. It is simulated from the profile alone (`sloop simulate`), and then served under load. The
@@ -108,7 +108,7 @@ def declared(model: Path, profile: Profile, system: str, trace: str, given: Name
     if trace == "mmpp":
         arrivals = {"kind": "mmpp", "rates": [0.6 * rate_rps, 1.3 * rate_rps], "mean_s": [4, 4]}
     return {
-        "name": "bands",
+        "name": "ranges",
         "slo_ms": round(max(DEADLINE_MS_MIN, DEADLINE * single_ms), 1),
         "stages": [{"name": "only", "model": str(model.absolute())}],
         "cluster": {"nodes": [{"hardware": "local", "count": 1}]},
@@ -246,7 +246,7 @@ def main() -> None:
                 runs += played(folder, model, system, trace, given, number)
             except SloopError as error:  # one server that does not start must not cost all other runs
                 say(f"run {number + 1} failed: {error}")
-    publish("bands", "Live runs and their ranges", report(runs, given), write=not given.no_write)
+    publish("ranges", "Live runs and their ranges", report(runs, given), write=not given.no_write)
 
 
 if __name__ == "__main__":

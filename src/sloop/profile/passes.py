@@ -25,7 +25,7 @@ STUDENT_T: Final = (1.96, 1.39, 1.25, 1.19, 1.16, 1.13, 1.12, 1.11, 1.10, 1.09)
 """85 % quantile of Student's t for 1, 2, … degrees of freedom: 70 % of further passes lie within ± this many standard
 deviations. A run lasts several times longer than a pass and so varies less, and the simulator adds a term for sampling.
 Together they should cover nine of ten runs: with random speeds (standard deviation 1 to 3 %) they covered 67 of 72 runs
-of one minute. `python -m benchmarks.bands` measures the coverage on a real machine."""
+of one minute. `python -m benchmarks.ranges` measures the coverage on a real machine."""
 SPEED_SD_MIN: Final = 0.01
 """Lower bound of the relative standard deviation: passes that agree better than 1 % do so by chance."""
 

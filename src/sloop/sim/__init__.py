@@ -1,7 +1,7 @@
-"""The simulator: the core under virtual time, in worlds whose truth it does not know.
+"""The simulator: runs the core in virtual time, with true durations and faults that are hidden from the core.
 
-`simulate(World.from_scenario(...))` plays a run; its product, the event log, goes to the sinks given. `random_world` in
-`sloop.sim.fuzz` makes a world of any seed, and checkers watch the log.
+`simulate(World.from_scenario(...))` runs one simulation and writes its event log to the given sinks. `random_world` in
+`sloop.sim.fuzz` makes a world from any seed. Checkers verify invariants on the log.
 """
 
 from sloop.sim.checkers import Checkers, Violation

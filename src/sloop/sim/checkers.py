@@ -1,12 +1,12 @@
-"""Checkers: invariants that must hold in every run, whatever the policies, decided from the event log alone.
+"""Checkers: invariants that must hold in every run under any policy. They read only the event log.
 
-The checkers keep a state of their own (requests, queues, replicas, nodes) and compare every order of the core with it.
+The checkers keep their own state (requests, queues, replicas, nodes) and compare every order of the core with it.
 Safety is checked at every record: a request ends once, a replica runs one batch, no core is given out twice, a queue is
 served in its policy's order. Liveness is checked at the end (`finish`): every request that arrived has ended. They work
 on live logs as well as on simulated ones.
 
-Must not know the core, beliefs or truth. The state is deliberately not the core's own, and what fits on a node is
-computed here a second time: a checker that shared the core's code would share its mistakes.
+Must not import the core, beliefs or truth. State and node capacities are deliberately computed a second time here: a
+checker that shared the core's code would share its mistakes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,8 +28,8 @@ REJECTED: Final = Outcome.REJECTED
 EVENT_TYPES: Final = frozenset(EVENTS)
 
 OVERDUE: Final = 0.75
-"""A request may wait at the end of a run unless the drop policy found it hopeless at this fraction of its present age.
-Younger ones are excused because the core does not search its queues at every instant."""
+"""At the end of a run a request may still wait, unless the drop policy would already have dropped it at this fraction
+of its present age. Younger ones are accepted because the core does not search its queues at every instant."""
 
 Place = tuple[str, int]
 """A stage, and the part of the request that visits it."""
@@ -45,11 +45,11 @@ class QueueKey(Protocol):
 
 
 class Violation(AssertionError):
-    """An invariant is broken. The message ends with the command that shows it again, where there is one."""
+    """An invariant is broken. The message ends with the command that reproduces it, if there is one."""
 
 
 class CheckedRequest:
-    """A request that has not ended, and where in the application's graph it is."""
+    """An open request and its position in the application's graph."""
 
     __slots__ = ("deadline_ns", "is_done", "progress", "request", "waiting")
 
@@ -58,11 +58,11 @@ class CheckedRequest:
         self.progress = progress
         """None in an application of one stage."""
         self.is_done = False
-        """Whether it has finished every stage that it was to visit."""
+        """Whether it has finished all stages of its route."""
         self.deadline_ns = request.deadline_ns
-        """If paths have deadlines of their own, the one of its path once it is done."""
+        """The deadline of its path, if paths have deadlines; known once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
-        """Where it is queued: the step in which it was queued there, the visit, and the visit's key."""
+        """Per place where it is queued: the step in which it was queued, the visit, and the visit's key."""
 
 
 class CheckedReplica:
@@ -75,9 +75,9 @@ class CheckedReplica:
         self.cores = spec.cores
         """In effect."""
         self.wanted_cores = spec.cores
-        """The most cores that any resize under way asks for."""
+        """The largest core count among its pending resizes."""
         self.resizing = 0
-        """Resizes ordered and not yet in force."""
+        """The number of pending resizes."""
         self.ready = False
         self.draining = False
         self.stopping = False
@@ -91,7 +91,7 @@ class CheckedReplica:
 
 
 class WaitingKeys:
-    """The keys of the visits waiting at one stage; visits that have left are skipped when they come up."""
+    """A heap of the keys of the visits waiting at one stage; visits that have left are removed lazily."""
 
     __slots__ = ("heap",)
 
@@ -100,7 +100,7 @@ class WaitingKeys:
         """Key, request, place, and the step in which the visit was queued."""
 
     def smallest(self, requests: Mapping[RequestId, CheckedRequest], before_step: int) -> int | None:
-        """The smallest key of the visits that have been waiting since before a step; None where there are none."""
+        """The smallest key of the visits that were queued before a step; None if there are none."""
         heap, newer, found = self.heap, [], None
         while heap:
             key, id, place, step = heap[0]
@@ -118,14 +118,14 @@ class WaitingKeys:
 
 
 class NodeCapacities:
-    """What the replicas on each node take: cores, memory, shares of devices."""
+    """The capacities of nodes: cores, memory, shares of devices."""
 
     def __init__(self, nodes: Iterable[Node], memory_bytes: Mapping[tuple[str, str], int]) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._memory_bytes = memory_bytes
 
     def excess(self, name: str | None, replicas: Iterable[CheckedReplica]) -> str:
-        """Why these replicas do not fit on a node together; empty where they do."""
+        """Why these replicas do not fit on a node together; empty if they do."""
         node = self._nodes.get(name or "")
         if node is None:
             return f"there is no node {name!r}"
@@ -144,7 +144,8 @@ class NodeCapacities:
 
 
 class CheckerState:
-    """Requests, queues and replicas, and how events move them. With `order`, the keys of waiting visits are kept."""
+    """The checker's requests, queues and replicas, updated by events. With `order` it also keeps waiting visits'
+    keys."""
 
     def __init__(self, application: Application, order: QueueKey | None = None) -> None:
         self.requests: dict[RequestId, CheckedRequest] = {}
@@ -168,7 +169,7 @@ class CheckerState:
         self._enter(now_ns, progress, entry, progress.begin())
 
     def pass_on(self, now_ns: int, replica: CheckedReplica, event: Finished) -> list[CheckedRequest]:
-        """A batch is done: queue its requests where their edge counts lead. Returns those that are done with all."""
+        """A batch has finished: queue its requests along their edges. Returns the requests that have finished."""
         requests, done = self.requests, []
         visits = replica.visits
         replica.batch, replica.visits = None, []
@@ -186,7 +187,7 @@ class CheckerState:
         return done
 
     def put_back(self, replica: CheckedReplica) -> None:
-        """A batch failed or its replica is gone: its requests wait again where they were, until they end."""
+        """A batch failed or its replica is gone: its requests wait at the same stage again."""
         visits = replica.visits
         replica.batch, replica.visits = None, []
         for entry, visit in visits:
@@ -195,12 +196,12 @@ class CheckerState:
                 self._queue(entry, (visit.stage, visit.part), visit)
 
     def start(self, id: ReplicaId, spec: ReplicaSpec) -> None:
-        """A replica is ordered; from now on it takes its cores and memory."""
+        """A replica is ordered; its cores and memory are in use from now on."""
         self.replicas[id] = replica = CheckedReplica(spec)
         self.by_node.setdefault(spec.node, {})[id] = replica
 
     def forget(self, id: ReplicaId) -> None:
-        """A replica is gone, and takes nothing any more."""
+        """A replica is gone; its resources are free."""
         replica = self.replicas.pop(id, None)
         if replica is not None:
             self.put_back(replica)
@@ -225,10 +226,10 @@ def _never(now_ns: int, visit: Visit, cost_ns: int, full_ns: int) -> bool:
 
 
 class Checkers:
-    """Takes the log record by record; raises Violation at the first that breaks an invariant.
+    """Checks a log record by record; raises Violation at the first record that breaks an invariant.
 
     `order` is the order policy: batches must take the visits with the smallest keys. `is_hopeless` is the drop policy's
-    verb: requests that it gave up must have ended. `origin` is the command that plays the run again.
+    method: requests for which it returned True must have ended. `origin` is the command that repeats the run.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class Checkers:
         self._limits: dict[tuple[str, str], int] = {}
         """Per stage and variant: the largest batch that the last plan with this variant allows."""
         self._short: set[str] = set()
-        """Stages for which the core has said that no node has room for the replicas of the plan."""
+        """Stages for which the core has reported that no node has capacity for the replicas of the plan."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
         self._done: list[CheckedRequest] = []
@@ -294,10 +295,10 @@ class Checkers:
             check(record)
 
     def finish(self) -> None:
-        """The run is over, and every request that arrived must have ended. No fault was in the way: they had stopped.
+        """End of the run: check that every request has ended. Faults are no excuse, because they stopped before.
 
-        Requests are excused that wait at a stage without replicas after the core has said that no node has room for
-        one, unless the drop policy had given them up.
+        A request may still wait at a stage without replicas if the core has reported that no node has capacity for
+        one, unless the drop policy had found the request hopeless.
         """
         self._end_step()
         requests, replicas = self._state.requests, self._state.replicas.values()
@@ -311,7 +312,7 @@ class Checkers:
                 self._fail(f"{len(requests)} requests never ended; request {id} {where}")
 
     def _is_given_up(self, entry: CheckedRequest) -> bool:
-        """Whether the drop policy found a waiting visit hopeless long ago, however little time the rest may take."""
+        """Whether the drop policy found a waiting visit hopeless long ago, even with no remaining time after it."""
         request = entry.request
         then_ns = request.sent_ns + round(OVERDUE * (self._now_ns - request.sent_ns))
         return any(
@@ -320,7 +321,7 @@ class Checkers:
         )
 
     def _end_step(self) -> None:
-        """Check what must hold between steps: an event and all its actions are known."""
+        """Check the invariants between steps, when an event and all its actions have been recorded."""
         state = self._state
         state.step += 1
         if not self._done and not self._started:
@@ -439,7 +440,7 @@ class Checkers:
         if replica.stopping:
             self._fail("the replica is ordered to stop twice")
         replica.stopping = replica.draining = True
-        if replica.batch is not None:  # given up as stuck: the core reuses its cores at once
+        if replica.batch is not None:  # a stuck replica: the core reuses its cores at once
             self._state.forget(order.replica)
 
     def _resize_replica(self, order: ResizeReplica) -> None:

@@ -1,8 +1,8 @@
-"""The simulated cluster: it carries out the core's orders and returns events; the truth decides when and whether.
+"""The simulated cluster: executes the core's orders and returns events, whose times and faults come from the truth.
 
-Promises one stream of events ordered by instant and then by creation, and that a replica's pending work dies with it.
-It carries out every order: whether an order was right is for `sim.checkers` to say. Must not know beliefs, policies or
-the core. It holds no requests, only how long batches take.
+Guarantees one stream of events ordered by instant and then by creation, and that the pending work of a lost replica is
+discarded. It executes every order; `sim.checkers` verifies orders. Must not import beliefs, policies or the core. It
+stores no requests, only batch durations.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ from sloop.vocabulary import ReplicaId, ReplicaSpec
 
 
 class Truths(Struct, frozen=True):
-    """What is true in one run, every stream at its beginning."""
+    """The truth of one run; every random stream is at its start."""
 
     service: ServiceSampler
     cold_start: ColdStartSampler
@@ -42,20 +42,20 @@ class Truths(Struct, frozen=True):
 
 
 class NodeFailed(Struct, frozen=True):
-    """A node goes down with all its replicas. Stays inside the simulator: the core sees lost replicas."""
+    """A node fails with all its replicas. Internal to the simulator: the core sees lost replicas."""
 
     node: str
 
 
 class Crashed(Struct, frozen=True):
-    """A ready replica dies. Stays inside the simulator, too."""
+    """A ready replica crashes. Also internal to the simulator."""
 
     replica: ReplicaId
 
 
 Happening = Event | NodeFailed | Crashed
 PendingHappening = tuple[int, int, Happening]
-"""When it happens, its place among those of one instant, and what happens."""
+"""The instant, the sequence number among entries of one instant, and the event."""
 
 
 class SimulatedReplica:
@@ -67,16 +67,16 @@ class SimulatedReplica:
         self.spec = spec
         self.cores = spec.cores
         self.speed = speed
-        """On the cores in effect."""
+        """Speed on the cores in effect."""
         self.batch_end: tuple[int, int, Finished] | None = None
-        """The pending end of the last batch started, of `size` requests; None if that message will be lost."""
+        """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
         self.size = 0
         self.resized_ns = 0
-        """When the last resize ordered comes into force; later ones must not overtake it."""
+        """When the last ordered resize takes effect; later ones must not overtake it."""
 
 
 class Cluster:
-    """Replicas on nodes. `pending` is a heap of what will happen; it always has an entry at `FOREVER_NS`."""
+    """Replicas on nodes. `pending` is a heap of future events; it always has an entry at `FOREVER_NS`."""
 
     def __init__(self, truths: Truths, nodes: Iterable[str] = ()) -> None:
         self._cold_start = truths.cold_start
@@ -92,7 +92,7 @@ class Cluster:
         self._down_until_ns: dict[str, int] = {}
         self.pending: list[PendingHappening] = []
         self.void: set[int] = set()
-        """Sequence numbers of pending entries that will not happen after all."""
+        """Sequence numbers of cancelled entries."""
         self._push(FOREVER_NS, WOKE)
         for node in nodes:
             self._plan_fault(0, "node", self._rates.node_mtbf_s, NodeFailed(node))
@@ -116,7 +116,7 @@ class Cluster:
         heappush(self.pending, end)
 
     def obey(self, now_ns: int, order: Action) -> None:
-        """Carry out an order about a replica; decisions are not orders and have no effect."""
+        """Execute an order about a replica; other actions, such as decisions, have no effect."""
         if isinstance(order, StartReplica):
             self._start(now_ns, order)
         elif isinstance(order, StopReplica):
@@ -128,7 +128,7 @@ class Cluster:
                 self._push(replica.resized_ns, Resized(order.replica, order.cores))
 
     def happen(self, now_ns: int, sequence: int, event: Happening) -> Event | None:
-        """Let a pending entry take effect. Returns the event to tell the core; None where there is none."""
+        """Apply a pending entry. Returns the event for the core, or None."""
         if sequence in self.void:
             self.void.remove(sequence)
             return None
@@ -149,7 +149,7 @@ class Cluster:
         return event
 
     def stop_faults(self) -> None:
-        """From now on no fault strikes, pending ones included. What was lost stays lost."""
+        """Disable all faults from now on, pending ones included. Lost replicas and messages stay lost."""
         self._healed = True
         self._touches_batches = False
         self._down_until_ns.clear()
@@ -161,12 +161,12 @@ class Cluster:
         return sequence
 
     def _plan_fault(self, now_ns: int, kind: str, mean_s: float, fault: Happening) -> None:
-        """Plan the next fault of a kind that strikes every `mean_s` on average."""
+        """Schedule the next fault of a kind with a mean time between faults of `mean_s`."""
         if mean_s > 0.0 and not self._healed:
             self._push(now_ns + self._faults.after_ns(kind, mean_s), fault)
 
     def _start_with_faults(self, now_ns: int, order: StartBatch, replica: SimulatedReplica, service_ns: int) -> None:
-        """As `start_batch`, in a world whose faults concern batches or the message that they are done."""
+        """`start_batch` for worlds with faults in batches or in their completion messages."""
         rates, faults = self._rates, self._faults
         if faults.strikes("straggler", rates.straggler):
             service_ns = round(service_ns * rates.straggler_factor)
@@ -210,14 +210,14 @@ class Cluster:
             self._push(now_ns, ReplicaStopped(id))
 
     def _lose(self, now_ns: int, id: ReplicaId, error: str) -> None:
-        """A replica is gone without an order to stop."""
+        """Lose a replica that was not ordered to stop."""
         replica = self._replicas.pop(id, None)
         if replica is not None:
             self._abandon_batch(now_ns, replica)
             self._push(now_ns, ReplicaLost(id, error))
 
     def _lose_node(self, now_ns: int, failure: NodeFailed) -> None:
-        """Every replica on a node is lost, and none starts there until it is repaired."""
+        """Lose every replica on a node; none starts there until it is repaired."""
         back_ns = now_ns + s(self._rates.node_repair_s)
         self._down_until_ns[failure.node] = back_ns
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == failure.node]:
@@ -241,7 +241,7 @@ class Cluster:
         return event
 
     def _rescale(self, now_ns: int, replica: SimulatedReplica, end: tuple[int, int, Finished], ratio: float) -> None:
-        """The remaining work of the batch in flight takes `ratio` times as long at the new speed."""
+        """Multiply the remaining time of the running batch by `ratio`."""
         end_ns, sequence, finished = end
         remaining_ns = end_ns - now_ns
         longer_ns = round(remaining_ns * ratio) - remaining_ns

@@ -1,11 +1,11 @@
-"""The engine: virtual time. It hands the next event to the core and the core's orders to the cluster, until the end.
+"""The simulation loop in virtual time: passes each event to the core, and the core's orders to the cluster.
 
-Three sources of events are merged, the earliest first: the core's own wish to be woken, the cluster's heap, and the
+It merges three sources of events, the earliest first: the core's requested wake-up, the cluster's heap, and the
 ingress. The ingress is read one event at a time, so that the memory of a run does not grow with its length. At equal
-instants the core's wake comes first, then the cluster, then the ingress; within the heap the order of creation decides.
-The cost is linear in events, and nothing is kept unless a sink keeps it.
+instants the core's wake-up comes first, then the cluster, then the ingress; the heap breaks ties by order of creation.
+The cost is linear in events, and only sinks store records.
 
-Must not know policies, truths or what events mean, beyond starting batches and counting ends.
+Must not import policies or truths. It interprets events and actions only to start batches and to count ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,19 +22,19 @@ from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import Request
 
 PATIENCE_NS: Final = s(3600)
-"""How long a run goes on after the last arrival to answer the requests that are still open."""
+"""How long a run continues after the last arrival to answer open requests."""
 
 WAKES_MAX: Final = 1_000
-"""A core that wants to be woken more often than this at one instant will never let time go on."""
+"""Limit of wake-ups at one instant; a core that requests more is in an endless loop."""
 
 SILENCE: Final[tuple[int, Event]] = (FOREVER_NS, WOKE)
 
 Append = Callable[[int, Record], None]
-"""`Sink.append`: takes the next record of the log."""
+"""`Sink.append`: adds the next record of the log."""
 
 
 class CoreLike(Protocol):
-    """What the engine drives: the core, or one broken on purpose to test the checkers."""
+    """The interface to the core, or to an intentionally broken core that tests the checkers."""
 
     @property
     def wake_ns(self) -> int: ...
@@ -43,16 +43,16 @@ class CoreLike(Protocol):
 
 
 class RunTotals(Struct, frozen=True):
-    """How a run went, in numbers."""
+    """Counters of a run."""
 
     requests: int
     open: int
-    """Requests that had not ended when patience ran out; 0 in a sound run."""
+    """Requests that had not ended after `patience_ns`; 0 in a correct run."""
     events: int
     ended_ns: int
 
 
-def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a call for each event costs a tenth of it
+def play(  # noqa: C901, PLR0912  # not split: this is the inner loop, and one call per event would cost a tenth of it
     core: CoreLike,
     cluster: Cluster,
     ingress: Iterator[tuple[int, Event]],
@@ -61,10 +61,10 @@ def play(  # noqa: C901, PLR0912  # kept whole: this is the inner loop, and a ca
     appends: list[Append] | None = None,
     patience_ns: int = PATIENCE_NS,
 ) -> RunTotals:
-    """Run at least until `until_ns`, and on until every request has ended or patience runs out.
+    """Run at least until `until_ns`, then until every request has ended, for at most `patience_ns` more.
 
-    After the last arrival faults stop, too (`Cluster.stop_faults`): requests that are open then must come to an end.
-    Every record goes to each of `appends`; the list is read anew for each record, so that a sink may leave it.
+    Faults stop after the last arrival (`Cluster.stop_faults`), so that the open requests must end. Every record goes to
+    each of `appends`; the list is read again for each record, so that a sink may remove itself.
     """
     handle, pending, void, start_batch = core.handle, cluster.pending, cluster.void, cluster.start_batch
     sinks = appends if appends is not None else []

@@ -1,13 +1,13 @@
-"""Fuzzing: random worlds under all checkers, for as long as one likes. `python -m sloop.sim.fuzz --help`.
+"""Fuzzing: simulates random worlds with all checkers for a given time. See `python -m sloop.sim.fuzz --help`.
 
-A seed is a world: nodes, graph, profiles, load, deadlines, truth, wrong beliefs and faults are all drawn from it. As in
-the swarm testing of TigerBeetle and FoundationDB, each world is extreme in a few ways instead of average in all: a kind
-of fault is off or on for the whole run (on in one world of four), beliefs are up to four times wrong, policies are
-mixed.
+A seed determines a world: nodes, graph, profiles, load, deadlines, truth, wrong beliefs and faults are drawn from it.
+As in the swarm testing of TigerBeetle and FoundationDB, each world is extreme in a few ways instead of average in all:
+a kind of fault is on for the whole run in one world of four and off in the others, beliefs are wrong by a factor of up
+to four, and policies are mixed.
 
-Promises that a failure is one line that shows it again, and the same world for the same seed and system on every
-machine. What can be drawn is listed here instead of looked up in the registries, so that a new policy does not change
-what an old seed means. Every seed that ever failed becomes a named test.
+Guarantees that a failure prints one command that reproduces it, and that a seed and a system give the same world on
+every machine. The possible draws are listed here instead of read from the registries, so that a new policy does not
+change the worlds of old seeds. Every seed that ever failed becomes a named test.
 """
 
 import argparse
@@ -44,13 +44,13 @@ GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
     {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")},
     {"a": (), "b": (), "c": ("a", "b")},
 )
-"""Stages and what they come after; a single stage twice, because it is the commonest application."""
+"""Graphs: stages with their predecessors. A single stage is listed twice, because it is the most common application."""
 
 FAN_OUT: Final = 0.25
-"""The share of stages with `each` whose true number of parts is not the believed one; `most` keeps those small."""
+"""Share of the stages with `each` whose true number of parts differs from the belief; `most` keeps them small."""
 
 Edges = dict[str, Any]
-"""How a stage is connected: keyword arguments of `Stage`."""
+"""The edges of a stage: keyword arguments of `Stage`."""
 
 BRANCHING: Final[Sequence[dict[str, Edges]]] = (
     {
@@ -73,10 +73,10 @@ BRANCHING: Final[Sequence[dict[str, Edges]]] = (
         "c": {"after": ("a",), "when": (When("a", "scene"),)},
     },
 )
-"""Graphs in which each request decides which branches it takes and into how many parts it is split."""
+"""Graphs in which requests take different branches and split into different numbers of parts."""
 
 PATHS: Final = (("a", "c", "d"), ("b", "c"), ("b", "c", "d"))
-"""Paths with deadlines of their own through a, b → c → d."""
+"""Paths with deadlines through the graph a, b → c → d."""
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "order": ("edf", "fifo"),
@@ -86,7 +86,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "admit": ("open", "bounded", "predictive"),
     "place": ("best_fit", "spread"),
 }
-"""Policies that may replace the system's own, each verb in one world of three."""
+"""Policies that may replace the system's, each kind in one world of three."""
 
 FAULTS: Final[dict[str, float]] = {
     "crash_mtbf_s": 3.0,
@@ -110,7 +110,7 @@ ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 LINK: Final = {"kind": "lte"}
 
 REQUESTS_MAX: Final = 1_500
-"""Keeps a world below a second, so that a minute plays many."""
+"""Limits a world to below a second of computing, so that many run in a minute."""
 
 Value = TypeVar("Value")
 
@@ -153,7 +153,7 @@ def random_world(seed: int, system: str = "static") -> World:
 
 def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
     graph = random.choice(GRAPHS)
-    # A stream of its own, so that worlds without such a graph stay what they were before there were any.
+    # A separate random stream, so that worlds without such a graph do not change.
     own = stream(seed, "graph")
     chosen: dict[str, Edges] = {name: {"after": after} for name, after in graph.items()}
     if len(graph) > 1 and own.random() < 0.5:
@@ -164,7 +164,7 @@ def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
 
 
 def _paths(stages: Sequence[Stage], seed: int, slo_ms: float) -> tuple[PathWithDeadline, ...]:
-    """Tight and loose deadlines for the paths of the one graph that has some."""
+    """Tight and loose deadlines for the paths of `PATHS`; empty for every other graph."""
     if tuple(stage.name for stage in stages) != ("a", "b", "c", "d") or stages[1].after:
         return ()
     own = stream(seed, "paths")
@@ -173,7 +173,7 @@ def _paths(stages: Sequence[Stage], seed: int, slo_ms: float) -> tuple[PathWithD
 
 
 def _fan_out(stages: Sequence[Stage], seed: int) -> dict[str, tuple[int, ...]]:
-    """True numbers of parts where they are not as believed: none, one, and one more than allowed."""
+    """True numbers of parts of the stages where they differ from the belief: none, one, and one more than allowed."""
     own = stream(seed, "parts")
     return {stage.name: (0, 1, stage.each.most + 1) for stage in stages if stage.each and own.random() < FAN_OUT}
 
@@ -254,12 +254,12 @@ def _one(random: Random, *values: Value) -> Value:
 
 
 def _command(seed: int, system: str) -> str:
-    """The command that plays this world again."""
+    """The command that simulates this world again."""
     return f"python -m sloop.sim.fuzz --seed {seed} --system {system}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play worlds until the time is up. Returns 1 as soon as one breaks an invariant, else 0."""
+    """Simulate worlds until the time is up. Returns 1 as soon as one breaks an invariant, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m sloop.sim.fuzz", description="Play random worlds under all checkers."
     )

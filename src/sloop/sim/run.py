@@ -1,7 +1,7 @@
-"""A simulated run: a world played to its end, watched by the checkers.
+"""One simulated run of a world, under the checkers.
 
-Promises that nothing but the world enters the run. The run's product, the event log, goes to the sinks: a file, a list,
-or the fold behind a report.
+Guarantees that the run depends only on the world. The event log goes to the sinks: a file, a list, or the fold behind a
+report.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ def simulate(
     core: CoreLike | None = None,
     patience_ns: int = PATIENCE_NS,
 ) -> RunTotals:
-    """Play `world`. Raises Violation at the first record that breaks an invariant.
+    """Simulate `world`. Raises Violation at the first record that breaks an invariant.
 
-    `check_first` is how many records the checkers see: all by default, none for 0. Checking the whole log takes as long
-    as playing it. `core` replaces the world's own, to prove that the checkers catch a broken one.
+    The checkers read the first `check_first` records: by default all, with 0 none. Checking the whole log takes as long
+    as the simulation. `core` replaces the world's core, to test that the checkers detect a broken one.
     """
     setup = world.setup()
     policies = setup.system.policies
@@ -50,7 +50,8 @@ def simulate(
 
 
 def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Append:
-    """Let the checkers see the first records, all for None: appended last, they can leave without disturbing others."""
+    """Add the checkers for the first records (None: all). They are the last sink, so that they can remove themselves
+    without disturbing others."""
     left = first
 
     def append(now_ns: int, record: Record) -> None:

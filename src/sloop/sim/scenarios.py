@@ -45,7 +45,7 @@ records takes as long as the simulation; `make fuzz` checks many short runs comp
 
 Z: Final = 1.28
 """Normal quantile of an 80 % interval. Together with the range of speeds it should cover nine of ten runs
-(`python -m benchmarks.bands` measures the coverage)."""
+(`python -m benchmarks.ranges` measures the coverage)."""
 CLUSTER: Final = 4
 """Requests that miss their deadlines together. Attainment of one world under twelve seeds varied as if requests missed
 in groups of one to six, with larger groups closer to saturation."""
@@ -112,10 +112,10 @@ def run_systems(
     recorded: Path | None = None,
     check_first: int | None = CHECK_FIRST,
 ) -> Iterator[ScenarioRun]:
-    """One run after another, with the range around each; logs are named by `log_paths`.
+    """Simulate one system after another, with prediction ranges; `log_paths` names the logs.
 
-    `recorded` is the log of a run whose durations, branches and delays are taken for true. Raises InputError if it is
-    no event log, and before the first run if any of the systems cannot be set up.
+    `recorded` is the log of a run whose durations, branches and delays are used as truth. Raises InputError if it is
+    not an event log, or, before the first run, if any of the systems cannot be set up.
     """
     run = recorded_in(recorded) if recorded else NOT_RECORDED
     for choice in choices:

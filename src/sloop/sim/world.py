@@ -1,7 +1,7 @@
 """A world: everything that determines a simulated run. The same world gives the same log, byte for byte (law 6).
 
-Promises to keep two halves apart: what the core is given (application, beliefs, system, nodes) and what is true
-(service times, links, faults). A world is a value; each run makes its own core, cluster and streams from it.
+It separates the core's inputs (application, beliefs, system, nodes) from the truth (service times, links, faults). A
+world is immutable; each run makes a new core, cluster and random streams from it.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from sloop.units import ms
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
 
 AS_DECLARED: Final = Truth()
-"""The truth of a scenario that declares none."""
+"""The truth of a scenario without a `truth` section."""
 
 BYTES_PER_KB: Final = 1024
 """As in the payload knob of the Sponge specification (§4.3)."""
@@ -33,29 +33,29 @@ BYTES_PER_KB: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One run, not yet played."""
+    """The definition of one simulated run."""
 
     seed: int
     application: Application
-    """Its profiles are what policies believe, its cluster the nodes, its system what decides."""
+    """The application: its profiles are the beliefs of policies, its cluster gives the nodes, its system decides."""
     trace: Trace
-    """When clients begin to send."""
+    """The sending times of requests in ns."""
     duration_ns: int
-    """How long the control loop runs at least; requests that are still open then are waited for."""
+    """The shortest time that the control loop runs, in ns; the run then waits for open requests."""
     lead_ns: int = 0
-    """How long everything runs before the trace begins: decides where in a planning period the trace's bursts fall."""
+    """How long the system runs before the trace begins, in ns; sets the phase of bursts within the planning period."""
     truth: Truth = AS_DECLARED
     link: Link | None = None
-    """The clients' link, made from `truth.network`; None where requests arrive when they are sent."""
+    """The clients' link, made from `truth.network`; None if requests arrive when they are sent."""
     slos_ns: tuple[int, ...] = ()
-    """Drawn per request; empty for the application's own."""
+    """Deadlines in ns, one drawn per request; empty for the application's deadline."""
     errors: Mapping[VariantKey, float] = field(default_factory=dict)
-    """True over believed durations, for variants where this differs from `truth.profile_error`."""
+    """Ratio of true to believed durations, for variants where it differs from `truth.profile_error`."""
     recorded: RecordedRun = field(default_factory=lambda: NOT_RECORDED)
-    """A run that this one is to resemble; overrides `truth.service`, `network`, `fan_out` and `shares`."""
+    """The truth of a recorded run; overrides `truth.service`, `network`, `fan_out` and `shares`."""
     faults: FaultRates = NO_FAULTS
     origin: str = ""
-    """The command that plays this world again."""
+    """The command that simulates this world again."""
 
     @classmethod
     def from_scenario(cls, scenario: Scenario, choice: SystemChoice | None = None) -> Self:
@@ -85,7 +85,7 @@ class World:
 
     @property
     def assumed_starts(self) -> dict[str, str]:
-        """Per `stage/variant`, a line for each whose cold starts nobody has measured or declared."""
+        """One line per `stage/variant` whose cold start was neither measured nor declared."""
         if self.truth.cold_start.start_s is not None:
             return {}
         why = "its profile has no `load_s`, the scenario no `truth.cold_start.start_s`"
@@ -98,11 +98,11 @@ class World:
         }
 
     def setup(self) -> Setup:
-        """The parts of a fresh core, none of which knows the truth. Raises InputError as `set_up` does."""
+        """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does."""
         return set_up(self.application)
 
     def cluster(self) -> Cluster:
-        """A fresh cluster, its streams at their beginning."""
+        """A new cluster with its random streams at their start."""
         truth = self.truth
         profiles = {
             (stage.name, variant.name): variant.profile
@@ -134,7 +134,7 @@ class World:
         return Cluster(truths, [node.name for node in self.application.cluster])
 
     def ingress(self) -> Ingress:
-        """A fresh stream of everything that comes to the server from outside."""
+        """A new stream of all events from outside the server."""
         declared = self.truth.network
         network = ClientNetwork(
             self.seed,
@@ -144,7 +144,7 @@ class World:
             semantics=declared.semantics if declared else "delay",
             delays=self.recorded.delays,
         )
-        # A sampler apart from the cluster's: its draws must not depend on how the two are interleaved.
+        # Not the cluster's sampler: draws must not depend on how the two are interleaved.
         faults = FaultSampler(self.seed, self.faults)
         arrivals = network.deliver(self.trace.times_ns())
         if self.application.declared_paths:
@@ -161,7 +161,7 @@ class World:
 
 
 def recorded_in(log: Path) -> RecordedRun:
-    """What was true in a logged run, for `World.recorded`. Raises InputError if the file is not an event log."""
+    """Read the truth of a recorded run, for `World.recorded`. Raises InputError if the file is not an event log."""
     return recorded_run(read_log(log))
 
 

@@ -1,9 +1,9 @@
-"""What really happens in a simulated world, as opposed to what policies believe (law 2).
+"""The true behaviour of a simulated world, as opposed to the beliefs of policies (law 2).
 
-Each module samples one kind of truth from its parameters and from named streams of the world's seed: `service` (how
-long batches take; interference belongs there), `branches` (what requests do in the graph), `cold_start` (starts and
-resizes), `network` (requests on their way to the server; flows between nodes belong there) and `failure`. `recorded`
-reads a log as truth for another run.
+Each module samples one kind of truth from its parameters and from named random streams of the world's seed: `service`
+(batch durations; interference belongs there), `branches` (routes of requests through the graph), `cold_start` (starts
+and resizes), `network` (transfers to the server; flows between nodes belong there) and `failure`. `recorded` reads the
+truth from the log of another run.
 
-Only `sloop.sim` may import this package; the core meets truth only through events.
+Only `sloop.sim` may import this package; the core sees truth only through events.
 """

@@ -1,15 +1,15 @@
-"""Branches: which edges of the graph a request really takes, and into how many parts it is split.
+"""Branches: the true edges that a request takes through the graph, and its true number of parts.
 
-Both depend on the request's content, not on the machines. They are therefore drawn from the request's number and are
-the same whatever system serves it:
+Both depend on the content of the request, not on the machines. They are therefore drawn from the request's number and
+are the same under every system:
 
-- Alternatives that one output decides between exclude each other; edges with the same condition are taken together.
+- Alternatives decided by one output exclude each other; edges with the same condition are taken together.
 - Where the application declares paths, each request is on one of them and takes only its edges.
-- The number of parts is Poisson around the believed mean, at most as many as allowed, unless the scenario says how
+- The number of parts is Poisson with the believed mean, up to the allowed maximum, unless the scenario declares how
   many there are. Edges that split the same output have the same number of rows.
 - Which parts meet a condition is drawn for each part and edge independently.
 
-Must not know beliefs: the shares it reads are the application's own, or the scenario's.
+Must not import beliefs: the shares come from the application or the scenario.
 """
 
 from bisect import bisect_right
@@ -38,12 +38,12 @@ DIGITS: Final = 12
 
 
 class BranchSampler:
-    """The branches of one world, drawn from streams `path/…` and `ways/…`.
+    """The branches of one world, drawn from the random streams `path/…` and `ways/…`.
 
     `fan_out` gives, for stages with `each`, the possible numbers of parts, all equally likely. `shares` gives, for
-    stages with `when`, the fraction of requests that really take them; the rest is divided among the alternatives that
-    it does not name, and taking none, in proportion to the application's own shares. At stages that `recorded` knows,
-    a request takes the edges that the request of its number took there, or those of a random one.
+    stages with `when`, the true fraction of requests that take them; the rest is divided among the other alternatives,
+    including none, in proportion to the application's shares. At stages in `recorded`, a request takes the edges of the
+    recorded request with the same number, or of a random one if there is none.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class BranchSampler:
             for name, edges in graph.edges.items()
             if graph.declared_paths or any(edge.when is not None or edge.kind == "each" for edge in edges)
         }
-        """Outgoing edges of the stages after which requests differ."""
+        """Outgoing edges of the stages at which requests take different edges."""
 
     def __bool__(self) -> bool:
-        """Whether requests differ anywhere."""
+        """Whether requests take different edges at any stage."""
         return bool(self._deciding)
 
     def entering(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-        """The same arrivals, each entering at the first stage of its path where paths are declared."""
+        """The same arrivals; if paths are declared, each enters at the first stage of its path."""
         if not self._graph.declared_paths:
             yield from arrivals
             return
@@ -83,14 +83,14 @@ class BranchSampler:
             yield at_ns, structs.replace(request, enters=self._path(request.id).stages[:1])
 
     def taken(self, order: StartBatch) -> EdgeCounts:
-        """The edges that the requests of a batch take when it is done; empty where all take every edge."""
+        """The edges that the requests of a finished batch take; empty if all take every edge."""
         edges = self._deciding.get(order.stage)
         if not edges:
             return ()
         return tuple(self._of_visit(order.stage, edges, request, part) for request, part in order.visits)
 
     def _of_visit(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
-        # The stream's name is older than the vocabulary; another one would change what every seed draws.
+        # The stream keeps its old name, because another one would change the draws of every seed.
         random = stream(self._seed, f"ways/{stage}/{request}/{part}")
         if stage in self._recorded_counts:
             taken = self._recorded[stage].get((request, part))
@@ -106,7 +106,7 @@ class BranchSampler:
         return self._of_conditions(edges, random, rows)
 
     def _of_conditions(self, edges: Sequence[Edge], random: Random, rows: dict[str, int]) -> tuple[int, ...]:
-        """One draw for each output that decides between alternatives: each takes up its share of [0, 1)."""
+        """One draw per deciding output; each alternative occupies its share of [0, 1)."""
         left: dict[str, float] = {}
         decided: dict[object, bool] = {}
         counts = []
@@ -126,7 +126,7 @@ class BranchSampler:
         return tuple(counts)
 
     def _parts(self, edge: Edge, random: Random, rows: dict[str, int]) -> int:
-        """How many rows an edge with `each` has; `rows` holds those of the outputs drawn before, and is added to."""
+        """The number of parts of an edge with `each`. `rows` caches the number drawn for each output."""
         each, possible = self._graph.stages[edge.target].each, self._counts.get(edge.target)
         assert each is not None
         if each.output in rows:
@@ -142,10 +142,10 @@ class BranchSampler:
 
 
 def _true_shares(graph: Graph, declared: Mapping[str, float]) -> dict[Edge, float]:
-    """For each edge with a condition, the fraction of requests that take it, of those that could.
+    """For each edge with a condition, the fraction of the requests at its source that take it.
 
-    Declared shares override the application's. Alternatives without a declared share keep their proportions, to each
-    other and to taking none; where the application has left nothing for them, they share the rest evenly.
+    Declared shares override the application's. Alternatives without a declared share (including none) divide the rest
+    in the proportions of the application; if the application leaves them no share, they divide it evenly.
     """
     shares: dict[Edge, float] = {}
     for edges in graph.edges.values():
@@ -163,7 +163,7 @@ def _true_shares(graph: Graph, declared: Mapping[str, float]) -> dict[Edge, floa
 def _poisson_table(each: Each) -> list[float]:
     """The probabilities of at most 0, 1, 2, … parts, without the last, which is 1.
 
-    Computed from the likeliest number outwards, each probability from its neighbour's, so that a mean of thousands
+    Computed outwards from the most likely number, each probability from its neighbour, so that a mean of thousands
     neither underflows nor needs factorials.
     """
     likeliest = min(int(each.mean), each.most)

@@ -1,16 +1,16 @@
-"""Delays between ordering a change of a replica and its effect: cold starts and resizes.
+"""Delays from the order to start or resize a replica until it takes effect.
 
-A cold start takes `load_s` of the variant's profile, which is measured from the order to start a replica to its first
-answer (process, libraries, weights, a first pass). A scenario that declares `truth.cold_start.start_s` overrides the
-profiles. Where neither says anything, 10 s are assumed (Sponge specification, §3.1), and the run says so. The delay is
-spread evenly by ± `jitter` (a fraction). In a warm world, replicas that are ordered at time 0 are ready at once, as in
-a cluster that has been running for long. The transfer of weights will be one of the parts of a cold start here.
+A cold start takes `load_s` of the variant's profile, measured from the order to start a replica to its first answer
+(process, libraries, weights, first pass). `truth.cold_start.start_s` of a scenario overrides the profiles. If neither
+is known, 10 s are assumed (Sponge specification, §3.1) and reported with the run. The delay varies uniformly by
+± `jitter` (a fraction). In a warm world, replicas ordered at time 0 are ready at once, as in a cluster that is already
+running. A transfer of weights would be added here as a part of a cold start.
 
-A resize in place is in force within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
-50 ms). The batch in flight is a choice of the scenario (§2.6): with `next_batch` it keeps its speed, because the
-model's thread count changes only between batches; with `rescale` its remaining work runs at the new speed.
+A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
+50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
+the model's thread count changes only between batches; with `rescale` its remaining work runs at the new speed.
 
-Must not know why a replica is started or resized.
+The delays do not depend on the reason for a start or resize.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ from sloop.streams import stream
 from sloop.units import s
 
 LOADING: Final = "loading"
-"""The step that every start reports; the simulator does not tell the steps of a cold start apart."""
+"""The step that every start reports; the simulator does not distinguish the steps of a cold start."""
 
 START_S_ASSUMED: Final = 10.0
-"""Neither measured nor declared: a new instance in the Sponge specification, §3.1."""
+"""Seconds assumed if neither measured nor declared: a new instance in the Sponge specification, §3.1."""
 
 
 class ColdStartSampler:
@@ -49,7 +49,7 @@ class ColdStartSampler:
         self._random = stream(seed, "cold_start")
 
     def draw_ns(self, now_ns: int, stage: str, variant: str) -> int:
-        """How long it takes until a replica ordered now is ready."""
+        """The time until a replica ordered now is ready."""
         if self._warm and now_ns == 0:
             return 0
         start_s = self._start_s
@@ -67,5 +67,5 @@ class ResizeSampler:
         self.rescales = in_flight == "rescale"
 
     def draw_ns(self) -> int:
-        """How long it takes until a resize ordered now is in force."""
+        """The time until a resize ordered now takes effect."""
         return round(self._delay_ns * next(self._factors))

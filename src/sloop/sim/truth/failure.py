@@ -1,8 +1,8 @@
-"""Faults: what breaks in a world, how often and for how long.
+"""Faults of a simulated world: their kinds, rates and durations.
 
-Each kind of fault is either off or on for the whole run, so that a run explores one kind of trouble instead of an
-average of all (FoundationDB's buggify). Every kind draws from its own stream `failure/KIND`, so that turning one on
-does not change when the others strike. Must not know how anything recovers.
+Each kind of fault is either off or on for the whole run, so that a run tests one kind of fault instead of an average of
+all (FoundationDB's buggify). Every kind draws from its own random stream `failure/KIND`, so that turning one on does
+not change the times of the others. Recovery is not modelled here.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class FaultRates:
     """A cold start takes `slow_start_factor` times as long."""
     slow_start_factor: float = 5.0
     refused_resize: float = OFF
-    """The machine leaves a replica's cores as they are, whatever was ordered."""
+    """The machine ignores a resize: the replica keeps its cores."""
     straggler: float = OFF
     """A batch takes `straggler_factor` times as long."""
     straggler_factor: float = 5.0
@@ -39,19 +39,19 @@ class FaultRates:
     lost_finished: float = OFF
     """The message that a batch is done never arrives."""
     repeated_finished: float = OFF
-    """That message arrives twice."""
+    """The message that a batch is done arrives twice."""
     late_finished: float = OFF
-    """That message takes up to `late_finished_ns` to arrive, and others overtake it."""
+    """The message that a batch is done arrives up to `late_finished_ns` late, after later messages."""
     late_finished_ns: int = ms(200)
     stray_wake_rps: float = OFF
-    """The core is woken although it did not ask for it."""
+    """The core is woken without having requested it."""
     cancelled: float = OFF
     """A client leaves within `cancelled_within_ns` of its request's arrival."""
     cancelled_within_ns: int = ms(200)
 
     @property
     def touches_batches(self) -> bool:
-        """Whether any of the faults concerns a batch or the message that it is done."""
+        """Whether any fault of a batch or of its completion message is on."""
         kinds = (self.straggler, self.failed_batch, self.lost_finished, self.repeated_finished, self.late_finished)
         return any(kinds)
 
@@ -76,7 +76,7 @@ class FaultSampler:
         return round(self._of(kind).random() * span_ns)
 
     def after_ns(self, kind: str, mean_s: float) -> int:
-        """The time until the next fault of this kind, exponentially distributed; `FOREVER_NS` where `mean_s` is 0."""
+        """The time until the next fault of this kind, exponentially distributed; `FOREVER_NS` if `mean_s` is 0."""
         if mean_s <= 0.0:
             return FOREVER_NS
         return round(self._of(kind).expovariate(1.0 / mean_s) * NS_PER_S)

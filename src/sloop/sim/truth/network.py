@@ -1,16 +1,16 @@
-"""The network between clients and the server: when requests are sent, when they arrive, which clients leave.
+"""The network between clients and the server: send and arrival times of requests, and disconnecting clients.
 
 A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (Sponge specification, §1.4):
 
 * `delay`: sent at t, arrives at t + transfer(t), deadline t + SLO. Later requests may overtake earlier ones.
-* `attach`: arrives at t with that much of its budget already used: sent at t − transfer(t), deadline sent + SLO.
+* `attach`: arrives at t with the transfer time already elapsed: sent at t − transfer(t), deadline sent + SLO.
 
 Without a link, requests arrive when they are sent. A recorded run's delays include the time that the gateway takes
-before the core handles a request. Request ids count in order of the trace. Payloads and SLOs are drawn from streams
-`payload` and `slo`. Flows between nodes, which transfers of weights will need, belong here, too.
+before the core handles a request. Request ids follow the order of the trace. Payloads and SLOs are drawn from the
+random streams `payload` and `slo`. Flows between nodes, which transfers of weights would need, belong here, too.
 
-Promises streams in order of time, made as they are read: a run of any length needs little memory. Must not know the
-cluster or what serves the requests.
+Streams are in order of time and generated lazily, so that a run of any length needs little memory. Must not import the
+cluster or anything that serves requests.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,18 +31,18 @@ from sloop.workload import Link
 Arrival = tuple[int, Request]
 """An instant and the request that arrives at it."""
 Ingress = Iterator[tuple[int, Event]]
-"""Everything that comes to the server from outside."""
+"""All events from outside the server, in order of time."""
 Delay = tuple[int, int]
-"""How long after it was sent a request arrives at the gateway, and how long until the core handles it, both in ns."""
+"""Delays of a request in ns: from sending to the gateway, and from there until the core handles it."""
 
 AHEAD: Final = 256
-"""Requests that are made ahead of their arrival where there is no link."""
+"""Requests that are generated per block if there is no link."""
 
 
 class ClientNetwork:
     """Turns the instants of a trace into arrivals.
 
-    `delays` are those of a recorded run, in order of sending; they override `link`.
+    `delays` are the delays of a recorded run, in order of sending; they override `link`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ClientNetwork:
         return self._at_once(times_ns)
 
     def _at_once(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
-        """The usual case: `AHEAD` requests at a time, made without a loop in Python."""
+        """The usual case without delays: generates `AHEAD` requests at a time without a Python loop."""
         ids, remaining_ns = _ids(), iter(times_ns)
 
         def arrivals(block_ns: list[int]) -> Iterator[Arrival]:
@@ -80,8 +80,8 @@ class ClientNetwork:
         return chain.from_iterable(map(arrivals, iter(lambda: list(islice(remaining_ns, AHEAD)), [])))
 
     def _delayed(self, times_ns: Iterable[int], delays: Callable[[int], Delay]) -> Iterator[Arrival]:
-        """Requests that arrive after they were sent. No delay is negative, so whatever arrives before the trace's next
-        instant can be handed over."""
+        """Requests that arrive after they were sent. No delay is negative, so all arrivals before the next instant of
+        the trace are final and can be yielded."""
         attaches = self._semantics == "attach"
         in_transit: list[tuple[int, RequestId, Request]] = []
         for at_ns, id, slo_ns in zip(times_ns, _ids(), self._slos_ns, strict=False):
@@ -104,13 +104,13 @@ class ClientNetwork:
         return delay
 
     def _recorded_delays(self) -> Callable[[int], Delay]:
-        """The recorded delays in order; once they are used up, random ones of them."""
+        """The recorded delays in order, then random choices from them."""
         delays = chain(self._delays, choices(self._delays, self._random))
         return lambda _: next(delays)
 
 
 def shifted(arrivals: Iterator[Arrival], lead_ns: int) -> Iterator[Arrival]:
-    """The same arrivals, sent and due `lead_ns` later."""
+    """The same arrivals, with all times `lead_ns` later."""
     for at_ns, request in arrivals:
         sent_ns, arrived_ns, deadline_ns = request.sent_ns, request.arrived_ns, request.deadline_ns
         later_ns = sent_ns + lead_ns, arrived_ns + lead_ns, deadline_ns + lead_ns
@@ -118,7 +118,7 @@ def shifted(arrivals: Iterator[Arrival], lead_ns: int) -> Iterator[Arrival]:
 
 
 def with_faults(arrivals: Iterator[Arrival], faults: FaultSampler, until_ns: int) -> Ingress:
-    """Arrivals together with the clients that leave and the stray wake-ups; the latter end at `until_ns`."""
+    """Arrivals merged with client disconnects and spurious wake-ups; the wake-ups end at `until_ns`."""
     events: Ingress = _with_cancellations(arrivals, faults) if faults.rates.cancelled else arrivals
     if faults.rates.stray_wake_rps:
         return merge(events, _stray_wakes(faults, until_ns), key=itemgetter(0))
@@ -134,7 +134,7 @@ def _stray_wakes(faults: FaultSampler, until_ns: int) -> Ingress:
 
 
 def _with_cancellations(arrivals: Iterator[Arrival], faults: FaultSampler) -> Ingress:
-    """After each arrival its client may leave, while the request waits, runs or has ended."""
+    """After each arrival its client may disconnect, while the request waits, runs or has ended."""
     rates = faults.rates
     leaving: list[tuple[int, int, Cancelled]] = []
     for at_ns, request in arrivals:
@@ -155,5 +155,5 @@ def _ids() -> Iterator[RequestId]:
 
 
 def _draws(values: Sequence[int], random: Random) -> Iterator[int]:
-    """Endless draws of equally likely `values`; a single one costs no draw."""
+    """Endless draws of equally likely `values`; a single value needs no random numbers."""
     return repeat(values[0]) if len(values) == 1 else choices(values, random)

@@ -1,8 +1,8 @@
-"""Truth from a recorded run: how long its batches took, which branches its requests took, how late they arrived.
+"""Truth from a recorded run: batch durations, branches of requests, and arrival delays.
 
-A live server's log is the best calibration for the machine it ran on. Durations are the run's own for every batch size
-and core count that ran often enough (`sloop.runlog.durations`); other cells stay as the profile has them. Policies
-still believe their own profiles.
+The log of a live server is the best calibration for its machine. Every cell (batch size and core count) with enough
+batches uses the recorded durations (`sloop.runlog.durations`); other cells use the profile. Policies still use their
+profiles as beliefs.
 """
 
 from collections import defaultdict
@@ -22,19 +22,19 @@ from sloop.vocabulary import BatchId, Request
 
 
 class RecordedRun(Struct, frozen=True):
-    """What was true in a run that a simulated one is to resemble. Empty parts leave the scenario's truth in place."""
+    """The truth of a recorded run, to be repeated in a simulation. Empty fields leave the scenario's truth in place."""
 
-    durations_ns: Durations = {}  # msgspec makes a new one for each
+    durations_ns: Durations = {}  # msgspec copies the empty dict for each instance
     branches: RecordedBranches = {}
     delays: tuple[Delay, ...] = ()
-    """Per request, in order of sending."""
+    """Delays per request, in order of sending."""
 
 
 NOT_RECORDED: Final = RecordedRun()
 
 
 def recorded_run(records: Iterable[tuple[int, Record]]) -> RecordedRun:
-    """What a log tells of the truth, in one pass."""
+    """Read the truth from a log, in one pass."""
     state = RunState(ANY_GRAPH)
     branches: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
     requests: list[tuple[int, Delay]] = []

@@ -1,13 +1,13 @@
-"""Service times: how long a batch really takes, from the order to start it to its answer.
+"""Service times: true batch durations, from the order to start a batch to its answer.
 
-The durations of a variant come from the first of these sources that has any:
+The durations of a variant come from the first of these sources that exists:
 
 1. A recorded run (`sloop simulate --recorded`). The durations of each cell, one batch size on one core count, are
-   played back in their order: a machine is slow for seconds at a time, which independent draws would not show.
+   replayed in order: a machine is slow for seconds at a time, which independent draws would not show.
 2. The runs that the profile was measured from (`Sample.likely_ms`), unless the scenario declares `truth.service`. Each
    batch draws one of its cell's durations, all equally likely; between cells they are interpolated as the profile's
    table is.
-3. The latency that the profile promises (Sponge specification, §1.4):
+3. The latency function of the profile (Sponge specification, §1.4):
 
        service(b, c) = latency_ms(b, c) · error / ratio · noise
 
@@ -15,14 +15,14 @@ The durations of a variant come from the first of these sources that has any:
    and is normal with a coefficient of variation of about 3 %; exponential and deterministic noise exist for comparison
    with queueing theory.
 
-In 2 and 3 `error` is the factor by which the profile is wrong about the variant. Interference between replicas on
-one node will multiply these durations here, too.
+In 2 and 3 `error` is the ratio of true to profiled durations of the variant. Interference between replicas on one node
+would also multiply these durations here.
 
-The factors are the same for one seed on every machine. The normal noise therefore does not call the platform's `log`
-or `cos`: it draws one of 4,096 equally likely quantiles, rounded to nine decimals, which libraries agree on. That cuts
+A seed gives the same factors on every machine. The normal noise therefore does not call the platform's `log` or `cos`:
+it draws one of 4,096 equally likely quantiles, rounded to nine decimals, which all libraries compute equally. That cuts
 the tails at 3.7 standard deviations, which the durations of forward passes do not reach.
 
-Must not know the policies' beliefs nor what they have learnt: it reads profiles of its own.
+Must not read the policies' beliefs or corrections: it has separate profiles.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ from sloop.units import NS_PER_MS
 
 RATIO: Final = 1.05
 CV: Final = 0.03
-"""Where nothing was measured or declared (Sponge specification, §1.4)."""
+"""Defaults if nothing was measured or declared (Sponge specification, §1.4)."""
 
 Value = TypeVar("Value")
 
@@ -58,12 +58,12 @@ _QUANTILES: Final = tuple(
 
 
 class Speed(Struct, frozen=True, gc=False):
-    """A variant on some cores. Both lists are indexed by the batch size, from 0 to the profile's largest batch."""
+    """The speed of a variant on one core count. Both lists are indexed by batch size, from 0 to the largest batch."""
 
     means_ns: list[float]
     """True mean durations; 0.0 for a batch of 0."""
     noises: list[Iterator[float]]
-    """Endless factors of mean 1, one for each batch."""
+    """Per batch size, an endless iterator of noise factors with mean 1."""
 
 
 class ServiceSampler:
@@ -90,7 +90,7 @@ class ServiceSampler:
         self._speeds: dict[tuple[str, str, float], Speed] = {}
 
     def speed(self, stage: str, variant: str, cores: float) -> Speed:
-        """How fast a variant really is on `cores`; the same object each time."""
+        """The true speed of a variant on `cores`; returns the same object for the same arguments."""
         known = self._speeds.get((stage, variant, cores))
         if known is None:
             profile, error = self._profiles[stage, variant], self._errors.get((stage, variant), 1.0)
@@ -129,7 +129,7 @@ def is_measured(profile: Profile) -> bool:
 
 
 def with_recorded(profile: Profile, durations_ns: Mapping[tuple[int, float], Sequence[int]]) -> Profile:
-    """The profile with the recorded cells in the place of its own; other measured cells stay."""
+    """The profile with its cells replaced by recorded ones; other measured cells stay."""
     if not durations_ns:
         return profile
     cells = {(sample.batch, sample.cores): sample for sample in profile.samples if is_measured(profile)}
@@ -138,7 +138,7 @@ def with_recorded(profile: Profile, durations_ns: Mapping[tuple[int, float], Seq
 
 
 def noise(shape: NoiseShape, cv: float, random: Random) -> Iterator[float]:
-    """Endless factors of mean 1. `cv` is their standard deviation and counts for `normal` only."""
+    """Endless random factors with mean 1. `cv` is their standard deviation, used by `normal` only."""
     if shape == "exponential":  # -log(1 - u), without a call of a Python function for each
         return map(neg, map(log, map(sub, repeat(1.0), iter(random.random, None))))
     if shape == "deterministic" or cv == 0.0:
@@ -147,7 +147,8 @@ def noise(shape: NoiseShape, cv: float, random: Random) -> Iterator[float]:
 
 
 def draws(values: Sequence[Value], random: Random) -> Iterator[Value]:
-    """Endless draws, all values being equally likely; a power of two of them costs one call of `getrandbits` each."""
+    """Endless draws from equally likely values. If their number is a power of two, each draw is one `getrandbits`
+    call."""
     bits = (len(values) - 1).bit_length()
     if len(values) != 1 << bits:
         return choices(values, random)
