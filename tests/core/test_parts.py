@@ -85,7 +85,7 @@ def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (7, 1)))
-    why = "find sends 7 parts to read, which takes at most 6 of a request"
+    why = "find sends 7 parts to read, which takes at most 6 per request"
     assert failed == End(RequestId(1), Outcome.FAILED, why, stage="find")
     assert scene.core.is_idle
     assert scene.core.state.stages["read"].monitor.waiting == 0
@@ -110,7 +110,7 @@ def test_two_items_along_a_plain_edge_fail_the_request() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (1, 2)))
-    assert "find sends 2 parts to tell, which takes at most 1 of a request" in str(failed)
+    assert "find sends 2 parts to tell, which takes at most 1 per request" in str(failed)
 
 
 def test_a_request_with_a_failed_part_ends_and_its_other_parts_are_removed() -> None:
