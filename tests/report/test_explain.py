@@ -33,7 +33,8 @@ def test_a_late_request() -> None:
     assert (story.service_ms, story.transport_ms, story.lost_ms, story.unaccounted_ms) == (148, 2, 0, 0)
     assert story.summary == (
         "late: 20 ms past its deadline. "
-        "Of 200.0 ms it spent 10.0 ms in the network, 60.0 ms in queues, 148.0 ms in service, 2.0 ms in transport"
+        "It took 220.0 ms, 20.0 ms more than its 200 ms: "
+        "10.0 ms in the network, 60.0 ms in queues, 148.0 ms in service, 2.0 ms in transport"
     )
     assert [(step.at_s, step.what, step.why) for step in story.steps] == [
         (0.11, "sent; an answer is due within 200.0 ms", ""),
@@ -50,7 +51,8 @@ def test_a_late_request() -> None:
         ),
         (
             0.18,
-            "started with request 3 in batch 1 at classify on replica 0 (small on 2 cores) after 60.0 ms in the queue",
+            "started with request 3, in batch no. 1 at classify on replica 0 (small on 2 cores) "
+            "after 60.0 ms in the queue",
             "",
         ),
         (0.33, "the batch finished after 150.0 ms", ""),
@@ -97,9 +99,9 @@ def test_an_unknown_request_is_refused() -> None:
 def test_estimated_and_actual_side_by_side() -> None:
     estimates = {("classify", "small"): Estimate(Profile(latency_ms=Quadratic(0, 30, 50), max_batch=4, max_cores=8))}
     story = explain_request(STORY, 2, GRAPH, estimates)
-    assert "estimated to take 110.0 ms" in story.steps[3].what
-    assert story.steps[4].what == "the batch finished after 150.0 ms, 36% longer than estimated"
-    assert "1 busy, the first for another 60.0 ms as estimated" in story.steps[1].what
+    assert "estimated P99 110.0 ms" in story.steps[3].what
+    assert story.steps[4].what == "the batch finished after 150.0 ms, 36% longer than the estimated P99"
+    assert "1 busy (the next one free in an estimated 60.0 ms)" in story.steps[1].what
 
 
 def test_plans_and_shortages_while_it_waited() -> None:
@@ -122,7 +124,7 @@ def test_plans_and_shortages_while_it_waited() -> None:
         "while it waited, a new plan: nothing",
         "while it waited, the cluster fell short of the plan",
         "while it waited, replica 0 became ready",
-        "started alone in batch 0 at a on replica 0 (v on 1 core) after 9.0 ms in the queue",
+        "started alone, in batch no. 0 at a on replica 0 (v on 1 core) after 9.0 ms in the queue",
         "the model raised on the batch",
         "failed",
     ]
@@ -196,7 +198,7 @@ def test_every_part_and_branch_has_its_own_times() -> None:
     assert sum_of_parts(story) == story.total_ms == 40
     assert story.summary.endswith("4.0 ms in transport on its critical path; 2 visits ran at the same time")
     text = " ".join(step.what for step in story.steps)
-    assert "started alone in batch 3 at read, part 1 on replica 9 (v on 1 core)" in text
+    assert "started alone, in batch no. 3 at read, part 1 on replica 9 (v on 1 core)" in text
 
 
 def test_a_drop_in_one_branch_counts_the_time_there() -> None:
@@ -208,7 +210,9 @@ def test_a_drop_in_one_branch_counts_the_time_there() -> None:
     critical = [(visit.stage, visit.critical) for visit in story.visits]
     assert critical == [("cut", True), ("read", False), ("read", False), ("face", True)]
     assert (story.wait_ms, story.total_ms, sum_of_parts(story)) == (1 + 5, 15, 15)
-    assert story.steps[-2].what.startswith("started with other parts of it in batch 1 at read, part 1 on replica 1")
+    assert story.steps[-2].what.startswith(
+        "started with other parts of it, in batch no. 1 at read, part 1 on replica 1"
+    )
 
 
 def test_what_the_log_does_not_explain_is_said() -> None:
@@ -290,11 +294,38 @@ def test_plans_and_their_differences_in_words() -> None:
 def test_reasons_are_counted_numbers_aside() -> None:
     found = miss_reasons(STORY)
     assert [(reason.outcome, reason.why, reason.count, reason.first_request) for reason in found] == [
-        ("late", "# ms past its deadline", 2, 2),
-        ("dropped", "its deadline passed # ms ago", 1, 5),
+        ("late", "20 ms past its deadline", 2, 2),
+        ("dropped", "its deadline passed 200 ms ago", 1, 5),
         ("failed", "the client went away", 1, 6),
         ("rejected", "the queue is full", 1, 4),
     ]
+
+
+def test_numbers_that_differ_become_ranges() -> None:
+    """Digits of a name are no numbers: `read2` and `read3` are different reasons."""
+    texts = [
+        "1,100 requests wait at read2, about 110.5 ms of work",
+        "11 requests wait at read2, about 90 ms of work",
+        "14 requests wait at read2, about 150 ms of work",
+        "14 requests wait at read3, about 150 ms of work",
+    ]
+    rows = [(ms(at), End(RequestId(at), Outcome.DROPPED, why)) for at, why in enumerate(texts)]
+    assert [(reason.why, reason.count) for reason in miss_reasons(rows)] == [
+        ("11–1,100 requests wait at read2, about 90–150 ms of work", 3),
+        ("14 requests wait at read3, about 150 ms of work", 1),
+    ]
+
+
+def test_in_time_and_open_requests_say_how_much_of_the_deadline_they_used() -> None:
+    rows: Rows = [(0, Request(RequestId(1), 0, 0, ms(100))), ended(2, 1, Outcome.SERVED, "")]
+    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    assert story.summary == "served. It took 2.0 ms of its 100 ms: 2.0 ms in queues"
+    assert "So far, of its 200 ms: 10.0 ms in the network" in explain_request(STORY[:12], 2, GRAPH).summary
+
+
+def test_a_batch_that_has_run_as_long_as_estimated_says_so() -> None:
+    estimates = {("classify", "small"): Estimate(Profile(latency_ms=Quadratic(0, 0, 1), max_batch=4, max_cores=8))}
+    assert "free at any moment" in explain_request(STORY, 2, GRAPH, estimates).steps[1].what
 
 
 def test_events_about_unknown_batches_do_no_harm() -> None:

@@ -35,8 +35,13 @@ sloop explain run.jsonl --page run.html
     help="Also write a report of the whole run to this HTML file.",
 )
 def explain(log: Path, request: int | None, at_s: float | None, page: Path | None) -> CommandOutput:
-    """Explain an event log. With --request: why that request ended as it did. With --at: why the decision then in force
-    was taken. With neither: how many requests missed their deadline, by reason.
+    """Explain an event log of `sloop serve` or `sloop simulate`.
+
+    With --request: why that request ended as it did, step by step. With --at: why the decision then in force was taken.
+
+    With neither: a table of the requests that were not served in time, one row per reason, with their number and the
+    first of them. If every request was served in time, one line says so. Estimates of batches are P99s unless the
+    profile was made for another percentile.
     """
     if request is not None and at_s is not None:
         raise click.UsageError("give either --request or --at, not both")

@@ -7,6 +7,7 @@ expected at that instant.
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Final
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from sloop.errors import InputError
 from sloop.events import BatchFailed, Cancelled, Finished, ReplicaLost, ReplicaReady
 from sloop.runlog import Record
 from sloop.runlog.fold import GraphRequestRecord, Place, RunState
-from sloop.text import counted, in_ms, numbered
+from sloop.text import counted, in_ms, number, numbered
 from sloop.units import NS_PER_S, to_ms, to_s
 from sloop.vocabulary import BatchId, Group, Life, Outcome, Plan, Request, RequestId, StagePlan
 
@@ -27,6 +28,8 @@ Estimates = Mapping[tuple[str, str], Belief]
 
 RECENT_S: Final = 10
 """Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
+NUMBER: Final = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
+"""A number in a reason, but not the digits of a name such as `stage2`."""
 UNACCOUNTED_NS_MIN: Final = 50_000
 """Durations that round to less than 0.1 ms are not mentioned."""
 
@@ -143,8 +146,8 @@ class _Estimator:
             return in_ms(taken_ns)
         off = taken_ns / expected_ns - 1
         if abs(off) < 0.005:
-            return f"{in_ms(taken_ns)}, as estimated"
-        return f"{in_ms(taken_ns)}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than estimated"
+            return f"{in_ms(taken_ns)}, as long as the estimated P99"
+        return f"{in_ms(taken_ns)}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than the estimated P99"
 
     def cluster(self, now_ns: int) -> str:
         """Replicas by life-cycle state, and the estimated remaining time of the next batch to finish."""
@@ -157,9 +160,15 @@ class _Estimator:
             if replica.running and (expected_ns := self.expected_ns(replica.running.batch))
         ]
         if state.batches():
-            until = f", the first for another {in_ms(max(0, min(ends_ns) - now_ns))} as estimated" if ends_ns else ""
-            parts.append(f"{len(state.batches())} busy{until}")
+            parts.append(f"{len(state.batches())} busy{_next_free(min(ends_ns) - now_ns) if ends_ns else ''}")
         return ", ".join(parts)
+
+
+def _next_free(left_ns: int) -> str:
+    """When the first of the busy replicas is estimated to finish its batch, `left_ns` from now."""
+    if left_ns <= 0:
+        return " (the next one free at any moment: its batch has run as long as estimated)"
+    return f" (the next one free in an estimated {in_ms(left_ns)})"
 
 
 class _Visit:
@@ -277,10 +286,10 @@ class _Follower:
             alone = "alone" if len(batch.requests) == 1 else "with other parts of it"
             beside = f"with {numbered('request', others)}" if others else alone
             expected_ns = self._estimator.expected_ns(batch.batch)
-            estimate = f"; estimated to take {in_ms(expected_ns)}" if expected_ns else ""
+            estimate = f"; estimated P99 {in_ms(expected_ns)}" if expected_ns else ""
             self._add(
                 now_ns,
-                f"started {beside} in batch {batch.batch} at {self._where(visit)} on replica {batch.replica}{on} "
+                f"started {beside}, in batch no. {batch.batch} at {self._where(visit)} on replica {batch.replica}{on} "
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
 
@@ -358,20 +367,33 @@ class _Follower:
         total_ns = end[0] - request.sent_ns if end else None
         spent_ns["unaccounted"] = total_ns - sum(spent_ns.values()) if total_ns is not None else 0
         outcome, why = (end[1].outcome.value, end[1].why) if end else ("open", "the log ends before it")
+        where = _spent(request, total_ns, spent_ns, len(self._visits), critical)
         return RequestStory(
             request=self._id,
             outcome=outcome,
             why=why,
             slo_ms=to_ms(request.slo_ns),
             total_ms=to_ms(total_ns) if total_ns is not None else None,
-            summary=f"{outcome}{f': {why}' if why else ''}. {_spent(request, spent_ns, len(self._visits), critical)}",
+            summary=f"{outcome}{f': {why}' if why else ''}. {where}",
             visits=tuple(visit.story(visit in critical) for visit in self._visits),
             steps=tuple(self._steps),
             **{f"{name}_ms": to_ms(value_ns) for name, value_ns in spent_ns.items()},
         )
 
 
-def _spent(request: Request, spent_ns: Mapping[str, int], visits: int, critical: list[_Visit]) -> str:
+def _took(request: Request, total_ns: int | None) -> str:
+    """How long a request took, compared with its deadline; `total_ns` is None while it has not ended."""
+    slo = f"{number(to_ms(request.slo_ns))} ms"
+    if total_ns is None:
+        return f"So far, of its {slo}"
+    if total_ns > request.slo_ns:
+        return f"It took {in_ms(total_ns)}, {in_ms(total_ns - request.slo_ns)} more than its {slo}"
+    return f"It took {in_ms(total_ns)} of its {slo}"
+
+
+def _spent(
+    request: Request, total_ns: int | None, spent_ns: Mapping[str, int], visits: int, critical: list[_Visit]
+) -> str:
     """One sentence on how the time was spent."""
     places = {
         "network": "in the network",
@@ -382,7 +404,8 @@ def _spent(request: Request, spent_ns: Mapping[str, int], visits: int, critical:
         "lost": "in batches that were lost",
     }
     parts = [f"{in_ms(spent_ns[name])} {place}" for name, place in places.items() if to_ms(spent_ns[name]) >= 0.05]
-    text = f"Of {in_ms(request.slo_ns)} it spent {', '.join(parts) or 'nothing'}"
+    took = _took(request, total_ns)
+    text = f"{took}: {', '.join(parts)}" if parts else took
     beside = visits - len(critical)
     if beside:
         text += f" on its critical path; {counted(beside, 'visit')} ran at the same time"
@@ -453,14 +476,43 @@ def _about(decided: Decided) -> str:
 
 def miss_reasons(records: Iterable[tuple[int, Record]]) -> list[MissReason]:
     """Why requests were not served in time, the most frequent first."""
-    counts: dict[tuple[Outcome, str], tuple[int, int, float]] = {}
+    found: dict[tuple[Outcome, tuple[str, ...]], _Reason] = {}
     for now_ns, record in records:
         if isinstance(record, End) and record.outcome is not Outcome.SERVED:
-            key = record.outcome, re.sub(r"-?\d[\d,.]*\d|-?\d", "#", record.why)
-            count, first, first_s = counts.get(key, (0, record.request, to_s(now_ns)))
-            counts[key] = count + 1, first, first_s
-    found = [MissReason(outcome.value, why, *rest) for (outcome, why), rest in counts.items()]
-    return sorted(found, key=lambda reason: (-reason.count, reason.outcome, reason.why))
+            words, numbers = tuple(NUMBER.split(record.why)), NUMBER.findall(record.why)
+            reason = found.setdefault((record.outcome, words), _Reason(record.request, to_s(now_ns)))
+            reason.add(numbers)
+    reasons = [
+        MissReason(outcome.value, reason.text(words), reason.count, reason.first_request, reason.first_s)
+        for (outcome, words), reason in found.items()
+    ]
+    return sorted(reasons, key=lambda reason: (-reason.count, reason.outcome, reason.why))
+
+
+class _Reason:
+    """Requests that share a reason but for its numbers, of which the range is kept."""
+
+    def __init__(self, first_request: int, first_s: float) -> None:
+        self.first_request = first_request
+        self.first_s = first_s
+        self.count = 0
+        self._low: list[str] = []
+        self._high: list[str] = []
+
+    def add(self, numbers: list[str]) -> None:
+        """Count one more request, with the numbers in its reason as they are written there."""
+        self.count += 1
+        self._low = [min(pair, key=_value) for pair in zip(self._low or numbers, numbers, strict=True)]
+        self._high = [max(pair, key=_value) for pair in zip(self._high or numbers, numbers, strict=True)]
+
+    def text(self, words: tuple[str, ...]) -> str:
+        """The reason, with a range for each number that differed: `11–14 requests wait at read`."""
+        ranges = [low if low == high else f"{low}–{high}" for low, high in zip(self._low, self._high, strict=True)]
+        return "".join(map("".join, zip_longest(words, ranges, fillvalue="")))
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def plan_text(plan: Plan) -> str:
