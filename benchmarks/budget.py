@@ -64,7 +64,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
     ingress = await timed_walk(lambda: way.walk(TOGETHER, at_once=True))
     wanted = read(BODY, None, way.validator)
     requests = [list(wanted.tensors.values())] * TOGETHER
-    told, payload = pack_table([[("FP32", (TOGETHER, ANSWER))]]), memoryview(bytes(4 * ANSWER * TOGETHER))
+    sizes_table, payload = pack_table([[("FP32", (TOGETHER, ANSWER))]]), memoryview(bytes(4 * ANSWER * TOGETHER))
     output = {"y": Tensor("FP32", (1, ANSWER), payload[: 4 * ANSWER])}
     now_ns = way.driver.now_ns
     records = [Request(RequestId(n), now_ns, now_ns, now_ns + 10**9) for n in range(TOGETHER)]
@@ -90,7 +90,7 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
         ("the core: admission, order, batch, route, end", timed(decide)),
         (
             "tensors to a batch, a batch to tensors",
-            timed(lambda: unpack_outputs(pack_batch(requests, batchable=True), told, payload)),
+            timed(lambda: unpack_outputs(pack_batch(requests, batchable=True), sizes_table, payload)),
         ),
         ("event log and metrics", timed(record)),
         ("tensors to JSON", timed(lambda: [write("path", "1", wanted, output) for _ in range(TOGETHER)])),
@@ -177,7 +177,7 @@ def main() -> None:
         rps, rows = threads(mlp(folder).path, folder, options.seconds)
     text = (
         "A JSON request of 16 numbers to a small model, µs of CPU each. Step by step in the server's process, the wire "
-        f"and the worker taking no time, {TOGETHER} requests at a time, one core quiet beside it:\n\n"
+        f"and the worker taking no time, {TOGETHER} requests at a time, with one core otherwise idle:\n\n"
         + table(("step", "µs"), [(name, cost) for name, cost in parts])
         + f"\n\nThread by thread in a whole server that gave {rps:,.0f} answers/s at {CONNECTIONS} connections, two "
         "cores shared with the client (a busy neighbour makes the same instructions dearer):\n\n"

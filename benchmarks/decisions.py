@@ -156,9 +156,9 @@ def synthetic(name: str, slo_ms: float, stages: Sequence[Stage]) -> Application:
 
 def fan_in(width: int) -> Application:
     """One stage, then `width` stages in parallel, then one stage that joins them."""
-    beside = [Stage(f"side{n}", (variant("v", 1 + n / width),), ("first",)) for n in range(width)]
-    last = Stage("last", (variant("v", 1),), tuple(stage.name for stage in beside))
-    return synthetic("fan-in", 300, [Stage("first", (variant("v", 1),)), *beside, last])
+    parallel = [Stage(f"side{n}", (variant("v", 1 + n / width),), ("first",)) for n in range(width)]
+    last = Stage("last", (variant("v", 1),), tuple(stage.name for stage in parallel))
+    return synthetic("fan-in", 300, [Stage("first", (variant("v", 1),)), *parallel, last])
 
 
 def diamonds(count: int) -> Application:

@@ -37,7 +37,7 @@ from sloop.workload import Trace
 WARM_S: Final = 120
 """The first forecast is made after two minutes, when every forecaster has seen as much as it looks at."""
 LINES_MAX: Final = 3
-"""Forecasters in a plot that can still be told apart."""
+"""The most forecasters that can be distinguished in a plot."""
 SHAPES: Final = {"ipa": (12, 10, 20), "biscale": (6, 10, 10)}
 """Bins a network looks at, seconds of each, seconds ahead."""
 FORECASTS: Final = 5_000

@@ -39,7 +39,7 @@ RATE_RPS: Final = 3.5
 UNLOADED_S: Final = 30.0
 COLUMNS: Final = (
     *("system", "unloaded p99 ms", "requests", "in time %", "late", "dropped", "errors", "p99 ms", "mean cores"),
-    *("foretold %", "own batches %"),
+    *("predicted %", "own batches %"),
 )
 
 
@@ -47,7 +47,7 @@ class Run(Struct, frozen=True):
     """One system: live, predicted from the profiles, and simulated with the durations of its own batches."""
 
     live: LiveRun
-    foretold: CountedRun
+    predicted: CountedRun
     again: CountedRun
     unloaded_ms: float = 0.0
     """The largest latency with a request every other second."""
@@ -110,7 +110,7 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
         log = Path(where.log)
     first_ns, seconds = due_ns - elapsed_ns, ceil(given.seconds)
     live = LiveRun(count_run(log, first_ns=first_ns, duration_s=seconds), clients, log, first_ns)
-    before = run_simulated(scenario, choice, live, folder / "foretold.jsonl")
+    before = run_simulated(scenario, choice, live, folder / "predicted.jsonl")
     again = run_simulated(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log))
     return Run(live, before, again)
 
@@ -122,7 +122,7 @@ def rows_of(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
         seen, outcome = run.live.clients, run.live.counted
         counted = (seen.late, seen.dropped + seen.rejected, seen.errors, seen.p99_ms)
         cores = outcome.row.core_seconds / max(1, len(outcome.summary.seconds()))
-        simulated = (100 * run.foretold.row.attainment, 100 * run.again.row.attainment)
+        simulated = (100 * run.predicted.row.attainment, 100 * run.again.row.attainment)
         rows.append((label, run.unloaded_ms, seen.sent, 100 * attained(run), *counted, cores, *simulated))
     return rows
 

@@ -331,7 +331,7 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
         "first served. Batching: four servers that take what waits, up to 8, urgent requests before patient ones, a "
         "batch of b in (10 + 2b) ms × an exponential factor; in sloop, two deadlines under earliest deadline first. "
         "sloop runs the core and the policies that a live server runs, a decision for each event; the others run "
-        "the two queues written for the purpose, in the ways named. Each run a process of its own, processor seconds "
+        "the two queues written for the purpose, in the styles named. Each run is a process; processor seconds "
         f"from building the model to its end, medians of {rounds} rounds in which every side ran once; the same "
         "interpreter for all.",
         "All sides simulate the same queue, mean waits in ms:",

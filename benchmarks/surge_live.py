@@ -175,7 +175,7 @@ class Run(Struct, frozen=True):
     """One system: live, predicted from the profiles, and simulated with the durations of its own batches."""
 
     live: LiveRun
-    foretold: CountedRun
+    predicted: CountedRun
     again: CountedRun
 
 
@@ -207,7 +207,7 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     say(f"{label}: live for {len(experiment.counts)} s, then simulated")
     (choice,) = scenario.systems
     live = run_live(folder, scenario, choice, lambda done: None)
-    found = run_simulated(scenario, choice, live, folder / "foretold.jsonl")
+    found = run_simulated(scenario, choice, live, folder / "predicted.jsonl")
     again = run_simulated(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log))
     return Run(live, found, again)
 
@@ -241,7 +241,7 @@ def agreements(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
     """Attainment from the server's log, predicted, and with its own batches' durations, in per cent and points."""
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
-        live, before, after = (100 * one.row.attainment for one in (run.live.counted, run.foretold, run.again))
+        live, before, after = (100 * one.row.attainment for one in (run.live.counted, run.predicted, run.again))
         rows.append((label, live, before, before - live, after, after - live, abs(before - live) <= 1))
     return rows
 
@@ -282,7 +282,9 @@ def main() -> None:
                 ),
                 table(("", ""), verdicts(missed, sum(int(row[-1] or 0) for row in rows))),
                 "Attainment, live and simulated: from the profiles, and with the batches' own durations.",
-                table(("system", "live %", "foretold %", "points", "own batches %", "points", "≤ 1"), agreements(runs)),
+                table(
+                    ("system", "live %", "predicted %", "points", "own batches %", "points", "≤ 1"), agreements(runs)
+                ),
             ]
         )
         figure = timeline(

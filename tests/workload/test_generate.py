@@ -157,7 +157,7 @@ def test_what_is_wrong_is_said(name: object, values: dict[str, object], message:
 
 @pytest.mark.parametrize("word", ["poisson", "burst", "mmpp", "diurnal", "gamma"])
 def test_a_walk_keeps_only_its_busiest_second_in_memory(word: str) -> None:
-    trace = generated(SAMPLES[word], seed=1, duration_ns=s(2_000))
+    trace = generated(SAMPLES[word], seed=1, duration_ns=s(1_200))
     tracemalloc.start()
     try:
         count = sum(1 for _ in trace.times_ns())
@@ -243,7 +243,7 @@ def test_long_run_rate(kind: ArrivalProcess, rate: float) -> None:
 
 def test_mmpp_is_burstier_than_poisson_and_remembers() -> None:
     """Index of dispersion and autocorrelation of counts against the closed form of the two-state MMPP."""
-    found = statistics(generated(Mmpp((10.0, 100.0), (5.0, 5.0)), seed=1, duration_ns=s(20_000)))
+    found = statistics(generated(Mmpp((10.0, 100.0), (5.0, 5.0)), seed=1, duration_ns=s(8_000)))
     # Var N(1 s) = m + 2 (45²) (T/k − (1 − e^{−kT})/k²) with k = 0.4: 55 + 2·2025·(2.5 − 2.0605); divided by the mean.
     assert found.dispersion == pytest.approx((55 + 2 * 2025 * (2.5 - (1 - np.exp(-0.4)) / 0.16)) / 55, rel=0.05)
     assert found.acf[1] > 0.6

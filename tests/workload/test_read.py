@@ -209,7 +209,7 @@ def test_clients_are_merged_in_order_and_closed_loops_left_out() -> None:
     assert trace.duration_ns == 2_000_000_000
 
 
-def test_one_client_alone_has_the_arrivals_it_has_in_company() -> None:
+def test_a_clients_arrivals_do_not_depend_on_the_other_clients() -> None:
     alone = list(parse_disb(workload(PERIODIC, POISSON), client="random", seed=3).times_ns())
     together = list(parse_disb(workload(POISSON, TRACED), client="", seed=3).times_ns())
     assert set(alone) <= set(together)

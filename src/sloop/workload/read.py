@@ -242,8 +242,8 @@ def trace_of_counts(counts: "array[Any]", recorded: TraceFile, *, name: str, pro
 
     def blocks() -> Iterator[Sequence[int]]:
         rng = stream(seed, STREAM)
-        walk = spread_counts(scaled(), recorded.spread, rng, duration_ns=duration_ns, mean_ms=recorded.mean_ms)
-        return islice(walk, -(-duration_ns // NS_PER_S))
+        placed = spread_counts(scaled(), recorded.spread, rng, duration_ns=duration_ns, mean_ms=recorded.mean_ms)
+        return islice(placed, -(-duration_ns // NS_PER_S))
 
     exact = recorded.spread in (Spread.UNIFORM, Spread.EQUAL) and duration_ns == len(counts) * NS_PER_S
     return Trace(name, duration_ns, provenance, blocks, scaled if exact else None)
