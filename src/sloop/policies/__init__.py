@@ -1,6 +1,6 @@
-"""Policies: every decision that the core leaves open. One module per verb; scaling policies have a module each.
+"""Policies: all decisions that the core leaves open. One module per verb; scaling policies have modules in `scale`.
 
-This is the registry. A policy is a frozen dataclass whose fields are its parameters, see `sloop.core.protocols`.
+This module is the registry. A policy is a frozen dataclass whose fields are its parameters, see `sloop.core.protocols`.
 """
 
 from collections.abc import Mapping

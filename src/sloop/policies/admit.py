@@ -11,7 +11,7 @@ from sloop.vocabulary import Request
 class Open:
     """Admit every request.
 
-    Right where a drop policy sheds load later. Fails under overload without one (see `drop.Never`).
+    Right if a drop policy sheds load later. Fails under overload without a drop policy (see `drop.Never`).
     """
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
@@ -22,8 +22,8 @@ class Open:
 class Bounded:
     """Refuse requests while `queue_max` visits wait at the first stage; Retry-After is the believed drain time.
 
-    A queue without a bound only stores requests that will fail. Fails where the bound is far from what the deadline
-    allows: too small refuses what could be served, too large admits what will be dropped.
+    A queue without a bound only stores requests that will fail. Fails if the bound does not suit the deadline: too
+    small, it refuses requests that could be served; too large, it admits requests that will be dropped.
     """
 
     queue_max: int = 1000
@@ -32,19 +32,19 @@ class Bounded:
         check_range("queue_max", self.queue_max, least=1)
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
-        # 0 would admit, so a drain time that is not known yet becomes the shortest wait we can name.
+        # 0 would admit, so an unknown drain time becomes 1 ms.
         return max(drain_ns, NS_PER_MS) if queued >= self.queue_max else 0
 
 
 @dataclass(frozen=True, slots=True)
 class PredictiveAdmit:
-    """Refuse a request that the queue before it would make late.
+    """Refuse a request that would be late because of the queue.
 
-    Refuses when now + `trust` × drain time + `reserve_ns` > deadline; the reserve is for its own service and transport.
-    A client that is refused at once can go elsewhere, one whose request is dropped in the queue has lost its whole
-    budget. `trust` below 1 admits more than the believed drain time allows: that is a sum of P99s, which a queue of
-    batches rarely takes. Fails where the drain time is wrong, and is too strict for urgent requests under EDF, which
-    overtake the queue.
+    Refuses if now + `trust` × drain time + `reserve_ns` > deadline; the reserve is for the request's own service and
+    transport. A client that is refused at once can go elsewhere; one whose request is dropped in the queue has lost its
+    whole budget. `trust` below 1 admits more requests, because the believed drain time is a sum of P99s, which a queue
+    rarely takes. Fails if the drain time is wrong, and is too strict for urgent requests under EDF, which overtake the
+    queue.
     """
 
     reserve_ns: int = 0
@@ -55,7 +55,7 @@ class PredictiveAdmit:
         check_range("trust", self.trust, above=0)
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
-        """The excess: after it, the queue would have shrunk enough for a request with the same budget."""
+        """The expected lateness in ns: after this time the queue is short enough for a request with the same budget."""
         if queued == 0:
             return 0
         return max(0, now_ns + round(self.trust * drain_ns) + self.reserve_ns - request.deadline_ns)

@@ -15,10 +15,10 @@ from sloop.vocabulary import Visit
 
 @dataclass(frozen=True, slots=True)
 class WorkConserving:
-    """Start everything that waits, at most `limit` visits, as soon as a replica is idle.
+    """Start all waiting visits, at most `limit`, as soon as a replica is idle.
 
-    Batches grow by themselves while the replicas are busy, so no replica idles while visits wait. Fails where a small
-    batch now makes a large one late: it never looks ahead.
+    The queue grows while all replicas are busy, so batches grow with load, and no replica idles while visits wait.
+    Fails if a small batch now makes a large one late: it never looks ahead.
     """
 
     def decide(
@@ -39,8 +39,8 @@ class Timeout:
     """Wait for a full batch, at most `wait_ns` after the oldest arrival.
 
     The dynamic batching of Triton and most serving systems, and of Sponge's public artefact. A full batch has `size`
-    visits; 0 takes the plan's. The oldest arrival need not be the head under EDF. Fails at low rates: every head pays
-    the whole wait for visits that do not arrive.
+    visits; 0 means the plan's batch. Under EDF the oldest arrival may not be at the head of the queue. Fails at low
+    rates: every batch waits the whole time for visits that do not arrive.
     """
 
     size: int = 0
@@ -68,12 +68,12 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Wait for a full batch for the time the plan expects, times `patience`, within the tightest deadline.
+    """Wait for a full batch: at most `patience` times the plan's waiting time, and within the tightest deadline.
 
-    FA2, IPA, Biscale and their baselines assume this: their plans count on full batches and on the time in which one
-    fills. The publications wait without end (`forever`), so a stream that stops leaves its last requests unserved. The
-    time counts from the oldest arrival at the stage; a plan without a waiting time waits for nothing. Fails where the
-    arrival rate falls below the planned one: every batch then pays the whole wait and still is not full.
+    FA2, IPA, Biscale and their baselines assume this: their plans count on full batches and on the time to fill one.
+    The publications wait without limit (`forever`), so when a stream stops, its last requests are never served. The
+    time counts from the oldest arrival at the stage; a plan without a waiting time does not wait. Fails if the arrival
+    rate falls below the planned rate: every batch then waits the whole time and still is not full.
     """
 
     patience: float = 2.0
@@ -106,8 +106,7 @@ class Slack:
     """Wait for a full batch only while the tightest deadline can afford one.
 
     Starts when slack ≤ cost of a full batch + `guard_ns`, which covers transport and the error of the believed cost.
-    Fails where the believed cost is too low by more than the guard: then every batch is late, because each starts at
-    the last believed moment.
+    Fails if the believed cost is too low by more than the guard: then every batch starts too late.
     """
 
     guard_ns: int = ms(20)
@@ -132,20 +131,19 @@ class Slack:
 
 
 LOOKAHEAD_BATCHES = 4
-"""The dry run of `Deadline` looks at this many full batches of the queue: enough to tell overload from a burst."""
+"""Length of the dry run of `Deadline`, in full batches of the queue: enough to tell overload from a burst."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The largest batch that finishes in time; gives up heads with so little slack that all batches would be small.
+    """The largest batch that finishes in time; drops visits whose small slack would make all batches small.
 
-    The largest batch that starts at the head is bounded by the head's slack. Under overload that slack is always small,
-    so every batch is small and throughput falls below that of FIFO. Giving up a few heads for a large batch is Nexus'
-    early drop; here it is done only where a dry run over the visible queue serves more requests that way. (Four
-    replicas of 8 + b ms at 70 % load, budgets of 25, 50 and 200 ms: 94 % in time, against 82 % with the largest batch
-    always and 79 % work-conserving.) A batch that could still grow waits up to `wait_ns`, if its head can afford it.
-    Needs the `edf` order. Fails where the believed cost is wrong: it drops the visits that only the belief calls
-    hopeless.
+    The slack of the first visit bounds the batch. Under overload that slack is always small, so every batch is small
+    and throughput falls below that of FIFO. Nexus' early drop therefore drops a few visits for a large batch; this
+    policy does so only if a dry run over the visible queue then serves more requests. (Four replicas of 8 + b ms at
+    70 % load, budgets of 25, 50 and 200 ms: 94 % in time, against 82 % with the largest batch always and 79 %
+    work-conserving.) A batch that could still grow waits up to `wait_ns`, if its first visit has the slack. Needs the
+    `edf` order. Fails if the believed cost is too high: it drops visits that could be served.
     """
 
     wait_ns: int = 0
@@ -162,7 +160,7 @@ class Deadline:
         wait_ns: int = 0,
         remaining_ns: int = 0,
     ) -> Take:
-        due_ns = now_ns + remaining_ns  # when what ends now would be answered
+        due_ns = now_ns + remaining_ns  # when a batch that ended now would be answered
         skip, count = 0, _affordable(queue[0].deadline_ns - due_ns, limit, costs_ns)
         if count < min(limit, len(queue)):
             visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
@@ -182,12 +180,13 @@ class Deadline:
 
 
 def _affordable(slack_ns: int, limit: int, costs_ns: Sequence[int]) -> int:
-    """Largest batch that takes no longer than `slack_ns`; 0 where not even one does."""
+    """Largest batch that takes at most `slack_ns`; 0 if even a batch of one takes longer."""
     return bisect_right(costs_ns, slack_ns, 1, limit + 1) - 1
 
 
 def _skip(now_ns: int, deadlines_ns: Sequence[int], limit: int, costs_ns: Sequence[int]) -> int:
-    """How many visits to pass over. Candidates are where the possible batch doubles: at most log2(limit) + 1."""
+    """How many visits to drop at the head. Only positions where the possible batch doubles are tried: at most
+    log2(limit) + 1."""
     best_skip, best_served, best_reach = len(deadlines_ns), 0, 0
     for index, deadline_ns in enumerate(deadlines_ns):
         reach = min(_affordable(deadline_ns - now_ns, limit, costs_ns), len(deadlines_ns) - index)
@@ -203,7 +202,7 @@ def _skip(now_ns: int, deadlines_ns: Sequence[int], limit: int, costs_ns: Sequen
 
 
 def _dry_run(now_ns: int, deadlines_ns: Sequence[int], limit: int, costs_ns: Sequence[int]) -> int:
-    """Requests served in time if one replica works through the queue, each batch as large as its head affords."""
+    """Requests served in time by one replica that serves the queue, each batch as large as its first visit allows."""
     served = index = 0
     while index < len(deadlines_ns):
         size = min(_affordable(deadlines_ns[index] - now_ns, limit, costs_ns), len(deadlines_ns) - index)

@@ -1,4 +1,4 @@
-"""Drop: which waiting visits to give up. Each class is one policy; none uses another."""
+"""Drop: which waiting visits to drop. Each class is one policy; none uses another."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +9,9 @@ from sloop.vocabulary import Visit
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Give nothing up: every admitted request is executed.
+    """Drop nothing: every admitted request is executed.
 
-    Fails under overload: the queue grows without bound and in the end every answer is late.
+    Fails under overload: the queue grows without bound until every answer is late.
     """
 
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
@@ -20,11 +20,11 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """Give up a visit whose request is older than `limit` times its SLO, or that of its path.
+    """Drop a visit whose request is older than `limit` times its SLO, or its path's SLO.
 
-    Biscale found 1× better than 3× and than never; Sponge's artefact has 1× and 3×. Age counts from when the client
-    began to send. Fails under overload at 1×: a visit just young enough is executed although it can only be late (see
-    `PredictiveDrop`).
+    Biscale found 1× better than 3× and than no dropping; Sponge's artefact has 1× and 3×. Age counts from when the
+    client began to send. Fails under overload at 1×: a visit just below the limit is executed although its answer must
+    be late (see `PredictiveDrop`).
     """
 
     limit: float = 1.0
@@ -39,11 +39,11 @@ class Age:
 
 @dataclass(frozen=True, slots=True)
 class PredictiveDrop:
-    """Give up a visit that would be late even if it started now and met only idle replicas.
+    """Drop a visit that would be late even if it started now and found only idle replicas.
 
-    Hopeless when now + `trust` × cost > deadline. The cost is that of the visit and of every later stage: in batches of
-    one (`alone`), the least it can be, or in the plan's full batches (`full`), as in Biscale's rule. Fails where the
-    believed cost is too high: visits are given up that would have been in time; `trust` below 1 allows for that.
+    A visit is hopeless if now + `trust` × cost > deadline. The cost includes all later stages: in batches of one
+    (`alone`), its lower bound, or in the plan's full batches (`full`), as in Biscale's rule. Fails if the believed cost
+    is too high: it drops visits that would have been in time; `trust` below 1 compensates for this.
     """
 
     trust: float = 1.0

@@ -1,7 +1,7 @@
 """Forecast: how many requests per second to expect at the application's ingress.
 
-Each class is one policy; none uses another. All but `OracleForecast` compute their answer from the monitoring buckets
-each time they are asked, so that they keep no memory which could become stale.
+Each class is one policy; none uses another. All but `OracleForecast` compute the forecast from the monitoring buckets
+at each call, so they keep no state that could become stale.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from sloop.units import NS_PER_S, s, to_s
 class Last:
     """The mean arrival rate over the last `window_ns`.
 
-    What Sponge and FA2 use: purely reactive. Fails on a ramp, where it is always one window behind.
+    Used by Sponge and FA2; purely reactive. Fails on a ramp, where it is always one window behind.
     """
 
     window_ns: int = s(1)
@@ -39,7 +39,7 @@ class Times:
     """`factor` times the mean arrival rate over the last `window_ns`.
 
     The simplest safety margin, k·LV in the AsyFunc specification, section 2.6. Fails on cost, which it multiplies at
-    every load, and on any step of more than its factor.
+    every load, and on steps larger than its factor.
     """
 
     factor: float = 1.2
@@ -57,8 +57,8 @@ class Times:
 class MovingMax:
     """The largest mean rate over any `window_ns` within the last `horizon_ns`.
 
-    Errs on the safe side: it scales out at once, and in only when the peak has left the horizon (Biscale's `max10`).
-    Fails on cost after a lone peak, which it pays for during the whole horizon.
+    Conservative: it scales out at once, and in only when the peak has left the horizon (Biscale's `max10`). Fails on
+    cost after a single peak, which it pays for during the whole horizon.
     """
 
     horizon_ns: int = s(10)
@@ -81,7 +81,7 @@ class MovingMax:
 class Ewma:
     """The exponentially weighted mean of all intervals seen; weights halve every `half_life_ns`.
 
-    Fails on a step, which it approaches only at the speed of its half-life, upwards as well as downwards.
+    Fails on a step, which it follows only at the speed of its half-life, up and down.
     """
 
     half_life_ns: int = s(10)
@@ -92,7 +92,7 @@ class Ewma:
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         decay = 0.5 ** (ingress.bucket_ns / self.half_life_ns)
         weighted, weights = 0.0, 0.0
-        for bucket in ingress.buckets:  # oldest first, so every step ages all that came before
+        for bucket in ingress.buckets:  # oldest first
             weighted = weighted * decay + bucket.arrivals
             weights = weights * decay + 1.0
         return weighted * NS_PER_S / (weights * ingress.bucket_ns) if weights else 0.0
@@ -100,11 +100,11 @@ class Ewma:
 
 @dataclass(frozen=True, slots=True)
 class Holt:
-    """Double exponential smoothing (C. C. Holt, 1957): level plus trend, `horizon_ns` from now, at least zero.
+    """Double exponential smoothing (C. C. Holt, 1957): level + trend × `horizon_ns`, at least zero.
 
-    Each second moves the level by `level` times its difference from the expectation, and the trend by `trend` times
-    that move. The Paldia specification, section 2.2, looks 4 s ahead. Leads a ramp where others lag; fails after a
-    step, whose slope it takes for a trend and overshoots.
+    Each second corrects the level by `level` times the forecast error, and the trend by `trend` times that correction.
+    The Paldia specification, section 2.2, looks 4 s ahead. Follows a ramp without lag; fails after a step, which it
+    takes for a ramp and overshoots.
     """
 
     level: float = 0.5
@@ -130,11 +130,10 @@ class Holt:
 
 @dataclass(frozen=True, slots=True)
 class P99Rate:
-    """The rate that a `share` of the seconds within the last `window_ns` did not exceed.
+    """The `share` quantile of the rates of the seconds within the last `window_ns`.
 
     Atoll's request-rate mode takes the P99 of the arrival rate over a window (FlashPoint specification, section 2.13).
-    Fails on a step, which has to last for a hundredth of the window before it is seen, and on cost for a window after
-    it.
+    Fails on a step, which it sees only after a hundredth of the window, and on cost for a window after it.
     """
 
     share: float = 0.99
@@ -151,18 +150,19 @@ class P99Rate:
 
 
 SHIPPED: Final = ("ipa", "biscale")
-"""Weights in the package. From 2 minutes they predict the busiest second of the next 20 s; from 1, of the next 10."""
+"""Weights in the package. `ipa` predicts the busiest second of the next 20 s from 2 minutes of history; `biscale` that
+of the next 10 s from 1 minute."""
 RATE_MAX_RPS: Final = 1e9
-"""A hundred times the highest rate of a trace."""
+"""The largest rate that `OracleForecast` accepts: a hundred times the highest rate of a trace."""
 FACTOR_MAX: Final = 1e6
-"""Of a factor on rates: anything larger is a slip of the keyboard, and products with it could be infinite."""
+"""The largest factor on rates: a larger one is a typing error, and products with it could be infinite."""
 
 
 @cache
 def _network(weights: str) -> LstmNetwork:
     """The network with these weights. OutOfRange for a text that is neither a name of `SHIPPED` nor weights.
 
-    Weights that ship are read as a resource of the package: a constant, like its source, not input.
+    Reading the shipped weights is no I/O in the sense of law 1: they are a constant of the package, like its source.
     """
     if weights in SHIPPED:
         return decoded((files(__package__) / "weights" / f"{weights}.lstm").read_text(encoding="ascii"))
@@ -177,12 +177,12 @@ def _network(weights: str) -> LstmNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Lstm:
-    """What a small recurrent network predicts for the busiest second of the near future, times 1 + `margin`.
+    """A small recurrent network's prediction of the busiest second of the near future, times 1 + `margin`.
 
-    The forecaster of IPA and Biscale (section 2.8 of both specifications). `weights` names weights that ship with
-    sloop, trained on the first fortnight of the Twitter trace (docs/forecasters.md), or holds the text of other ones.
-    Until it has seen enough it expects the busiest second so far. Fails on a sudden jump, as everything does that only
-    knows the past, and on traffic unlike its training data.
+    The forecaster of IPA and Biscale (section 2.8 of both specifications). `weights` is the name of weights that ship
+    with sloop, trained on the first fortnight of the Twitter trace (docs/forecasters.md), or the text of other weights.
+    Until enough seconds are measured, it predicts the busiest second so far. Fails on a sudden jump, like every
+    forecast from the past, and on traffic unlike its training data.
     """
 
     weights: str = "ipa"
@@ -207,8 +207,8 @@ class Lstm:
 class OracleForecast:
     """The largest of `counts`, the requests in each second since the start, within the next `horizon_ns`: not causal.
 
-    It is given the trace beforehand and is of use to simulations only: the bound to which IPA and Biscale compare their
-    forecasters (section 2.8 of both specifications). Beyond the list it expects the last second again.
+    It gets the trace beforehand, so only simulations can use it: as the bound with which IPA and Biscale compare their
+    forecasters (section 2.8 of both specifications). After the end of the list it predicts the rate of the last second.
     """
 
     counts: tuple[float, ...] = ()

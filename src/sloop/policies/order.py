@@ -9,8 +9,8 @@ from sloop.vocabulary import Visit
 class Fifo:
     """First in, first out: visits leave in the order in which they arrived at the stage.
 
-    Key: arrival at the stage, in ns. Fails where budgets differ: a request that arrived late but has little time left
-    waits behind patient ones.
+    Key: arrival at the stage, in ns. Fails if budgets differ: a request with little time left waits behind earlier ones
+    with much time.
     """
 
     def key(self, visit: Visit) -> int:
@@ -21,9 +21,9 @@ class Fifo:
 class Edf:
     """Earliest deadline first.
 
-    Key: the deadline, in ns. Absolute deadlines order a queue as remaining budgets do, at every instant, without
-    re-sorting (Sponge, EuroMLSys 2024). Fails under overload: it spends the replica on the visits that are most likely
-    to be late, unless a drop policy removes them.
+    Key: the deadline, in ns. The order by absolute deadline equals the order by remaining budget at every instant, so
+    the queue needs no re-sorting (Sponge, EuroMLSys 2024). Fails under overload: it serves the visits first that are
+    most likely to be late, unless a drop policy removes them.
     """
 
     def key(self, visit: Visit) -> int:

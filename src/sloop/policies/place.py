@@ -10,10 +10,10 @@ from sloop.vocabulary import ReplicaSpec
 
 @dataclass(frozen=True, slots=True)
 class BestFit:
-    """The node with the least room left: the least free share of the named device, then the fewest free cores.
+    """The node with the least free room: the smallest free share of the named device, then the fewest free cores.
 
-    Ties go to the node listed first. Keeps large gaps for large replicas and empties nodes that could be given back.
-    Fails for interference: it packs neighbours onto one machine (see `SpreadPlacement`).
+    Ties go to the node listed first. Keeps room for large replicas and leaves nodes empty that could be given back.
+    Fails for interference: it packs replicas onto one machine (see `SpreadPlacement`).
     """
 
     def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
@@ -25,11 +25,11 @@ class BestFit:
 
 @dataclass(frozen=True, slots=True)
 class SpreadPlacement:
-    """The node with the most room: the most free share of the named device, then the largest free fraction of cores.
+    """The node with the most free room: the largest free share of the named device, then of its cores.
 
-    Ties go to the node listed first. Keeps neighbours apart, so that they disturb each other least and the loss of a
-    node takes the fewest replicas. Fails for fragmentation: many half-empty nodes, none with room for a large replica
-    (see `BestFit`).
+    Ties go to the node listed first. Spreads replicas, so that they disturb each other least and the loss of a node
+    costs the fewest replicas. Fails for fragmentation: many half-empty nodes, none with room for a large replica (see
+    `BestFit`).
     """
 
     def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:

@@ -12,8 +12,8 @@ from sloop.vocabulary import ReplicaId
 class FirstIdle:
     """The idle replica with the lowest id, index 0.
 
-    Work concentrates on the oldest replicas, so the newest ones are idle when it is time to scale in. Fails where
-    replicas differ in speed: the oldest need not be the fastest.
+    Work concentrates on the oldest replicas, so the newest are idle when the policy scales in. Fails if replicas differ
+    in speed: the oldest may not be the fastest.
     """
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
@@ -22,11 +22,10 @@ class FirstIdle:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """The idle replicas in turn: the next higher id after the previous choice, then from the lowest again.
+    """Round robin: the idle replica with the next higher id after the previous choice, then the lowest id again.
 
-    FA2 (RTAS 2022) hands batches to its equal replicas round-robin. The turn is found from the previous choice by
-    binary search, so there is no memory that could disagree with replicas that start and stop. Fails where replicas
-    differ in speed.
+    FA2 (RTAS 2022) gives batches to its equal replicas in this way. A binary search from the previous choice finds the
+    next replica, so no state goes stale when replicas start and stop. Fails if replicas differ in speed.
     """
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
@@ -39,16 +38,15 @@ def _id(replica: ReadyReplica) -> ReplicaId:
 
 
 FORGOTTEN_MAX = 64
-"""Credits kept for replicas that are busy or gone; beyond that, those with the lowest ids are forgotten."""
+"""The most credits to keep for replicas that are not idle; above this, those with the lowest ids are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmoothWeighted:
-    """The idle replicas in turn, in proportion to their cores, interleaved as evenly as whole batches allow.
+    """Smooth weighted round robin, as in nginx: batches in proportion to cores, spread evenly.
 
-    nginx's smooth weighted round robin: each choice credits every candidate with its weight and charges the chosen one
-    the sum, so a replica with twice the cores gets every other turn rather than two in a row. O(n) in idle replicas.
-    Fails where speed does not grow with cores.
+    Each choice credits every candidate with its weight and charges the chosen one the sum, so a replica with twice the
+    cores gets its turns spread out, not two in a row. O(n) in idle replicas. Fails if speed does not grow with cores.
     """
 
     _credit: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -74,11 +72,10 @@ class SmoothWeighted:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """The idle replica that has been sent the fewest batches per core; ties go to the lowest id.
+    """The idle replica with the fewest batches per core so far; ties go to the lowest id.
 
-    All candidates are idle, so load can only mean the work done so far: this balances it and gives new replicas work
-    first. O(n) in idle replicas. After a scale-out a new replica is preferred until it has caught up, which is
-    harmless.
+    All candidates are idle, so load can only mean past work. A new replica is preferred until it has caught up, which
+    is harmless. O(n) in idle replicas.
     """
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:

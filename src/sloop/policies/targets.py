@@ -1,4 +1,4 @@
-"""What scaling policies share: plans of equal replicas, which sizes a node allows, hysteresis, and paths by index."""
+"""Helpers of scaling policies: plans of equal replicas, core counts that fit a node, hysteresis, and paths by index."""
 
 from bisect import bisect_right
 from collections import deque
@@ -26,7 +26,7 @@ def one_stage(view: ClusterView, system: str) -> StageView:
 
 
 def variant_of(stage: StageView, wanted: str) -> str:
-    """The variant named `wanted`; for "" the first declared. InputError if the stage has no such variant."""
+    """The variant named `wanted`, or the first variant if `wanted` is "". InputError if the stage does not have it."""
     variant = wanted or next(iter(stage.variants))
     if variant not in stage.variants:
         known = ", ".join(stage.variants)
@@ -37,9 +37,10 @@ def variant_of(stage: StageView, wanted: str) -> str:
 def equal_replicas(
     stage: StageView, variant: str, *, count: int, cores: float, batch_max: int, in_place: bool = True
 ) -> StagePlan:
-    """`count` replicas of `variant` with `cores` each; `batch_max` 0 takes the largest batch within half the SLO.
+    """A stage plan: `count` replicas of `variant` with `cores` each.
 
-    With half the SLO, a request that just missed a batch is still in time with the next (Nexus' rule).
+    `batch_max` 0 means the largest batch within half the SLO, so that a request that just missed a batch is still in
+    time with the next (Nexus' rule).
     """
     belief = stage.variants[variant]
     largest = min(batch_max, belief.batch_max) if batch_max else batch_within(belief, cores, stage.slo_ns // 2)
@@ -53,14 +54,14 @@ def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
 
 
 def node_cores_max(view: ClusterView) -> float:
-    """Cores of the largest node, the most that one replica can have; infinite where no node is known."""
+    """Cores of the largest node, the most that one replica can have; infinite if no node is known."""
     return max((node.node.cores for node in view.nodes), default=float("inf"))
 
 
 def core_choices(view: ClusterView, offered: Sequence[float], whole_max: int, system: str) -> list[float]:
-    """Core counts that a replica may have, ascending: those `offered`, or 1, 2, … `whole_max`, up to the largest node.
+    """Core counts that a replica may have, ascending: `offered`, or else 1, 2, … `whole_max`, up to the largest node.
 
-    A node with less than one core gives all it has. InputError if no node has any of those offered.
+    If the largest node has less than one core, its cores are the only choice. InputError if no count in `offered` fits.
     """
     most = node_cores_max(view)
     choices = sorted({cores for cores in offered or range(1, whole_max + 1) if cores <= most})
@@ -72,7 +73,7 @@ def core_choices(view: ClusterView, offered: Sequence[float], whole_max: int, sy
 
 
 def indexed_paths(view: ClusterView, margin: float) -> tuple[IndexedPath, ...]:
-    """The graph's paths with stages by their index in the view, and `margin` times their deadlines."""
+    """The graph's paths, with stages as indices into `view.stages` and deadlines multiplied by `margin`."""
     index = {stage.name: place for place, stage in enumerate(view.stages)}
     return tuple(
         IndexedPath(tuple(index[name] for name in path.stages), margin * to_ms(path.slo_ns)) for path in view.paths
@@ -80,9 +81,9 @@ def indexed_paths(view: ClusterView, margin: float) -> tuple[IndexedPath, ...]:
 
 
 def largest(recent: deque[V], newest: V, decisions: int, size: Callable[[V], float]) -> V:
-    """Hysteresis: the largest of the last `decisions` decisions, the newest among equals.
+    """Hysteresis: the largest of the last `decisions` decisions; among equals, the newest. Updates `recent`.
 
-    A policy thus scales up at once, and down only when all recent decisions agree. `recent` is updated.
+    So a policy scales up at once, and down only when all recent decisions agree.
     """
     recent.append(newest)
     while len(recent) > decisions:

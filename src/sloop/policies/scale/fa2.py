@@ -1,8 +1,8 @@
 """Scaling policies that plan equal replicas: `Fa2`, the planners of its evaluation, and `Fa2Single` for one model.
 
-`Fa2`, `Ds2`, `Inferline` and `Grandslam` see the cluster through `EqualReplicasProblem` and differ only in the solver
-that they ask (`sloop.solvers.fa2`): each stage runs one variant on `cores` per replica, its rate is the demand there,
-and the visits of a request, rounded up, are its parts. Paths are the view's, with deadlines of their own.
+`Fa2`, `Ds2`, `Inferline` and `Grandslam` share `EqualReplicasProblem` and differ only in their solver
+(`sloop.solvers.fa2`). Each stage runs one variant with `cores` per replica; its rate is the stage's demand, its parts
+are the visits of a request, rounded up. The paths and their deadlines are those of the view.
 """
 
 import math
@@ -29,7 +29,7 @@ from sloop.vocabulary import Plan, StagePlan
 
 @dataclass(frozen=True, slots=True)
 class EqualReplicasProblem:
-    """A view as `sloop.solvers.fa2` needs it: stages in topological order, every stage on a path."""
+    """A cluster view as input of `sloop.solvers.fa2`: stages in topological order, every stage on a path."""
 
     view: ClusterView
     stages: tuple[Fa2Stage, ...]
@@ -40,7 +40,7 @@ class EqualReplicasProblem:
 
     @property
     def replicas_max(self) -> float:
-        """How many replicas the nodes hold when empty; infinite where no node is known."""
+        """How many replicas fit on the empty nodes; infinite if no node is known."""
         nodes = self.view.nodes
         return sum(round_down(node.node.cores / self.cores) for node in nodes) if nodes else math.inf
 
@@ -49,7 +49,7 @@ class EqualReplicasProblem:
         return Plan(tuple(map(self._stage_plan, range(len(choices)), choices)), why, feasible)
 
     def checked_plan(self, choices: Sequence[Fa2Choice]) -> Plan:
-        """The choices as a plan that is feasible if every path keeps its deadline and the nodes hold the replicas."""
+        """The choices as a plan, feasible if every path keeps its deadline and the replicas fit on the nodes."""
         count = sum(choice.replicas for choice in choices)
         why = self.describe(choices)
         if count > self.replicas_max:
@@ -77,9 +77,9 @@ class EqualReplicasProblem:
         )
 
     def plan_without_solution(self, failure: Fa2Infeasible | Fa2GaveUp) -> Plan:
-        """DS2's replicas, which follow the demand without batches, where the deadlines cannot be kept.
+        """The plan if the solver has no solution: DS2's replicas, without batches, if no plan can keep the deadlines.
 
-        Where the solver merely gave up, the plan in force stays.
+        If the solver only gave up, the current plan stays.
         """
         otherwise = fa2.ds2(self.stages)
         if isinstance(failure, Fa2Infeasible):
@@ -92,7 +92,7 @@ class EqualReplicasProblem:
         return structs.replace(found, gave_up=True)
 
     def plan_for_share(self, share: tuple[Fa2Solution, float] | None) -> Plan:
-        """The plan for as much of the rate as the nodes have room for; one replica per stage where nothing fits."""
+        """The plan for the share of the rate that fits on the nodes; one replica per stage if nothing fits."""
         most = counted(self.replicas_max, "replica")
         if share is None:
             ones = tuple(Fa2Choice(1, 1, stage.latency_ms[0], 0.0) for stage in self.stages)
@@ -102,7 +102,7 @@ class EqualReplicasProblem:
         return self.plan(solution.choices, why, feasible=False)
 
     def _infeasibility(self, failure: Fa2Infeasible) -> str:
-        """Which path is too slow, by how much, and which stage takes most of it."""
+        """Text: which path is too slow, by how much, and which stage takes most of the time."""
         path, slowest = failure.path, self.stages[failure.slowest]
         return (
             f"{self._names(path)} takes {failure.least_ms:.4g} ms even one at a time, "
@@ -125,7 +125,7 @@ class EqualReplicasProblem:
 
 
 class _Parameters(Protocol):
-    """What the policies below share: replicas of `cores` each, and how the demand is read from a view."""
+    """The parameters that the policies below share."""
 
     @property
     def cores(self) -> float: ...
@@ -163,7 +163,7 @@ def equal_replicas_problem(
     margin: float = 1.0,
     variants: Mapping[str, str] | None = None,
 ) -> EqualReplicasProblem:
-    """The view as a problem with `margin` of every deadline; `variants` overrides the policy's variant by stage.
+    """The view as a problem, with deadlines multiplied by `margin`; `variants` overrides the policy's variant by stage.
 
     InputError for a stage or variant that the application does not have.
     """
@@ -200,7 +200,8 @@ def _fewest(
     polish: bool = True,
     nodes_max: int = NODES_MAX,
 ) -> Plan:
-    """FA2's plan: the fewest replicas that keep the deadlines, or those for the largest share that the nodes hold."""
+    """FA2's plan: the fewest replicas that keep the deadlines; if they do not fit, those for the largest share of the
+    rate that fits."""
     highs.load()  # before the first request, because the import takes half a second
     solution = fa2.solve(problem.stages, problem.paths, mode=mode, ties=ties, polish=polish, nodes_max=nodes_max)
     if not isinstance(solution, Fa2Solution):
@@ -216,11 +217,10 @@ def _fewest(
 class Fa2:
     """The fewest equal replicas of all stages such that every path keeps its deadline, planned every ten seconds.
 
-    Razavi et al., FA2 (RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1). Where the nodes do not hold what is
-    needed, the largest share of the rate that fits; where a path is too slow even for one request at a time, no
-    batches. Fails where the rate moves within the time that a replica takes to start, and where slow stages run on one
-    or two replicas: the model knows evenly spaced arrivals only, and its safety is the P99 in the profile; `headroom`
-    adds some.
+    Razavi et al., FA2 (RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1). If the replicas do not fit on the
+    nodes, it plans for the largest share of the rate that fits; if a path is too slow even with batches of one, it
+    plans without batches. Fails if the rate changes faster than a replica starts, and if slow stages run on one or two
+    replicas: the model assumes evenly spaced arrivals, and its only reserve is the P99 in the profile and `headroom`.
     """
 
     cores: float = 1.0
@@ -229,7 +229,7 @@ class Fa2:
     mode: Fa2Mode = "tree"
     ties: Ties = "best"
     polish: bool = True
-    """Improve single stages where cutting the graph was too cautious."""
+    """Whether to improve single stages afterwards, where cutting the graph was too cautious."""
     margin: float = 1.0
     """Fraction of every deadline to plan with."""
     headroom: float = 0.0
@@ -237,29 +237,29 @@ class Fa2:
     initial_rps: float = 0.0
     """The rate to expect at the ingress before any request has come."""
     nodes_max: int = NODES_MAX
-    """Branch-and-bound nodes of the integer program."""
+    """The most branch-and-bound nodes of the integer program."""
     variant: str = ""
-    """Empty: the first that a stage declares."""
+    """Empty: the first variant of each stage."""
     variants: Mapping[str, str] = field(default_factory=dict)
-    """By stage, where it is not `variant`."""
+    """Overrides `variant` for single stages."""
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
         _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps", "nodes_max")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The fewest replicas, and which path binds. InputError for an unknown stage or variant."""
+        """The plan with the fewest replicas. InputError for an unknown stage or variant."""
         problem = equal_replicas_problem(view, self, self.batch_max, self.margin, self.variants)
         return _fewest(problem, self.mode, self.ties, self.polish, self.nodes_max)
 
 
 @dataclass(frozen=True, slots=True)
 class Ds2:
-    """As many replicas of every stage as its rate needs, n = ⌈λ d(1)⌉, without batches and whatever the deadlines.
+    """As many replicas of every stage as its rate needs, n = ⌈λ d(1)⌉, without batches; ignores deadlines.
 
     Kalavri et al., Three steps is all you need (OSDI 2018), in the form of FA2's evaluation: the true processing rate
-    of a replica is 1/d(1), and all stages are set at once. Fails in cost: what batches would save is paid for in
-    replicas, each of which has to start first. Parameters as in `Fa2`.
+    of a replica is 1/d(1), and all stages are set at once. Fails in cost: without batches it needs more replicas, each
+    of which must start first. Parameters as in `Fa2`.
     """
 
     cores: float = 1.0
@@ -279,11 +279,11 @@ class Ds2:
 
 @dataclass(frozen=True, slots=True)
 class Inferline:
-    """From batches of 1, each stage in turn takes as much of the remaining time as its batches can use.
+    """Greedy: starts with batches of 1; then each stage in turn grows its batch as far as the deadlines allow.
 
-    Crankshaw et al., InferLine (SoCC 2020), with one kind of hardware, in the form of FA2's evaluation; `full` is
-    nearer to its own paper and repeatedly doubles the batch that saves most. Fails where early stages take the time
-    with which later, dearer ones would have saved more. Other parameters as in `Fa2`.
+    Crankshaw et al., InferLine (SoCC 2020), with one kind of hardware, in the form of FA2's evaluation. With `full`, as
+    in its own paper, it repeatedly doubles the batch that saves most replicas. Fails if early stages use the time with
+    which later, more expensive stages would save more. Other parameters as in `Fa2`.
     """
 
     cores: float = 1.0
@@ -309,9 +309,9 @@ class Inferline:
 class Grandslam:
     """Every stage has a fixed share of the deadline, and the largest batch that fits into it.
 
-    Kannan et al., GrandSLAm (EuroSys 2019), in the form of FA2's evaluation: it does not size pools, so it gets FA2's
-    numbers of replicas. Fails at low rates, where the batches that fit its shares take long to fill; and a share that
-    one stage does not need is lost to the others. Parameters as in `Fa2`.
+    Kannan et al., GrandSLAm (EuroSys 2019), in the form of FA2's evaluation: it does not choose numbers of replicas, so
+    it gets FA2's. Fails at low rates, where its batches take long to fill; and other stages cannot use the part of a
+    share that one stage does not need. Parameters as in `Fa2`.
     """
 
     cores: float = 1.0
@@ -336,12 +336,12 @@ class Grandslam:
 
 @dataclass(frozen=True, slots=True)
 class Fa2Single:
-    """FA2's rule for one model: small equal replicas, as many as the tightest budget of the last second needs.
+    """FA2's rule for one model: as many small equal replicas as the tightest budget of the last second needs.
 
     The horizontal baseline of Sponge (EuroMLSys 2024, evaluation, with the rule of its artefact). Scale-in takes effect
-    at once, scale-out after the cold start; where no number suffices, nothing changes. Fails when the network fades:
-    the replicas it starts are ready when the fade is over, and each change back and forth pays a cold start;
-    `hysteresis` shows how much of its poor result is due to that.
+    at once, scale-out after the cold start; if no number suffices, nothing changes. Fails when the network slows down
+    for some seconds: new replicas are ready when it is over, and each change costs a cold start; `hysteresis` shows how
+    much of its poor result comes from that.
     """
 
     cores: float = 1.0
@@ -353,7 +353,7 @@ class Fa2Single:
     margin: float = 0.9
     """Fraction of the SLO to plan with."""
     hysteresis: int = 1
-    """k: the largest of the last k decisions holds."""
+    """k: the largest of the last k decisions is used."""
     variant: str = ""
     period_ns: int = s(1)
     _recent: deque[Fa2SingleChoice] = field(init=False, default_factory=deque, repr=False, compare=False)
@@ -362,7 +362,8 @@ class Fa2Single:
         _check_ranges(self, "replicas_max", "initial", "batch_max", "margin", "hysteresis")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The rule's plan, or the one in force. InputError for an application of several stages."""
+        """The rule's plan, or the current one if no number suffices. InputError for an application of several
+        stages."""
         stage = targets.one_stage(view, "fa2-single")
         variant = targets.variant_of(stage, self.variant)
 

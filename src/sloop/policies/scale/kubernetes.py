@@ -1,7 +1,7 @@
-"""The autoscalers of Kubernetes and Knative as scaling policies: `Hpa`, `Vpa` and `Kpa`, each stage by itself.
+"""The autoscalers of Kubernetes and Knative as scaling policies: `Hpa`, `Vpa` and `Kpa`, for each stage separately.
 
-They are the baselines that most deployments use. None of them knows deadlines: `Hpa` and `Vpa` follow utilisation,
-`Kpa` the number of requests in a stage.
+They are the baselines that most deployments use. None of them uses deadlines: `Hpa` and `Vpa` follow utilisation, `Kpa`
+the number of requests in a stage.
 """
 
 import math
@@ -22,7 +22,7 @@ UP_REPLICAS: Final = 4
 UP_FACTOR: Final = 2
 """Hpa's default scale-up policy: at most 4 replicas or a doubling per `up_period_ns`, whichever is more."""
 CORES_MAX: Final = 16
-"""Cores that `Vpa` chooses from when none are given: 1 to 16."""
+"""The largest default core count of `Vpa`, which chooses from 1 to 16."""
 
 
 @dataclass(slots=True)
@@ -39,14 +39,14 @@ class HpaHistory:
 
 @dataclass(frozen=True, slots=True)
 class Hpa:
-    """Kubernetes' Horizontal Pod Autoscaler: as many equal replicas as bring their utilisation to `target`.
+    """Kubernetes' Horizontal Pod Autoscaler: the number of equal replicas whose utilisation is `target`.
 
     The algorithm of autoscaling/v2 for a resource metric with its defaults (Kubernetes documentation, "Horizontal Pod
     Autoscaling": algorithm details, configurable scaling behaviour). Desired = ⌈ready × utilisation/target⌉; no change
     within the tolerance; replicas that are not ready count as idle when scaling up; scale-down only to the largest
     recommendation of the stabilisation window; scale-up limited per period. Utilisation is the busy share of ready
-    cores. Fails for deadlines: utilisation cannot exceed 1, so a flash crowd of any size gets the same small step, and
-    queues are not seen.
+    cores. Fails for deadlines: it ignores queues, and utilisation cannot exceed 1, so a flash crowd of any size gets
+    the same small step.
     """
 
     target: float = 0.8
@@ -100,7 +100,7 @@ class Hpa:
         return planned, why
 
     def _proposed(self, stage: StageView, current: int) -> tuple[int, str]:
-        """Replicas that the metric asks for, within the bounds, and what was seen."""
+        """The replicas that the metric requires, within the bounds, and the measurement as text."""
         ready, starting = stage.count(Life.READY), stage.count(Life.STARTING)
         window = stage.window(self.window_ns)
         if not ready or not sum(bucket.ready_core_ns for bucket in window):
@@ -131,7 +131,7 @@ class Hpa:
         return max(proposed, min(past.count, largest))
 
     def _limit(self, now_ns: int, past: HpaHistory) -> int:
-        """The most replicas that this period allows, from those at its start."""
+        """The most replicas that the scale-up limit allows in this period."""
         while past.added and past.added[0][0] <= now_ns - self.up_period_ns:
             past.added.popleft()
         start = past.count - sum(added for _, added in past.added)
@@ -140,7 +140,7 @@ class Hpa:
 
 @dataclass(slots=True)
 class VpaSize:
-    """Cores per replica of one stage, and since when."""
+    """Cores per replica of one stage, and when they were chosen."""
 
     cores: float
     since_ns: int
@@ -151,10 +151,10 @@ class Vpa:
     """Kubernetes' Vertical Pod Autoscaler: larger or smaller replicas, by restart.
 
     A threshold recommender on utilisation, the vertical baseline suggested for Sponge: cores = used cores ÷ target,
-    rounded up to a core count on offer. A replica of the new size starts beside the old one, which stops when the new
-    one is ready. Fails for bursts: used cores cannot exceed those there are, so growth is by 1/target per change, and
-    each change pays a cold start. A change comes at least `settle_ns` after the one before, and only where utilisation
-    is off by more than `tolerance`.
+    rounded up to one of the core counts. A replica of the new size starts, and the old one stops when the new one is
+    ready. A change comes at least `settle_ns` after the previous one, and only if utilisation differs from the target
+    by more than `tolerance`. Fails for bursts: a replica cannot use more cores than it has, so each change grows by at
+    most 1/target and costs a cold start.
     """
 
     target: float = 0.7
@@ -219,34 +219,35 @@ class KpaHistory:
     """State of one stage between decisions."""
 
     panic_ns: int | None = None
-    """When panic mode was last confirmed; None outside of it."""
+    """When panic mode was last confirmed; None outside panic mode."""
     panic_count: int = 0
-    """The most replicas that this panic has asked for."""
+    """The most replicas desired during this panic."""
     idle_ns: int | None = None
-    """Since when the stage is empty."""
+    """Since when the stage has no requests; None while it has."""
     starts: deque[tuple[int, int]] = field(default_factory=deque)
-    """Intervals in which a backlog is due to a cold start, oldest first; the last may be open (`FOREVER_NS`)."""
+    """Intervals with a backlog from a cold start, as (start, end), oldest first; the last may be open
+    (`FOREVER_NS`)."""
     ready_ns: int | None = None
-    """When all replicas of the open interval were ready."""
+    """When all replicas of the open interval became ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kpa:
-    """Knative's Pod Autoscaler: as many equal replicas as keep the requests in each near a target, none without any.
+    """Knative's Pod Autoscaler: equal replicas with a target number of requests each; scales to zero when idle.
 
-    Knative Serving's documentation ("Autoscaling concepts") and the decision function of its autoscaler, with its
-    defaults: the mean concurrency of a stable window of 60 s decides. Where that of a panic window of 6 s asks for
-    twice the ready replicas, the larger of the two decides, and nothing scales down until the panic is a stable window
-    past. Concurrency counts all requests in the stage, waiting or running.
+    The decision function of Knative Serving's autoscaler (documentation, "Autoscaling concepts") with its defaults: the
+    mean concurrency of a stable window of 60 s decides. If a panic window of 6 s requires twice the ready replicas, the
+    larger of the two decides, and nothing scales down until a stable window after the panic. Concurrency counts all
+    requests in the stage, waiting or running.
 
-    **The backlog of a cold start is counted once** (not in Knative). It tells how long the start took, not how much
-    capacity is needed, yet it stays in both windows long after (users of Knative report 15 replicas for a load of one,
-    knative/serving#4344). So from the start of a replica until all are ready and at most a batch waits for each, at the
-    latest a stable window after they were ready, a second's concurrency counts as no more than its arrivals would keep
-    busy by Little's law: arrivals per second × believed latency.
+    **Unlike Knative, the backlog of a cold start does not count as load.** It shows how long the start took, not how
+    much capacity is needed, yet it stays in both windows for long (users of Knative report 15 replicas for a load of
+    one, knative/serving#4344). So while replicas start, and until at most a batch waits for each, but no longer than a
+    stable window after all are ready, the concurrency of a second is limited by Little's law: arrivals per second ×
+    believed latency.
 
-    Fails for deadlines: concurrency says nothing of budgets; from zero the first request pays the cold start; and where
-    a batch of many costs as much as one request, the number of replicas swings.
+    Fails for deadlines: concurrency ignores budgets; after scaling to zero, the first request waits for the cold start;
+    and if a large batch costs as much as one request, the number of replicas oscillates.
     """
 
     concurrency: float = 0.0
@@ -254,7 +255,7 @@ class Kpa:
     utilisation: float = 0.7
     """Fraction of `concurrency` to aim for."""
     replicas_min: int = 0
-    """0 allows none at all, `zero_delay_ns` after the stable window is empty."""
+    """0 allows scaling to zero, `zero_delay_ns` after the stable window is empty."""
     replicas_max: int = 64
     initial: int = 1
     """Replicas before any request has come."""
@@ -266,7 +267,7 @@ class Kpa:
     stable_ns: int = s(60)
     panic_ns: int = s(6)
     panic_threshold: float = 2.0
-    """A panic begins when the panic window asks for this many times the ready replicas."""
+    """A panic begins when the panic window requires this many times the ready replicas."""
     up_rate: float = 1000.0
     """One step multiplies the ready replicas at most by this."""
     down_rate: float = 2.0
@@ -316,7 +317,7 @@ class Kpa:
         return planned(count), why
 
     def _desired(self, now_ns: int, stage: StageView, past: KpaHistory, stable: float, panic: float) -> tuple[int, str]:
-        """Replicas from the fractional numbers that the two windows ask for, and the mode as text."""
+        """The number of replicas from the fractional numbers that the two windows require, and the mode as text."""
         ready = max(1, stage.count(Life.READY))
         most, least = math.ceil(self.up_rate * ready), math.floor(ready / self.down_rate)
         stable_count = min(max(round_up(stable), least), most)
@@ -334,7 +335,7 @@ class Kpa:
     def _kept_from_zero(
         self, now_ns: int, stage: StageView, past: KpaHistory, count: int, mode: str
     ) -> tuple[int, str]:
-        """At least one replica while requests are in the stage, and for `zero_delay_ns` after the last."""
+        """Keep at least one replica while requests are in the stage, and for `zero_delay_ns` after the last one."""
         if count > 0 or stage.queue or stage.running:
             past.idle_ns = None
             count, mode = (count, mode) if count else (1, ", for waiting requests")
@@ -345,7 +346,7 @@ class Kpa:
         return max(self.replicas_min, min(count, self.replicas_max)), mode
 
     def _track_starts(self, now_ns: int, stage: StageView, past: KpaHistory, batch: int) -> None:
-        """Update the intervals in which a backlog is due to a cold start."""
+        """Update the intervals with a backlog from a cold start."""
         starts = past.starts
         is_open = bool(starts) and starts[-1][1] == FOREVER_NS
         begun = [replica.since_ns for replica in stage.replicas if replica.life is Life.STARTING]

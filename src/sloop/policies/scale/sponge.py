@@ -1,10 +1,10 @@
-"""The scaling policy `Sponge`: one replica whose cores follow the budgets that the network leaves, resized in place.
+"""The scaling policy `Sponge`: one replica, resized in place to the time budgets that remain after the network.
 
 Razavi et al., Sponge (EuroMLSys 2024; dissertation, chapter P2), Algorithm 2 with the safety margin of the authors'
-artefact, every second. What the publication leaves open is a parameter: what to plan for (`planning_set`, `lookback`),
-how budgets and arrivals are modelled (`budget`, `criterion`), what to do where nothing holds (`infeasible`), how fast
-to shrink (`hysteresis`). The policy fails when one replica with all cores is too slow, which it reports in
-`Plan.saturated`; and it learns a second late how slow the network was.
+artefact, every second. Choices that the publication leaves open are parameters: which requests to plan for
+(`planning_set`, `lookback`), the model of budgets and arrivals (`budget`, `criterion`), the plan if no setting is
+feasible (`infeasible`), and how fast to shrink (`hysteresis`). The policy fails when one replica with all cores is too
+slow, which it reports in `Plan.saturated`; and it sees a slow network one second late.
 """
 
 import math
@@ -27,7 +27,7 @@ from sloop.units import NS_PER_S, s, to_ms, to_s
 from sloop.vocabulary import Plan
 
 CORES_MAX = 16
-"""More cores gain nothing in the publication's figures."""
+"""The largest default core count: more cores gain nothing in the publication's figures."""
 
 CRUDE_BATCH = 10
 """The batch of the `crude` fallback."""
@@ -37,14 +37,13 @@ CRUDE_BATCH = 10
 class Demand:
     """The requests that one decision plans for.
 
-    `budgets_ms` has an entry for each of `count` requests, tightest first, up to the most that any setting can start in
-    time.
+    `budgets_ms` has an entry per request, tightest first. It ends after as many as any setting can start in time.
     """
 
     count: int
     rate_rps: float
     network_ms_max: float
-    """cl_max: the most that any of them spent on the network before it arrived."""
+    """cl_max: the longest network time of any of them before it arrived."""
     budgets_ms: NDArray[np.float64]
     slo_ms: float
 
@@ -54,26 +53,28 @@ class Sponge:
     """One replica with cores from `cores` and batches up to `batch_max`."""
 
     planning_set: Literal["rate", "queue"] = "rate"
-    """Which requests to serve in time: a period's arrivals or the queue, whichever are more, or the queue alone."""
+    """Which requests to serve in time. `rate`: a period's arrivals or the queue, whichever is more; `queue`: the
+    queue."""
     criterion: Literal["burst", "steady"] = "burst"
-    """How they arrive: all at once (Algorithm 2, for clients that send once a second) or evenly spaced, which needs far
-    fewer cores."""
+    """The assumed arrivals. `burst`: all at once (Algorithm 2, for clients that send once a second); `steady`: evenly
+    spaced, which needs far fewer cores."""
     budget: Literal["clmax", "per_batch"] = "clmax"
-    """Budgets of a burst: the tightest for all its requests, or for each batch its own, which suits unlike clients."""
+    """The budgets of a burst. `clmax`: the tightest for all its requests; `per_batch`: each batch's tightest, better if
+    clients differ."""
     margin: float = 0.9
     """Fraction of the SLO to plan with."""
     cores: tuple[float, ...] = ()
-    """Core counts to choose from; empty: 1 to 16, up to the largest node and to what the profile gains from."""
+    """Core counts to choose from; empty: 1 to 16, up to the largest node and to the cores that the profile can use."""
     batch_max: int = 16
     infeasible: Literal["dry_run", "crude", "keep"] = "dry_run"
-    """Where no setting holds: all cores with the batch that serves most requests in time, all cores with batches of 10,
-    or no change."""
+    """The plan if no setting is feasible. `dry_run`: all cores with the batch that serves most requests in time;
+    `crude`: all cores with batches of 10; `keep`: no change."""
     hysteresis: int = 1
-    """k: the largest of the last k decisions holds, so that cores fall only after k of them."""
+    """k: the largest of the last k decisions is used, so that cores shrink only when k decisions agree."""
     lookback: int = 1
-    """Seconds back in which observed network times count."""
+    """How many past seconds of measured network times count."""
     rate_rps: float = 0.0
-    """The rate to plan for, which the authors' artefact knows beforehand; 0 takes the forecast."""
+    """The rate to plan for, which the authors' artefact gets beforehand; 0 means the forecast."""
     variant: str = ""
     period_ns: int = s(1)
     _recent: deque[SpongeSetting] = field(init=False, default_factory=deque, repr=False, compare=False)
@@ -89,11 +90,11 @@ class Sponge:
 
     @property
     def arrivals(self) -> Literal["even", "burst"]:
-        """The arrivals that the criterion supposes, for `sloop plan` to name."""
+        """The arrivals that the criterion assumes; `sloop plan` reports them."""
         return "burst" if self.criterion == "burst" else "even"
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """One replica with the cheapest setting that holds. `InputError` for an application of several stages."""
+        """One replica with the cheapest feasible setting. `InputError` for an application of several stages."""
         stage = targets.one_stage(view, "sponge")
         variant = targets.variant_of(stage, self.variant)
         grid = self._grid(view, stage.variants[variant])
@@ -144,12 +145,12 @@ class Sponge:
         return keeps_up & sponge.holds_burst(grid, demand.count, demand.network_ms_max, self.margin * demand.slo_ms)
 
     def _fallback(self, grid: SpongeGrid, demand: Demand, current: SpongeSetting | None) -> tuple[SpongeSetting, str]:
-        """A setting for when none holds, which the publication does not cover; `keep` is what its artefact does."""
+        """The setting if none is feasible. The publication does not define it; its artefact does `keep`."""
         seen = f"{_seen(demand, self.period_ns)}: no setting holds"
         if self.infeasible == "keep":
             setting = current or sponge.setting(grid, 0, 1)
             return setting, f"{seen}; kept {_describe(setting)}"
-        # With a backlog, keeping up with the arrivals would keep the backlog: the next requests would be late, too.
+        # A setting that only keeps up with the arrivals would never serve the backlog.
         work_off_rps = max(demand.rate_rps, demand.count / to_s(self.period_ns))
         setting, served = sponge.best_effort(grid, demand.budgets_ms, work_off_rps)
         if self.infeasible == "crude":
@@ -174,10 +175,10 @@ class Sponge:
 
 
 def _budgets_ms(left_ns: Sequence[int], count: int, slo_ns: int, grid: SpongeGrid) -> NDArray[np.float64]:
-    """The `count` tightest of the known budgets, sorted; requests not seen yet get the tightest.
+    """The `count` tightest of the known budgets, sorted; requests that have not arrived yet get the tightest.
 
-    Cut after as many as any setting can start in time, so that a decision at 10 million requests/s takes no longer than
-    at a thousand.
+    The list ends after as many as any setting can start in time, so that a decision at 10 million requests/s takes no
+    longer than at a thousand.
     """
     known = np.sort(np.array(left_ns, dtype=np.float64))[:count] / 1e6
     tightest_ms, loosest_ms = (known[0], known[-1]) if len(known) else (to_ms(slo_ns), to_ms(slo_ns))

@@ -1,7 +1,7 @@
 """The scaling policy `Static`: a fixed number of replicas with fixed cores for each stage.
 
-The baseline of every publication here (Sponge: Static-8, Static-16), and what most users run. Fails when demand moves:
-too little at the peak, too much at night.
+The baseline of every publication here (Sponge: Static-8, Static-16), and the usual deployment. Fails when demand
+changes: too little at the peak, too much at night.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from sloop.vocabulary import Plan, StagePlan
 
 
 class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is given for one stage; None takes the policy's own value."""
+    """Values for one stage; None means the policy's value for all stages."""
 
     replicas: int | None = None
     cores: float | None = None
@@ -31,14 +31,14 @@ class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """`replicas` with `cores` each for every stage, and other values by stage in `stages`."""
+    """`replicas` with `cores` each for every stage; `stages` overrides the values of single stages."""
 
     replicas: int = 1
     cores: float = 1.0
     batch_max: int = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
-    """Empty: the first that a stage declares."""
+    """Empty: the first variant of each stage."""
     stages: Mapping[str, StaticStage] = field(default_factory=dict)
     period_ns: int = s(1)
 
