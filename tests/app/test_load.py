@@ -186,6 +186,7 @@ def test_a_profile_of_another_version_of_the_model_is_refused(tmp_path: Path) ->
         ),
         ("epsilon: 5.5, ", "", "app.yaml:10:", "the key 'epsilon' is missing", ""),
         ("gamma: 36", "gamma: -360", "app.yaml:10: stages[1].variants[0].profile", "at batch 1", ""),
+        ("gamma: 36", "gamma: 1e300", "app.yaml:10: ", "latency_ms.gamma: must be a number of at least", ""),
         ("max_batch: 8", "max_batch: 8.5", "app.yaml:10:", "a whole number", ""),
         ("1: 46.0", "x: 46.0", "app.yaml:17:", "the cores 'x' must be a positive number", "rows are batches"),
         ("{1: 46.0, 2: 28.9}", "7", "app.yaml:17:", "a mapping of cores", ""),

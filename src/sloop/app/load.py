@@ -41,7 +41,7 @@ EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
 VARIANT_KEYS: Final = ("model", "accuracy", "profile")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, NODES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 100_000, 65_536
-SLO_MS_MAX, CORES_MAX = 1e9, 1e6
+SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
 SHARE_SLACK: Final = 1e-6
 """The sum of shares may exceed 1 by this much, because people write them with few digits."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -294,7 +294,12 @@ def read_latency(value: Value) -> Latency:
         rest = value.under(form, fields[form])
     else:
         value.fail("the key 'form' is missing", f"add 'form:' with one of {', '.join(forms)}")
-    return LatencyTable(_cells(rest)) if form == "table" else read_options(FORMS[form], rest)
+    if form == "table":
+        return LatencyTable(_cells(rest))
+    latency = read_options(FORMS[form], rest)
+    for key in latency.__struct_fields__:
+        rest.under(key, getattr(latency, key)).number(least=-LATENCY_MS_MAX, most=LATENCY_MS_MAX)
+    return latency
 
 
 def _cells(value: Value) -> Cells:
@@ -310,7 +315,7 @@ def _cells(value: Value) -> Cells:
         if not isinstance(content, Mapping) or not content:
             row.wrong("a mapping of cores to milliseconds")
         cells = {cores: row.under(cores, latency_ms) for cores, latency_ms in content.items()}
-        table[batch] = {_cores(cores, cell): cell.number(above=0, most=1e12) for cores, cell in cells.items()}
+        table[batch] = {_cores(cores, cell): cell.number(above=0, most=LATENCY_MS_MAX) for cores, cell in cells.items()}
     return table
 
 
