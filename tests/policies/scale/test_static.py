@@ -32,7 +32,9 @@ def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], vie
     "policy",
     [
         lambda: Static(replicas=-1),
+        lambda: Static(replicas=100_001),
         lambda: Static(cores=0),
+        lambda: Static(cores=1e300),
         lambda: Static(batch_max=-1),
         lambda: Static(period_ns=0),
         lambda: Static(stages={"stage": StaticStage(cores=-1)}),

@@ -68,6 +68,6 @@ class Static:
 def _check_ranges(replicas: int | None, cores: float | None, batch_max: int | None) -> None:
     for key, value in (("replicas", replicas), ("batch_max", batch_max)):
         if value is not None:
-            check_range(key, value, least=0)
+            check_range(key, value, least=0, most=100_000)
     if cores is not None:
-        check_range("cores", cores, above=0)
+        check_range("cores", cores, above=0, most=1e6)
