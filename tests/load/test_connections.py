@@ -297,7 +297,7 @@ def test_what_is_no_answer_is_refused(content: bytes) -> None:
 def test_bodies_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_BYTES_MAX", 10)
     reader = ResponseReader()
-    with pytest.raises(BrokenResponse, match="a body of over 10 bytes"):
+    with pytest.raises(BrokenResponse, match="the body exceeds 10 bytes"):
         reader.feed(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 11)
 
 

@@ -204,7 +204,7 @@ def test_a_sloop_server_names_its_application(stub: Any) -> None:
 @pytest.mark.parametrize("said", [b"hello", b"[]", b'{"inputs": 3}', b'{"inputs": [{"name": "x"}]}'])
 def test_other_servers_are_recognised(stub: Any, said: bytes) -> None:
     stub.metadata = said
-    with pytest.raises(InputError, match="is not the protocol's"):
+    with pytest.raises(InputError, match="does not follow the protocol"):
         fetch_metadata(split_url(stub.url), "m", timeout_s=5)
 
 

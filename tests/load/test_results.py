@@ -113,7 +113,9 @@ def test_every_request_is_in_one_class(rows: list[tuple[int, int, str]]) -> None
 def test_nothing_answered_has_no_latency() -> None:
     found = result([(0, 0)], [record(0, 0, 5, "timeout")])
     assert (found.p50_ms, found.mean_ms, found.seconds[0].p99_ms) == (None, None, None)
-    assert ("latency p50 / p99 / max", "– / – / – ms") in found.rows()
+    assert ("latency (from due time) p50 / p99 / max", "– / – / – ms") in found.rows()
+    assert ("response (from sending) p50 / p99", "– / – ms") in found.rows()
+    assert [label for label, _ in found.rows()][:3] == ["sent", "served in time", "late"]
     assert ("errors", "1 (timeout 1)") in found.rows()
 
 
@@ -121,7 +123,7 @@ def test_a_generator_to_blame_says_so() -> None:
     assert result([(0, 0)], [record(0, 9, 50)]).note == ""
     assert "lagged by 11.0 ms at p99" in result([(0, 0)], [record(0, 11, 50)]).note
     overflowed = result([(0, 0)], [record(0, 0, 0, "overflow")])
-    assert "1 requests found every connection busy" in overflowed.note
+    assert "1 requests were not sent because all connections were busy" in overflowed.note
     assert overflowed.rows()[-1] == ("note", overflowed.note)
 
 

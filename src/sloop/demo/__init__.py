@@ -10,8 +10,9 @@ from typing import Final
 from sloop.errors import InputError
 
 MODEL: Final = "digits.onnx"
-"""A trained network of 36,000 weights, made by `python -m examples.digits.make`: pictures of six handwritten digits,
-28 × 168 pixels, in; six digits out. About 2 ms on one core, so that a deadline of 100 ms has something to decide."""
+"""A trained network of 36,000 weights, made by `python -m examples.digits.make`. Input: pictures of six handwritten
+digits, 28 × 168 pixels; output: six digits. It takes about 2 ms on one core, so that a deadline of 100 ms can be missed
+under load."""
 
 APPLICATION: Final = """\
 name: digits

@@ -1,8 +1,8 @@
-"""One live run: a server in its own process, the load generator in another, and the figures from the log.
+"""One live run: a server and the load generator in separate processes, and the figures from the log.
 
-The server has stopped when `serving` returns or raises. Figures of live and simulated runs can be compared: time starts
-with the schedule, cores count from then until it ends, and what a live server did before its first request or after its
-last is left out.
+The server has stopped when `serving` returns or raises. Figures of live and simulated runs are comparable: time starts
+with the schedule, cores are counted until it ends, and the server's activity before the first and after the last
+request is left out.
 """
 
 import signal
@@ -30,11 +30,11 @@ from sloop.workload import Link, Trace
 READY_S: Final = 60.0
 STOP_S: Final = 40.0
 STDERR_CHARS: Final = 400
-"""How much of what the server wrote an error quotes."""
+"""Characters of the server's output that an error quotes."""
 
 
 class ServerReport(Struct, frozen=True):
-    """The JSON line that a server prints when it listens, or why it does not."""
+    """The JSON line that a server prints when it listens or fails to start."""
 
     application: str = ""
     http: str = ""
@@ -56,7 +56,7 @@ class ClientLoad(Struct, frozen=True):
 def serve_and_load(
     app: Path, state: Path, load: ClientLoad, *, progress: Callable[[ProgressReport], None] = lambda now: None
 ) -> tuple[LoadResult, Path]:
-    """Serve the application file `app` and load it. Returns what the clients saw and the server's event log."""
+    """Serve the application file `app` and send it the load. Returns the clients' result and the server's event log."""
     with serving(app, state) as report:
         plan = LoadPlan(
             url=report.http,
@@ -98,7 +98,7 @@ def _listening(process: "subprocess.Popen[bytes]", stderr: Path) -> ServerReport
     """The server's report, once it accepts inferences."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    report = msgspec.json.decode(line, type=ServerReport) if line else ServerReport(error="it printed nothing")
+    report = msgspec.json.decode(line, type=ServerReport) if line else ServerReport(error=_death(process, stderr))
     if report.error:
         raise MachineError(f"the server did not start: {report.error}", help=report.help or f"see {stderr}")
     until_s = monotonic() + READY_S
@@ -106,8 +106,26 @@ def _listening(process: "subprocess.Popen[bytes]", stderr: Path) -> ServerReport
         if is_ready(report.http):
             return report
         sleep(0.1)
-    last = stderr.read_text(errors="replace").strip()[-STDERR_CHARS:]
-    raise MachineError(f"the server did not become ready: {last or 'it printed nothing'}", help=f"see {stderr}")
+    if process.poll() is not None:
+        raise MachineError(f"the server did not become ready: {_death(process, stderr)}", help=f"see {stderr}")
+    last = _last_words(stderr) or "it printed nothing"
+    raise MachineError(f"the server did not become ready in {READY_S:g} s: {last}", help=f"see {stderr}")
+
+
+def _last_words(stderr: Path) -> str:
+    """The end of the server's output on stderr."""
+    return stderr.read_text(errors="replace").strip()[-STDERR_CHARS:]
+
+
+def _death(process: "subprocess.Popen[bytes]", stderr: Path) -> str:
+    """How a server ended that has closed its stdout: its exit status, and the end of its output on stderr."""
+    try:
+        code = process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        return f"it closed its output but did not exit within {STOP_S:g} s"
+    ended = f"it was killed by signal {signal.Signals(-code).name}" if code < 0 else f"it exited with status {code}"
+    last = _last_words(stderr)
+    return f"{ended}: {last}" if last else f"{ended} and printed nothing"
 
 
 def is_ready(url: str) -> bool:
@@ -120,7 +138,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-# Counting a run, live or simulated, from its log: the same way and over the same seconds.
+# Figures of a live or simulated run from its log, computed the same way and over the same seconds.
 
 
 class CountedRun(Struct, frozen=True):

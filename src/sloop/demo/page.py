@@ -48,7 +48,7 @@ def summary(results: Demonstration) -> str:
 
 
 def result(results: Demonstration) -> Table:
-    """Every run in a row: as the clients saw it, as the server's log has it, as it was simulated."""
+    """One row per run: measured by the clients, from the server's log, and simulated."""
     columns = ("system", "run", "requests", "attainment %", "p50 ms", "p99 ms", "goodput rps", "core-seconds")
     rows: list[tuple[str | float | None, ...]] = []
     for run in results.runs:
@@ -103,7 +103,7 @@ def _settings(results: Demonstration) -> Section:
         ("software", profile.software),
         ("cores are limited by", results.limited_by),
         ("deadline", f"{settings.slo_ms:g} ms from the client's first byte"),
-        ("requests/s", f"{min(settings.counts)} to {max(settings.counts)}, each second's within a burst"),
+        ("requests/s", f"{min(settings.counts)} to {max(settings.counts)}, sent as one burst per second"),
         ("link", f"synthetic 4G, {settings.payload_kb:g} kB per request, seed {settings.seed}"),
         ("static", f"{settings.static_cores:g} cores"),
         ("sponge", f"{', '.join(f'{count:g}' for count in settings.cores)} cores, resized in place"),

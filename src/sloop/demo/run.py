@@ -1,7 +1,7 @@
-"""The demonstration: a model, its profile, a scenario for this machine, two live runs, and the same two simulated.
+"""The demonstration: a model, its profile, a scenario for this machine, two live runs, and their simulations.
 
-Everything that it used stays in its folder, so that any step can be repeated by hand: the model and its profile, the
-applications, the scenario, the logs, the report.
+All files stay in its folder, so that any step can be repeated by hand: the model and its profile, the applications, the
+scenario, the logs, the report.
 """
 
 import importlib.util
@@ -30,19 +30,19 @@ from sloop.sim import BYTES_PER_KB, NOT_RECORDED, RecordedRun, World
 from sloop.sim.scenarios import run_scenario
 
 CELL_S: Final = 1.0
-"""How long each batch size is measured on each number of cores."""
+"""Seconds of measurement for each batch size on each core count."""
 PROFILE_SHARE: Final = 0.2
 """Share of the whole time that the profile takes."""
 WORLD_KEYS: Final = ("systems", "trace", "duration_s", "seed", "truth")
-"""What a scenario has beyond an application."""
+"""Keys that only scenarios have, not applications."""
 
 Progress = Callable[[float, str], None]
-"""Called with the share of the work that is done and what is being done."""
+"""Called with the finished share of the work, 0 to 1, and the current step."""
 
 # The model.
 
 SQUEEZENET: Final = Path("backend/test/data/light/light_squeezenet.onnx")
-"""In the `onnx` package. The architecture is the published one; its weights are constants, which take the same time."""
+"""Path in the `onnx` package. The architecture is as published; the weights are constants, which take the same time."""
 
 
 def squeezenet(folder: Path) -> Path:
@@ -65,7 +65,7 @@ def squeezenet(folder: Path) -> Path:
 
 
 def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -> Profile:
-    """The model's profile on this machine, saved next to it; measured anew each time."""
+    """The model's profile on this machine, measured each time and saved next to it."""
     profile = measure(
         model,
         batches=BATCHES,
@@ -85,27 +85,27 @@ def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -
 # reduced S3: part of the CPU is left to the load generator, Sponge's cores follow link and rate, static has half).
 
 SLO_MS: Final = 1000.0
-"""Sponge's own: one second from the client's first byte."""
+"""Sponge's deadline: one second from the client's first byte."""
 BATCHES: Final = (1, 2, 4)
 MACHINE_CORES_MAX: Final = 2.0
-"""More would only need more load to show the same."""
+"""Limit of the cores used; more cores would only need more load for the same result."""
 LOADER_CORES: Final = 0.5
-"""Left to the load generator and the server's own process, which share this machine: a replica that has to compete with
-them for a core is slower than its profile."""
+"""Cores left to the load generator and the server process, which share this machine: a replica that competes with them
+for a core is slower than its profile."""
 STEP_CORES: Final = 0.25
 CREST: Final = 0.7
-"""Share of the throughput on all cores that the crest may reach. A second's requests come at once, so that the crest
-keeps all cores busy for most of the time that the link leaves of the deadline."""
+"""Largest ratio of the crest's rate to the throughput on all cores. The requests of a second arrive at once, so that at
+the crest all cores are busy for most of the time that the link leaves of the deadline."""
 OVERLOAD: Final = 1.2
-"""The crest over the throughput of `static`'s cores."""
+"""Ratio of the crest's rate to the throughput on the cores of `static`."""
 TROUGH: Final = 0.3
-"""The trough over the crest."""
+"""Ratio of the trough's rate to the crest's."""
 PERIOD_S: Final = 20
 BURST_MS: Final = 50.0
 
 
 class DemoSettings(Struct, frozen=True):
-    """What is served and asked: `counts` are requests per second, `cores` what Sponge may choose from."""
+    """The settings of both runs: `counts` are the requests of each second, `cores` the core counts for Sponge."""
 
     cores: tuple[float, ...]
     static_cores: float
@@ -133,7 +133,7 @@ def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
 
 
 def settings_for(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> DemoSettings:
-    """The settings that suit this profile. `cores` are those it was measured on, ascending."""
+    """The settings for this profile. `cores` are the measured core counts, ascending."""
     most_rps = throughput_rps(profile, cores[-1])
     static_cores = overloaded_cores(profile, cores, CREST * most_rps)
     crest_rps = min(CREST * most_rps, OVERLOAD * measured_rps(profile, static_cores))
@@ -148,7 +148,7 @@ def settings_for(profile: Profile, cores: Sequence[float], *, duration_s: int, s
 
 
 def overloaded_cores(profile: Profile, cores: Sequence[float], most_rps: float) -> float:
-    """The largest count up to half the cores that `most_rps` overloads; the smallest count if it overloads none."""
+    """The largest core count, up to half of all cores, that `most_rps` overloads; the smallest if it overloads none."""
     weak = [c for c in cores if c <= cores[-1] / 2 and OVERLOAD * measured_rps(profile, c) <= most_rps]
     return max(weak, default=cores[0])
 
@@ -159,7 +159,7 @@ def measured_rps(profile: Profile, cores: float) -> float:
 
 
 def throughput_rps(profile: Profile, cores: float) -> float:
-    """The throughput on `cores` with the best batch size that the profile promises (P99), in requests per second."""
+    """The throughput on `cores` with the best batch size, by the P99 latency of the profile, in requests per second."""
     return max(b * 1e3 / profile.latency_ms.latency_ms(b, cores) for b in range(1, profile.max_batch + 1))
 
 
@@ -212,17 +212,17 @@ def dump_yaml(path: Path, value: Mapping[str, Any]) -> None:
 
 
 class LiveRun(Struct, frozen=True):
-    """A live run: figures from its log and from its clients, and where the log is."""
+    """A live run: figures from its log and from its clients, and the path of the log."""
 
     counted: CountedRun
     clients: LoadResult
     log: Path
     first_ns: int
-    """When the first request was due to be sent, from the start of the schedule."""
+    """When the first request was due, in ns from the start of the schedule."""
 
 
 class ComparedRun(Struct, frozen=True):
-    """One system: live as its log has it, as its clients saw it, and as the simulator predicted."""
+    """One system: the live run from its log and from its clients, and the simulated run."""
 
     system: str
     live: CountedRun
@@ -237,11 +237,11 @@ class Demonstration(Struct, frozen=True):
     profile: Profile
     runs: tuple[ComparedRun, ...]
     limited_by: str
-    """How replicas are confined to their cores here."""
+    """How this machine limits replicas to their cores."""
 
 
 def demonstrate(folder: Path, *, duration_s: int, seed: int, progress: Progress) -> Demonstration:
-    """Run everything in `folder`; takes 2 × `duration_s` and half a minute. MachineError if something is missing."""
+    """Run the demonstration in `folder`; takes 2 × `duration_s` + 30 s. MachineError if the model is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     progress(0.0, "the model")
     model = squeezenet(folder)
@@ -261,7 +261,7 @@ def demonstrate(folder: Path, *, duration_s: int, seed: int, progress: Progress)
 
 
 def _report(progress: Progress, before: float, share: float, what: str, done: float) -> None:
-    """Progress of one part, which begins when `before` of the whole is done and is `share` of it."""
+    """Report the progress of one part that starts at the fraction `before` of the whole and takes `share` of it."""
     progress(before + share * min(1.0, done), what)
 
 
@@ -289,9 +289,9 @@ def run_live(folder: Path, scenario: Scenario, choice: SystemChoice, progress: C
 def run_simulated(
     scenario: Scenario, choice: SystemChoice, live: LiveRun, log: Path, *, recorded: RecordedRun = NOT_RECORDED
 ) -> CountedRun:
-    """The same run simulated, its log written to `log`; with `recorded`, batches and branches are those of that run.
+    """Simulate the same run and write its log to `log`; `recorded` replaces durations and branches by recorded ones.
 
-    The trace starts in the same part of a planning period as it did live.
+    The trace starts at the same phase of the planning period as in the live run.
     """
     lead_ns = schedule_start_ns(live.log, first_ns=live.first_ns)
     assumed = run_scenario(scenario, choice, log=log, lead_ns=lead_ns, recorded=recorded).row.assumed

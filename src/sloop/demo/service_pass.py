@@ -1,8 +1,8 @@
-"""A pass over a model in real service: a server for it, some seconds of requests, the durations in the server's log.
+"""A measurement pass in real service: serve the model, send requests for some seconds, read durations from the log.
 
-No stand-in shares a machine as the server and its clients do, so `sloop profile` also measures the model where it will
-run. The rate varies up to about what batches of 1 can carry, so that batches of several sizes occur; the deadline is
-long, so that nothing is dropped.
+No stand-in loads a machine exactly as the server and its clients do, so `sloop profile` also measures the model in a
+server. The rate varies up to about the throughput of batches of 1, so that several batch sizes occur; the deadline is
+long, so that no request is dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,13 @@ from sloop.runlog.durations import batch_durations
 from sloop.workload import trace_from
 
 RATES: Final = (0.4, 0.6, 0.8, 0.5, 0.7, 0.9, 0.9, 0.4)
-"""Requests in each step, as shares of what batches of 1 carried in the pass before; in service they carry less."""
+"""Request rate of each step, as a share of the throughput with batches of 1 in the pass before; it is lower in service.
+"""
 STEP_S, STEP_S_MAX = 1, 3
-"""Length of each step; a slow model gets longer ones, for `REQUESTS_MIN` requests in each."""
+"""Seconds of each step; longer for a slow model, so that each step has `REQUESTS_MIN` requests."""
 REQUESTS_MIN: Final = 10
 RATE_RPS_MAX: Final = 600.0
-"""Faster models are not driven to saturation: the load generator would saturate first."""
+"""Largest request rate: with faster models the load generator would saturate first."""
 SLO_MS: Final = 30_000.0
 
 
@@ -37,8 +38,8 @@ def service_pass(
 ) -> Pass | None:
     """Serve the model on each core count of `samples` for some seconds; None if no cell ran often enough.
 
-    `samples` are those of the pass before, which say how many requests it can take; `shapes` gives one row's shape for
-    inputs with open dimensions. MachineError if the server does not start or answers nothing.
+    `samples` of the pass before determine the request rate; `shapes` gives one row's shape for inputs with open
+    dimensions. MachineError if the server does not start or answers no request.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[Sample] = []
@@ -57,7 +58,7 @@ def service_pass(
 def _serve(
     folder: Path, model: Path, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]], seed: int
 ) -> tuple[int, Path]:
-    """How many requests were answered, and the server's log."""
+    """Serve and load the model; returns the number of sent requests and the server's log."""
     cores, single_ms = samples[0].cores, samples[0].p50_ms / samples[0].batch
     profile = Profile(
         latency_ms=LatencyTable({sample.batch: {cores: sample.p50_ms} for sample in samples}),

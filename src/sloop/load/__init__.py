@@ -1,7 +1,7 @@
-"""An open-loop load generator for Open Inference Protocol v2 servers, ours or not.
+"""An open-loop load generator for sloop and other Open Inference Protocol v2 servers.
 
-Replays a trace with deadlines from a process of its own and never waits for answers; says how far it lagged behind its
-own schedule. A room above `arrivals`: it knows traces and links, but no server, core or policy.
+Replays a trace with deadlines from a separate process without waiting for answers, and reports how far it lagged behind
+its schedule. It uses traces and links from `sloop.workload`, but no server, core or policy.
 """
 
 from sloop.load.plan import ClosedLoop, Delivery, Encoding, LoadPlan

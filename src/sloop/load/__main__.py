@@ -1,4 +1,4 @@
-"""`python -m sloop.load FOLDER`: the sending process, started by `run_load`; not for people."""
+"""`python -m sloop.load FOLDER`: the sending process; internal, started by `run_load`."""
 
 import sys
 from pathlib import Path

@@ -22,8 +22,8 @@ HEAD_BYTES_MAX: Final = 64 * 1024
 BODY_BYTES_MAX: Final = 256 * 2**20
 
 
-class BrokenResponse(Exception):  # a thing, as in the rest of this file
-    """What the server sent is not HTTP, or too much of it."""
+class BrokenResponse(Exception):  # it describes a response; `Error` would add nothing
+    """The server's response is not valid HTTP, or too large."""
 
 
 class Response(Struct, frozen=True, gc=False):
@@ -34,11 +34,11 @@ class Response(Struct, frozen=True, gc=False):
     is_last: bool
     """The server will close the connection."""
     slo_met: bool | None
-    """What the server says in `x-slo-met`, if it does."""
+    """The value of the header `x-slo-met`, if the server sent it."""
 
 
 class RequestHead:
-    """Heads of requests that differ in their time budget alone."""
+    """Renders the heads of requests that differ only in their elapsed time."""
 
     __slots__ = ("_after", "_before")
 
@@ -57,14 +57,14 @@ class RequestHead:
         self._after = self._before + b"\r\n\r\n"
 
     def render(self, elapsed_ns: int) -> bytes:
-        """The head of a request that has already been `elapsed_ns` on its way."""
+        """The head of a request of whose deadline `elapsed_ns` has elapsed."""
         if elapsed_ns == 0:
             return self._after
         return b"%b\r\nx-elapsed-ms: %.3f\r\n\r\n" % (self._before, elapsed_ns / 1e6)
 
 
 class ResponseReader:
-    """Puts one response after another together from the bytes of a connection."""
+    """Parses the responses on one connection, one after another."""
 
     __slots__ = ("_at", "_body_start", "_buffer", "_chunks", "_fields", "_is_old", "_length", "_status")
 
@@ -81,7 +81,7 @@ class ResponseReader:
         self._fields: dict[bytes, bytes] = {}
 
     def feed(self, received: bytes) -> Response | None:
-        """Take bytes; the answer if they complete it. Bytes beyond it, which nobody asked for, are an error."""
+        """Add bytes; returns the response if it is complete. Bytes beyond its end are an error."""
         self._buffer += received
         while self._body_start == 0:
             if not self._read_head():
@@ -95,7 +95,7 @@ class ResponseReader:
         return self._finish(bytes(self._buffer[self._body_start : end]), end)
 
     def close(self) -> Response | None:
-        """The connection ended: the answer whose end that marks, if there is one."""
+        """The connection was closed: returns the response that this completes, if any."""
         if self._body_start and self._length < 0 and not self._is_chunked:
             return self._finish(bytes(self._buffer[self._body_start :]), len(self._buffer))
         return None
@@ -105,11 +105,11 @@ class ResponseReader:
         return self._fields.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
 
     def _read_head(self) -> bool:
-        """Whether the head is complete; provisional 1xx heads are passed over."""
+        """Parse the head; returns whether it is complete. Provisional 1xx heads are skipped."""
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(self._buffer) > HEAD_BYTES_MAX:
-                raise BrokenResponse(f"no end of the head within {HEAD_BYTES_MAX} bytes")
+                raise BrokenResponse(f"the head exceeds {HEAD_BYTES_MAX} bytes")
             if not b"HTTP/1.".startswith(self._buffer[:7]):
                 raise BrokenResponse("not HTTP/1")
             return False
@@ -128,7 +128,7 @@ class ResponseReader:
         return True
 
     def _length_of_body(self) -> int:
-        """Bytes, or -1 where chunks or the end of the connection delimit the body."""
+        """The length of the body in bytes; -1 if chunks or the end of the connection delimit it."""
         if self._status in (204, 304):
             return 0
         if b"transfer-encoding" in self._fields:
@@ -142,10 +142,10 @@ class ResponseReader:
 
     def _check_room(self) -> None:
         if len(self._buffer) - self._body_start > BODY_BYTES_MAX:
-            raise BrokenResponse(f"a body of over {BODY_BYTES_MAX} bytes")
+            raise BrokenResponse(f"the body exceeds {BODY_BYTES_MAX} bytes")
 
     def _chunked(self) -> Response | None:
-        """Take the chunks that have come, from where the last call stopped."""
+        """Parse the chunks received since the last call."""
         while True:
             line_end = self._buffer.find(b"\r\n", self._at)
             if line_end < 0:
@@ -160,7 +160,7 @@ class ResponseReader:
             self._at = after
 
     def _trailed(self, last_line: int) -> Response | None:
-        """After the last chunk there may be trailer fields, then an empty line."""
+        """Skip trailer fields after the last chunk, up to the empty line."""
         if self._buffer[last_line : last_line + 4] == b"\r\n\r\n":
             return self._finish(b"".join(self._chunks), last_line + 4)
         end = self._buffer.find(b"\r\n\r\n", last_line)
@@ -168,7 +168,7 @@ class ResponseReader:
 
     def _finish(self, body: bytes, end: int) -> Response:
         if len(self._buffer) > end:
-            raise BrokenResponse("more bytes than the answer has")
+            raise BrokenResponse("bytes after the end of the response")
         met = self._fields.get(b"x-slo-met")
         answer = Response(self._status, body, self._closes(), None if met is None else met.lower() == b"true")
         self._buffer.clear()
@@ -187,30 +187,30 @@ def _status_of(line: bytes) -> int:
     """Of `HTTP/1.1 200 OK`."""
     code = line[9:12]
     if not line.startswith(b"HTTP/1.") or line[8:9] != b" " or not code.isdigit() or line[12:13] not in (b"", b" "):
-        raise BrokenResponse(f"status line {line[:40]!r}")
+        raise BrokenResponse(f"invalid status line {line[:40]!r}")
     return int(code)
 
 
 def _chunk_size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip()
     if not 0 < len(digits) <= 8 or digits.strip(b"0123456789abcdefABCDEF"):
-        raise BrokenResponse(f"chunk size {line[:20]!r}")
+        raise BrokenResponse(f"invalid chunk size {line[:20]!r}")
     return int(digits, 16)
 
 
 IDLE_NS_MAX = 3 * NS_PER_S
-"""Servers close idle connections after 5 s or more; one idle for less is safe to send on."""
+"""A connection that was idle for less is safe to reuse: servers close idle connections after 5 s or more."""
 
 SPARE_NS_MAX = NS_PER_S
-"""Idle connections beyond the warm ones are closed after this: a server that bounds its connections (Granian takes
-1,024 at a time) would else leave newer ones, requests and all, waiting behind those a passing burst once needed."""
+"""Idle connections beyond the warm ones are closed after this time. Otherwise, at a server that limits its connections
+(Granian: 1,024), unused connections of an earlier burst would keep new connections and their requests waiting."""
 
 CONNECTING_MAX = 64
-"""Connections in the making at once: more would overrun the server's queue of new connections (often 128)."""
+"""Connections opened concurrently: more would overflow the server's backlog of new connections (often 128)."""
 
 
 class Outgoing(Struct, gc=False):
-    """A request on its way."""
+    """A request that was submitted and has not ended."""
 
     number: int
     head: bytes
@@ -220,17 +220,17 @@ class Outgoing(Struct, gc=False):
 
 
 Report = Callable[[Outgoing, int, Ending, Response | None], None]
-"""Called when a request ends: the request, the time by the monotonic clock, how it ended, and the response, if any."""
+"""Called when a request ends: the request, the monotonic time in ns, how it ended, and the response, if any."""
 
 
 class Server(Struct, frozen=True):
-    """Where to connect."""
+    """The server to connect to."""
 
     host: str
     port: int
     tls: bool = False
     mark: bytes = b'"outputs"'
-    """What every answer with status 200 holds; an answer without it is broken."""
+    """Text that every answer with status 200 must contain; an answer without it is broken."""
 
 
 class Connection(asyncio.Protocol):
@@ -246,10 +246,10 @@ class Connection(asyncio.Protocol):
         self.idle_since_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def send(self, outgoing: Outgoing) -> None:
-        assert self.transport is not None, "sends only once connected"
+        assert self.transport is not None, "not connected yet"
         self.outgoing = outgoing
         outgoing.sent_ns = time.monotonic_ns()
         if len(outgoing.body) < 65_536:
@@ -259,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.outgoing is None:
-            self.fail(Ending.BROKEN)  # Nothing was asked.
+            self.fail(Ending.BROKEN)  # a response without a request
             return
         try:
             answer = self._reader.feed(data)
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, answer: Response) -> None:
         outgoing, self.outgoing = self.outgoing, None
-        assert outgoing is not None, "an answer answers a request"
+        assert outgoing is not None, "a response without a request"
         now_ns = time.monotonic_ns()
         if answer.is_last:
             self._pool.forget(self)
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
         self._pool.report(outgoing, now_ns, Ending.BROKEN if is_broken else Ending.ANSWERED, answer)
 
     def fail(self, ending: Ending) -> None:
-        """Give up this connection, and its request if it has one."""
+        """Close this connection, and fail its request if it has one."""
         outgoing, self.outgoing = self.outgoing, None
         self._pool.forget(self)
         self.abort()
@@ -307,13 +307,13 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """All connections to a server. `report` is called for every request handed to `send`, exactly once."""
+    """A pool of connections to one server. `report` is called exactly once for every request passed to `send`."""
 
     def __init__(self, server: Server, report: Report, *, connections_max: int, timeout_ns: int) -> None:
         self.report = report
         self.mark = server.mark
         self.opened = 0
-        """Connections ever made."""
+        """The number of connections opened so far."""
         self._kept = 0
         self._is_closed = False
         self._server = server
@@ -324,24 +324,25 @@ class Connections:
         self._open: dict[int, Connection] = {}
         self._idle: list[Connection] = []
         self._waiting: deque[Outgoing] = deque()
-        """For the next connection to open or fall idle; never longer than what may still be opened."""
+        """Requests that wait for the next connection that opens or becomes idle; at most as many as may still be
+        opened."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._unanswered: deque[tuple[int, Connection, Outgoing]] = deque()
-        """By the instant of their timeout, which is also the order of sending."""
+        """Open requests in the order of their timeouts, which is the order of sending."""
 
     @property
     def open_count(self) -> int:
-        """Connections open now."""
+        """The number of open connections."""
         return len(self._open)
 
     async def warm(self, count: int) -> None:
-        """Open this many connections; those that cannot be opened are left to later."""
+        """Try to open this many connections; failures are ignored, because `send` opens connections as needed."""
         self._kept = count
         for first in range(0, count, CONNECTING_MAX):
             await asyncio.gather(*(self._connect() for _ in range(first, min(count, first + CONNECTING_MAX))))
 
     def send(self, outgoing: Outgoing) -> None:
-        """Send now; fails as an overflow where every connection allowed is busy."""
+        """Send now; the request fails as an overflow if all allowed connections are busy."""
         connection = self._take_idle(outgoing.handed_ns)
         if connection is not None:
             self._dispatch(connection, outgoing)
@@ -352,7 +353,7 @@ class Connections:
             self.report(outgoing, time.monotonic_ns(), Ending.OVERFLOW, None)
 
     def expire(self, now_ns: int) -> None:
-        """Fail what has waited for longer than the timeout, forget what has its answer, close what is idle for long."""
+        """Fail requests after their timeout, forget answered ones, and close connections that were idle for long."""
         self._close_spare(now_ns)
         while self._unanswered:
             timeout_ns, connection, outgoing = self._unanswered[0]
@@ -366,7 +367,7 @@ class Connections:
             self.report(self._waiting.popleft(), now_ns, Ending.TIMEOUT, None)
 
     def _close_spare(self, now_ns: int) -> None:
-        """The idle connections stand in the order they fell idle in."""
+        """Close connections that were idle for long; `_idle` is in the order in which they became idle."""
         surplus = self._idle[: max(0, len(self._idle) - self._kept)]
         for connection in surplus:
             if now_ns - connection.idle_since_ns > SPARE_NS_MAX:
@@ -374,20 +375,20 @@ class Connections:
                 connection.abort()
 
     def release(self, connection: Connection) -> None:
-        """A connection has fallen idle."""
+        """A connection has become idle."""
         if self._waiting:
             self._dispatch(connection, self._waiting.popleft())
         else:
             self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """A connection was closed."""
         self._open.pop(id(connection), None)
         with suppress(ValueError):
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Drop every connection; requests without an answer fail."""
+        """Close every connection; requests without an answer fail."""
         self._is_closed = True
         for connecting in self._connecting:
             connecting.cancel()
@@ -401,7 +402,7 @@ class Connections:
         self._unanswered.append((outgoing.sent_ns + self._timeout_ns, connection, outgoing))
 
     def _take_idle(self, now_ns: int) -> Connection | None:
-        """The connection used last, so that those no longer needed grow old and are dropped."""
+        """The most recently used connection, so that unneeded ones stay idle and are closed."""
         if not self._idle:
             return None
         connection = self._idle.pop()
@@ -425,7 +426,7 @@ class Connections:
             self._connect_more()
 
     async def _connect(self) -> None:
-        """Open one connection and put it to use; if that fails, so does the request that has waited longest."""
+        """Open one connection and use it; on failure, the request that has waited longest fails."""
         connecting = self._loop.create_connection(
             lambda: Connection(self), self._server.host, self._server.port, ssl=self._tls
         )
@@ -437,9 +438,9 @@ class Connections:
             return
         self.opened += 1
         if self._is_closed:
-            connection.abort()  # `wait_for` lets a connection made in the turn it is cancelled in through.
+            connection.abort()  # `wait_for` can return a connection although it was cancelled in the same turn
         if connection.is_closing:
-            return  # By the line above, or by the server within the moment it took to get here.
+            return  # closed by the line above, or already by the server
         self._open[id(connection)] = connection
         connection.idle_since_ns = time.monotonic_ns()
         self.release(connection)

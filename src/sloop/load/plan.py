@@ -1,6 +1,6 @@
-"""What a load run sends: server, schedule, request bodies; and what the server says about its model.
+"""The plan of a load run: server, schedule and request bodies; and the metadata that the server returns.
 
-Everything that a user can get wrong raises `InputError`. Bodies are JSON or use the binary tensor data extension; their
+Every mistake of the user raises `InputError`. Bodies are JSON or use the binary tensor data extension; their
 values are generated from a seed, so equal seeds send equal bytes. A deadline is `sent + slo`; a link's transfer time
 passes before the server receives the request. Sources: Open Inference Protocol v2; Triton's "Binary tensor data
 extension".
@@ -142,13 +142,13 @@ VARIANTS: Final = 4
 
 
 class ModelMetadata(msgspec.Struct, frozen=True):
-    """The part of the answer to GET /v2/models/NAME that is used here."""
+    """The used part of the answer to GET /v2/models/NAME."""
 
     inputs: tuple[Port, ...] = ()
 
 
 class Body(msgspec.Struct, frozen=True):
-    """The body of a request, and what its headers must say about it."""
+    """The body of a request, with the lengths for its headers."""
 
     content: bytes
     json_bytes: int
@@ -303,7 +303,7 @@ def fetch_metadata(url: SplitResult, model: str, *, timeout_s: float) -> ModelMe
         return msgspec.json.decode(body, type=ModelMetadata)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(
-            f"what the server says of {model!r} is not the protocol's: {error}",
+            f"the server's metadata of {model!r} does not follow the protocol: {error}",
             where=where,
             help="is it an Open Inference Protocol v2 server?",
         ) from None

@@ -87,7 +87,7 @@ lag."""
 
 
 class SecondRow(msgspec.Struct, frozen=True):
-    """The requests due in one second; latencies of those answered, in ms."""
+    """The requests due in one second; latencies of the answered ones, in ms."""
 
     second: int
     sent: int
@@ -102,7 +102,7 @@ class SecondRow(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run. Rates are per second of the schedule; latencies are those of answers with status 200."""
+    """The result of a run. Rates are per second of the schedule; latencies count only answers with status 200."""
 
     sent: int
     ok: int
@@ -142,15 +142,15 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
         shares = ", ".join(f"{kind} {count:,}" for kind, count in self.error_kinds.items())
         return [
             ("sent", f"{self.sent:,} in {self.duration_s:,.1f} s ({self.offered_rps:,.1f} rps)"),
-            ("on time", f"{self.ok:,}"),
+            ("served in time", f"{self.ok:,}"),
             ("late", f"{self.late:,}"),
             ("dropped", f"{self.dropped:,}"),
             ("rejected", f"{self.rejected:,}"),
             ("errors", f"{self.errors:,}" + (f" ({shares})" if shares else "")),
             ("attainment", "–" if self.attainment is None else f"{self.attainment:.4%}"),
             ("goodput", f"{self.goodput_rps:,.1f} rps"),
-            ("latency p50 / p99 / max", _spread(self.p50_ms, self.p99_ms, self.max_ms)),
-            ("response p50 / p99", _spread(self.response_p50_ms, self.response_p99_ms)),
+            ("latency (from due time) p50 / p99 / max", _spread(self.p50_ms, self.p99_ms, self.max_ms)),
+            ("response (from sending) p50 / p99", _spread(self.response_p50_ms, self.response_p99_ms)),
             ("generator's lag p50 / p99 / max", _spread(self.lag_p50_ms, self.lag_p99_ms, self.lag_max_ms)),
             *([("note", self.note)] if self.note else []),
         ]
@@ -251,9 +251,9 @@ def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections
 
 def _note(lag_p99_ms: float, slo_ms: float, overflows: int) -> str:
     if overflows:
-        return f"{overflows:,} requests found every connection busy: allow more connections to send them"
+        return f"{overflows:,} requests were not sent because all connections were busy: allow more connections"
     if lag_p99_ms > LAG_SHARE_MAX * slo_ms:
-        return f"the generator itself lagged by {lag_p99_ms:.1f} ms at p99: give it a core of its own or a lower rate"
+        return f"the generator itself lagged by {lag_p99_ms:.1f} ms at p99: give it a dedicated core or a lower rate"
     return ""
 
 
@@ -322,7 +322,7 @@ def write_jsonl(measured: Measured, path: Path, *, slo_ns: int) -> None:
 
 
 def _quantile_ms(values_ns: NDArray[np.int64], share: float) -> float | None:
-    """The nearest-rank quantile in ms; None of nothing."""
+    """The nearest-rank quantile in ms; None for no values."""
     if not len(values_ns):
         return None
     place = rank(share, len(values_ns))

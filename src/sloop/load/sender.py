@@ -43,7 +43,7 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """Everything that the sending process needs to know about one run."""
+    """The sending process's orders for one run."""
 
     host: str
     port: int
@@ -88,7 +88,7 @@ def read_orders(folder: Path) -> tuple[Orders, list[bytes]]:
 
 
 def open_schedule(folder: Path) -> "memoryview[int]":
-    """Map the schedule into memory, so that ten million requests need no memory of their own."""
+    """Map the schedule file, so that ten million requests need no heap memory."""
     path = folder / SCHEDULE
     if path.stat().st_size == 0:
         return memoryview(b"").cast("q")
