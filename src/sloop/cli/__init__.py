@@ -1,7 +1,7 @@
 """The command line: `sloop COMMAND`. One file per command, without logic: read the options, call, print the result.
 
-Until a command is chosen only click is imported, so that `sloop --help` answers at once: hence a table of names below
-instead of imports.
+Commands are imported only when they are chosen, so that `sloop --help` is fast; `COMMANDS` therefore lists module
+names.
 """
 
 import importlib
@@ -25,11 +25,11 @@ COMMANDS: Final = {
     "trace": ("sloop.cli.trace", "Describe, convert or plot a trace of arrivals."),
     "demo": ("sloop.cli.demo", "Run a real model under bursts, live and simulated, and write a report."),
 }
-"""Per command its module, where it goes by the same name, and its line in `sloop --help`."""
+"""Per command: its module, which defines a function of the same name, and its line in `sloop --help`."""
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is asked for."""
+    """A click group that imports a command on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

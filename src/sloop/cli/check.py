@@ -1,4 +1,4 @@
-"""`sloop check`: whether an application file is right, and what would be run for it."""
+"""`sloop check`: validates an application file and shows its plan."""
 
 import time
 from dataclasses import asdict
@@ -71,8 +71,8 @@ def check(app: Path, rate_rps: float, arrivals: Arrivals) -> CommandOutput:
 
 
 def condition(stage: Stage) -> str:
-    """When and how often a request visits a stage, if not simply once after the others: `when kind of look is 1 or 2;
-    joins the parts`."""
+    """Conditions of a stage as text, such as `when kind of look is 1 or 2; joins the parts`; empty if every request
+    visits it once."""
     parts = []
     for when in stage.when:
         values = f" is {' or '.join(map(str, when.values))}" if when.values else ""

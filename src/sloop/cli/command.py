@@ -1,7 +1,7 @@
-"""What all commands share: their output, tables and progress, and the values that several of them read.
+"""Shared by all commands: output, tables, progress bars, and parsers of option values.
 
 With `--json` a command prints one object on stdout and nothing else; progress and errors go to stderr. An error names
-the place, the problem and the fix. Exit codes: 0 done, 1 failed, 2 wrong use (click's own).
+the place, the problem and the fix. Exit codes: 0 success, 1 failure, 2 wrong usage (from click).
 """
 
 import sys
@@ -39,14 +39,14 @@ class CommandOutput:
     """The result of a command, in the forms that `print_output` chooses from."""
 
     value: Any
-    """For programs: anything msgspec writes as one JSON object."""
+    """For programs: any value that msgspec encodes as one JSON object."""
     display: Sequence[RenderableType]
     """For people: lines and tables."""
     exit_code: int = 0
 
 
 def print_output(output: CommandOutput) -> None:
-    """Print as JSON or for people, as wide as the terminal; in unbroken lines where stdout is a file or a pipe."""
+    """Print as JSON, or as text in the width of the terminal; lines are not wrapped if stdout is a file or a pipe."""
     if click.get_current_context().meta[JSON]:
         click.echo(msgspec.json.encode(output.value))
         return
@@ -56,7 +56,7 @@ def print_output(output: CommandOutput) -> None:
 
 
 class Command(click.Command):
-    """A click command whose function returns a `CommandOutput`, or None where it has printed one and runs on."""
+    """A click command whose function returns a `CommandOutput`, or None if it has already printed one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # click's own signature
         super().__init__(*args, **kwargs)
@@ -92,7 +92,7 @@ def command(name: str, *, example: str, notes: str = "") -> Callable[[Callable[.
 
 
 def table(contents: Table) -> Group:
-    """A table for the terminal, its title on a line of its own so that a narrow table does not break it."""
+    """A table for the terminal, with the title on a separate line so that a narrow table does not wrap it."""
     body = as_rich(Table("", contents.columns, contents.rows))
     return Group(Text(contents.title, style="bold"), body) if contents.title else Group(body)
 
@@ -113,7 +113,7 @@ class ProgressUpdate(Protocol):
 
 @contextmanager
 def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
-    """A progress bar on stderr while the block runs, for whatever takes more than two seconds."""
+    """A progress bar on stderr while the block runs; shown after two seconds."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task(what, total=total)
@@ -125,7 +125,7 @@ def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
 
 
 def trace_at(source: str, *, seed: int, duration_s: float | None) -> Trace:
-    """The trace that `source` names, see `TRACE_HELP`. InputError where it names none."""
+    """Load the trace that `source` names (see `TRACE_HELP`). InputError if it names none."""
     if source.lstrip().startswith("{"):
         return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
     if source.endswith((".yaml", ".yml")):
@@ -137,19 +137,19 @@ def trace_at(source: str, *, seed: int, duration_s: float | None) -> Trace:
 
 
 def link_at(source: str, *, seed: int) -> Link:
-    """The client link that `source` names: a file of bandwidths, or a mapping such as `{kind: lte}`."""
+    """Load the client link that `source` names: a file of bandwidths, or a mapping such as `{kind: lte}`."""
     if source.lstrip().startswith("{"):
         return link_from(parse_yaml(source, "LINK"), seed=seed, folder=Path())
     return read_link(source)
 
 
 def mapping(text: str, where: str) -> dict[str, object]:
-    """A YAML mapping on one line. InputError, naming `where`, for anything else."""
+    """Parse a YAML mapping on one line. InputError, naming `where`, for anything else."""
     return {key: value.content for key, value in parse_yaml(text, where).mapping().items()}
 
 
 class Number(click.FloatRange):
-    """A finite float in a range. Click's own type lets `nan` and `inf` pass, which no duration or rate may be."""
+    """A finite float in a range. Click's type accepts `nan` and `inf`, which are not valid durations or rates."""
 
     def convert(
         self,
@@ -163,7 +163,7 @@ class Number(click.FloatRange):
         return number
 
     def _describe_range(self) -> str:
-        """Empty without bounds, where click would write `x<=None`."""
+        """The range as text; empty without bounds, for which click would write `x<=None`."""
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 

@@ -1,4 +1,4 @@
-"""`sloop load`: the requests of a trace, sent to a server."""
+"""`sloop load`: sends the requests of a trace to a server."""
 
 from pathlib import Path
 

@@ -18,13 +18,13 @@ from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
 
 PATHS_MAX: Final = 12
-"""Paths in the table for people; `--json` has all."""
+"""The most paths in the printed table; `--json` has all."""
 EXAMPLE = """
 sloop plan app.yaml --rate 50
 sloop plan app.yaml --rate 50 --system fa2 --arrivals burst --json
 """
-NOTES = """Nothing is started: the system's own policies are asked for the plan that they keep at this rate, and the
-profiles predict what it gives. Exit code 0 whether or not the plan is feasible; `sloop check` fails where it is not."""
+NOTES = """Nothing is started: the system's policies compute the plan that they would keep at this rate, and the
+profiles predict its latency. The exit code is 0 even if the plan is not feasible; `sloop check` then returns 1."""
 RATE_MAX: Final = 1e7
 arrivals_option = click.option(
     "--arrivals",
@@ -38,7 +38,7 @@ arrivals_option = click.option(
 @command("plan", example=EXAMPLE, notes=NOTES)
 @click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--rate", "rate_rps", type=Number(min=0, max=RATE_MAX), required=True, help="Requests per second.")
-@click.option("--system", "name", metavar="NAME", help="Ask this system instead of the one that APP names.")
+@click.option("--system", "name", metavar="NAME", help="Plan with this system instead of the one that APP names.")
 @arrivals_option
 def plan(app: Path, rate_rps: float, name: str | None, arrivals: Arrivals) -> CommandOutput:
     """Show what the application in APP needs at a steady request rate, what it costs and how it performs."""
@@ -49,7 +49,7 @@ def plan(app: Path, rate_rps: float, name: str | None, arrivals: Arrivals) -> Co
 
 
 def plan_display(report: PlanReport) -> Sequence[RenderableType]:
-    """The stages, what binds them, the paths, the reasons and the shortfalls of a plan."""
+    """The stages, binding constraints, paths, reasons and shortfalls of a plan."""
     spaced = "evenly spaced" if report.arrivals == "even" else "all of a second at once"
     verdict = "feasible" if report.feasible else "not feasible"
     title = f"{report.system}: {verdict} at {number(report.rate_rps)} requests/s, {spaced}"

@@ -1,4 +1,4 @@
-"""`sloop replay`: whether the core still decides as it did in a recorded run."""
+"""`sloop replay`: checks that the core still takes the decisions of a recorded run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`sloop reproduce`: published experiments repeated, with a verdict on each figure."""
+"""`sloop reproduce`: repeats published experiments and gives a verdict on each figure."""
 
 from pathlib import Path
 

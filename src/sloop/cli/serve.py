@@ -1,4 +1,4 @@
-"""`sloop serve`: an application behind the Open Inference Protocol v2, over HTTP and gRPC."""
+"""`sloop serve`: serves an application with the Open Inference Protocol v2 over HTTP and gRPC."""
 
 import logging
 import sys
