@@ -1,1 +1,1 @@
-"""Optimisers and searches: pure functions of numbers, in the units of the papers they come from, named so."""
+"""Optimisers and searches: pure functions of numbers. Units are those of the source papers; names carry them."""

@@ -1,15 +1,15 @@
 """Biscale's optimisation problem: replicas, cores per replica and batch for every stage, with the fewest cores in all.
 
 Solves the integer program of Biscale exactly on a grid of whole milliseconds (dissertation chapter P4, Eq. P4.6; the
-same system is Themis, arXiv 2407.14843), in three forms: equal replicas of one size (horizontal, Algorithm 4), cores
-for a given number of replicas (vertical, Algorithm 3), and, where those cannot carry the rate, cores for the part that
-they can plus further replicas for the rest (split). The loops printed in the dissertation contain slips: the throughput
-test must count the replicas (n · h ≥ λ), the objective is Σ n · c, and the binary search is inverted. This module
-solves the program as stated, not the loops.
+same system is Themis, arXiv 2407.14843), in three forms: equal replicas of one size (horizontal, Algorithm 4); cores
+for a given number of replicas (vertical, Algorithm 3); and, if those cannot carry the rate, cores for the part that
+they can carry plus more replicas for the rest (split). The loops printed in the dissertation contain errors: the
+throughput test must count the replicas (n · h ≥ λ), the objective is Σ n · c, and the binary search is inverted. This
+module solves the program, not the loops.
 
 Units are those of the publication: milliseconds, requests per second, and cores counted in units whose size the caller
 chooses. Notation: l(b, c) latency of a batch, q(b) the time until it is full, h(b, c) throughput of one replica, λ
-arrival rate, n replicas. Of equal costs the smaller sum of batches wins, then the lower latency.
+arrival rate, n replicas. Among equal costs the smaller sum of batches wins, then the lower latency.
 """
 
 import math
@@ -27,11 +27,11 @@ from sloop.solvers.budget import Segment, StageOptions, cheapest_tree, improved,
 from sloop.solvers.graph import PathMatrix
 
 Throughput = Literal["pure", "with_queue"]
-"""How h(b, c) is counted. `pure`: 1000 b/l, as printed. `with_queue`: ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the authors' artefact,
-where the wait for a full batch counts as work; that leaves head-room for uneven arrivals, which `pure` does not."""
+"""The formula of h(b, c). `pure`: 1000 b/l, as printed. `with_queue`: ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the authors' artefact,
+which counts the wait for a full batch as work; this leaves head-room for uneven arrivals, `pure` does not."""
 
 RATE_RPS_MIN: Final = 1e-6
-"""Stands for a rate of 0, so that the solution is one replica of one unit with batches of one."""
+"""Replaces a rate of 0, so that the solution is one replica of one unit with batches of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class BiscaleChoice:
 
 @dataclass(frozen=True, slots=True)
 class BiscaleSplit:
-    """Choices that carry `carried_rps`, and per stage how many more such replicas the whole rate needs."""
+    """Choices that carry `carried_rps`, and per stage how many more such replicas the full rate needs."""
 
     choices: tuple[BiscaleChoice, ...]
     extra: tuple[int, ...]
@@ -69,9 +69,9 @@ class BiscaleSplit:
 class BiscaleProblem:
     """Stages, the segments of the graph that must keep a budget in slots, and the cores of the whole cluster in units.
 
-    Biscale's own applications are chains, see `chain`. For graphs whose paths meet, `forests` holds several ways to cut
-    them into forests (`sloop.solvers.graph`), each as segments; the cheapest solution over them is taken, and single
-    stages are improved against the uncut segments. Empty where `segments` already form a forest.
+    Biscale's own applications are chains, see `chain`. For graphs whose paths meet, `forests` has several cuts into
+    forests (`sloop.solvers.graph`), each as segments; the cheapest solution of all cuts is used, with single stages
+    improved against the uncut segments. Empty if `segments` already form a forest.
     """
 
     stages: tuple[BiscaleStage, ...]
@@ -83,10 +83,10 @@ class BiscaleProblem:
     """Length of a slot: a millisecond as published, longer for long deadlines. Latencies are rounded up to it."""
 
     def horizontal(self, rate_rps: float) -> tuple[BiscaleChoice, ...] | None:
-        """As many replicas as the rate needs, all of the smallest uniform size with which every budget can be kept.
+        """As many replicas as the rate needs, all of the smallest size that keeps every budget.
 
-        A stage whose profile ends at fewer units keeps its largest size. None where no size keeps the budgets, or where
-        `cores_total` does not suffice.
+        A stage whose profile ends at fewer units keeps its largest size. None if no size keeps the budgets within
+        `cores_total`.
         """
         tables = [self._rate_table(stage, rate_rps) for stage in self.stages]
         largest = [len(table.latency_ms) - 1 for table in tables]
@@ -99,7 +99,7 @@ class BiscaleProblem:
         return None
 
     def horizontal_within_cores(self, rate_rps: float) -> tuple[BiscaleChoice, ...]:
-        """The horizontal solution for the rate, or for the highest whole rate below it for which there are cores.
+        """The horizontal solution for the rate, or for the highest whole rate below it that the cores can carry.
 
         The problem must have a horizontal solution at a rate of 0.
         """
@@ -118,17 +118,18 @@ class BiscaleProblem:
         return best
 
     def vertical(self, rate_rps: float, replicas: Sequence[int]) -> tuple[BiscaleChoice, ...] | None:
-        """Cores and batches with which the given number of replicas of each stage carry the rate; None if none do."""
+        """Cores and batches with which the given number of replicas per stage carry the rate; None if there are
+        none."""
         return self._solve(
             [_of_count(self._rate_table(stage, rate_rps), n) for stage, n in zip(self.stages, replicas, strict=True)]
         )
 
     def split(self, rate_rps: float, replicas: Sequence[int]) -> BiscaleSplit | None:
-        """The vertical solution; where there is none, one for a lower whole rate plus further replicas for the rest.
+        """The vertical solution; if there is none, one for a lower whole rate plus more replicas for the rest.
 
         A lower rate makes batches fill more slowly, so feasibility is not monotone in the rate: the binary search ends
-        at a boundary (feasible, and infeasible one request per second above), which is usually but not always the
-        highest. None where even 1 request/s is infeasible.
+        at a rate that is feasible while one request per second more is not; usually, but not always, it is the highest
+        feasible rate. None if even 1 request/s is infeasible.
         """
         whole = self.vertical(rate_rps, replicas)
         if whole is not None:
@@ -153,8 +154,8 @@ class BiscaleProblem:
     def carries(self, rate_rps: float, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether replicas of given sizes, (count, units each) by stage, serve the rate within every budget.
 
-        Each stage uses the quickest batch that keeps up. This is not the same as comparing with `vertical`: where its
-        cheapest solution makes one stage larger and another smaller, the sizes as they are may carry the rate as well.
+        Each stage uses the quickest batch that keeps up. A comparison with `vertical` would not do: its cheapest
+        solution may enlarge one stage and shrink another, although the given sizes also carry the rate.
         """
         slots = []
         for stage, (count, units) in zip(self.stages, sizes, strict=True):
@@ -177,8 +178,8 @@ class BiscaleProblem:
         throughput_rps = 1000.0 * batches / stage.latency_ms
         if self.throughput == "with_queue":
             busy_ms = np.maximum(1.0, np.floor(stage.latency_ms) + np.floor(wait_ms))
-            # Whole milliseconds alone would promise more than a replica does: 25.05 ms cut to 25 are 40 requests/s, of
-            # which it serves 39.92.
+            # Truncated milliseconds alone overestimate a replica: 25.05 ms cut to 25 are 40 requests/s, but it serves
+            # 39.92.
             throughput_rps = np.minimum(np.floor(1000.0 * batches / busy_ms), throughput_rps)
         latency_slots = np.ceil(stage.latency_ms / self.slot_ms - ROUNDING)
         slots = latency_slots + np.ceil(wait_ms / self.slot_ms - ROUNDING)
@@ -188,7 +189,7 @@ class BiscaleProblem:
         """The cheapest combination within every budget: fewest cores, then smallest batches, then lowest latency."""
         if not all(len(one.slots) for one in offered):
             return None
-        # Two bounds, because most programs of a search for a rate are infeasible and the dynamic program costs more.
+        # Check two cheap bounds first: in a search for a rate, most programs are infeasible.
         quickest = [int(one.slots.argmin()) for one in offered]
         if (self._matrix.slack([one.slots[i] for one, i in zip(offered, quickest, strict=True)]) < 0).any():
             return None
@@ -196,7 +197,7 @@ class BiscaleProblem:
             return None
         options = self._stage_options(offered)
         found = [cheapest_tree(options, segments) for segments in self.forests or (self.segments,)]
-        if self.forests:  # cuts may be too cautious for any solution; the quickest options are one
+        if self.forests:  # a cut may leave no solution; then start from the quickest options, which are feasible
             found = [improved(options, self._matrix, indices or quickest) for indices in found]
         solutions = [
             tuple(one.choice(i) for one, i in zip(offered, indices, strict=True)) for indices in found if indices
@@ -217,7 +218,7 @@ class BiscaleProblem:
 def chain(
     stages: Sequence[BiscaleStage], slo_ms: int, *, throughput: Throughput = "with_queue", cores_total: float = math.inf
 ) -> BiscaleProblem:
-    """The problem of stages one after the other that must finish within `slo_ms` together."""
+    """The problem of a chain of stages with an end-to-end deadline of `slo_ms`."""
     return BiscaleProblem(tuple(stages), (Segment(tuple(range(len(stages))), slo_ms),), throughput, cores_total)
 
 
@@ -233,7 +234,7 @@ def _cost(choices: Sequence[BiscaleChoice]) -> tuple[int, int, float]:
 
 @dataclass(frozen=True, slots=True)
 class _RateTable:
-    """A stage at one rate. Arrays of shape (cores, batches); `wait_ms` of shape (batches,)."""
+    """A stage at one rate. Arrays have the shape (cores, batches), `wait_ms` (batches,)."""
 
     latency_ms: NDArray[np.float64]
     wait_ms: NDArray[np.float64]
@@ -248,7 +249,7 @@ class _RateTable:
         return np.maximum(needed, 1.0)
 
     def cores_min(self) -> NDArray[np.float64]:
-        """By replica size, shape (cores,): the fewest units that keep up with the rate, whatever the latency."""
+        """By replica size, shape (cores,): the fewest units that keep up with the rate, at any latency."""
         fewest: NDArray[np.float64] = self.replicas_needed().min(axis=1)
         return fewest * np.arange(1, len(fewest) + 1)
 
@@ -276,7 +277,7 @@ class _Options:
 
 
 def _of_size(table: _RateTable, row: int) -> _Options:
-    """As many replicas of `row` + 1 units as the rate needs, by batch."""
+    """For each batch, as many replicas of `row` + 1 units as the rate needs."""
     needed = table.replicas_needed()[row]
     columns = np.flatnonzero(np.isfinite(needed))
     replicas = needed[columns].astype(np.int64)
@@ -295,14 +296,14 @@ ReplicaGroups = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StageReplicas:
-    """Sizes of a stage's replicas in units, largest first. While none is ready, `ready` holds those that start."""
+    """Sizes of a stage's replicas in units, largest first. While none is ready, `ready` has the starting ones."""
 
     ready: tuple[int, ...]
     starting: tuple[int, ...]
 
     @property
     def count(self) -> int:
-        """Replicas that serve; at least 1, because one will be started."""
+        """The number of serving replicas; at least 1, because one will be started."""
         return max(1, len(self.ready))
 
     @property
@@ -322,7 +323,7 @@ class StageReplicas:
 
 
 def replicas_carry(problem: BiscaleProblem, rate_rps: float, present: Sequence[StageReplicas]) -> bool:
-    """Whether the replicas that serve carry the rate: the largest of each stage alone, or all as if all were small."""
+    """Whether the serving replicas carry the rate: the largest of each stage alone, or all counted as the smallest."""
     large = tuple((one.largest_count, one.largest) for one in present)
     small = tuple((one.count, one.smallest) for one in present)
     return any(problem.carries(rate_rps, sizes) for sizes in dict.fromkeys((large, small)))
@@ -334,7 +335,7 @@ def total_units(groups: Sequence[ReplicaGroups]) -> int:
 
 
 def with_small(present: StageReplicas, choice: BiscaleChoice) -> ReplicaGroups:
-    """The replicas as they are plus new ones of the chosen size, until there are as many as chosen."""
+    """The present replicas plus new ones of the chosen size, up to the chosen number."""
     counts = Counter((*present.ready, *present.starting))
     counts[choice.cores] += max(0, choice.replicas - counts.total())
     return [(count, units) for units, count in counts.items()]
@@ -343,11 +344,11 @@ def with_small(present: StageReplicas, choice: BiscaleChoice) -> ReplicaGroups:
 def small_first(
     problem: BiscaleProblem, rate_rps: float, present: Sequence[StageReplicas], goal: Sequence[BiscaleChoice]
 ) -> tuple[list[ReplicaGroups], tuple[BiscaleChoice, ...]]:
-    """Groups and choices where the cluster cannot hold the present replicas at full size beside the goal's new ones.
+    """Groups and choices if the present replicas at full size and the goal's new ones together exceed the cluster.
 
     The goal's missing replicas get their cores first, since small replicas give the most throughput per core (Amdahl;
-    dissertation chapter P4, on why to scale horizontally). The present ones get the sizes with which the remaining
-    cores carry most of the rate until the new ones are ready; the choices are theirs.
+    dissertation chapter P4, on why to scale horizontally). The present ones share the remaining cores such that they
+    carry most of the rate until the new ones are ready; the returned choices are those of the present ones.
     """
     counts = [min(one.count, choice.replicas) for one, choice in zip(present, goal, strict=True)]
     missing = [choice.replicas - count for count, choice in zip(counts, goal, strict=True)]

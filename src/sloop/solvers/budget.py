@@ -1,6 +1,6 @@
-"""One option for every stage, cheapest in total, with every segment of stages within its time budget.
+"""Chooses one option per stage with the least total cost, such that every segment of stages keeps its time budget.
 
-A multiple-choice knapsack with a time constraint per segment. Three solvers:
+This is a multiple-choice knapsack with a time constraint per segment. Three solvers:
 
 - `cheapest_tree`: a dynamic program over slots of time for segments that form a forest. After Razavi et al., FA2 (RTAS
   2022), Algorithm 1, with its printed slips corrected: a leaf keeps its cheapest option, not its last; every successor
@@ -9,8 +9,8 @@ A multiple-choice knapsack with a time constraint per segment. Three solvers:
 - `cheapest_by_milp`: an integer program for segments that meet anywhere (FA2 solves it with Gurobi, this with HiGHS).
 - `improved`: local search from a solution to a cheaper one, without proof.
 
-Times are whole slots, a millisecond each unless the caller says otherwise. A cost is one integer: an objective of
-several parts is packed into it, the most important part first.
+Times are whole slots, usually of a millisecond. A cost is one integer: several objectives are packed into it, the most
+important one first.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from sloop.solvers.graph import PathMatrix
 IMPOSSIBLE: Final = 1 << 58
 """The cost of an infeasible choice. Sums of feasible costs must stay below it."""
 NODES_MAX: Final = 2_000
-"""Branch-and-bound nodes. FA2's own applications need between one and a few dozen."""
+"""The most branch-and-bound nodes. FA2's applications need between one and a few dozen."""
 
 Costs = NDArray[np.int64]
 BudgetRule = Literal["tree", "paper"]
-"""How a stage shares the remaining time among its successors. `tree`: each has its own loosest segment. `paper`: all
-have the tightest budget, as published; never too optimistic, often too cautious."""
+"""The remaining time that a stage passes to its successors. `tree`: each gets the time of its loosest segment. `paper`:
+all get the tightest budget, as published; never too optimistic, often too cautious."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def _slots_of(options: Sequence[StageOptions], indices: Sequence[int]) -> list[i
 
 
 def is_exact(segments: Sequence[Segment]) -> bool:
-    """Whether `cheapest_tree` with rule `tree` is optimal: the segments form a forest, and those of several stages
-    start at its roots."""
+    """Whether `cheapest_tree` with rule `tree` is optimal: the segments form a forest, and segments of several stages
+    start at a root."""
     edges = {edge for segment in segments for edge in pairwise(segment.stages)}
     below = {stage for _, stage in edges}
     return len(below) == len(edges) and all(
@@ -86,11 +86,11 @@ def is_exact(segments: Sequence[Segment]) -> bool:
 def cheapest_tree(
     options: Sequence[StageOptions], segments: Sequence[Segment], rule: BudgetRule = "tree"
 ) -> list[int] | None:
-    """The index of an option for each stage that keeps every segment; None where the program finds none.
+    """The index of an option for each stage such that every segment is kept; None if the program finds none.
 
     Every stage must be in a segment, and no stage directly after two others. With the rule `tree` the solution is the
-    cheapest where `is_exact`; other segments that start below a root limit all stages after their second, so that the
-    solution may be dearer than necessary, or missing. Of equal costs the lowest index wins, from the roots down.
+    cheapest if `is_exact`; otherwise segments that start below a root limit all stages after their second, so the
+    solution may cost more than necessary, or be missing. Among equal costs the lowest index wins, from the roots down.
     """
     if any(segment.slots < 0 for segment in segments):
         return None
@@ -123,14 +123,15 @@ def cheapest_tree(
 
 
 Capped = tuple[int, Costs]
-"""For a child with a cap: the cap on the slots left when its parent is entered, and the cost of the child's subtree by
-slots left after the parent."""
+"""A child with a cap: the most slots that may be left when its parent is entered, and the cost of the child's subtree
+by slots left after the parent."""
 
 
 def _best_of(front: Sequence[tuple[int, int]], rest: Costs, capped: Sequence[Capped]) -> Costs:
-    """By slots left on entry: the least cost of a stage and its subtree; `rest` is the subtree's by slots left."""
+    """By slots left on entry: the least cost of a stage and its subtree. `rest` is the cost of the subtree alone, by
+    slots left after the stage."""
     best = np.full_like(rest, IMPOSSIBLE)
-    sums = np.empty_like(rest)  # allocated once: fresh pages for every option would take longer than the additions
+    sums = np.empty_like(rest)  # allocated once: new memory pages for every option cost more than the additions
     for slot, cost in front:
         own = np.add(rest[: len(rest) - slot], cost, out=sums[slot:])
         for cap, below in capped:
@@ -145,7 +146,7 @@ def _best_of(front: Sequence[tuple[int, int]], rest: Costs, capped: Sequence[Cap
 
 
 class _Forest:
-    """Which stages follow which, and how much time each may have, derived from the segments.
+    """The successors of each stage and the time limits that follow from the segments.
 
     A stage's remaining slots are counted against the loosest segment from its root through it. Where a child's loosest
     segment is tighter than its parent's, the difference (`shift`) is subtracted on the way down.
@@ -164,18 +165,17 @@ class _Forest:
             self.order += self.children[stage]
         assert len(self.order) == len(options), "the stages form a cycle"
         self.horizon = self._horizons(segments)
-        """By stage: the most slots of any segment of its tree, which is the length of its tables."""
+        """By stage: the most slots of any segment in its tree; its tables have this length."""
         self.limit = {s: min(segment.slots for segment in segments if s in segment.stages) for s in stages}
-        """By stage: the most slots it alone may take, those of its tightest segment (r in the publication)."""
+        """By stage: the most slots that it alone may take, from its tightest segment (r in the publication)."""
         self.start = dict(self.horizon)
-        """By stage: the most slots it may have on entry; with the rule `paper` those of its tightest segment."""
+        """By stage: the most slots left on entry; with the rule `paper`, those of its tightest segment."""
         self.cap: dict[int, int] = {}
-        """By child: the most slots that may be left when its parent is entered, for the child's subtree. From segments
-        that start at the parent."""
+        """By child: the most slots for its parent and its subtree together, from segments that start at the parent."""
         self.shift = dict.fromkeys(stages, 0)
-        """By stage: how much tighter its loosest segment is than its parent's."""
+        """By stage: its parent's loosest segment minus its own loosest segment, in slots."""
         self.reserve = dict.fromkeys(stages, 0)
-        """By stage: slots that must be left after it, because a segment that ends there is tighter than its loosest."""
+        """By stage: slots that must be left after it, because a segment that ends there is tighter than the loosest."""
         if rule == "paper":
             for segment in segments:
                 first = segment.stages[0]
@@ -210,8 +210,8 @@ class _Forest:
             self.reserve[stage] = max((loosest[stage] - slots for slots in ending), default=0)
 
     def _set_caps(self, inner: Sequence[Segment]) -> None:
-        """`inner` segments start below a root. A cap is counted in the slots of the stage where its segment starts, so
-        the shifts on the segment's way and the reserve at its end are added."""
+        """`inner` segments start below a root. A cap counts slots at the stage where its segment starts, so the shifts
+        along the segment and the reserve at its end are added."""
         for segment in inner:
             if len(segment.stages) > 1:  # one stage alone is covered by its limit
                 added = sum(self.shift[stage] for stage in segment.stages[1:]) + self.reserve[segment.stages[-1]]
@@ -262,9 +262,8 @@ GAVE_UP: Final = KnapsackSolution(None, proven=False)
 def cheapest_by_milp(
     options: Sequence[StageOptions], segments: Sequence[Segment], *, nodes_max: int = NODES_MAX
 ) -> KnapsackSolution:
-    """The cheapest option of each stage with every segment kept; segments may meet anywhere.
-
-    The search ends after `nodes_max` nodes, never after a time, so that the result does not depend on the machine.
+    """The cheapest options that keep every segment; segments may meet anywhere. The search ends after `nodes_max`
+    nodes.
     """
     useful = [_useful(option, stage, segments) for stage, option in enumerate(options)]
     if not all(useful):
@@ -289,7 +288,7 @@ def cheapest_by_milp(
 
 
 def _useful(option: StageOptions, stage: int, segments: Sequence[Segment]) -> list[int]:
-    """Indices of the options that fit the stage's segments by themselves and are cheaper than all quicker ones."""
+    """Indices of the options that alone fit the stage's segments and are cheaper than all quicker ones."""
     most = min((segment.slots for segment in segments if stage in segment.stages), default=int(option.slots.max()))
     kept: list[int] = []
     for index in np.lexsort((option.costs, option.slots)).tolist():
@@ -299,10 +298,10 @@ def _useful(option: StageOptions, stage: int, segments: Sequence[Segment]) -> li
 
 
 def improved(options: Sequence[StageOptions], matrix: PathMatrix, indices: Sequence[int]) -> list[int]:
-    """Change single stages, the largest saving first, until no single change saves anything.
+    """Change the option of one stage at a time, the largest saving first, until no single change saves anything.
 
-    `indices` must keep every segment, and so does the result. Of equal savings the first stage and its lowest index
-    win. Recovers much of what is lost where cutting a graph into a forest was too cautious.
+    `indices` must keep every segment, and so does the result. Among equal savings the first stage and its lowest index
+    win. Recovers much of the cost of a cautious cut into a forest.
     """
     chosen = list(indices)
     while True:

@@ -1,16 +1,16 @@
-"""Equal replicas for every stage of a graph: FA2, and the planners it is compared with on the same model.
+"""Equal replicas for every stage of a graph: FA2, and the planners of its evaluation on the same model.
 
 FA2 (Razavi et al., RTAS 2022) chooses batches and replicas of all stages together: min Σ n + δ Σ b, subject to
 Σ [d(b) + q(b)] ≤ SLO on every path and n · b/d(b) ≥ λ at every stage, with q(b) = (b - 1)/λ; δ only breaks ties,
 towards small batches. As published, `solve` cuts the graph into a forest and runs a dynamic program over milliseconds;
-it then checks every path again, and falls back to the integer program itself where the cuts left no solution.
+it then checks every path again, and uses the integer program if the cuts leave no solution.
 
 `ds2`, `inferline` and `grandslam` follow the definitions of FA2's evaluation; `inferline_full` is nearer to InferLine's
 own paper. `fa2_single` is FA2's rule for a single model, as Sponge's evaluation uses it.
 
-Not published: a stage that processes several parts of a request (fan-out) receives them all at once. They fill its
-batches sooner, and take several turns where its replicas do not hold them all, so that more replicas than the rate
-needs can shorten a path. Units are those of the publication: milliseconds and requests per second.
+Not published: a stage that runs once per part of a request (fan-out) receives all parts at once. They fill batches
+sooner, and need several turns if one batch per replica does not hold them all, so more replicas than the rate needs can
+shorten a path. Units are those of the publication: milliseconds and requests per second.
 """
 
 import math
@@ -36,33 +36,33 @@ from sloop.solvers.graph import CUTS_MAX, SHARE_ROUNDING, IndexedPath, PathMatri
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
 Fa2Mode = Literal["tree", "paper", "milp"]
-"""How the remaining time is shared among successors (`budget.BudgetRule`), or the integer program instead."""
+"""The budget rule of the dynamic program (`budget.BudgetRule`), or `milp` for the integer program."""
 
 SLOTS_TIGHTEST: Final = 1_000
 """Deadlines below a second are divided into this many slots, so that rounding latencies up costs at most 0.1 %."""
 SLOTS_MAX: Final = 32_768
-"""Slots of the loosest deadline, which bound the memory and time of the dynamic program."""
+"""The most slots of the loosest deadline; they bound memory and time of the dynamic program."""
 SLOTS_COARSE: Final = 2_048
-"""The same while `largest_share` searches, which solves a dozen programs."""
+"""The most slots in `largest_share`, which solves a dozen programs."""
 HALVINGS_MAX: Final = 30
-"""Halvings of the rates until something fits: down to a billionth."""
+"""The most halvings of the rates until something fits: down to a billionth."""
 BISECTIONS: Final = 7
-"""Of the interval after that: the share is known to less than a percent."""
+"""Bisections after the halvings: they give the share with an error below 1 %."""
 PROGRAMS_MAX: Final = 120
-"""Forests × stages, so that a decision stays within 20 ms on graphs with many meeting paths."""
+"""The most forests × stages, so that a decision takes at most 20 ms on graphs with many meeting paths."""
 CELLS_MAX: Final = 1_000_000
-"""Forests × stages × slots, for the same reason."""
+"""The most forests × stages × slots, for the same reason."""
 CUTS_MIN: Final = 4
-"""Forests that are tried whatever the two limits above say."""
+"""The number of forests that are always tried, even beyond the two limits above."""
 TURNS_MAX: Final = 8
-"""Turns that the parts of one request may take at a stage."""
+"""The most turns that the parts of one request may take at a stage."""
 SLACK_MS: Final = 1e-6
-"""A path may exceed its deadline by this much: sums of floats around 1e4 ms."""
+"""Tolerance of a path's deadline: the rounding error of sums around 1e4 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fa2Stage:
-    """`latency_ms[b - 1]` is d(b) of one replica. A request that comes to the stage has `parts` there, all at once."""
+    """One stage. `latency_ms[b - 1]` is d(b) of one replica. A request arrives in `parts` parts, all at once."""
 
     name: str
     rate_rps: float
@@ -71,13 +71,13 @@ class Fa2Stage:
 
     @property
     def intensity(self) -> float:
-        """Int: the mean of d over all batches, by which cut deadlines are shared."""
+        """Int: the mean of d over all batches. A cut divides a deadline in proportion to it."""
         return sum(self.latency_ms) / len(self.latency_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Fa2Choice:
-    """`replicas` with batches of `batch`, which take `latency_ms` each and are full after at most `wait_ms`."""
+    """`replicas` with batches of `batch`; a batch takes `latency_ms` and is full after at most `wait_ms`."""
 
     batch: int
     replicas: int
@@ -94,7 +94,7 @@ class Fa2Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fa2Solution:
-    """A choice for each stage. `method` found it; `proven`: none is cheaper, with times rounded up to slots."""
+    """A choice for each stage, found by `method`. `proven`: no other is cheaper, with times rounded up to slots."""
 
     choices: tuple[Fa2Choice, ...]
     method: Fa2Mode | Literal["quickest"]
@@ -108,7 +108,8 @@ class Fa2Solution:
 
 @dataclass(frozen=True, slots=True)
 class Fa2Infeasible:
-    """Nothing keeps the deadlines: `path` takes `least_ms` even one request at a time, most of it at `slowest`."""
+    """No choice keeps the deadlines: `path` takes `least_ms` even with batches of one, most of it at stage
+    `slowest`."""
 
     path: IndexedPath
     least_ms: float
@@ -117,7 +118,7 @@ class Fa2Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Fa2GaveUp:
-    """The integer program reached `nodes` without a solution, although the quickest options are one."""
+    """The integer program reached `nodes` nodes without a solution, although one exists (the quickest options)."""
 
     nodes: int
 
@@ -138,10 +139,10 @@ def keeps_deadlines(choices: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) 
 
 
 def stage_choices(stage: Fa2Stage, slo_ms: float = math.inf) -> list[Fa2Choice]:
-    """Every batch with the fewest replicas that keep up, and with more where that saves turns.
+    """Every batch with the fewest replicas that keep up, and with more replicas if that saves turns.
 
-    Choices that alone exceed `slo_ms` are left out, except the first, one request at a time. At a rate of 0 the batch
-    is 1, since no further request would fill it.
+    It omits choices that alone exceed `slo_ms`, except the first, a batch of one. At a rate of 0 the only batch is 1,
+    since no other request would fill it.
     """
     made: list[Fa2Choice] = []
     batches = enumerate(stage.latency_ms if stage.rate_rps > 0 else stage.latency_ms[:1], start=1)
@@ -160,7 +161,8 @@ def stage_choices(stage: Fa2Stage, slo_ms: float = math.inf) -> list[Fa2Choice]:
 
 
 def slot_ms_of(paths: Sequence[IndexedPath], slots_max: int = SLOTS_MAX) -> float:
-    """1 ms as published; shorter for tight deadlines, longer where the loosest would exceed `slots_max` slots."""
+    """Length of a slot: 1 ms as published; shorter for tight deadlines, longer if the loosest would exceed `slots_max`
+    slots."""
     shortest = min(path.slo_ms for path in paths)
     longest = max(path.slo_ms for path in paths)
     return max(min(1.0, shortest / SLOTS_TIGHTEST), longest / slots_max)
@@ -179,9 +181,8 @@ def solve(
 ) -> Fa2Solution | Fa2Infeasible | Fa2GaveUp:
     """The fewest replicas, then the smallest batches. Every stage must be on a path; deadlines must be above 0.
 
-    `slot_ms` 0 takes `slot_ms_of`. `polish` lets single stages of a forest's solution change where that saves
-    something. Without `fallback` a forest without a solution counts as infeasible, as published, although the paths
-    may have one.
+    `slot_ms` 0 means `slot_ms_of`. `polish` improves single stages of a forest's solution. Without `fallback`, no
+    solution over the forests counts as infeasible, as published, although the paths may have one.
     """
     slot_ms = slot_ms or slot_ms_of(paths)
     limits = [min(path.slo_ms for path in paths if stage in path.stages) for stage in range(len(stages))]
@@ -252,7 +253,7 @@ def _by_forests(
     ties: Ties,
     slot_ms: float,
 ) -> list[int] | None:
-    """The cheapest over the forests of those whose options also keep the uncut paths."""
+    """The cheapest of the forests' solutions that also keep the uncut paths."""
     best: list[int] | None = None
     least = 0
     cells = len(stages) * max(path.slots(slot_ms) for path in paths)
@@ -291,15 +292,15 @@ def _infeasible(quickest: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) -> 
 
 
 def ds2(stages: Sequence[Fa2Stage]) -> tuple[Fa2Choice, ...]:
-    """No batches, n = ⌈λ d(1)⌉, whatever the deadlines (Kalavri et al., OSDI 2018, for stream processing)."""
+    """No batches, n = ⌈λ d(1)⌉; ignores deadlines (Kalavri et al., OSDI 2018, for stream processing)."""
     return tuple(stage_choices(stage)[0] for stage in stages)
 
 
 def inferline(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> tuple[Fa2Choice, ...]:
-    """From batches of 1, each stage once and in order grows its batch while all paths keep their deadlines.
+    """Starts with batches of 1; then each stage, once and in order, grows its batch while all paths keep their
+    deadlines.
 
-    The order of `stages` decides who gets the time: early stages take all of it (Crankshaw et al., SoCC 2020, in the
-    form of FA2's evaluation).
+    Early stages may use all of the time (Crankshaw et al., SoCC 2020, in the form of FA2's evaluation).
     """
     chosen = list(ds2(stages))
     matrix = PathMatrix([path.stages for path in paths], [path.slo_ms for path in paths], len(stages))
@@ -316,10 +317,10 @@ def inferline(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> tuple
 
 
 def inferline_full(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> tuple[Fa2Choice, ...]:
-    """From batches of 1, repeatedly the doubling of one stage's batch that saves most replicas, until none saves any.
+    """Starts with batches of 1; then repeatedly doubles the batch that saves most replicas, until none saves any.
 
-    A batch may double several times in one step, because a single doubling need not save a replica yet. Of equal
-    savings the smaller batch wins, then the earlier stage (InferLine's planner, with one kind of hardware).
+    A batch may double several times in one step, because a single doubling may not save a replica. Among equal savings
+    the smaller batch wins, then the earlier stage (InferLine's planner, with one kind of hardware).
     """
     chosen = list(ds2(stages))
     while True:
@@ -340,10 +341,10 @@ def inferline_full(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> 
 def grandslam(
     stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath], replicas: Sequence[int]
 ) -> tuple[Fa2Choice, ...]:
-    """The largest batch whose d(b) fits the stage's share of the deadline, which is in proportion to d(1).
+    """The largest batch whose d(b) fits the stage's share of the deadline, which is proportional to d(1).
 
-    A stage on several paths gets the least of its shares. GrandSLAm does not size pools, so `replicas` are given by
-    stage (Kannan et al., EuroSys 2019, in the form of FA2's evaluation).
+    A stage on several paths gets its smallest share. GrandSLAm does not choose numbers of replicas, so `replicas` gives
+    them by stage (Kannan et al., EuroSys 2019, in the form of FA2's evaluation).
     """
     chosen = []
     for index, (stage, count) in enumerate(zip(stages, replicas, strict=True)):
@@ -376,7 +377,7 @@ def _is_doubling(before: int, after: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fa2SingleChoice:
-    """`replicas` with batches of `batch` that take `latency_ms`; a second's requests take `rounds` after the first."""
+    """`replicas` with batches of `batch` that take `latency_ms`; the requests of a second need `rounds` batches."""
 
     replicas: int
     batch: int
@@ -393,10 +394,10 @@ def fa2_single(
     slo_ms: float,
     replicas_max: int,
 ) -> Fa2SingleChoice | None:
-    """One model: the fewest replicas, then the smallest batch; None where even `replicas_max` do not suffice.
+    """One model: the fewest replicas, then the smallest batch; None if even `replicas_max` do not suffice.
 
-    `latency_ms[b - 1]` is L = l(b, 1), `network_ms_max` is cl, the most that a request used up before it arrived, and
-    `limit_ms` is margin × SLO. With q = SLO - cl, n replicas need the throughput n · ⌊q/L⌋ · b ≥ λ and the latency
+    `latency_ms[b - 1]` is L = l(b, 1), `network_ms_max` is cl, the longest network time of a request, and `limit_ms` is
+    margin × SLO. With q = SLO - cl, n replicas need the throughput n · ⌊q/L⌋ · b ≥ λ and the latency
     L + ⌈λ/(n b)⌉ · L + cl < limit. The horizontal baseline of Sponge's evaluation (EuroMLSys 2024), with the rule of
     its artefact, which cuts L to whole milliseconds; here L keeps its fraction.
     """

@@ -1,8 +1,8 @@
-"""Numbers for forecasters: rates of whole seconds, and inference of a small recurrent network (LSTM).
+"""Computations of forecasters: rates of whole seconds, and inference of a small recurrent network (LSTM).
 
-The network foresees the busiest second of the near future from the busiest second of each of the last bins. Inputs are
-divided by the largest of them and the output is a factor on it, so that a network trained at one load serves at any
-other. Training is in `benchmarks.lstm_training`.
+The network predicts the busiest second of the near future from the busiest second of each of the last bins. Inputs are
+divided by the largest of them, and the output is a factor on it, so that a network trained at one load works at any
+load. Training is in `benchmarks.lstm_training`.
 
 Source: IPA (Razavi, dissertation, chapter P3): 25 units, 12 bins of 10 s, the largest of the next 20 s; Biscale
 (chapter P4): 6 bins, the next 10 s. The scale-free input is not published.
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 def seconds_rps(counts: Sequence[int], bucket_ns: int) -> list[float]:
     """Mean rates of whole seconds in requests per second, oldest first; the last second ends with the last count.
 
-    `counts` are requests in consecutive intervals of `bucket_ns`, oldest first. An unfinished oldest second is left out
+    `counts` are requests in consecutive intervals of `bucket_ns`, oldest first. An incomplete oldest second is omitted
     unless it is the only one. Intervals longer than a second give one rate each.
     """
     width = max(1, round(NS_PER_S / bucket_ns))
@@ -43,13 +43,13 @@ def seconds_rps(counts: Sequence[int], bucket_ns: int) -> list[float]:
 
 
 def peaks_of(rates_rps: Sequence[float], bin_s: int) -> list[float]:
-    """The largest of each `bin_s` rates, oldest first; an unfinished oldest bin is left out."""
+    """The largest of each `bin_s` rates, oldest first; an incomplete oldest bin is omitted."""
     starts = range(len(rates_rps) % bin_s, len(rates_rps), bin_s)
     return [max(rates_rps[start : start + bin_s]) for start in starts]
 
 
 LOG_MAX: Final = 3.0
-"""A forecast is at most e³ = 20 times the busiest bin, or a 20th of it: beyond that nothing was trained."""
+"""A forecast lies between 1/20 and e³ = 20 times the busiest bin: the training had no larger factors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class LstmNetwork:
         return float(f"{float(scale[0]) * factor:.6g}")
 
     def encoded(self) -> str:
-        """As text, `BINS:BIN_S:HORIZON_S:` and the weights in single precision, which `decoded` reads."""
+        """The network as text, for `decoded`: `BINS:BIN_S:HORIZON_S:` and the weights in single precision."""
         text = b64encode(self.flat.astype("<f4").tobytes()).decode()
         return f"{self.bins}:{self.bin_s}:{self.horizon_s}:{text}"
 
@@ -142,7 +142,7 @@ class LstmWeights:
 
 
 def lstm_step(weights: LstmWeights, seen: Floats, cell: Floats, hidden: Floats) -> tuple[Floats, Floats, Floats]:
-    """Cell state, hidden state and gates after one more bin, `seen` (n,)."""
+    """Cell state, hidden state and gates after one more bin with the values `seen` (n,)."""
     units = weights.units
     gates = seen[:, None] * weights.kernel + hidden @ weights.recurrent + weights.bias
     gates[:, : 3 * units] = 0.5 * np.tanh(0.5 * gates[:, : 3 * units]) + 0.5  # logistic, without overflow

@@ -1,12 +1,12 @@
-"""Paths through a graph as numbers, and ways to cut a graph whose paths meet into a forest with budgets.
+"""Paths through a graph as indices, and cuts that turn a graph whose paths meet into a forest with budgets.
 
-`forests` gives segments that form a forest (no stage directly after two others) and whose budgets add up, path by path,
-to the paths' deadlines. Whatever keeps every segment therefore keeps every path. The reverse does not hold, because a
-cut gives each side a fixed share of a deadline; so there are several ways to cut, and callers solve them all and check
-the result against the paths. Stages are indices in topological order. Options, rates and costs are not known here.
+`forests` gives segments that form a forest (no stage directly after two others); along each path their budgets add up
+to the deadline. So a solution that keeps every segment keeps every path. The reverse does not hold, because a cut gives
+each side a fixed share of a deadline; so callers solve several cuts and check the result against the paths. Stages are
+indices in topological order. Must not depend on options, rates or costs.
 
-Source: Razavi et al., FA2 (RTAS 2022), section on the graph transformation. It prints no rule for equally shared edges;
-`Ties` names the possible ones.
+Source: Razavi et al., FA2 (RTAS 2022), section on the graph transformation. It has no rule for equally shared edges;
+`Ties` names the possible rules.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ties = Literal["first", "loosest", "best"]
-"""Which edge is cut of those that equally many segments share: the one from the first stage, the one on the segment
-with the most time, or each in turn."""
+"""Which edge to cut if equally many segments share several: the one from the first stage, the one on the segment with
+the most time, or each in turn."""
 
 CUTS_MAX: Final = 24
-"""Forests that `forests` returns at most. The one of `loosest` is the first of them."""
+"""The most forests that `forests` returns. The first one is the forest of `loosest`."""
 SHARE_ROUNDING: Final = 1e-6
 """Tolerance for shares of a deadline, which are products of floats: 389.99999… slots are 390. Wider than
 `sloop.quantities.ROUNDING`, because deadlines reach 1e5 ms."""
@@ -41,7 +41,7 @@ class IndexedPath:
 
 
 class PathMatrix:
-    """Paths as an incidence matrix, each with a limit to the sum over its stages, in any unit."""
+    """Paths as an incidence matrix, each with a limit for the sum over its stages, in any unit."""
 
     __slots__ = ("_limits", "_on")
 
@@ -52,12 +52,12 @@ class PathMatrix:
             self._on[path, list(stages_on)] = 1.0
 
     def slack(self, taken: Sequence[float]) -> NDArray[np.float64]:
-        """By path: limit minus what its stages take; below 0 where the limit is exceeded."""
+        """By path: the limit minus the sum over its stages; negative if the limit is exceeded."""
         slack: NDArray[np.float64] = self._limits - self._on @ np.asarray(taken, dtype=np.float64)
         return slack
 
     def stage_slack(self, taken: Sequence[float]) -> NDArray[np.float64]:
-        """By stage: how much more it alone may take; infinite for a stage on no path."""
+        """By stage: how much more the stage alone may take; infinite for a stage on no path."""
         slack = np.where(self._on > 0, self.slack(taken)[:, None], np.inf)
         least: NDArray[np.float64] = slack.min(axis=0, initial=np.inf)
         return least
@@ -77,10 +77,10 @@ class Forest:
 def forests(
     paths: Sequence[IndexedPath], weights: Sequence[float], ties: Ties = "best", most: int = CUTS_MAX
 ) -> list[Forest]:
-    """At most `most` forests, the one that cuts the loosest edges first; exactly one for ties `first` and `loosest`.
+    """At most `most` forests; the first one cuts the loosest edges. Exactly one for ties `first` and `loosest`.
 
-    While some stage comes directly after several others, the first such stage keeps one incoming edge, one of those
-    that the most segments share. A segment over a cut edge becomes two, which divide its deadline in proportion to the
+    While a stage comes directly after several others, the first such stage keeps one incoming edge, among those that
+    the most segments share. A segment over a cut edge becomes two, which divide its deadline in proportion to the
     `weights` ≥ 0 of their stages. The paths must not contain a cycle.
     """
     found: list[Forest] = []
@@ -104,7 +104,7 @@ def forests(
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """Segments along the same stages: the tightest deadline, and how many they are."""
+    """Segments along the same stages: the tightest deadline, and the number of segments."""
 
     slo_ms: float
     count: int = 1
@@ -118,7 +118,7 @@ def _merge(segments: dict[tuple[int, ...], _Merged], stages: tuple[int, ...], se
 
 
 def _meeting_edges(segments: dict[tuple[int, ...], _Merged]) -> list[Edge]:
-    """The edges into the first stage that comes directly after several others; empty where there is none."""
+    """The edges into the first stage that comes directly after several others; empty if there is none."""
     before: dict[int, set[int]] = {}
     for stages in segments:
         for source, target in pairwise(stages):
@@ -128,7 +128,7 @@ def _meeting_edges(segments: dict[tuple[int, ...], _Merged]) -> list[Edge]:
 
 
 def _edges_to_keep(segments: dict[tuple[int, ...], _Merged], edges: Sequence[Edge], ties: Ties) -> list[Edge]:
-    """The candidates among the most shared edges, the one on the tightest segments first."""
+    """The edges to try to keep: among the most shared ones, the edge on the tightest segments first."""
     shared = dict.fromkeys(edges, 0)
     loosest = dict.fromkeys(edges, 0.0)
     for stages, segment in segments.items():
@@ -146,7 +146,7 @@ def _edges_to_keep(segments: dict[tuple[int, ...], _Merged], edges: Sequence[Edg
 def _split(
     segments: dict[tuple[int, ...], _Merged], kept: Edge, weights: Sequence[float]
 ) -> dict[tuple[int, ...], _Merged]:
-    """The segments, those that enter the target of `kept` over another edge cut in two at that edge."""
+    """The segments; a segment that enters the target of `kept` over another edge is cut in two at that edge."""
     split: dict[tuple[int, ...], _Merged] = {}
     source, target = kept
     for stages, segment in segments.items():

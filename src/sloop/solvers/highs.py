@@ -1,8 +1,7 @@
 """Mixed-integer linear programs over columns between 0 and 1, solved by HiGHS through SciPy.
 
-The search is limited by branch-and-bound nodes and never by time, so that the same program has the same answer on every
-machine. SciPy's optimisers take half a second and fifty megabytes to import; they are imported by the first program, or
-by `load` for callers that cannot afford the delay later.
+Branch-and-bound nodes limit the search, never time, so that a program has the same result on every machine. SciPy's
+optimisers take half a second and 50 MB to import; the first program imports them, or an earlier call of `load`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +21,15 @@ Row = tuple[Mapping[int, float], float, float]
 
 OPTIMAL: Final = 0
 INFEASIBLE: Final = 2
-"""Statuses of `scipy.optimize.milp`. Its 1 and 4 stand for everything else; see `minimise`."""
+"""Statuses of `scipy.optimize.milp`. Statuses 1 and 4 are ambiguous; see `minimise`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MilpSolution:
     """A value for each column, or None.
 
-    `proven`: the values are optimal; with None, that the program is infeasible. None without proof means that the
-    search ended early. `bound` is a lower bound of the objective.
+    `proven`: the values are optimal or, if None, the program is infeasible. None without proof means that the search
+    ended early. `bound` is a lower bound of the objective.
     """
 
     values: NDArray[np.float64] | None
@@ -47,12 +46,12 @@ def load() -> tuple[ModuleType, ModuleType]:
 
 
 def minimise(costs: Sequence[float], rows: Sequence[Row], *, integers: int, nodes_max: int) -> MilpSolution:
-    """Minimise Σ costs · x over 0 ≤ x ≤ 1 with the first `integers` columns whole and every row within its bounds.
+    """Minimise Σ costs · x over 0 ≤ x ≤ 1, with the first `integers` columns integer and every row within its bounds.
 
-    SciPy 1.11 to 1.17 report a reached node limit as status 1 or 4. They report 4 also where HiGHS' presolve fails on a
-    program that is infeasible ("Solve error", seen with HiGHS 1.12 on rows that only parity makes infeasible), so a
-    program without values, proof or a limit reached is solved again without presolve. A status of "unbounded" cannot
-    be true of columns between 0 and 1 and proves nothing.
+    SciPy 1.11 to 1.17 report a reached node limit as status 1 or 4. They report 4 also if HiGHS' presolve fails on an
+    infeasible program ("Solve error", seen with HiGHS 1.12 on rows that only parity makes infeasible). So a program
+    without values, proof or a reached limit is solved again without presolve. The status "unbounded" proves nothing,
+    because columns between 0 and 1 are bounded.
     """
     found = _milp(costs, rows, integers, nodes_max, presolve=True)
     if found.x is None and found.status != INFEASIBLE and "limit" not in found.message.lower():

@@ -1,13 +1,12 @@
-"""IPA's optimisation problem: which variant, batch and number of replicas at each stage, and where its data come from.
+"""IPA's optimisation problem: the variant, batch and number of replicas of each stage; and the inputs of the problem.
 
-Maximise f = α · accuracy - β · cores - δ · Σ batches, subject to latencies plus batch-filling times within the SLO and
-to every stage keeping up with its rate. `sloop.solvers.label_setting` solves it, and `sloop.solvers.ipa_milp` through
-HiGHS. Also here: the measures of accuracy, and the base allocation, which fixes every variant's cores per replica
-beforehand.
+Maximise f = α · accuracy - β · cores - δ · Σ batches, such that latencies plus batch-filling times are within the SLO
+and every stage keeps up with its rate. `sloop.solvers.label_setting` solves it, `sloop.solvers.ipa_milp` through HiGHS.
+Also here: the measures of accuracy, and the base allocation, which fixes every variant's cores per replica.
 
-Source: IPA (Razavi, dissertation, chapter P3; Ghafouri et al. 2023), which treats chains of equal rates. A rate for
-each stage, a deadline for each path of a graph, and the limit on all cores are additions. Units are milliseconds,
-requests per second and cores.
+Source: IPA (Razavi, dissertation, chapter P3; Ghafouri et al. 2023), which treats chains with equal rates. A rate per
+stage, a deadline per path of a graph, and the limit on all cores are additions. Units are milliseconds, requests per
+second and cores.
 """
 
 import math
@@ -23,16 +22,16 @@ LATENCY_SLACK_MS: Final = 1e-9
 CORES_SLACK: Final = 1e-9
 """Tolerance of the limit on all cores."""
 KEPT_DIGITS: Final = 12
-"""Objectives that agree to this many decimals are equal, and ties are broken by `solution_key`."""
+"""Objectives that agree to this many decimals are equal; `solution_key` breaks the tie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant that a stage may run, with its cores per replica and a latency for each batch offered.
+    """A variant that a stage may run, with its cores per replica and a latency for each of the stage's batches.
 
     Batches that it cannot run have an infinite latency. `score` is its contribution to accuracy. `busy_ms` is how long
-    a batch occupies its replica where that differs from the latency planned with (a P99): a replica serves
-    1000 b / busy_ms requests per second.
+    a batch occupies its replica, if that differs from the planned latency (a P99): a replica serves 1000 b / busy_ms
+    requests per second.
     """
 
     score: float
@@ -43,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class IpaStage:
-    """One stage: its arrival rate, the batches offered (ascending), and its candidates.
+    """One stage: its arrival rate, the batches to choose from (ascending), and its candidates.
 
     `replicas` fixes the number of replicas; 0 leaves it free.
     """
@@ -77,7 +76,7 @@ class IpaGoal:
 
 @dataclass(frozen=True, slots=True)
 class IpaOption:
-    """One way to run a stage: candidate (by index), batch and replicas, and what follows from them.
+    """One way to run a stage: candidate (by index), batch and replicas, with the resulting score, cores and latency.
 
     `cores` are those of all replicas; `latency_ms` includes the time to fill the batch.
     """
@@ -92,7 +91,7 @@ class IpaOption:
 
 @dataclass(frozen=True, slots=True)
 class IpaSolution:
-    """One option per stage. `gap`: by how much f could be better at most; 0 where the solution is optimal."""
+    """One option per stage. `gap` is an upper bound of how much better f could be; 0 if the solution is optimal."""
 
     options: tuple[IpaOption, ...]
     objective: float
@@ -105,7 +104,7 @@ class IpaSolution:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The order among solutions, best smallest; see `solution_key`."""
+        """The sort key of `solution_key`: the best solution has the smallest key."""
         return solution_key(self.options, self.objective)
 
 
@@ -122,9 +121,9 @@ def solution_key(options: Sequence[IpaOption], objective: float) -> tuple[object
 
 
 def options_of(stage: IpaStage, replicas_max: int = 100) -> list[IpaOption]:
-    """Every option of the stage that keeps up with its rate, in order of candidate and batch.
+    """Every option that keeps up with the stage's rate, in order of candidate and batch.
 
-    Without those that a smaller batch of the same candidate matches or beats in cores and latency.
+    It omits options for which a smaller batch of the same candidate needs no more cores and no more latency.
     """
     found: list[IpaOption] = []
     for index, candidate in enumerate(stage.candidates):
@@ -146,7 +145,7 @@ def options_of(stage: IpaStage, replicas_max: int = 100) -> list[IpaOption]:
 
 
 def pareto_options(options: Sequence[IpaOption]) -> list[IpaOption]:
-    """Pareto filter over cores, latency, batch and score; of equal options the earlier candidate stays."""
+    """Pareto filter over cores, latency, batch and score; among equal options the earlier candidate stays."""
     front: list[IpaOption] = []
     for option in sorted(options, key=lambda o: (o.cores, o.latency_ms, o.batch, o.candidate)):
         score, latency_ms, batch = option.score, option.latency_ms, option.batch
@@ -175,7 +174,7 @@ def penalty_of(option: IpaOption, goal: IpaGoal) -> float:
 
 
 def is_feasible(options: Sequence[IpaOption], goal: IpaGoal) -> bool:
-    """Whether every path keeps its deadline, and all stages together the limit on cores."""
+    """Whether every path keeps its deadline, and all stages together keep the limit on cores."""
     if sum(option.cores for option in options) > goal.cores_max + CORES_SLACK:
         return False
     return all(
@@ -201,7 +200,7 @@ def fraction(accuracy: float) -> float:
 def ranks(accuracies: Sequence[float], cores: Sequence[float], names: Sequence[str]) -> list[float]:
     """For each variant of one stage its rank, evenly spaced from 0 (least accurate) to 1; 1 for a single variant.
 
-    Of equally accurate variants the one with fewer `cores` per replica ranks higher; then the later name.
+    Among equally accurate variants, the one with fewer `cores` per replica ranks higher; then the later name.
     """
     if len(accuracies) == 1:
         return [1.0]
@@ -213,7 +212,7 @@ def ranks(accuracies: Sequence[float], cores: Sequence[float], names: Sequence[s
 
 
 def scores(measure: Measure, accuracies: Sequence[float], cores: Sequence[float], names: Sequence[str]) -> list[float]:
-    """What each variant of one stage contributes to the measure: summed over stages for `pas_rank`, else multiplied."""
+    """The contribution of each variant of one stage to the measure, which sums (`pas_rank`) or multiplies it."""
     if measure == "pas":
         return list(accuracies)
     found = ranks(accuracies, cores, names)
@@ -223,7 +222,7 @@ def scores(measure: Measure, accuracies: Sequence[float], cores: Sequence[float]
 SLO_FACTOR: Final = 5.0
 """A stage's share of the SLO is this many times the mean latency of its variants (Swayam; used by IPA)."""
 ROUNDS_MAX: Final = 3
-"""Rounds between cores and deadline in `base_allocation`; published profiles settle in two."""
+"""The most iterations of cores and deadline in `base_allocation`; published profiles need two."""
 
 Latency = Callable[[int, float], float]
 """Milliseconds for a batch on a number of cores."""
@@ -231,7 +230,7 @@ Latency = Callable[[int, float], float]
 
 @dataclass(frozen=True, slots=True)
 class VariantSizes:
-    """A variant's latency, and the core counts it may have, ascending; at least one."""
+    """A variant's latency, and the core counts to choose from, ascending, at least one."""
 
     latency_ms: Latency
     choices: Sequence[float]
@@ -239,7 +238,7 @@ class VariantSizes:
 
 @dataclass(frozen=True, slots=True)
 class BaseAllocation:
-    """Cores per replica of each variant of a stage, None where no count suffices, and the stage's deadline."""
+    """Cores per replica of each variant of a stage (None if no count suffices), and the stage's deadline."""
 
     cores: tuple[float | None, ...]
     slo_ms: float
@@ -248,7 +247,8 @@ class BaseAllocation:
 def base_cores(
     latency_ms: Latency, choices: Sequence[float], *, threshold_rps: float, batch_max: int, slo_ms: float
 ) -> float | None:
-    """The fewest cores that serve `threshold_rps` one by one and the largest batch within `slo_ms`; None if none do."""
+    """The fewest cores that serve `threshold_rps` with batches of one, and the largest batch within `slo_ms`; None if
+    no count does."""
     for cores in sorted(choices):
         if 1000.0 / latency_ms(1, cores) >= threshold_rps and latency_ms(batch_max, cores) <= slo_ms:
             return cores
@@ -256,12 +256,12 @@ def base_cores(
 
 
 def quickest_cores(sizes: VariantSizes) -> float:
-    """The fewest cores with the least latency of one request, for variants that no count makes fast enough."""
+    """The core count with the least latency of one request, for variants that no count makes fast enough."""
     return min(sizes.choices, key=lambda cores: (sizes.latency_ms(1, cores), cores))
 
 
 def derived_slo_ms(latencies_ms: Sequence[float], factor: float = SLO_FACTOR) -> float:
-    """`factor` times the mean latency of a stage's variants, one request at a time on their own cores."""
+    """A stage's deadline: `factor` times the mean of its variants' latencies with batches of one."""
     return factor * sum(latencies_ms) / len(latencies_ms)
 
 
@@ -276,9 +276,9 @@ def base_allocation(
     """Cores of a stage's `variants`, least accurate first, and the stage's deadline: `slo_ms`, or derived if None.
 
     Cores and derived deadline depend on each other, so they are computed in turn, starting from the fewest cores that
-    carry the threshold (not published). Variants that no count suits do not count in the mean; if that is all of them,
-    the deadline follows from the largest count. A more accurate variant has no fewer cores than one before it, unless
-    it has no use for more, as in the published tables.
+    carry the threshold (not published). The mean omits variants without a suitable count; if none has one, each counts
+    with its largest count. A more accurate variant has at least the cores of the less accurate ones, up to its own
+    largest count, as in the published tables.
     """
 
     def within(limit_ms: float) -> list[float | None]:

@@ -1,9 +1,9 @@
 """IPA's problem as a mixed-integer linear program for HiGHS, the alternative to `sloop.solvers.label_setting`.
 
-One binary per option of a stage. A sum of scores is linear as it is. A product needs a variable for each combination of
-scores, whose marginals equal the stages' binaries and which is therefore whole where those are: exact, but limited to
-`COMBINATIONS_MAX` combinations. Equal objectives are in no particular order. Source: IPA (Razavi, dissertation, chapter
-P3), which solves the bilinear form with Gurobi.
+Each option of a stage is a binary variable. A sum of scores is already linear. A product needs a variable for each
+combination of scores; its marginals equal the stages' binaries, so it is integer if they are. This is exact, but
+limited to `COMBINATIONS_MAX` combinations. Equal objectives are in no particular order. Source: IPA (Razavi,
+dissertation, chapter P3), which solves the bilinear form with Gurobi.
 """
 
 import itertools
@@ -30,14 +30,14 @@ from sloop.solvers.ipa import (
 
 COMBINATIONS_MAX: Final = 10_000
 NODES_MAX: Final = 2_000
-"""Branch-and-bound nodes, as in `sloop.solvers.budget`."""
+"""The most branch-and-bound nodes, as in `sloop.solvers.budget`."""
 
 
 def solve(stages: Sequence[IpaStage], goal: IpaGoal, *, nodes_max: int = NODES_MAX) -> IpaSolution | None:
-    """A solution with the best objective; None where nothing is feasible, or nothing was found within `nodes_max`.
+    """A solution with the best objective; None if none is feasible, or none was found within `nodes_max`.
 
-    Where the search ended early, `gap` is by how much f could be better at most. InputError where scores are multiplied
-    and have more than `COMBINATIONS_MAX` combinations.
+    If the search ended early, `gap` is an upper bound of how much better f could be. InputError if scores are
+    multiplied and have more than `COMBINATIONS_MAX` combinations.
     """
     options = [pareto_options(options_of(stage, goal.replicas_max)) for stage in stages]
     if not all(options):
@@ -97,7 +97,7 @@ def _combinations(options: Sequence[Sequence[IpaOption]]) -> list[tuple[float, .
 def _marginals(
     options: Sequence[Sequence[IpaOption]], firsts: Sequence[int], combinations: Sequence[tuple[float, ...]]
 ) -> Iterator[Row]:
-    """For each score of a stage: the combinations with it weigh as much as the options with it."""
+    """For each score of a stage: the sum of its combinations equals the sum of its options."""
     for stage, own in enumerate(options):
         for score in sorted({option.score for option in own}):
             row = {firsts[stage] + place: 1.0 for place, option in enumerate(own) if option.score == score}

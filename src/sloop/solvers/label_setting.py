@@ -1,16 +1,16 @@
-"""IPA's problem solved by label setting with Lagrange bounds; and the best that can be done where it is infeasible.
+"""Solves IPA's problem by label setting with Lagrange bounds; and finds the best effort if it is infeasible.
 
 A label is a choice of options for the first stages, described by its accuracy, cores, batches and latency on each path.
-Stage by stage, labels are extended by every option. A label is dropped if another dominates it in everything that still
-counts, if it cannot keep a deadline, or if an upper bound of its best completion is below a known solution. The first
-sweep over the stages keeps few labels; wider sweeps follow until no label was left out that could be as good, and the
-solution is optimal. `work_max` limits the work by a count, never by a time, so that the result does not depend on the
+Stage by stage, labels are extended by every option. A label is discarded if another dominates it in everything that
+still matters, if it cannot keep a deadline, or if an upper bound of its best completion is below a known solution. The
+first sweep over the stages keeps few labels; wider sweeps follow until no discarded label could be as good, so that the
+solution is optimal. `work_max` limits the work by a count, never by time, so that the result does not depend on the
 machine.
 
-The bound comes from Lagrange prices on the milliseconds of each path and on cores, which turn limits into costs. What
-the remaining stages can then contribute depends only on the accuracy so far, and is a convex function of it. It is
+The bound comes from Lagrange prices for the milliseconds of each path and for cores, which turn limits into costs. The
+contribution of the remaining stages then depends only on the accuracy so far, and is a convex function of it. It is
 tabulated from the last stage to the first on a grid of accuracies; between grid points it lies below the chord. Any
-prices give a valid bound, and subgradient steps look for good ones.
+prices give a valid bound; subgradient steps look for good ones.
 
 Source of the problem: IPA (Razavi, dissertation, chapter P3). The method is not published; IPA uses Gurobi.
 """
@@ -47,34 +47,34 @@ Ints = NDArray[np.int64]
 GRID: Final = 129
 """Grid points of accuracy at which the bound is tabulated."""
 WORK_MAX: Final = 800_000_000
-"""Comparisons of a figure of one label with another's: about a second."""
+"""The default work limit, about a second. A unit of work compares one figure of two labels."""
 EXTENSION_WORK: Final = 100
-"""What extending a label by one option costs in such comparisons."""
+"""Work of extending a label by one option."""
 PRICING_WORK: Final = 10
-"""What pricing one option at one grid point costs in such comparisons."""
+"""Work of pricing one option at one grid point."""
 WIDTHS: Final = (64, 1024, 16384)
-"""Labels kept after a stage, sweep by sweep: those with the best bounds."""
+"""By sweep: the most labels to keep after a stage, those with the best bounds."""
 WIDER: Final = 4
-"""This many times the width are compared for dominance before the best are kept."""
+"""Labels compared for dominance, as a multiple of the width."""
 SUMS_MAX: Final = 4_000_000
-"""Labels × paths, which bounds memory."""
+"""The most labels × paths; bounds memory."""
 BLOCK: Final = 256
 """Labels compared at once for dominance."""
 PRICE_STEPS: Final = 40
-"""Subgradient steps at most."""
+"""The most subgradient steps."""
 STALLED_MAX: Final = 4
 """Steps without a better bound before the step length is halved."""
 TIED: Final = 1e-11
 """Relative difference below which two objectives may be equal after rounding to `ipa.KEPT_DIGITS`."""
 SLACK_MS: Final = 1e-6
-"""Tolerance of a path's deadline while it still has stages to come; the final check is stricter."""
+"""Tolerance of the deadline of a path with remaining stages; the final check is stricter."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelSettingResult:
-    """The solution, None where nothing feasible was found, and the work done.
+    """The solution, or None if no feasible one was found, and the work done.
 
-    `gave_up`: the limit was reached, so None does not mean that nothing is feasible.
+    `gave_up`: the work limit was reached, so a feasible solution may exist.
     """
 
     solution: IpaSolution | None
@@ -83,8 +83,8 @@ class LabelSettingResult:
 
 
 def solve(stages: Sequence[IpaStage], goal: IpaGoal, *, work_max: int = WORK_MAX) -> LabelSettingResult:
-    """The best solution by `IpaSolution.key`. Optimal unless its `gap` is above 0, which needs more than `work_max` or
-    the last of `WIDTHS`."""
+    """The best solution by `IpaSolution.key`. A `gap` above 0 means that `work_max` or the last of `WIDTHS` did not
+    suffice to prove it optimal."""
     options = [pareto_options(options_of(stage, goal.replicas_max)) for stage in stages]
     if not all(options):
         return LabelSettingResult(None)
@@ -98,7 +98,7 @@ def solve(stages: Sequence[IpaStage], goal: IpaGoal, *, work_max: int = WORK_MAX
 
 @dataclass(frozen=True, slots=True)
 class _StageArrays:
-    """A stage's options by figure, and which paths it is on."""
+    """A stage's options as one array per figure, and the paths that contain the stage."""
 
     options: Sequence[IpaOption]
     score: Floats
@@ -125,9 +125,9 @@ class _StageArrays:
 
 @dataclass(frozen=True, slots=True)
 class _OpenPaths:
-    """Paths that have the same stages left, so that the one nearest to its limit decides for all.
+    """Paths with the same remaining stages, so that only the path nearest to its limit matters.
 
-    Below `least_ms` none of them can exceed its limit, whatever follows.
+    Below `least_ms` none of them can exceed its limit with any options.
     """
 
     columns: list[int]
@@ -135,7 +135,8 @@ class _OpenPaths:
     least_ms: float
 
     def excess_ms(self, taken_ms: Floats) -> Floats:
-        """By label, from what it has taken on each path: how near it is to the limit. Of two labels less is better."""
+        """By label: how near the most critical path is to its limit, from the time taken on each path; less is
+        better."""
         nearest: Floats = (taken_ms[:, self.columns] - self.limits_ms).max(axis=1)
         return np.maximum(nearest, self.least_ms)
 
@@ -148,13 +149,13 @@ class _Arrays:
     stages: list[_StageArrays]
     limits_ms: Floats
     rest_ms: list[Floats]
-    """By position: the least that the stages from there on take on each path."""
+    """By position: the least time of the remaining stages on each path."""
     rest_cores: list[float]
-    """By position: the fewest cores of the stages from there on."""
+    """By position: the fewest cores of the remaining stages."""
     rest_score: list[float]
-    """By position: the least factor by which the stages from there on multiply accuracy."""
+    """By position: the smallest factor by which the remaining stages multiply accuracy."""
     grids: list[Floats]
-    """By position: weighted accuracies so far, from the least possible to the largest."""
+    """By position: weighted accuracies so far, from the smallest possible to the largest."""
     open_paths: list[list[_OpenPaths]]
     scale: float
     """The largest term of an objective, to which tolerances are relative."""
@@ -192,7 +193,7 @@ class _Arrays:
 
 
 def _open_paths(paths: Sequence[frozenset[int]], limits_ms: Floats, place: int, most_ms: Floats) -> list[_OpenPaths]:
-    """The paths that still count before stage `place`: those begun and not finished, grouped by their rest."""
+    """The paths that are begun and not finished before stage `place`, grouped by their remaining stages."""
     groups: dict[frozenset[int], dict[frozenset[int], int]] = {}
     for column, path in enumerate(paths):
         rest, taken = frozenset(s for s in path if s >= place), frozenset(s for s in path if s < place)
@@ -201,7 +202,7 @@ def _open_paths(paths: Sequence[frozenset[int]], limits_ms: Floats, place: int, 
     found: dict[object, _OpenPaths] = {}
     for group in groups.values():
         columns = list(group.values())
-        # The limit does not matter in comparing labels on one path, so paths with the same beginning compare once.
+        # Labels on one path compare without its limit, so paths with the same first stages compare once.
         key = next(iter(group)) if len(group) == 1 else tuple(columns)
         limits = np.zeros(1) if len(group) == 1 else limits_ms[columns]
         least_ms = float((limits_ms[columns] - limits - most_ms[columns]).max())
@@ -212,10 +213,10 @@ def _open_paths(paths: Sequence[frozenset[int]], limits_ms: Floats, place: int, 
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Prices of a millisecond on each path and of a core, and the bound that follows from them.
+    """Prices of a millisecond on each path and of a core, and the resulting bound.
 
-    `limits` is the price of all limits together; `costs` each option's penalty with priced latency and cores;
-    `rest` by position, for each value of `_Arrays.grids`, the most that the stages from there on contribute.
+    `limits` is the price of all limits together; `costs` is each option's penalty plus priced latency and cores;
+    `rest` is by position, for each value of `_Arrays.grids`, the largest contribution of the remaining stages.
     """
 
     limits: float
@@ -240,11 +241,11 @@ class _Prices:
         return float(self.rest[0][-1]) + self.limits
 
     def rest_from(self, arrays: _Arrays, place: int, values: Floats) -> Floats:
-        """The most that the stages from `place` on contribute for given weighted accuracies."""
+        """The largest contribution of the stages from `place` on, for given weighted accuracies."""
         return np.interp(values, arrays.grids[place], self.rest[place])
 
     def best_options(self, arrays: _Arrays) -> tuple[IpaOption, ...]:
-        """The best options where limits are priced and need not be kept."""
+        """The best options if limits are priced and need not be kept."""
         found, value = list[IpaOption](), arrays.grids[0][-1]
         for place, stage in enumerate(arrays.stages):
             longer = arrays.extended(value, stage.score)
@@ -260,13 +261,13 @@ class _WorkLimitError(Exception):
 
 @dataclass(slots=True)
 class _Labels:
-    """Labels by figure."""
+    """Labels as one array per figure."""
 
     value: Floats
     """Weighted accuracy so far."""
     penalty: Floats
     spent: Floats
-    """By label and prices: penalties so far, with priced milliseconds and cores."""
+    """By label and prices: penalties so far plus priced milliseconds and cores."""
     taken_ms: Floats
     """By label and path."""
     total_ms: Floats
@@ -304,7 +305,7 @@ class _Search:
         self.prices = [_Prices.of(self.arrays, np.zeros(len(self.arrays.limits_ms)), 0.0)]
 
     def run(self) -> None:
-        """Sweep until no better solution can be left, or the work limit is reached."""
+        """Sweep until no better solution can exist, or the work limit is reached."""
         for figure in (attrgetter("latency_ms", "cores"), attrgetter("cores", "latency_ms")):
             self._offer(tuple(min(stage.options, key=figure) for stage in self.arrays.stages))
         try:
@@ -351,7 +352,7 @@ class _Search:
             self.incumbent, self.reached = options, reached
 
     def _improve_prices(self) -> None:
-        """Lower the bound by subgradient steps (Polyak's rule); the options chosen on the way may be feasible."""
+        """Lower the bound by subgradient steps (Polyak's rule). Options chosen on the way are offered as solutions."""
         if len(self.prices) > 1:
             return
         arrays, cores_max = self.arrays, max(self.arrays.goal.cores_max, 1.0)
@@ -388,7 +389,7 @@ class _Search:
         self.bound = min(self.bound, best.bound)
 
     def _sweep(self, width: int) -> float:
-        """Pass all stages, keeping `width` labels at most; the best bound of those left out."""
+        """Extend labels over all stages, keeping at most `width`; returns the best bound of the omitted labels."""
         goal, count = self.arrays.goal, len(self.prices)
         zeros, ones = np.zeros(1), np.zeros(1, dtype=np.int64)
         value = np.array([0.0 if goal.summed else goal.alpha])
@@ -408,7 +409,7 @@ class _Search:
         return lost
 
     def _extend(self, labels: _Labels, place: int, most: int) -> tuple[_Labels, float]:
-        """The `most` promising extensions by one stage that can still be optimal; the best bound of those left out."""
+        """The `most` most promising extensions by one stage, and the best bound of the omitted ones."""
         arrays, stage = self.arrays, self.arrays.stages[place]
         self._count_work(len(labels.value) * (EXTENSION_WORK * len(stage.options) + len(arrays.limits_ms)))
         rest_ms = arrays.rest_ms[place + 1]
@@ -452,13 +453,13 @@ class _Search:
         """Indices of the labels that no other dominates.
 
         A label dominates another if it is at least as accurate, needs no more of anything that can still exceed a
-        limit, and is better whatever follows, or equally good and earlier in the order of ties.
+        limit, and is better for every completion, or equally good and earlier in the order of ties.
         """
         arrays = self.arrays
         first = np.empty(len(labels.value), dtype=np.int64)
         ties = (labels.batch_sizes, labels.candidates, labels.batches, labels.total_ms, labels.cores)
         first[np.lexsort(ties)] = np.arange(len(first))
-        # The advantage in accuracy shrinks at most by `rest_score` until the end; the one in penalty stays.
+        # Later stages reduce an advantage in accuracy at most by the factor `rest_score`; one in penalty stays.
         worth = labels.value * arrays.rest_score[place] - labels.penalty
         order = np.lexsort((first, -worth))
         limited = [-labels.value, *(paths.excess_ms(labels.taken_ms) for paths in arrays.open_paths[place])]
@@ -481,7 +482,7 @@ class _Search:
         return order[front]
 
     def _offer_complete(self, kept: Sequence[_Labels]) -> None:
-        """Offer the best of the complete labels, and those that may be equally good."""
+        """Offer the best complete labels: all that may be as good as the best."""
         last = kept[-1]
         f = last.value - last.penalty
         for index in np.argsort(-f, kind="stable"):
@@ -495,7 +496,7 @@ class _Search:
 
 
 def _no_more(figures: Floats, others: Ints, block: Ints) -> NDArray[np.bool_]:
-    """Shape (block, others): whether the other has no more of any figure."""
+    """Shape (block, others): whether the other label is no larger in any figure."""
     found = np.ones((len(block), len(others)), dtype=np.bool_)
     for figure in figures:
         found &= figure[others] <= figure[block, None]
@@ -503,7 +504,7 @@ def _no_more(figures: Floats, others: Ints, block: Ints) -> NDArray[np.bool_]:
 
 
 def _most_promising(labels: _Labels, most: int) -> tuple[_Labels, float]:
-    """The labels with the largest bounds, and the best bound of those left out."""
+    """The labels with the largest bounds, and the best bound of the omitted ones."""
     if len(labels.value) <= most:
         return labels, -math.inf
     order = np.argsort(-labels.bound, kind="stable")
@@ -522,17 +523,17 @@ SHARE_HALVINGS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class BestEffort:
-    """The options that come nearest where nothing is feasible, and the share of the rate that they keep up with."""
+    """The best options if nothing is feasible, and the share of the rate that they keep up with."""
 
     options: tuple[IpaOption, ...]
     share: float
 
 
 def best_effort(stages: Sequence[IpaStage], goal: IpaGoal) -> BestEffort:
-    """Throughput is given up last: deadlines first, for the least latency that keeps up with the whole rate.
+    """The least latency that keeps up with the full rate: it gives up deadlines before throughput.
 
-    Where cores or replicas do not suffice even for that, the best solution for the largest share of the rate that they
-    carry. Not published; IPA keeps the configuration in force.
+    If cores or replicas do not suffice even for that, the best solution for the largest share of the rate that they
+    carry. Not published; IPA keeps its current configuration.
     """
     options = _keeping_up(stages, goal)
     if options is not None:
@@ -551,7 +552,7 @@ def _part(stages: Sequence[IpaStage], share: float) -> list[IpaStage]:
 
 
 def _keeping_up(stages: Sequence[IpaStage], goal: IpaGoal) -> tuple[IpaOption, ...] | None:
-    """The quickest options, or else those with the fewest cores, that keep up within the cores; None if none do."""
+    """Options that keep up within the cores: the quickest, else those with the fewest cores; None if there are none."""
     every = [options_of(stage, goal.replicas_max) for stage in stages]
     if not all(every):
         return None

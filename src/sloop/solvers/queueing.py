@@ -1,7 +1,7 @@
-"""The queueing model that FA2, IPA and Biscale share: how long a batch takes to fill, and how many replicas keep up.
+"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up.
 
-Source: Razavi et al., FA2 (RTAS 2022), section on the queueing model; IPA and Biscale use the same. It is the worst
-case of *evenly spaced* arrivals: under Poisson arrivals fill times and queues exceed it from time to time.
+Source: Razavi et al., FA2 (RTAS 2022), section on the queueing model; IPA and Biscale use the same. It gives the worst
+case for *evenly spaced* arrivals; under Poisson arrivals, fill times and queues sometimes exceed it.
 """
 
 import math
@@ -11,21 +11,21 @@ from sloop.quantities import ROUNDING
 from sloop.units import ms
 
 WAIT_FACTOR: Final = 2.0
-"""A batch may wait this many times longer than it should take to fill, because real arrivals are not even."""
+"""A batch may wait this many times its expected fill time, because real arrivals are not even."""
 WAIT_SHARE: Final = 4
-"""… but at most an SLO divided by this."""
+"""A batch may wait at most the SLO divided by this."""
 
 
 def fill_ms(batch: int, rate_rps: float) -> float:
     """q(b) = 1000 (b - 1)/λ: milliseconds that the first request of a batch waits for the others.
 
-    0 at a rate of 0, where nobody waits; callers must then choose a batch of 1.
+    0 at a rate of 0; callers must then choose a batch of 1.
     """
     return 1000.0 * (batch - 1) / rate_rps if rate_rps > 0 else 0.0
 
 
 def patience_ns(fill_ms: float, slo_ns: int) -> int:
-    """The longest wait for a batch that should fill within `fill_ms`."""
+    """The longest wait, in ns, for a batch with the expected fill time `fill_ms`."""
     return min(ms(WAIT_FACTOR * fill_ms), slo_ns // WAIT_SHARE)
 
 

@@ -1,8 +1,8 @@
-"""One replica: the fewest cores, then the smallest batch, that serve a set of requests within their budgets.
+"""Sponge's problem: the fewest cores, then the smallest batch, with which one replica serves requests in time.
 
 Gives the solution of Sponge's Algorithm 2 (dissertation, chapter P2; EuroMLSys 2024) in closed form over the whole grid
-of cores and batches, and what the publication leaves open: a throughput check, budgets per batch, a steady-state
-criterion, and a best effort where nothing holds. Units are those of the publication, milliseconds and requests per
+of cores and batches. Additions to the publication: a throughput check, budgets per batch, a steady-state criterion, and
+a best effort if no setting is feasible. Units are those of the publication, milliseconds and requests per
 second. Notation: l(b, c) latency of a batch, h(b, c) = 1000 b / l(b, c) throughput, cl what a request spent on the
 network before it arrived. A margin m plans for m × SLO, that is with every budget shortened by (1 - m) × SLO.
 """
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from sloop.quantities import ROUNDING
 
 Mask: TypeAlias = NDArray[np.bool_]
-"""Shape (cores, batches): which settings hold."""
+"""Shape (cores, batches): which settings are feasible."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpongeGrid:
-    """l(b, c) for every core count on offer, ascending, and every batch from 1."""
+    """l(b, c) for every core count to choose from, ascending, and every batch from 1."""
 
     cores: tuple[float, ...]
     latency_ms: NDArray[np.float64]
-    """Shape (cores, batches): `latency_ms[i, b - 1]` is that of a batch of b on `cores[i]`, with its fraction."""
+    """Shape (cores, batches): `latency_ms[i, b - 1]` is the latency of a batch of b on `cores[i]`, not rounded."""
 
     def __post_init__(self) -> None:
         assert self.latency_ms.shape[0] == len(self.cores), (self.latency_ms.shape, self.cores)
@@ -54,7 +54,7 @@ class SpongeSetting:
 
 
 def grid_of(costs_ns: Sequence[Sequence[int]], cores: Sequence[float], batch_max: int) -> SpongeGrid:
-    """From a belief's costs, one row `[0, cost of 1, …]` per core count, cut at `batch_max`."""
+    """The grid from a belief's costs: one row `[0, cost of 1, …]` in ns per core count, cut at `batch_max`."""
     return SpongeGrid(tuple(cores), np.array([row[1 : batch_max + 1] for row in costs_ns], dtype=np.float64) / 1e6)
 
 
@@ -70,7 +70,7 @@ def holds_burst(grid: SpongeGrid, count: int, network_ms_max: float, slo_ms: flo
 
 
 def holds_per_batch(grid: SpongeGrid, budgets_ms: NDArray[np.float64]) -> Mask:
-    """All present at once, in deadline order; each batch must be done before the budget of its own tightest request.
+    """All requests are present at once, in deadline order; each batch must finish within its own tightest budget.
 
     `budgets_ms` is sorted, tightest first: k · l(b, c) < budget of request (k - 1) b, for every batch k.
     """
@@ -83,7 +83,7 @@ def holds_per_batch(grid: SpongeGrid, budgets_ms: NDArray[np.float64]) -> Mask:
 
 
 def holds_steady(grid: SpongeGrid, rate_rps: float, network_ms_max: float, slo_ms: float) -> Mask:
-    """Evenly spaced arrivals: the first of a batch waits for the others, l + 1000 (b - 1)/λ + cl_max ≤ SLO."""
+    """Evenly spaced arrivals: the first request of a batch waits for the others, l + 1000 (b - 1)/λ + cl_max ≤ SLO."""
     others = grid.batches - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         fill_ms = np.where(others == 0, 0.0, 1000.0 * others / rate_rps)
@@ -96,7 +96,7 @@ def keeps_up(grid: SpongeGrid, rate_rps: float) -> Mask:
 
 
 def cheapest(grid: SpongeGrid, holds: Mask) -> SpongeSetting | None:
-    """Fewest cores, then smallest batch: the optimum of min c + δ b for δ < 1/b_max. None where nothing holds."""
+    """The feasible setting with the fewest cores, then the smallest batch: min c + δ b for δ < 1/b_max; or None."""
     first = int(holds.argmax())
     row, column = divmod(first, holds.shape[1])
     return setting(grid, row, column + 1) if holds[row, column] else None
@@ -108,10 +108,10 @@ def setting(grid: SpongeGrid, row: int, batch: int) -> SpongeSetting:
 
 
 def best_effort(grid: SpongeGrid, budgets_ms: NDArray[np.float64], rate_rps: float) -> tuple[SpongeSetting, int]:
-    """All cores, and the batch with which most requests are in time when served in deadline order; and how many.
+    """All cores with the batch that serves most requests in time, in deadline order; and the number of these requests.
 
-    Of equal batches the one that keeps up with `rate_rps` wins, or comes nearest, then the smaller one. The smaller one
-    at once, as published, would never work off a backlog. `budgets_ms` is sorted, tightest first.
+    Ties go to the batch that keeps up with `rate_rps`, or comes nearest, then to the smaller one. Going straight to the
+    smaller one, as published, would never reduce a backlog. `budgets_ms` is sorted, tightest first.
     """
     best, most = (-1, -1.0), 1
     for batch in range(1, grid.latency_ms.shape[1] + 1):

@@ -1,15 +1,14 @@
-"""Scaling policies that resize replicas in place: `Biscale`, and `Vertical`, which does nothing else.
+"""Scaling policies that resize replicas in place: `Biscale`, and `Vertical`, which never changes their number.
 
-Biscale (Razavi, dissertation, TU Darmstadt 2024, chapter P4; the same system is Themis, arXiv 2407.14843) uses that a
-resize takes a tenth of a second where starting a replica takes several, while replicas of one core give the most
-throughput per core. When the arrival rate exceeds what the replicas carry, it makes all of them larger at once, and
-starts more for what even that cannot carry. Once the rate has been steady for `settle` decisions, it starts small
-replicas, and shrinks the large ones when those are ready: two plans, so that nothing that serves becomes smaller before
-its replacement is there. It fails where a model gains nothing from more cores, and pays for surges that end before
-the new replicas were worth their start.
+Biscale (Razavi, dissertation, TU Darmstadt 2024, chapter P4; the same system is Themis, arXiv 2407.14843) is based on
+two facts: a resize takes a tenth of a second, a start several seconds; and replicas of one core give the most
+throughput per core. When the arrival rate exceeds the capacity of the replicas, it enlarges all of them at once, and
+starts more if that does not suffice. When the rate has been steady for `settle` decisions, it starts small replicas,
+and shrinks the large ones when the small ones are ready: two plans, so that capacity never falls before its replacement
+is ready. It fails if a model gains nothing from more cores, and wastes starts on surges that are soon over.
 
-The functions between a cluster view and `sloop.solvers.biscale` come first: replicas are whole multiples of a unit that
-a node and the profile allow, and deadlines of graphs whose paths meet are cut as in FA2 (`sloop.solvers.graph`).
+First come the functions that turn a cluster view into a problem of `sloop.solvers.biscale`: replica sizes are multiples
+of a unit, up to the limits of node and profile, and graphs whose paths meet are cut as in FA2 (`sloop.solvers.graph`).
 """
 
 import math
@@ -46,12 +45,13 @@ from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Group, Life, Plan, ReplicaSpec, StagePlan
 
 CUTS_MAX: Final = 4
-"""Ways to cut a graph whose paths meet that are solved; each costs as much time as a chain."""
+"""The most ways to cut a graph whose paths meet; each takes as much time to solve as a chain."""
 SLOTS_MAX: Final = 5_000
-"""Slots of the longest deadline. Longer ones get coarser slots, so that a decision stays below its 100 ms."""
+"""The most slots of the longest deadline. Longer deadlines get coarser slots, so that a decision takes less than 100
+ms."""
 REFERENCE_S: Final = 10
-"""The busiest of the last ten seconds is the rate to be ready for. The publication compares the mean rate of two
-seconds with a maximum foreseen for the next ten, so that ordinary noise hardly ever looks steady."""
+"""Seconds in which to look for the busiest second, the reference rate. The publication compares the mean rate of two
+seconds with a maximum predicted for the next ten, so that with ordinary noise the load hardly ever looks steady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True)
 class BiscaleModel:
-    """The application and cluster of one view as Biscale's problem, and plans made from its solutions."""
+    """One cluster view as Biscale's problem, and the conversion of its solutions into plans."""
 
     problem: BiscaleProblem
     """Its `cores_total` counts the units of all nodes, free or not."""
@@ -77,7 +77,7 @@ class BiscaleModel:
     variants: tuple[str, ...]
     unit: float
     feasible: bool
-    """Whether the deadlines can be kept at any rate."""
+    """Whether any rate exists at which the deadlines can be kept."""
 
     @property
     def cores_total(self) -> float:
@@ -100,7 +100,7 @@ class BiscaleModel:
     def plans(
         self, choices: Sequence[BiscaleChoice], groups: Sequence[ReplicaGroups] | None = None
     ) -> tuple[StagePlan, ...]:
-        """Plans with the batches of the choices, and with their replicas unless `groups` gives others."""
+        """Plans with the batches of the choices, and with their replicas unless `groups` overrides them."""
         groups = groups or [[(choice.replicas, choice.cores)] for choice in choices]
         return tuple(
             self.stage_plan(index, own, choice.batch, choice.wait_ms)
@@ -112,7 +112,7 @@ class BiscaleModel:
         return structs.replace(self.stage_plan(index, groups, plan.batch_max), wait_ns=plan.wait_ns)
 
     def quickest(self) -> tuple[BiscaleChoice, ...]:
-        """One replica per stage with batches of 1 and an equal part of all cores, for when no deadline can be kept."""
+        """The fallback if no deadline can be kept: one replica per stage, batches of 1, an equal part of all cores."""
         made = []
         for stage in self.problem.stages:
             even = self.problem.cores_total / len(self.problem.stages)
@@ -122,7 +122,7 @@ class BiscaleModel:
         return tuple(made)
 
     def infeasibility(self) -> str:
-        """Why no rate at all is feasible: by how much a path is too slow, or too few cores."""
+        """Why no rate is feasible, as text: by how much a path is too slow, or that there are too few cores."""
         slot_ms = self.problem.slot_ms
         quickest_ms = [
             slot_ms * math.ceil(stage.latency_ms[:, 0].min() / slot_ms - ROUNDING) for stage in self.problem.stages
@@ -140,7 +140,7 @@ class BiscaleModel:
 
 
 def describe(plans: Sequence[StagePlan]) -> str:
-    """`detect 2 × 3 cores, batch 4; …`."""
+    """The plans as text: `detect 2 × 3 cores, batch 4; …`."""
     return "; ".join(
         f"{plan.stage} "
         + " + ".join(f"{group.count} × {counted(group.spec.cores, 'core')}" for group in plan.groups)
@@ -186,7 +186,7 @@ def _stage(stage: StageView, belief: Belief, unit: float, node_cores: float, lim
 
 
 def stage_replicas(stage: StageView, unit: float) -> StageReplicas:
-    """The stage's replicas that are ready and that start, their sizes rounded to whole units."""
+    """The stage's ready and starting replicas, with sizes rounded to whole units."""
     sizes = {
         life: tuple(
             sorted((max(1, round(one.spec.cores / unit)) for one in stage.replicas if one.life is life), reverse=True)
@@ -199,7 +199,7 @@ def stage_replicas(stage: StageView, unit: float) -> StageReplicas:
 
 
 def within_node_room(problem: BiscaleProblem, view: ClusterView, unit: float) -> BiscaleProblem:
-    """The problem with replicas no larger than they can grow on their own nodes. With one node its total suffices."""
+    """The problem with replica sizes limited by the room on their nodes. With one node, its total is limit enough."""
     if len(view.nodes) < 2:
         return problem
     nodes = {node.node.name: node for node in view.nodes}
@@ -212,19 +212,19 @@ def within_node_room(problem: BiscaleProblem, view: ClusterView, unit: float) ->
 
 
 def _units_at_most(spec: ReplicaSpec, nodes: Mapping[str, NodeView], unit: float) -> int:
-    """Units that a replica can have on its node: its own and the free ones."""
+    """The most units that a replica can have on its node: its present units plus the free ones."""
     node = nodes.get(spec.node or "")
     return int((spec.cores + (node.free_cores if node else 0.0)) / unit + ROUNDING)
 
 
 @dataclass(slots=True)
 class BiscaleMemory:
-    """State between decisions; the rest of the state machine's state is the replicas themselves."""
+    """State between decisions; the replicas in the view hold the rest of the state machine's state."""
 
     steady: int = 0
     """Decisions in a row without a surge or a rise."""
     goal: tuple[BiscaleChoice, ...] = ()
-    """The small replicas that are being started; empty where none are."""
+    """The small replicas that are being started; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +239,17 @@ class Biscale:
     throughput: Throughput = "with_queue"
     """`with_queue` counts the wait for a full batch as work; `pure` does not, and leaves no head-room."""
     reference: Literal["max10", "now"] = "max10"
-    """The rate that is compared with the forecast to tell whether load is steady: that of the busiest of the last ten
-    seconds, or the present one as published, which hardly ever looks steady."""
+    """The rate that is compared with the forecast to decide whether the load is steady. `max10`: the busiest of the
+    last ten seconds; `now`: the present rate, as published, with which the load hardly ever looks steady."""
     stable: Literal["ge", "equal"] = "ge"
-    """Load is steady if the reference needs at least as many replicas as the forecast, or exactly as many."""
+    """The load is steady if the reference rate needs at least (`ge`) or exactly (`equal`) as many replicas as the
+    forecast."""
     split_cores: Literal["same", "one"] = "same"
-    """Size of further replicas in a surge: that of those they help, or one unit."""
+    """Size of additional replicas in a surge: the same as the others, or one unit."""
     shrink: bool = True
     """Whether replicas may become smaller while the rate is not steady."""
     blocking: bool = False
-    """Whether nothing is decided while replicas start, as in the authors' artefact."""
+    """Whether to keep the plan while replicas start, as in the authors' artefact."""
     whole: bool = False
     """Whether rates are truncated to whole requests per second, at least 1, as in the authors' artefact."""
     sigma: float = 0.0
@@ -273,7 +274,7 @@ class Biscale:
         check_range("margin", self.margin, above=0, most=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The next plan; None where nothing changes. Where no plan can keep the deadlines, the plan in force and why.
+        """The next plan; None if nothing changes. If no plan can keep the deadlines: the current plan, infeasible.
 
         InputError for a variant that a stage does not have.
         """
@@ -287,7 +288,7 @@ class Biscale:
         return None if self.blocking and any(one.starting for one in now.present) else self._next(now, view.plan)
 
     def _next(self, now: "_Decision", plan: Plan) -> Plan | None:
-        """The state machine: a surge, small replicas on their way, a rise; if none of them, steadiness."""
+        """The state machine: handle a surge, then starting small replicas, then a rise, then steady load."""
         memory, rates = self._memory, now.rates
         if not now.is_carried(lambda problem, rate_rps: replicas_carry(problem, rate_rps, now.present)):
             memory.goal, memory.steady = (), 0
@@ -325,7 +326,7 @@ class Biscale:
         return any(a != b for a, b in pairs) if self.stable == "equal" else any(a < b for a, b in pairs)
 
     def _first(self, model: BiscaleModel, rate_rps: float) -> Plan:
-        """Small replicas for the forecast; before any request has come, for none."""
+        """Small replicas for the forecast; before the first request, for a rate of 0."""
         plans = model.plans(model.problem.horizontal_within_cores(rate_rps))
         batches = (min(self.initial_batch, stage.latency_ms.shape[1]) for stage in model.problem.stages)
         plans = tuple(
@@ -334,7 +335,7 @@ class Biscale:
         return _checked(model, plans, f"{rate_rps:.4g} requests/s → {describe(plans)}", rate_rps)
 
     def _vertical(self, now: "_Decision", because: str) -> Plan:
-        """Larger replicas at once, and further ones for what those do not carry."""
+        """Enlarge replicas at once, and start more for the rest of the rate."""
         model, rates, seen = now.model, now.rates, f"{now.rates.now:.4g} requests/s, {because}"
         split = now.problem.split(rates.now, [one.count for one in now.present])
         groups: list[ReplicaGroups] = []
@@ -342,7 +343,7 @@ class Biscale:
             for one, choice, extra in zip(now.present, split.choices, split.extra, strict=True):
                 units = choice.cores if self.shrink else max(one.largest, choice.cores)
                 further = (max(0, extra - len(one.starting)), units if self.split_cores == "same" else 1)
-                # Replicas that start keep their size; resizing them would be decided on rates that have passed.
+                # Starting replicas keep their size: a new size would be out of date when they are ready.
                 groups.append([(one.count, units), *((1, own) for own in one.starting), further])
         if split is None or total_units(groups) > now.problem.cores_total:
             return self._within_cores(now, seen)
@@ -351,7 +352,7 @@ class Biscale:
         return Plan(plans, f"{seen}{carried} → {describe(plans)}")
 
     def _within_cores(self, now: "_Decision", seen: str) -> Plan:
-        """Where the nodes cannot hold all: small replicas for the rate, and the others as large as the rest allows."""
+        """If not all replicas fit on the nodes: small replicas for the rate, and the others in the remaining cores."""
         model, rates = now.model, now.rates
         goal = model.problem.horizontal_within_cores(rates.reference)
         groups, choices = small_first(now.problem, rates.now, now.present, goal)
@@ -360,7 +361,7 @@ class Biscale:
         return _checked(model, plans, why, rates.now)
 
     def _horizontal(self, now: "_Decision", wanted: tuple[BiscaleChoice, ...], plan: Plan) -> Plan:
-        """Small replicas: at once where enough replicas exist, else beside the large ones until they are ready."""
+        """Small replicas: shrink at once if enough replicas exist, else start small ones and keep the large ones."""
         model, seen = now.model, f"steady at {now.rates.reference:.4g} requests/s"
         final = model.plans(wanted)
         enough = [one.count >= choice.replicas for one, choice in zip(now.present, wanted, strict=True)]
@@ -383,7 +384,7 @@ class Biscale:
         return Plan(plans, f"{seen}: small replicas start → {describe(plans)}")
 
     def _finish_goal(self, now: "_Decision") -> Plan | None:
-        """Shrink the large replicas once the small ones are ready, if those carry the rate by themselves."""
+        """When the small replicas are ready, shrink the large ones, if the small sizes can carry the rate."""
         memory = self._memory
         if any(len(one.ready) < choice.replicas for one, choice in zip(now.present, memory.goal, strict=True)):
             return None
@@ -397,7 +398,7 @@ class Biscale:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Requests per second at the ingress: at present, to be ready for, and foreseen for the next seconds."""
+    """Rates at the ingress in requests per second: present, reference, and predicted for the next seconds."""
 
     now: float
     reference: float
@@ -406,7 +407,7 @@ class _Rates:
 
 @dataclass(frozen=True)
 class _Decision:
-    """What one decision looks at."""
+    """The input of one decision."""
 
     model: BiscaleModel
     rates: _Rates
@@ -415,20 +416,20 @@ class _Decision:
 
     @cached_property
     def problem(self) -> BiscaleProblem:
-        """The problem for the replicas that exist, on the nodes where they are."""
+        """The problem with replica sizes limited by the room on their nodes."""
         return within_node_room(self.model.problem, self.view, self.model.unit)
 
     def is_carried(self, carries: Callable[[BiscaleProblem, float], bool]) -> bool:
-        """Whether the present rate is carried, or the reference, which is at least as high.
+        """Whether the replicas carry the present rate or the reference rate, which is at least as high.
 
-        Either suffices: batches fill more slowly at a lower rate, which makes some rates infeasible below feasible
-        ones, and replicas would change size in turn at an even rate that is just below a whole number.
+        Either suffices: batches fill more slowly at a lower rate, so a rate can be infeasible although a higher one is
+        feasible, and at a steady rate just below a whole number the replicas would change size back and forth.
         """
         return any(carries(self.model.problem, rate_rps) for rate_rps in (self.rates.now, self.rates.reference))
 
 
 def _infeasible(model: BiscaleModel, plan: Plan | None) -> Plan:
-    """The plan in force, or the quickest replicas, where no plan keeps the deadlines."""
+    """The plan if no plan keeps the deadlines: the current one, or the quickest replicas."""
     why = model.infeasibility()
     if plan is not None:
         return structs.replace(plan, why=f"kept as it was: {why}", feasible=False)
@@ -448,9 +449,9 @@ class Vertical:
     """The same number of replicas of each stage at all times, resized in place every second.
 
     Sponge extended to pipelines: the vertical baseline of Biscale's evaluation (dissertation chapter P4, with the rule
-    of its artefact). Cores and batches of all stages follow Biscale's vertical program, up and down at once. Beyond
-    what the replicas can carry they get the sizes for the highest rate that they can; the rest stays unserved for as
-    long as it lasts. Replicas have 1 to `cores_max` units of `unit` cores each, batches up to `batch_max`.
+    of its artefact). Cores and batches of all stages follow Biscale's vertical program, up and down at once. If the
+    rate is too high, replicas get the sizes for the highest rate that they can carry, and the rest is not served.
+    Replicas have 1 to `cores_max` units of `unit` cores each, batches up to `batch_max`.
     """
 
     replicas: int = 1
@@ -476,7 +477,7 @@ class Vertical:
         check_range("margin", self.margin, above=0, most=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The cheapest sizes that carry the forecast; where none do, those that carry most of it."""
+        """The cheapest sizes that carry the forecast; if there are none, those that carry most of it."""
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model = biscale_model(view, limits)
         rate_rps = view.forecast_rps

@@ -1,15 +1,15 @@
-"""The scaling policy `Ipa`: variants, batches and replicas of all stages, for the accuracy that is worth its cores.
+"""The scaling policy `Ipa`: chooses variants, batches and replicas of all stages, trading accuracy for cores.
 
-Razavi, dissertation (TU Darmstadt 2024), chapter P3 (Ghafouri et al., IPA, 2023): every ten seconds the choice that
-maximises α · accuracy - β · cores - δ · Σ batches, within every deadline and in step with the forecast at every stage.
-Cores per replica are fixed for each variant beforehand: given in `stages`, or the fewest of 1, 2, 4, … units that carry
-`threshold_rps` and keep the stage's share of the deadline. With variants fixed (`only`, or in `stages`) it is FA2-low
-and FA2-high of the publication's comparison, with `replicas` fixed RIM.
+Razavi, dissertation (TU Darmstadt 2024), chapter P3 (Ghafouri et al., IPA, 2023): every ten seconds it maximises
+α · accuracy - β · cores - δ · Σ batches, subject to every deadline and to the forecast rate of every stage. The cores
+per replica of each variant are fixed: given in `stages`, or the fewest of 1, 2, 4, … units that carry `threshold_rps`
+and keep the stage's share of the deadline. With fixed variants (`only`, or in `stages`) it is FA2-low and FA2-high of
+the publication's comparison, with fixed `replicas` RIM.
 
 On a graph with branches, accuracy is that of all stages together, which is at most that of any path. The policy fails
-where accuracy is not worth a switch: every change of variant starts replicas, and a forecast around a step of the
-objective makes it alternate (`hysteresis`). After a backlog, replicas for just the rate never work it off: leave
-`headroom`, or drop requests older than their SLO. Before any request it plans for `initial_rps`, or the cheapest.
+if accuracy is not worth a switch: every change of variant starts replicas, and a forecast near a step of the objective
+makes it alternate (`hysteresis`). Replicas sized for the rate alone never reduce a backlog: set `headroom`, or drop
+requests older than their SLO. Before the first request it plans for `initial_rps`, or if that is 0, the cheapest plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,15 +53,15 @@ Only = Literal["any", "lightest", "heaviest"]
 
 
 class IpaStageTerms(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is given for one stage where it differs from the others."""
+    """Values for one stage that override those for all stages."""
 
     variant: str = ""
     """The only variant that may run."""
     cores: Mapping[str, float] = {}
-    """Cores per replica by variant; the others follow from base allocation."""
+    """Cores per replica by variant; base allocation computes the missing ones."""
     threshold_rps: float | None = None
     slo_ms: float | None = None
-    """What the largest batch may take, for base allocation only."""
+    """The longest time of the largest batch, for base allocation only."""
     replicas: int | None = None
 
     def __post_init__(self) -> None:
@@ -84,18 +84,18 @@ class VariantOnCores:
 
 
 VariantsByStage = Mapping[str, tuple[VariantOnCores, ...]]
-"""The variants that may run at each stage, in the order in which they are declared."""
+"""The variants that may run at each stage, in order of declaration."""
 
 
 @dataclass(slots=True)
 class IpaMemory:
-    """State between decisions. The variants and their cores are settled once, at the first."""
+    """State between decisions. The first decision fixes the variants and their cores."""
 
     variants: VariantsByStage = field(default_factory=dict)
     next_ns: int = 0
     """When to decide next."""
     wanted: int = 0
-    """Decisions in a row that prefer other variants than those in force."""
+    """Decisions in a row that prefer other variants than the current ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ class Ipa:
     unit: float = 1.0
     """Cores of a unit, for base allocation."""
     threshold_rps: float = 5.0
-    """What a replica must serve one request at a time, for base allocation."""
+    """The rate that a replica must serve with batches of one, for base allocation."""
     batch_max: int = 8
     replicas: int = 0
-    """Of every stage; 0: as many as needed."""
+    """A fixed number of replicas for every stage; 0: as many as needed."""
     replicas_max: int = 100
     load_max: float = 1.0
     """Fraction of its believed throughput that a replica is planned for."""
@@ -123,9 +123,10 @@ class Ipa:
     capped: bool = True
     """Whether all stages together must fit into the cluster's cores."""
     infeasible: Literal["degrade", "hold"] = "degrade"
-    """Where nothing is feasible: the least latency, then a part of the rate; or the plan in force."""
+    """The plan if nothing is feasible. `degrade`: the least latency, else a part of the rate; `hold`: the current
+    one."""
     hysteresis: int = 1
-    """Decisions in a row that must prefer other variants before they are started."""
+    """How many decisions in a row must prefer other variants before they start."""
     solver: Literal["labels", "milp"] = "labels"
     """Label setting, or an integer program by HiGHS."""
     initial_rps: float = 0.0
@@ -146,7 +147,8 @@ class Ipa:
         check_range("headroom", self.headroom, above=-1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The best plan, or what `infeasible` says; None between decisions. InputError as in `variants_by_stage`."""
+        """The best plan, or the one that `infeasible` selects; None between decisions. InputError as in
+        `variants_by_stage`."""
         if self.solver == "milp":
             highs.load()  # before the first request, because the import takes half a second
         if now_ns < self._memory.next_ns:
@@ -189,11 +191,11 @@ class Ipa:
 
     def _solved(self, stages: Sequence[IpaStage], goal: IpaGoal) -> LabelSettingResult:
         found = ipa_milp.solve(stages, goal) if self.solver == "milp" else None
-        # No solution from HiGHS may mean that it reached its node limit; label setting tells that from infeasible.
+        # HiGHS also finds no solution when it reaches its node limit; label setting then shows whether one exists.
         return LabelSettingResult(found) if found else label_setting.solve(stages, goal)
 
     def _settled(self, problem: "IpaProblem") -> LabelSettingResult:
-        """The best solution, with the variants in force until others were better `hysteresis` times in a row."""
+        """The best solution, but with the current variants until others were better `hysteresis` times in a row."""
         memory, found = self._memory, self._solved(problem.stages, problem.goal)
         best, running = found.solution, problem.variants_in_force()
         if best is None or running is None or tuple(option.candidate for option in best.options) == running:
@@ -214,7 +216,7 @@ class Ipa:
         return LabelSettingResult(replace(kept, options=options))
 
     def _gave_up(self, problem: "IpaProblem") -> Plan:
-        """A solution may exist but was not found: the plan in force, if there is one."""
+        """The plan if the solver found no solution although one may exist: the current plan, if there is one."""
         why = f"{problem.rate}: the solver gave up with nothing found"
         if problem.view.plan is not None:
             return structs.replace(problem.view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=True)
@@ -229,7 +231,7 @@ class Ipa:
 
 @dataclass(frozen=True, slots=True)
 class IpaProblem:
-    """A view as IPA's problem, plans made from its solutions, and reasons. `rate` is the rate planned for, as text."""
+    """A view as IPA's problem; turns solutions into plans and reasons. `rate` is the planned rate as text."""
 
     view: ClusterView
     variants: VariantsByStage
@@ -248,7 +250,7 @@ class IpaProblem:
         return tuple(made)
 
     def variants_in_force(self) -> tuple[int, ...] | None:
-        """The candidate that the plan in force runs at each stage; None if it has not exactly one everywhere."""
+        """The candidate that the current plan runs at each stage; None if a stage has none or several."""
         plan = self.view.plan
         if plan is None or [target.stage for target in plan.stages] != [stage.name for stage in self.view.stages]:
             return None
@@ -261,7 +263,7 @@ class IpaProblem:
         return tuple(running)
 
     def describe(self, solution: IpaSolution) -> str:
-        """`a 2 × small, batch 4; …: 3 cores, 80 of 100 ms`, the latency that of the path with the least time left."""
+        """Text: `a 2 × small, batch 4; …: 3 cores, 80 of 100 ms`, with the latency of the path with the least slack."""
         parts = []
         for stage, option in zip(self.view.stages, solution.options, strict=True):
             variant = self.variants[stage.name][option.candidate].variant
@@ -273,7 +275,7 @@ class IpaProblem:
         return f"{text}; at most {solution.gap:.3g} from the best" if solution.gap else text
 
     def infeasibility(self) -> str:
-        """Which stage cannot keep up, which path is too slow, or how many cores are missing."""
+        """Text: which stage cannot keep up, which path is too slow, or how many cores are missing."""
         names, goal = [stage.name for stage in self.view.stages], self.goal
         every = [options_of(stage, goal.replicas_max) for stage in self.stages]
         for stage, name, options in zip(self.stages, names, every, strict=True):
@@ -316,7 +318,7 @@ def _cannot_keep_up(stage: IpaStage, name: str, goal: IpaGoal) -> str:
 
 
 def ipa_stage(stage: StageView, variants: Sequence[VariantOnCores], policy: Ipa, rate_rps: float) -> IpaStage:
-    """A stage with its variants as candidates, and batches in powers of two that at least one profile knows."""
+    """A stage with its variants as candidates. Its batches are the powers of two that at least one profile covers."""
     most = min(policy.batch_max, max(stage.variants[own.variant].batch_max for own in variants))
     batches = tuple(1 << power for power in range(most.bit_length()))
     candidates = []
@@ -329,10 +331,10 @@ def ipa_stage(stage: StageView, variants: Sequence[VariantOnCores], policy: Ipa,
 
 
 def variants_by_stage(view: ClusterView, policy: Ipa) -> VariantsByStage:
-    """Which variants may run at each stage, on how many cores.
+    """Which variants may run at each stage, with how many cores.
 
-    InputError for a stage or variant that does not exist, and for a variant without an accuracy where it would have to
-    be weighed against another's.
+    InputError for a stage or variant that does not exist, and for a variant without accuracy at a stage where several
+    variants may run.
     """
     names = [stage.name for stage in view.stages]
     unknown = policy.stages.keys() - set(names)
@@ -350,7 +352,7 @@ def _terms(policy: Ipa, stage: StageView) -> IpaStageTerms:
 def _variants(view: ClusterView, stage: StageView, policy: Ipa, slo_ms: float) -> tuple[VariantOnCores, ...]:
     own = _terms(policy, stage)
     if not own.variant and policy.only == "any" and len(stage.variants) > 1:
-        for variant in stage.variants:  # also those that base allocation leaves out: the file is wrong either way
+        for variant in stage.variants:  # check also variants that base allocation excludes: the file is wrong anyway
             _accuracy(stage, variant)
     cores = _cores(view, stage, policy, slo_ms)
     weight = {v: count * stage.variants[v].latency_ms(1, count) for v, count in cores.items()}
@@ -380,10 +382,10 @@ def _accuracy(stage: StageView, variant: str) -> float:
 
 
 def _cores(view: ClusterView, stage: StageView, policy: Ipa, slo_ms: float) -> dict[str, float]:
-    """Cores per replica of each variant, in the order declared, without those that base allocation leaves out.
+    """Cores per replica of each variant that base allocation allows, in order of declaration.
 
-    Where no variant keeps the stage's limit with its largest batch, those that keep it one request at a time; where
-    none does, which need not make the path infeasible, the lightest on its quickest cores.
+    If no variant keeps the stage's limit with its largest batch: the variants that keep it with batches of one. If none
+    does, although the path may still be feasible: the lightest variant with its quickest core count.
     """
     own = _terms(policy, stage)
     sizes = {variant: _sizes(view, belief, policy.unit) for variant, belief in stage.variants.items()}
@@ -415,9 +417,10 @@ def _one_ms(sizes: VariantSizes) -> float:
 
 
 def _sizes(view: ClusterView, belief: Belief, unit: float) -> VariantSizes:
-    """Cores to choose from: 1, 2, 4, … units up to what the variant gains from and the largest node has.
+    """The core counts to choose from: 1, 2, 4, … units, up to the limits of the profile and of the largest node.
 
-    A node with less than a unit gives all it has. Batches above the profile's largest are taken to last as long as it.
+    If the largest node has less than a unit, its cores are the only choice. Batches above the profile's largest get the
+    latency of the largest.
     """
 
     def latency_ms(batch: int, cores: float) -> float:
@@ -429,9 +432,9 @@ def _sizes(view: ClusterView, belief: Belief, unit: float) -> VariantSizes:
 
 
 def _stage_limits_ms(view: ClusterView, policy: Ipa) -> dict[str, float]:
-    """What a batch of each stage may take: as given, or the smallest of its shares of its paths' deadlines.
+    """The longest time of a batch at each stage: as declared, or the smallest of its shares of its paths' deadlines.
 
-    Shares are in proportion to the deadlines that base allocation derives for the stages by themselves.
+    Shares are proportional to the deadlines that base allocation derives for each stage alone.
     """
     derived = {}
     for stage in view.stages:
