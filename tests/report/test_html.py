@@ -70,7 +70,7 @@ def test_a_run_on_a_page() -> None:
     assert "Demo &amp; more" in text
     assert "demand doubled" in text
     assert "static answered 16.67 % of 6 requests in time, p99 220 ms" in text
-    assert "depend on 1 value that nobody measured" in text
+    assert "depend on 1 value that were not measured" in text
     assert "Stages" not in reader.text, "there is but one"
 
 

@@ -1,4 +1,4 @@
-"""`sloop simulate`: a scenario in the simulator, under one system or several."""
+"""`sloop simulate`: simulates a scenario under one system or several."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def simulate(
 
 
 def display(rows: list[RunRow]) -> list[RenderableType]:
-    """The runs in tables, and what they assumed."""
+    """The runs as tables, and their assumptions."""
     assumed = sorted({line for row in rows for line in row.assumed})
     graphs = [(row.system, row) for row in rows if len(row.stages) > 1]
     made: list[RenderableType] = [table(tables.ends(rows)), table(tables.costs(rows))]

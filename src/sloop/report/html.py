@@ -144,7 +144,7 @@ def _stage_sections(row: RunRow, summary: RunSummary) -> list[Section]:
         return []
     text = (
         "A visit is a request, or a part of one, at a stage. Requests take different routes where stages branch off; a "
-        "route has a deadline of its own where the application declares one for its path."
+        "route has its own deadline if the application declares one for its path."
     )
     runs = [(row.system, row)]
     figures = (route_cdf(row.system, summary),) if len(row.routes) > 1 else ()
@@ -183,7 +183,7 @@ def _provenance(row: RunRow, header: Header) -> Section:
     text = "Nothing here depends on a value that was assumed or extrapolated."
     found: tuple[Table, ...] = ()
     if row.assumed:
-        text = f"These results depend on {counted(len(row.assumed), 'value')} that nobody measured:"
+        text = f"These results depend on {counted(len(row.assumed), 'value')} that were not measured:"
         found = (Table("Assumed", ("what",), tuple((line,) for line in row.assumed)),)
     run = Table("The run", ("", "value"), facts)
     return Section(title="Where the numbers come from", text=(text,), tables=(*found, run))

@@ -199,8 +199,8 @@ class RecordedLog:
 
 
 def read_log(path: Path) -> RecordedLog:
-    """The log in `path`. InputError, naming file and line, where it cannot be read, is no event log, or has another
-    version of the format."""
+    """Open the log in `path`. InputError, naming file and line, if it cannot be read, is not an event log, or has
+    another version of the format."""
     with _open(path) as file:
         line = file.readline()
     where = f"{path}:1"

@@ -1,5 +1,4 @@
-"""CPU quotas of running processes, changed in place: by control groups, or by CPU affinity without the rights for
-those.
+"""CPU quotas of running processes, changed in place: by control groups or, without the rights for them, by affinity.
 
 A grant always says how many cores are in effect, even if they differ from the request. A change takes effect within one
 scheduling period (`PERIOD_US`). Everything created on the machine is removed by this server or, after a crash, by the
@@ -24,7 +23,7 @@ from sloop.profile.measure import by_affinity
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The cores in effect, and what the process must do to keep to them.
+    """The cores in effect, and the thread count and duty cycle with which a process keeps this limit.
 
     `duty` is the share of time in which the process may compute. It is 1 if the kernel enforces the quota; otherwise
     the process sleeps for the rest of the time.
@@ -40,8 +39,8 @@ class Grant:
 
 
 class Affinity:
-    """The fallback without rights: pins each process to whole CPUs, the least used first; processes keep fractions
-    themselves.
+    """The fallback without rights: pins each process to whole CPUs, the least used first; processes enforce fractions
+    of a core by sleeping.
 
     Affinity keeps a process on its CPUs but does not keep others off them. A process with 1.5 cores gets two CPUs and a
     duty cycle of 0.75. On systems without affinity (other than Linux) the duty cycle is the only limit.
@@ -72,12 +71,12 @@ class Affinity:
         except OSError as error:
             raise MachineError(
                 f"process {pid} cannot be pinned to CPUs {sorted(chosen)}: {error.strerror}",
-                help="run sloop in a container or account that may set the affinity of its own processes",
+                help="run sloop in a container or account that may set the CPU affinity of its processes",
             ) from error
         return Grant(possible, possible / count)
 
     def read(self, pid: int) -> float:
-        """The granted cores; the kernel itself only knows whole CPUs."""
+        """The granted cores, which may be a fraction; the kernel's mask has whole CPUs only."""
         return self._held[pid][1]
 
     def release(self, pid: int) -> None:
@@ -104,7 +103,7 @@ def quota(cores: float) -> tuple[int, int]:
 
 
 class Cgroups:
-    """Limits each process by a control group of its own below `folder`.
+    """Limits each process by a separate control group below `folder`.
 
     A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take between half and
     twice their time. Version 2 needs the `cpu` controller delegated to the server's group (systemd: `Delegate=yes`).

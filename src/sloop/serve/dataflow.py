@@ -203,7 +203,7 @@ class _Candidate:
 
 class _InputMatcher:
     """Matches the inputs of a later stage: first by name with outputs of the stages before it, then by name with the
-    client's tensors, and at last the remaining input with the remaining output.
+    client's tensors, and finally the single remaining input with the single remaining output.
     """
 
     def __init__(
@@ -420,8 +420,8 @@ class RequestTensors(Struct):
         return [self._input(stage, part, sources) for sources in wires]
 
     def outputs(self, answers: Sequence[tuple[str, Sources]]) -> dict[str, Tensor]:
-        """The application's outputs by name, without those of branches that the request did not take and those of parts
-        whose rows cannot be joined."""
+        """The application's outputs by name. Left out are outputs of branches that the request did not take, and of
+        parts whose rows cannot be joined."""
         found = {}
         for name, sources in answers:
             with suppress(ValueError):

@@ -62,7 +62,7 @@ class OpenRequest(Struct):
     on_end: Callable[[RequestResult], None] | None
     tensors: RequestTensors
     fault: str = ""
-    """Why its tensors fit no edge of the graph, if they do not; the core only learns that the request failed."""
+    """Why its tensors fit no edge of the graph; empty if they do. The core receives only the failure."""
 
 
 class Driver:
@@ -188,8 +188,8 @@ class Driver:
     def _decide(
         self, event: Finished, running: StartBatch, outputs: Sequence[Sequence[Tensor]], skipped: frozenset[int]
     ) -> None:
-        """A batch is done at whose stage requests branch, or which left some out: tell the core where each of them
-        goes. One whose tensors fit no edge fails alone."""
+        """Add each request's edge counts to the event of a finished batch; needed if its stage has branches or if some
+        requests were skipped. A request whose tensors fit no edge fails alone."""
         stage, given = running.stage, iter(outputs)
         decisions = self._wiring.decisions.get(stage, ())
         edge_counts: list[tuple[int, ...]] = []

@@ -1,7 +1,7 @@
 """The two interfaces of the driver: towards the gateway (`RequestSink`) and towards the worker processes (`Backend`).
 
-The gateway knows network protocols but no queues; the driver knows the core but no HTTP; a backend knows processes but
-no requests. Tests replace each side by a fake. All calls happen in the event loop's thread.
+The gateway handles network protocols but no queues, the driver the core but no HTTP, a backend processes but no
+requests. Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +39,8 @@ class RequestSink(Protocol):
         """Submit one request whose `tensors` match the application's signature and have the same number of rows.
 
         `slo_ns` overrides the application's end-to-end deadline; `elapsed_ns` of it has passed before the request
-        arrived. `began_ns` (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that a slow
-        upload uses up its own time. `on_end` is called once, possibly before `submit` returns, and never after
+        arrived. `began_ns` (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the
+        time of a slow upload counts. `on_end` is called once, possibly before `submit` returns, and never after
         `cancel`.
         """
         ...

@@ -105,7 +105,7 @@ class FakeRuntime:
 class FileRuntime:
     """A model file on the CPU, with one session for each thread count, because a session's thread count is fixed.
 
-    The sessions are the same as those that profiles are measured with (`sloop.profile.model`). At most
+    Profiles are measured with the same sessions (`sloop.profile.model`). At most
     `THREAD_COUNTS_MAX` are kept; the least recently used is dropped.
     """
 

@@ -71,7 +71,7 @@ def locked(folder: Path) -> Iterator[Path]:
             holder = file.read().strip() or "unknown"
             raise MachineError(
                 f"{folder}: another server (process {holder}) uses this state folder",
-                help="stop it, or give this server a folder of its own with --state",
+                help="stop it, or give this server another folder with --state",
             ) from error
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
@@ -80,7 +80,7 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 class Journal:
-    """The event log on disk; the previous run's log is kept beside it. Recording stops at `bytes_max`.
+    """The event log on disk; the log of the previous run is kept in the same folder. Recording stops at `bytes_max`.
 
     Call `flush` about every second: a crash loses what was not flushed. A log that cannot be written never stops the
     server.
@@ -250,7 +250,9 @@ async def serving(
         if journal is not None:
             stack.callback(journal.close)
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
-        backend = LocalBackend(models, detect().actuator, threads_prepared=threads_of(setup))
+        limits = detect()
+        _log.info("cores of replicas are limited by %s", limits.why)
+        backend = LocalBackend(models, limits.actuator, threads_prepared=threads_of(setup))
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, wiring, slo_ns=application.slo_ns, recorders=recorders)
         service = InferenceService(

@@ -5,8 +5,8 @@ each tensor a datatype code, the rank and the dimensions. The payload holds the 
 little-endian. No frame is unpickled or evaluated, and every length is checked against a bound before memory is
 allocated for it.
 
-The server's end never blocks and never copies tensor bytes: `sendmsg` gathers them from where they are, and a reply is
-received into the buffer that its tensors point into. A peer that violates the format is disconnected.
+The server's end never blocks and never copies tensor bytes: `sendmsg` gathers them from their buffers, and a reply is
+received into the buffer that its tensors refer to. A peer that violates the format is disconnected.
 """
 
 import socket
@@ -190,7 +190,7 @@ def pack_batch(requests: Sequence[Sequence[Tensor]], *, batchable: bool) -> Pack
     """Pack a batch without copying: requests with equal row shapes share a pass, their bytes one after the other.
 
     Each request gives its tensors in the model's input order, all with the same number of rows. A request whose row
-    shapes differ from the others', and every request if the model is not `batchable`, gets a pass of its own.
+    shapes differ from the others', and every request if the model is not `batchable`, gets a separate pass.
     """
     if not batchable:
         groups = [[index] for index in range(len(requests))]
@@ -395,7 +395,7 @@ class WorkerLink:
             self._on_frame(frame)
 
     def _cut_frames(self) -> None:
-        """Extract complete frames from the scratch buffer. A large payload gets a buffer of its own."""
+        """Extract complete frames from the scratch buffer. A large payload gets a separate buffer."""
         start = 0
         while not self._closed and self._filled - start >= HEADER.size:
             head = unpack_head(self._scratch[start : self._filled])

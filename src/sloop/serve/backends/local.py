@@ -2,7 +2,7 @@
 
 Every order gets exactly one report. The end of a worker's socket reveals its death; the backend reports it after the
 process is reaped and its cores are free. No worker outlives the server, and every wait is bounded (`START_S_MAX`,
-`STOP_S_MAX`, `SHRINK_S_MAX`). The backend knows nothing of requests, deadlines or policies.
+`STOP_S_MAX`, `SHRINK_S_MAX`). The backend handles no requests, deadlines or policies.
 
 To grow a replica, the backend first raises the CPU quota and then the worker's thread count; to shrink it, the other
 way round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot
@@ -43,10 +43,10 @@ from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
 START_S_MAX: Final = 300.0
-"""A worker that is not ready by then is killed. Generous, because a large model on a fraction of a core loads
-slowly."""
+"""Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
+loads slowly."""
 STOP_S_MAX: Final = 2.0
-"""A worker that has not exited this long after the order to stop is killed."""
+"""Seconds after the order to stop at which a worker that has not exited is killed."""
 START_CORES_MIN: Final = 1.0
 """The fewest cores of a starting replica. Loading uses one thread, so more would not help."""
 SHRINK_S_MAX: Final = 0.010
@@ -356,7 +356,7 @@ def _text(frame: Frame) -> str:
 
 
 def _explain(error: str, process: subprocess.Popen[bytes] | None) -> str:
-    """Why a replica is gone, with how its process ended where nothing better is known."""
+    """Why a replica is gone; the exit status of its process if `error` says nothing more specific."""
     if process is None or error != CLOSED:
         return error
     code = process.returncode

@@ -1,5 +1,4 @@
-"""The server's outside: the Open Inference Protocol v2 over HTTP and gRPC, metrics, state.
+"""The gateway: the Open Inference Protocol v2 over HTTP and gRPC, metrics, and the state pages.
 
-No decision about a request is taken here: what comes in is checked and handed to a `RequestSink`, what ends is
-answered.
+It takes no decisions about requests: it validates them, passes them to a `RequestSink`, and sends the answers.
 """

@@ -30,7 +30,7 @@ from sloop.units import NS_PER_S
 
 ALL_BYTES_MAX: Final = 2**30
 LINGER_S: Final = 2.0
-"""How long to read and discard a rejected body."""
+"""Seconds to read and discard a rejected body."""
 WHOLE_BYTES_MAX: Final = 2**20
 """A body up to this size is read at once, and its memory is reserved before it arrives. Larger bodies reserve memory as
 they arrive; otherwise a few clients that announce much and send nothing could use up the limit."""
@@ -167,8 +167,8 @@ async def pass_on(incoming: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]
 
 
 async def throw_away(stream: AsyncIterable[bytes]) -> None:
-    """Read and discard the rest for a moment. Otherwise the client would see a connection error instead of the
-    answer."""
+    """Read and discard the rest of a body for a limited time; otherwise the client would see a connection error instead
+    of the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             async for _ in stream:
@@ -266,7 +266,7 @@ class Exchange:
         return answered
 
     def attend(self) -> None:
-        """Called for an old request: watch for a disconnect, and refuse a body that takes too long to arrive."""
+        """Watch an old request for a disconnect, and refuse a body that takes too long to arrive."""
         if self._answered is None:
             if self.is_open and self.age_ns > SEND_S_MAX * NS_PER_S:
                 what = f"the request took more than {SEND_S_MAX:g} s to arrive"
@@ -335,7 +335,7 @@ class HttpServer:
             await self._serving
 
     async def __rsgi__(self, scope: Scope, wire: Wire) -> None:
-        """Granian calls this for each request, in a task of its own."""
+        """Granian calls this for each request, in a new task."""
         loop, inside = self._loop, self._inside
         assert loop is not None
         exchange, hold = Exchange(scope, wire), BodyReservation(self._bodies)
@@ -359,7 +359,7 @@ class HttpServer:
             exchange.close()
 
     async def _accepts(self, host: str, port: int) -> None:
-        """Wait until the port accepts connections; Granian binds it in a thread of its own."""
+        """Wait until the port accepts connections; Granian binds it in another thread."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + START_S_MAX
         while True:

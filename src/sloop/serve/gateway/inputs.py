@@ -230,7 +230,7 @@ def unpack(tensor: Tensor) -> list[Any]:
     """Convert a tensor to a flat list for JSON. Raises `UnicodeDecodeError` if a string is not UTF-8."""
     code = ARRAY_CODES.get(tensor.datatype)
     if code is not None:
-        return list(memoryview(tensor.data).cast("B").cast(code))  # type: ignore[call-overload]  # it is one of those
+        return list(memoryview(tensor.data).cast("B").cast(code))  # type: ignore[call-overload]  # a valid format code
     if tensor.datatype == "BYTES":
         strings, data, at = [], memoryview(tensor.data), 0
         while at < len(data):

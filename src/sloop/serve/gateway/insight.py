@@ -1,7 +1,7 @@
 """`/v2/sloop/state`, `/v2/sloop/decisions` and readiness: the run state as JSON, for people and scripts.
 
-Instants are seconds since the server began. Traffic is what the scaling policy is quoted_value, so that a decision can
-be compared with what it was made from.
+Instants are seconds since the server began. Traffic is the same input that the scaling policy receives, so that a
+decision can be compared with its input.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ TRAFFIC_NS: Final = 10 * NS_PER_S
 
 
 class Insight:
-    """Reads the run `state`, and the traffic of `core`. `clock` gives the core's own time in ns."""
+    """Renders the run `state` and the traffic of `core` as JSON. `clock` returns the core's time in ns."""
 
     def __init__(self, core: Core, state: RunState, *, application: str, system: str, clock: Callable[[], int]) -> None:
         self._core, self._run, self._clock = core, state, clock
         self._application, self._system = application, system
 
     def decisions(self, limit: int) -> bytes:
-        """The last `limit` decisions, oldest first, and how many there were in all."""
+        """The last `limit` decisions, oldest first, and the number of all decisions."""
         last = list(self._run.last_decisions)[-limit:]
         rows = [{"at_s": to_s(now_ns)} | msgspec.to_builtins(decided) for now_ns, decided in last]
         for row in rows:
@@ -65,7 +65,7 @@ class Insight:
         }
 
     def unready(self) -> str:
-        """Empty when every stage that is meant to have replicas has one that is ready; otherwise the reason."""
+        """Why the server is not ready; empty if every stage that is planned to have replicas has a ready one."""
         run = self._run
         if run.draining:
             return "the server is shutting down"

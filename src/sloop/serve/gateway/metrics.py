@@ -1,7 +1,7 @@
 """`/metrics`: the run state of a server in Prometheus' text format.
 
-Every event of every worker process reaches the one core, and the run state sees every event and action, so the numbers
-are right across processes by construction: nothing is sampled, merged or kept in shared memory. Names and units follow
+All events of all worker processes reach one core, and the run state receives every event and action, so the numbers are
+exact across processes: nothing is sampled, merged or kept in shared memory. Names and units follow
 Prometheus' practices: base units, the unit in the name, `_total` for counters.
 Source: Prometheus text exposition format 0.0.4.
 """
@@ -30,14 +30,14 @@ SECONDS_KEPT: Final = 60
 DECISIONS_KEPT: Final = 10_000
 """For `/v2/sloop/decisions`; at one a second this covers almost three hours."""
 SAMPLES_MAX: Final = 4_096
-"""Measured latencies and waits are sorted into histograms once there are this many, or at a scrape. All together that
-takes some tenths of a millisecond; one by one, every request would pay for two bisections in Python."""
+"""Latencies and waits are added to histograms once there are this many, or at a scrape. A block takes some tenths of a
+millisecond; one at a time, every request would need two bisections in Python."""
 
 Labels = tuple[str, ...]
 
 
 class Histogram:
-    """Counts by upper bound; the last bucket has none. Values are integers: ns, or requests."""
+    """Counts by upper bound; the last bucket is unbounded. Values are integers: ns, or requests."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -47,7 +47,7 @@ class Histogram:
         self.total = 0
 
     def observe(self, values: Sequence[int], weights: Sequence[int] | None = None) -> None:
-        """Count values, each as often as its weight says; once without weights."""
+        """Count values, each `weights` times (default: once)."""
         found = np.asarray(values, dtype=np.int64)
         buckets = np.searchsorted(self.bounds, found)  # the first bound that is at least as large
         self.counts += np.bincount(buckets, weights, minlength=len(self.counts)).astype(np.int64)
@@ -55,7 +55,7 @@ class Histogram:
 
 
 class Histograms(dict[Labels, Histogram]):
-    """A histogram for every combination of labels that occurs. `scale` turns its integers into the metric's unit."""
+    """One histogram per combination of labels. Dividing by `scale` gives the unit of the metric."""
 
     def __init__(self, name: str, about: str, labels: Labels, bounds: Sequence[float], scale: int = NS_PER_S) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ class Histograms(dict[Labels, Histogram]):
 
 
 class Metrics(Collector):
-    """The exposition of a server's run `state`, to which every record must be appended. `others` collect what the event
-    log does not have, such as bytes of request bodies."""
+    """The Prometheus metrics of a server. Every record must be appended to its run `state`. `others` are collectors of
+    metrics that the event log does not have, such as bytes of request bodies."""
 
     def __init__(self, application: Application, *others: Collector) -> None:
         self.state = RunState(
@@ -108,12 +108,12 @@ class Metrics(Collector):
             self._registry.register(collector)
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     @property
     def ended(self) -> Counter[Outcome]:
-        """Requests by their end."""
+        """Ended requests by outcome."""
         self._drain()
         return Counter({outcome: int(self._durations[outcome.value,].counts.sum()) for outcome in Outcome})
 
@@ -150,7 +150,7 @@ class Metrics(Collector):
             self._resizes.drain((name,), samples)
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, as prometheus_client asks for them."""
+        """All metric families; prometheus_client calls this."""
         state, ended = self.state, self.ended
         requests = CounterMetricFamily("sloop_requests", "Requests ended, by outcome.", labels=["outcome"])
         for outcome, count in ended.items():

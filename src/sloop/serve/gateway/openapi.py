@@ -1,6 +1,6 @@
-"""The REST surface described in OpenAPI 3.1, for this very application: its inputs, outputs, types and shapes.
+"""The OpenAPI 3.1 description of the REST interface for one application: its inputs, outputs, types and shapes.
 
-Tests fuzz the server from it, so what it promises is what the server does.
+Tests fuzz the server with it, so that the description matches the server.
 Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
 """
 
@@ -30,7 +30,7 @@ ELEMENTS: Final[dict[str, Schema]] = {
         for bits in (8, 16, 32, 64)
     },
 }
-"""What an element of `data` may be; numbers where a type is not named."""
+"""The JSON schema of an element of `data` by datatype; other datatypes are numbers."""
 EXAMPLE_ELEMENTS_MAX: Final = 64
 REASONS: Final = {
     400: "The request is wrong; the error names the field.",
@@ -46,7 +46,7 @@ REASONS: Final = {
 
 
 def describe(service: InferenceService) -> Schema:
-    """The whole description."""
+    """The complete description."""
     name = service.model
     model = f"/v2/models/{name}"
     answers: Schema = {"type": "object"}
@@ -83,7 +83,7 @@ def get(
     media: str = "application/json",
     needs_key: bool = True,
 ) -> Schema:
-    """A path that is only read."""
+    """A path with the method GET."""
     operation: Schema = {
         "summary": summary,
         "responses": {"200": {"description": "OK", "content": {media: {"schema": schema}}}}
@@ -95,7 +95,7 @@ def get(
 
 
 def infer(service: InferenceService) -> Schema:
-    """The path that runs the model."""
+    """The path for inference, with the method POST."""
     validator, ports = service.validator, service.validator.signature.inputs
     output: Schema = {
         "type": "object",
@@ -176,7 +176,7 @@ def tensor(port: Port) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """What may be left out may be null as well."""
+    """The schema, or null: optional fields may also be null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -186,10 +186,10 @@ def one_row(port: Port) -> list[int]:
 
 
 def example(port: Port) -> Schema:
-    """One row of nothing."""
+    """An example input: one row of zeros or empty strings."""
     shape = one_row(port)
-    nothing: object = {"BOOL": False, "BYTES": ""}.get(port.datatype, 0)
-    return {"name": port.name, "datatype": port.datatype, "shape": shape, "data": [nothing] * prod(shape)}
+    zero: object = {"BOOL": False, "BYTES": ""}.get(port.datatype, 0)
+    return {"name": port.name, "datatype": port.datatype, "shape": shape, "data": [zero] * prod(shape)}
 
 
 def header(name: str, description: str, kind: str, minimum: float, maximum: float | None) -> Schema:
@@ -201,7 +201,7 @@ def header(name: str, description: str, kind: str, minimum: float, maximum: floa
 
 
 def limit() -> Schema:
-    """How many decisions to show."""
+    """The query parameter `limit`: the number of decisions to show."""
     schema: Schema = {"type": "integer", "minimum": 1, "maximum": 10_000}
     return {"name": "limit", "in": "query", "required": False, "schema": schema}
 

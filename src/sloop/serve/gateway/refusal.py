@@ -1,7 +1,7 @@
 """Errors of the gateway: each names the field, its value and the correction, and carries an HTTP status.
 
-gRPC maps the status to its own codes. Requests that the core dropped, rejected or failed get the same form, so that
-both protocols report them alike.
+gRPC maps the status to its own codes. Requests that the core dropped, rejected or failed use the same class, so that
+both protocols report them in the same way.
 """
 
 from http import HTTPStatus
@@ -22,7 +22,7 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
 
     def within(self, field: str) -> "Refusal":
-        """The same refusal with `field` before the name of its own field."""
+        """The same refusal with `field` as a prefix of its field name."""
         return Refusal(self.status, f"{field}.{self.what}", self.fix, retry_after_s=self.retry_after_s)
 
     def __str__(self) -> str:

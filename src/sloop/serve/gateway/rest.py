@@ -117,7 +117,7 @@ class Rest:
             exchange.on_gone = partial(submitter.cancel, request)
 
     def _end(self, exchange: Exchange, wanted: ParsedRequest, ended: RequestResult) -> None:
-        """Answer an inference, with an error if anything here fails: otherwise the client would wait for ever."""
+        """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
         if not exchange.is_open:
             return
         try:

@@ -1,4 +1,4 @@
-"""What both protocols, REST and gRPC, expose: one application under its name, its metrics, state and decisions."""
+"""The service behind both protocols, REST and gRPC: one application with its metrics, state and decisions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PLATFORM: Final = "sloop_application"
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """One application as both protocols see it."""
+    """One application, as exposed by both protocols."""
 
     model: str
     """The application's name."""
