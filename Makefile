@@ -24,7 +24,7 @@ PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/sys
 coverage: $(READY) ## branches of the floors without I/O that their own tests reach; fails below the limit
 	$(BIN)/coverage run -m pytest -p no:cacheprovider $(PURE) && $(BIN)/coverage report --skip-covered
 
-demo: $(READY) ## three minutes: a real model under a bursty trace, live and simulated, one HTML report
+demo: $(READY) ## about two minutes: a real model under a bursty trace, live and simulated, one HTML report
 	$(BIN)/sloop demo $(FLAGS)
 
 fmt: $(READY) ## format the code and mend what can be mended

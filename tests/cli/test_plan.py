@@ -221,4 +221,6 @@ def test_json_names_every_system_with_a_policy_for_each_verb() -> None:
 
 
 def test_people_see_the_source() -> None:
-    assert SYSTEMS["static"].source[:30] in CliRunner().invoke(main, ["systems"]).stdout
+    shown = CliRunner().invoke(main, ["systems"]).stdout
+    assert SYSTEMS["static"].source[:30] in shown
+    assert "--json adds all policies of each system with their parameters" in shown

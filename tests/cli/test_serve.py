@@ -1,5 +1,6 @@
 """The commands that work on this machine: `sloop serve`, `load`, `profile` and `demo`."""
 
+import io
 import json
 import signal
 import subprocess
@@ -8,9 +9,13 @@ from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from sloop.cli import main
-from sloop.profile.profile import load_profile
+from sloop.cli import profile as module
+from sloop.errors import MachineError
+from sloop.profile.profile import LatencyTable, Profile, Sample, load_profile
+from tests.systems.test_replay import logged
 
 
 @pytest.mark.live
@@ -24,6 +29,8 @@ def test_it_says_where_it_listens_and_leaves_when_told(server: "subprocess.Popen
     rest, said = server.communicate(timeout=30)
     assert (server.returncode, rest) == (0, ""), said
     assert (model.parent / where["log"]).exists()
+    (limits,) = [line for line in said.splitlines() if "cores of replicas are limited by" in line]
+    assert "cgroup v" in limits or "affinity" in limits
 
 
 def test_an_application_without_models_is_refused(app: Path) -> None:
@@ -114,6 +121,48 @@ def test_a_profile_is_also_measured_in_service(model: Path) -> None:
     assert next(s for s in kept.samples if s.batch == 1) == shown[1, 1.0]
 
 
+def test_a_service_pass_that_fails_is_named_with_its_reason(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MachineError("the server did not start: it exited with status 1: no memory")
+
+    monkeypatch.setattr(module, "service_pass", fails)
+    arguments = ["profile", str(model), "--batches", "1", "--cores", "1", "--seconds", "0.01", "--passes", "2"]
+    result = CliRunner().invoke(main, arguments)
+    shown = " ".join(result.stdout.split())
+    why = "failed: the server did not start: it exited with status 1: no memory"
+    assert f"service pass 1 of 2 {why}; the profile uses 0" in shown
+    assert f"service pass 2 of 2 {why}; the profile uses 0" in shown
+    assert "load around it" in shown
+    answer = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    assert answer["failed_passes"] == [f"service pass {number} of 2 {why}" for number in (1, 2)]
+    monkeypatch.setattr(module, "service_pass", lambda *_, **__: None)
+    assert "pass 1 of 2 failed: no batch size ran often enough" in CliRunner().invoke(main, arguments).stdout
+
+
+def test_cells_without_runs_and_the_p99_that_plans_use_are_shown(tmp_path: Path) -> None:
+    samples = (Sample(1, 1.0, 9.0, 10.0, 100), Sample(2, 1.0, 18.0, 20.0, 0))
+    table = LatencyTable({1: {1.0: 10.0}, 2: {1.0: 21.0}})
+    profile = Profile(latency_ms=table, max_batch=2, max_cores=1, samples=samples)
+    cells = module.display(profile, tmp_path, "table")[0]
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(cells)
+    assert shown.getvalue().splitlines()[1].split("  ")[-1].strip() == "rows/s"
+    assert "plan uses ms" in shown.getvalue()
+    (row,) = [line.split() for line in shown.getvalue().splitlines() if "interpolated" in line]
+    assert row == ["2", "1", "18", "20", "21", "interpolated", "111.1"]
+
+
+def test_a_log_that_a_profile_has_already_is_said_to_be_ignored(tmp_path: Path) -> None:
+    arguments = ["profile", "--from-log", str(logged(tmp_path, "live"))]
+    assert "was ignored" not in CliRunner().invoke(main, arguments).stdout
+    before = (tmp_path / "net.onnx.profile.json").read_bytes()
+    again = CliRunner().invoke(main, arguments)
+    assert "the profile of net.onnx contains this log already: it was ignored" in again.stdout
+    assert (tmp_path / "net.onnx.profile.json").read_bytes() == before
+    (refined,) = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)["profiles"]
+    assert refined["log_known"] is True
+
+
 def test_a_form_that_needs_more_cells_is_refused(model: Path) -> None:
     arguments = ["profile", str(model), "--batches", "1", "--cores", "1", "--seconds", "0.01", "--form", "amdahl"]
     arguments += ["--alone", "--passes", "1"]
@@ -146,7 +195,7 @@ def test_a_model_in_python_is_measured_or_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*asked, "--batches", "1"])
     assert [sample["batch"] for sample in json.loads(result.stdout)["samples"]] == [1]
     assert load_profile(tmp_path / "stage.py.profile.json").software.startswith("Python 3")
-    assert "measure what one request needs, with --batches 1\n" in CliRunner().invoke(main, asked).stderr
+    assert "measure single requests with --batches 1\n" in CliRunner().invoke(main, asked).stderr
     assert "changes ONNX files only" in CliRunner().invoke(main, [*asked, "--free-batch"]).stderr
 
 

@@ -1,6 +1,8 @@
 """A live run leaves no server behind, and runs are counted over their own seconds."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from sloop.actions import StartReplica
 from sloop.app.load import load_application, load_scenario
 from sloop.demo.live import (
     ClientLoad,
+    _listening,
     count_run,
     is_ready,
     on_schedule_clock,
@@ -66,6 +69,22 @@ def test_a_server_that_does_not_start_is_quoted(app: Path, tmp_path: Path) -> No
     app.write_text(app.read_text().replace("system: static", "system: statik"))
     with pytest.raises(MachineError, match="unknown system 'statik'"), serving(app, tmp_path / "state"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; sys.exit('no memory')", "the server did not start: it exited with status 1: no memory"),
+        ("import os; os.kill(os.getpid(), 9)", "it was killed by signal SIGKILL and printed nothing"),
+        ('print(\'{"http": "http://127.0.0.1:1"}\'); raise SystemExit(3)', "ready: it exited with status 3"),
+    ],
+)
+def test_a_server_that_dies_is_explained(script: str, said: str, tmp_path: Path) -> None:
+    stderr = tmp_path / "server.txt"
+    with stderr.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=file)
+    with process, pytest.raises(MachineError, match=said):
+        _listening(process, stderr)
 
 
 def test_nobody_is_not_ready() -> None:

@@ -47,7 +47,7 @@ sloop demo --seconds 30 --out /tmp/demo --json
 )
 def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOutput:
     """Profile a real model, serve it under bursts with the systems `static` and `sponge`, simulate both, and write a
-    report. It takes two live runs and about a minute.
+    report. It takes about two minutes.
     """
     if files is not None:
         written = [str(path) for path in write_example(files)]

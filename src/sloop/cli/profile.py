@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from math import isclose
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from sloop.profile.fit import Percentile
 from sloop.profile.measure import PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
 from sloop.profile.passes import speed_range
-from sloop.profile.profile import Pass, Profile, Sample, path_beside, save_profile
+from sloop.profile.profile import FLOOR_MS, Pass, Profile, Sample, load_profile, path_beside, save_profile
 from sloop.report.tables import Table
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
@@ -30,7 +31,7 @@ EXAMPLE = """
 sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
-sloop profile --from-log .sloop/events.jsonl
+sloop profile --from-log .sloop/digits/events.jsonl
 """
 
 
@@ -70,7 +71,7 @@ sloop profile --from-log .sloop/events.jsonl
 @click.option(
     "--alone",
     is_flag=True,
-    help="Measure the model by itself: without other work on the machine, and not in a server under load.",
+    help="Measure only the model: without other load on the machine, and not in a server.",
 )
 @click.option(
     "--shape",
@@ -139,9 +140,11 @@ def profile(  # one parameter for each option
             done_now = done
             advance(done, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
 
+        service = _ServicePasses(model, rows, passes)
+
         def in_service(samples: Sequence[Sample]) -> Pass | None:
             advance(done_now, "served to a load generator")
-            return _in_service(model, rows, samples)
+            return service.next(samples)
 
         made = measure(
             model,
@@ -154,21 +157,46 @@ def profile(  # one parameter for each option
             progress=update,
             percentile=percentile,
             alone=alone,
-            # A model in Python may need its own example: random requests might not take as long as real ones.
+            # A Python model may need its own example: random inputs might take another time than real ones.
             in_service=None if alone or (is_python(model) and not rows) else in_service,
         )
     path = out or path_beside(model)
     made = _saved(made, form, path)
-    return CommandOutput(value_of(model, made), display(made, path, form))
+    value = {**value_of(model, made), "failed_passes": service.failures}
+    return CommandOutput(value, [*display(made, path, form), *service.remarks()])
 
 
-def _in_service(model: Path, rows: dict[str, tuple[int, ...]], samples: Sequence[Sample]) -> Pass | None:
-    """A pass in real service; without one, and a warning, if the model cannot be served or sent requests to."""
-    try:
-        return service_pass(model, samples, rows, seed=len(samples))
-    except (InputError, MachineError) as error:
-        _log.warning("not measured in service: %s", error.what)
-        return None
+class _ServicePasses:
+    """The passes in service of one measurement, and why some of them failed."""
+
+    def __init__(self, model: Path, rows: dict[str, tuple[int, ...]], planned: int) -> None:
+        self.failures: list[str] = []
+        self._model = model
+        self._rows = rows
+        self._planned = planned
+        self._tried = 0
+
+    def next(self, samples: Sequence[Sample]) -> Pass | None:
+        """Serve the model for a pass; None, and a warning, if it cannot be served or sent requests to."""
+        self._tried += 1
+        try:
+            found = service_pass(self._model, samples, self._rows, seed=len(samples))
+        except (InputError, MachineError) as error:
+            found, why = None, error.what
+        else:
+            why = "no batch size ran often enough"
+        if found is None:
+            self._fail(why)
+        return found
+
+    def _fail(self, why: str) -> None:
+        self.failures.append(f"service pass {self._tried} of {self._planned} failed: {why}")
+        _log.warning("%s", self.failures[-1])
+
+    def remarks(self) -> Sequence[str]:
+        """The failures, and how many passes are left."""
+        used = self._tried - len(self.failures)
+        return [f"{failure}; the profile uses {used}" for failure in self.failures]
 
 
 def _opened(model: Path, rows: dict[str, tuple[int, ...]]) -> Path:
@@ -192,7 +220,8 @@ def _saved(made: Profile, form: str, path: Path) -> Profile:
 
 
 def _refine(log: Path, model: Path | None, percentile: Percentile, form: str, out: Path | None) -> CommandOutput:
-    found = refined_profiles(read_log(log), model, percentile)
+    recorded = read_log(log)
+    found = refined_profiles(recorded, model, percentile)
     if out is not None and len(found) > 1 and not out.is_dir():
         help_text = "give a folder, or the MODEL whose profile is wanted"
         raise InputError(f"the log has batches of {len(found)} models, and --out is one file", help=help_text)
@@ -200,10 +229,15 @@ def _refine(log: Path, model: Path | None, percentile: Percentile, form: str, ou
     parts: list[RenderableType] = []
     for source, refined in found.items():
         name = path_beside(source)
+        known = name.is_file() and any(
+            one.in_service and one.date == recorded.header.date for one in load_profile(name).passes
+        )
         path = name if out is None else out / name.name if out.is_dir() else out
         made = _saved(refined, form, path)
-        values.append(value_of(source, made))
+        values.append({**value_of(source, made), "log_known": known})
         parts += display(made, path, form)
+        if known:
+            parts.append(f"the profile of {source.name} contains this log already: it was ignored")
     return CommandOutput({"profiles": values}, parts)
 
 
@@ -232,12 +266,21 @@ def value_of(model: Path, made: Profile) -> dict[str, object]:
 
 def display(made: Profile, path: Path, form: str) -> Sequence[RenderableType]:
     """Measurements and fits as tables."""
-    cells = tuple((s.batch, s.cores, s.p50_ms, s.p99_ms, s.n, 1e3 * s.batch / s.p50_ms) for s in made.samples)
+    planned_ms = [max(FLOOR_MS, made.latency_ms.latency_ms(s.batch, s.cores)) for s in made.samples]
+    differs = any(not isclose(s.p99_ms, ms, rel_tol=1e-3) for s, ms in zip(made.samples, planned_ms, strict=True))
+    cells = tuple(
+        (
+            *(s.batch, s.cores, s.p50_ms, s.p99_ms, *((ms,) if differs else ())),
+            *(s.n or "interpolated", 1e3 * s.batch / s.p50_ms),
+        )
+        for s, ms in zip(made.samples, planned_ms, strict=True)
+    )
+    columns = ("batch", "cores", "p50 ms", "p99 ms", *(("plan uses ms",) if differs else ()), "runs", "rows/s")
     fits = tuple((name, fit.r2, fit.mape, fit.max_error) for name, fit in made.fits.items())
     passes = tuple((one.date, "service" if one.in_service else "profile", one.beside) for one in made.passes)
     return [
-        table(Table(made.hardware, ("batch", "cores", "p50 ms", "p99 ms", "runs", "rows/s"), cells)),
-        table(Table("", ("pass", "from", "beside it ran"), passes)),
+        table(Table(made.hardware, columns, cells)),
+        table(Table("", ("pass", "from", "load around it"), passes)),
         table(Table("", ("fit", "r2", "mean error", "largest error"), fits)),
         *_remarks(made),
         f"the profile predicts with the fit {form!r} and is in {path}",
@@ -245,7 +288,7 @@ def display(made: Profile, path: Path, form: str) -> Sequence[RenderableType]:
 
 
 def _remarks(made: Profile) -> Sequence[str]:
-    """What the tables do not show: start-up, the range of speeds, cells that were scaled."""
+    """Lines below the tables: start-up, the range of speeds, scaled cells."""
     lines = [f"a replica starts in {made.load_s * 1e3:.0f} ms and takes {made.memory_bytes / 2**20:.0f} MiB"]
     found = speed_range(made)
     if found is None:
@@ -257,7 +300,7 @@ def _remarks(made: Profile) -> Sequence[str]:
     if scaled:
         low, high = min(s.scaled for s in scaled), max(s.scaled for s in scaled)
         lines.append(
-            f"{len(scaled)} cells did not occur in service: durations were multiplied by {low:.3g} to {high:.3g}, "
-            "the ratio of service to profile in the cells that did"
+            f"{len(scaled)} cells did not occur in service; their times were multiplied by {low:.3g} to {high:.3g}: "
+            "the mean ratio (duration in service / duration in profile passes) of the cells that did"
         )
     return lines

@@ -1,4 +1,4 @@
-"""`sloop systems`: the systems there are to choose from."""
+"""`sloop systems`: lists the available systems."""
 
 from sloop.cli.command import CommandOutput, command, table
 from sloop.report.tables import Table
@@ -16,6 +16,6 @@ def systems() -> CommandOutput:
         for s in SYSTEMS.values()
     ]
     rows = [(s.name, s.kind, s.slots["scale"]["name"], ", ".join(s.runs), s.source) for s in SYSTEMS.values()]
-    return CommandOutput(
-        {"systems": value}, [table(Table("", ("system", "kind", "scaling policy", "runs", "source"), tuple(rows)))]
-    )
+    columns = ("system", "kind", "scaling policy", "runs", "source")
+    more = "--json adds all policies of each system with their parameters; docs/systems.md says what each system does"
+    return CommandOutput({"systems": value}, [table(Table("", columns, tuple(rows))), more])
