@@ -31,6 +31,27 @@ def test_a_wrong_parameter_names_its_line(tmp_path: Path) -> None:
         set_up(load_application(file))
 
 
+def test_an_own_plan_of_fewer_replicas_than_none_is_refused(tmp_path: Path) -> None:
+    """`sloop check` called a plan of -3 replicas feasible, with -6 cores in all."""
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass, replace\n"
+        "from sloop.policies import targets\n"
+        "from sloop.systems import build_system\n"
+        "from sloop.vocabulary import Plan\n"
+        "@dataclass(frozen=True, slots=True)\n"
+        "class Own:\n"
+        "    period_ns: int = 10**9\n"
+        "    def plan(self, now_ns, view):\n"
+        "        (stage,) = view.stages\n"
+        "        return Plan((targets.equal_replicas(stage, 'a', count=-3, cores=1.0, batch_max=1),), '')\n"
+        "static = build_system('static')\n"
+        "SYSTEM = replace(static, name='own', policies=replace(static.policies, scale=Own()))\n"
+    )
+    application = load_application(MINIMAL | {"system": str(tmp_path / "own.py")})
+    with pytest.raises(InputError, match="system own wants -3 replicas of a/a"):
+        set_up(application, must_fit=False)
+
+
 FOUR_CORES = {"nodes": [{"hardware": "custom", "cores": 4}]}
 
 

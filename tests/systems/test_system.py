@@ -44,7 +44,7 @@ LINES = {"": 1, "system": 3, "system.drop": 5}
         ("sttic", {}, "3: system: unknown system 'sttic'\nhelp: did you mean 'static'?"),
         ("static", {"replica": 2}, "3: system.replica: unknown key 'replica'\nhelp: did you mean 'replicas'?"),
         ("static", {"bach": "slack"}, "3: system.bach: unknown key 'bach'\nhelp: did you mean 'batch'?"),
-        ("static", {"cores": 0}, "3: system.cores: must be a number above 0, not 0"),
+        ("static", {"cores": 0}, "3: system.cores: must be a number above 0 and at most 1,000,000, not 0"),
         ("static", {"cores": "many"}, "3: system.cores: must be a number, not 'many'"),
         ("static", {"batch": "slak"}, "3: system.batch: unknown batch policy 'slak'\nhelp: did you mean 'slack'?"),
         ("static", {"batch": 8}, "3: system.batch: must be a policy's name or a mapping, not 8\nhelp: write `batch:"),

@@ -59,7 +59,13 @@ def _rehearse(setup: Setup, declared: Value, *, must_fit: bool) -> None:
     empty_nodes = core.state.ledger.views()
     with placed(declared):
         core.handle(0, WOKE)
-    if core.plan is None or not empty_nodes or not must_fit:
+    if core.plan is None:
+        return
+    for group in (group for target in core.plan.stages for group in target.groups):
+        if group.count < 0:
+            wanted = f"{group.count} replicas of {group.spec.stage}/{group.spec.variant}"
+            declared.fail(f"system {setup.system.name} wants {wanted}", "correct its scaling policy")
+    if not empty_nodes or not must_fit:
         return
     for spec in (group.spec for target in core.plan.stages for group in target.groups):
         memory_bytes = setup.beliefs[spec.stage, spec.variant].memory_bytes
