@@ -82,7 +82,7 @@ def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     experiments = {row.experiment for row in found.rows}
     assert {"programs", "E1 video", "E2 audio", "E3 nlp", "E6 dropping", "bound A", "bound C"} <= experiments
     assert ("bound B" in experiments) is not quick
-    assert all("stand-in" in row.note for row in found.rows if row.experiment.startswith(("E1", "bound")))
+    assert all("synthetic trace" in row.note for row in found.rows if row.experiment.startswith(("E1", "bound")))
     assert any(line.startswith("requests: assumed") for line in found.assumed)
     assert not quick or "violations" in found.page()  # drawing takes a second, once is enough
     names = ["evaluation", "over-time-video", "over-time-audio", "over-time-nlp", "motivation", "dropping"]
@@ -162,7 +162,7 @@ def test_a_verdict_on_threads_follows_from_the_times(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(offline, "_fastest_passes", lambda path: (times_ms, 1.9))
     within, between = offline._threads()
     assert (within.ours, within.verdict) == (40.0, "within-bound")
-    assert within.note.endswith("two threads had 1.9 cores")
+    assert within.note.endswith("two threads used 1.9 cores")
     assert (round(between.ours, 9), between.verdict) == (2.0, "within-bound")
 
 

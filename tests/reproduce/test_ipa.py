@@ -131,7 +131,7 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(quick.rows) < len(full.rows)
     assert {row.experiment[:2] for row in quick.rows} >= {"E1", "E6", "E7", "E8"}
     assert "E9 video" not in {row.experiment for row in quick.rows}
-    assert any("made-up" in row.note for row in quick.rows)
+    assert any("synthetic excerpt" in row.note for row in quick.rows)
     assert any("requests: assumed" in line for line in quick.assumed)
     assert {figure.name for figure in full.figures} >= {"over-time-nlp", "deciding", "preferences", "forecasters"}
 

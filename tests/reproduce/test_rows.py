@@ -65,7 +65,7 @@ def test_a_figure_below_its_tolerance_is_only_a_bound() -> None:
     claim = Claim(experiment="E", metric="m", unit="%", derived=0.06)
     row = compare(claim, [0.0, 0.0, 0.0])
     assert row.verdict == "within-bound"
-    assert row.note == "mean of a simulation, within 0.1, so that it cannot be told from 0"
+    assert row.note == "mean of a simulation, within 0.1, so that it cannot be distinguished from 0"
     assert compare(claim, [0.2] * 3).verdict == "off"
 
 

@@ -1,4 +1,4 @@
-"""The Twitter trace's excerpts: the figures of their tables, and a stand-in that comes near them."""
+"""The excerpts of the Twitter trace: the figures of their tables, and the synthetic trace that resembles them."""
 
 import pickle
 from pathlib import Path

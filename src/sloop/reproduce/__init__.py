@@ -1,7 +1,7 @@
 """Reproductions of publications, by name: `reproduce("sponge", quick=True)` gives rows with verdicts, and figures.
 
-Each publication is a folder: `__init__` puts rows and figures together, `offline` holds what is computed without a
-simulation, `runs` the simulated experiments. `harness` plays them, `rows` says how figures are compared.
+Each publication is a folder: `__init__` assembles rows and figures, `offline` computes results that need no simulation,
+and `runs` defines the simulated experiments. `harness` simulates them, `rows` compares figures.
 """
 
 import os
@@ -19,7 +19,7 @@ __all__ = ["REPRODUCTIONS", "Reproduction", "Row", "data_folder", "reproduce"]
 
 
 class Reproduce(Protocol):
-    """How a publication is reproduced."""
+    """The function that reproduces one publication."""
 
     def __call__(
         self, *, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent

@@ -1,8 +1,8 @@
-"""What all reproductions share: trials, playing them in parallel, results by trial, and the finished reproduction.
+"""Shared by all reproductions: trials, their parallel simulation, results by trial, and the finished reproduction.
 
-A trial is a value that says what to simulate; its result depends on nothing else, so that the same trial is played only
-once per seed and results are found by trial. A publication derives its own kind of trial and, where it looks at more
-than violations and cores, its own kind of result.
+A trial is an immutable description of a run; its result depends on nothing else, so that each trial is simulated once
+per seed and results are looked up by trial. Each publication defines a subclass of `Trial` and, if it needs more than
+violations and cores, of `RunResult`.
 """
 
 import multiprocessing
@@ -20,10 +20,10 @@ from sloop.report.tables import Table
 from sloop.reproduce.rows import MEANINGS, Row, as_table, summary
 
 Progress = Callable[[float, str], None]
-"""Called with the share that is done, 0 to 1, and what is being done."""
+"""Called with the finished share, 0 to 1, and the current step."""
 
 PROCESSES_MAX: Final = 16
-"""More would need more memory than a workstation has: each holds a simulator and its log."""
+"""Limit of parallel processes: each holds a simulator and its log, so more would exceed a workstation's memory."""
 
 Value = TypeVar("Value")
 Product = TypeVar("Product")
@@ -33,11 +33,11 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """The figures of one run."""
 
     violations: float
-    """Percent of the requests that were late or dropped."""
+    """Late or dropped requests, in % of all requests."""
     cores: float
-    """Allocated cores, mean over the run."""
+    """Mean of the allocated cores over the run."""
     violations_by_second: tuple[float, ...] = ()
-    """Percent of the requests that arrived in each second."""
+    """Per second, late or dropped requests in % of the requests that arrived in it."""
     cores_by_second: tuple[float, ...] = ()
 
 
@@ -45,11 +45,11 @@ Result = TypeVar("Result", bound=RunResult)
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """One run: what is served, under which policy and load, in which world."""
+    """One run: the application, policy, load and world."""
 
     seed: int = 0
     data: str = ""
-    """Where recorded data lies; empty for a synthetic stand-in."""
+    """Path of the recorded data; empty for synthetic data."""
 
     def play(self) -> RunResult:
         """Simulate this trial."""
@@ -60,17 +60,17 @@ class Trial(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def key(self) -> Self:
-        """The trial without its world and without names that change nothing: equal keys are the same experiment."""
+        """The trial without seed, data and labels that do not affect the result; equal keys are the same experiment."""
         return structs.replace(self, seed=0, data="")
 
 
 AnyTrial = TypeVar("AnyTrial", bound=Trial)
 Wanted = Sequence[tuple[AnyTrial, int]]
-"""Trials, each with the number of seeds to play."""
+"""Trials, each with the number of seeds to simulate."""
 
 
 class Results(Generic[Result]):
-    """Results by trial, one for each seed that was played."""
+    """Results by trial, one per simulated seed."""
 
     def __init__(self, played: Mapping[Any, Result]) -> None:
         self._by_trial: dict[Trial, dict[int, Result]] = {}
@@ -78,12 +78,12 @@ class Results(Generic[Result]):
             self._by_trial.setdefault(trial.key(), {})[trial.seed] = result
 
     def of(self, trial: Trial, runs: int = 0) -> list[Result]:
-        """By ascending seed, the first `runs` of them (0: all). The trial's own seed and data do not matter."""
+        """The first `runs` results (0: all) by ascending seed. The seed and data of `trial` are ignored."""
         found = self._by_trial[trial.key()]
         return [found[seed] for seed in sorted(found)][: runs or None]
 
     def each(self, trial: Trial, field: str, runs: int = 0) -> list[float]:
-        """One number of the result, for each seed."""
+        """One field of the result, for each seed."""
         return [float(getattr(result, field)) for result in self.of(trial, runs)]
 
     def mean(self, trial: Trial, field: str, runs: int = 0) -> float:
@@ -91,7 +91,7 @@ class Results(Generic[Result]):
         return fmean(self.each(trial, field, runs))
 
     def violations(self, trial: Trial, runs: int = 0) -> list[float]:
-        """Percent, for each seed."""
+        """Violations in percent, for each seed."""
         return self.each(trial, "violations", runs)
 
     def cores(self, trial: Trial, runs: int = 0) -> list[float]:
@@ -110,7 +110,7 @@ class Reproduction(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """How many rows have which verdict."""
+        """The number of rows per verdict, as text."""
         return summary(self.rows)
 
     def tables(self) -> list[Table]:
@@ -124,7 +124,7 @@ class Reproduction(Struct, frozen=True):
     def page(self) -> str:
         """One self-contained HTML file."""
         assumptions = Table(
-            "Assumptions and sources that nobody measured here", ("assumed",), tuple((a,) for a in self.assumed)
+            "Assumptions and sources that were not measured here", ("assumed",), tuple((a,) for a in self.assumed)
         )
         sections = [
             Section(title="Verdicts", text=(f"{self.summary}.", *MEANINGS)),
@@ -137,13 +137,13 @@ class Reproduction(Struct, frozen=True):
 
 
 def silent(share: float, what: str) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 def run_trials(
     wanted: Wanted[AnyTrial], data: str = "", *, processes: int = 0, progress: Progress = silent
 ) -> Results[Any]:
-    """Play every trial once per seed in processes of their own; a trial that is wanted twice is played once."""
+    """Simulate every trial once per seed in parallel processes; duplicate trials are simulated once."""
     ready = list(
         dict.fromkeys(
             structs.replace(trial.key(), seed=seed, data=data) for trial, seeds in wanted for seed in range(seeds)
@@ -165,7 +165,7 @@ def in_parallel(
     progress: Progress = silent,
     what: Callable[[Value], str] = str,
 ) -> list[Product]:
-    """`[run(value) for value in values]`, by `processes` at once (0: one for each core; 1: in this one)."""
+    """`[run(value) for value in values]`, in `processes` parallel processes (0: one per core; 1: in this process)."""
     processes = min(processes or default_processes(), len(values))
     products: list[Product] = []
     if processes <= 1:
@@ -183,7 +183,7 @@ def in_parallel(
 
 
 def default_processes() -> int:
-    """As many as there are cores to run on."""
+    """The number of usable cores, at most `PROCESSES_MAX`."""
     return max(1, min(PROCESSES_MAX, len(usable_cpus())))
 
 

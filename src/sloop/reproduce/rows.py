@@ -1,20 +1,19 @@
-"""Rows of a reproduction: a published or derived figure, what came out here, and a verdict that follows from the two.
+"""Rows of a reproduction: a published or derived figure, our result, and a verdict computed from both.
 
-No verdict is written by hand. It follows from the numbers, from one table of tolerances (`TOLERANCES`), and from a
-tested shape (an order, a direction, a factor of two). How far ours may be from a figure depends only on how the figure
-is known:
+No verdict is written by hand. It is computed from the numbers, one table of tolerances (`TOLERANCES`), and a tested
+shape (an order, a direction, a factor of two). The tolerance depends only on the kind of the figure:
 
-| the figure is | ours may be off by | but at least by | and in % or points at most by |
+| kind of figure | tolerance | at least | at most, for % and points |
 | --- | --- | --- | --- |
 | `exact`: a table cell, a count, a recorded output, a derivation | half a unit of its last printed digit | | |
 | `simulated`: the mean of somebody's simulation or experiment | 10 % | 0.1 | 2 points |
 | `plot`: read off a figure | 15 % | 1, or 0.3 points | 3 points |
 | `text`: "about", "up to", "x times" | 20 % | 1, or 0.5 points | 5 points |
 
-A row may ask for less, never for more. A figure below its tolerance cannot be told from 0, so that it is only a bound
-(`within-bound`). What is simulated here has to be known well enough as well: at least three runs,
-whose mean has a standard error of at most half the tolerance (so that the 95 % confidence interval is no wider than the
-tolerance). Fewer or more scattered runs, such as those of `--quick`, can only be `shape`.
+A row may set a smaller tolerance, never a larger one. A figure below its tolerance cannot be distinguished from 0, so
+that it is only a bound (`within-bound`). Our simulated results must also be precise enough: at least three runs, whose
+mean has a standard error of at most half the tolerance (so that the 95 % confidence interval is about ± the tolerance).
+Fewer runs, such as those of `--quick`, or runs that scatter more can only be `shape`.
 """
 
 import math
@@ -33,22 +32,22 @@ Known = Literal["exact", "simulated", "plot", "text"]
 
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 MEANINGS: Final = (
-    "reproduced: our mean is as close to the published figure, or to the derived one where none was published, as the "
-    "kind of figure allows: half a unit of the last digit for exact figures and 10 % for means of simulations; 15 % "
-    "where the figure was read off a plot and 20 % where it is 'about' or 'up to' in a text. Simulated means need at "
-    "least three runs that agree.",
-    "within-bound: an inequality that was published, or that we set ourselves as an acceptance test, holds in every "
-    "run; or the figure is so small that its tolerance includes 0. It is weaker than a figure.",
-    "shape: the figure differs or is not known well enough, but the expected order, direction or magnitude (within a "
-    "factor of two) came out.",
+    "reproduced: our mean is within the tolerance of the published figure, or of the derived one if none was "
+    "published. The tolerance depends on the kind of figure: half a unit of the last digit for exact figures, 10 % for "
+    "means of simulations, 15 % for figures read off a plot, 20 % for 'about' or 'up to' in a text. Simulated means "
+    "need at least three runs that agree.",
+    "within-bound: an inequality, published or set by us as an acceptance test, holds in every run; or the figure is "
+    "so small that its tolerance includes 0. This is weaker than `reproduced`.",
+    "shape: our result differs from the figure, or is not precise enough, but the expected order, direction or "
+    "magnitude (within a factor of two) holds.",
     "off: none of these. source-inconsistent: the source's own figures contradict each other.",
 )
 RUNS_MIN: Final = 3
-"""Fewer runs say nothing about how much a mean scatters."""
+"""Runs needed to estimate the standard error of a mean."""
 
 
 class Tolerance(Struct, frozen=True):
-    """By how much our mean may differ from a figure of one kind."""
+    """The allowed difference between our mean and a figure of one kind."""
 
     relative: float
     least: float
@@ -56,7 +55,8 @@ class Tolerance(Struct, frozen=True):
     most_points: float
 
     def of(self, figure: float, unit: str) -> float:
-        """In the figure's unit. Percentages are compared in points: 10 % of 90 % would allow for anything."""
+        """The tolerance in the figure's unit. Percentages have a limit in points, because 10 % of 90 % would be too
+        wide."""
         wide = self.relative * abs(figure)
         if unit in {"%", "points"}:
             return max(self.least_points, min(wide, self.most_points))
@@ -77,14 +77,14 @@ IN_WORDS: Final = {
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One figure beside ours. `low` and `high` are the smallest and largest of our samples, one for each run."""
+    """One figure and our result. `low` and `high` are the smallest and largest of our samples, one sample per run."""
 
     experiment: str
     metric: str
     unit: str
     paper: float | None
     derived: float | None = None
-    """Worked out independently from what was published: by arithmetic, or by another simulation."""
+    """Computed independently from the publication, by arithmetic or by another simulation."""
     ours: float
     low: float
     high: float
@@ -93,7 +93,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True):
-    """What is compared: which metric of which experiment, and the figure with how it is known."""
+    """A figure to compare with: the experiment, the metric, the figure and its kind."""
 
     experiment: str
     metric: str
@@ -103,7 +103,7 @@ class Claim(Struct, frozen=True):
     derived: float | None = None
     note: str = ""
     computed: bool = False
-    """Ours is computed rather than simulated: one value is all there is. `exact` figures always are."""
+    """Our result is computed rather than simulated, so one value is enough; always so for `exact` figures."""
 
     @property
     def figure(self) -> float:
@@ -113,7 +113,8 @@ class Claim(Struct, frozen=True):
         return found
 
     def tolerance(self, within: float | None = None) -> float:
-        """By how much ours may be off, `within` if that is less. An exact figure is as exact as it is written here."""
+        """The allowed difference: `within`, if that is smaller. For an exact figure, half a unit of the last digit of
+        the literal."""
         if self.known == "exact":
             widest = 0.5 * 10.0 ** -len(repr(self.figure).partition(".")[2])
         else:
@@ -130,7 +131,7 @@ def compare(
     runs: int = 0,
     error: float = 0.0,
 ) -> Row:
-    """Set our samples beside the claim's figure.
+    """Compare our samples with the claim's figure.
 
     `shape` says whether the expected order, direction or magnitude holds, `within` narrows the tolerance. If the only
     sample is itself a mean or a ratio of means, `runs` is the number of runs behind it and `error` its standard error,
@@ -148,7 +149,7 @@ def compare(
         verdict = "shape" if shape or apart <= 2 * tolerance + rounding else "off"
         note += f"; {_uncertainty(max(runs, len(samples)), error)}"
     if verdict == "reproduced" and claim.known != "exact" and tolerance > abs(claim.figure):
-        verdict, note = "within-bound", f"{note}, so that it cannot be told from 0"
+        verdict, note = "within-bound", f"{note}, so that it cannot be distinguished from 0"
     return _row(claim, samples, verdict, note)
 
 
@@ -161,7 +162,7 @@ def bounded(
     shape: bool = False,
     runs: int = 0,
 ) -> Row:
-    """For inequalities, published or our own: `within-bound` if every sample keeps the bounds."""
+    """The row of an inequality, published or ours: `within-bound` if every sample is within the bounds."""
     kept = all((at_most is None or x <= at_most) and (at_least is None or x >= at_least) for x in samples)
     runs = max(runs, len(samples))
     enough = claim.computed or runs >= RUNS_MIN
@@ -174,17 +175,19 @@ def bounded(
 
 
 def similar(figure: float, samples: Sequence[float]) -> bool:
-    """A shape: our mean lies between half and double of the figure."""
+    """Whether our mean lies between half and double the figure; a test for `shape`."""
     return figure / 2 <= fmean(samples) <= 2 * figure
 
 
 def directed(claim: Claim, samples: Sequence[float], *, holds: bool, expect: str) -> Row:
-    """If no figure was printed: `shape` if the expected order or direction came out, else `off`."""
+    """The row of a claim without a figure: `shape` if the expected order or direction holds, else `off`."""
     return _row(claim, samples, "shape" if holds else "off", f"expected: {expect}")
 
 
 def contradicted(claim: Claim, samples: Sequence[float], *, other: float, within: float | None = None) -> Row:
-    """For a figure that another one of the same source contradicts: `source-inconsistent` if ours is like `other`."""
+    """The row of a figure that `other`, from the same source, contradicts: `source-inconsistent` if ours matches
+    `other`.
+    """
     assert claim.paper is not None, claim
     mean = fmean(samples)
     rival = structs.replace(claim, paper=other)
@@ -222,7 +225,7 @@ def _standard_error(samples: Sequence[float]) -> float:
 
 def _uncertainty(runs: int, error: float) -> str:
     if runs < RUNS_MIN:
-        return "one run, which says nothing about the scatter" if runs == 1 else f"only {runs} runs"
+        return "one run, so that the standard error is unknown" if runs == 1 else f"only {runs} runs"
     return f"the mean of {runs} runs has a standard error of {number(error)}"
 
 

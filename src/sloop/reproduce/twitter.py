@@ -1,9 +1,9 @@
-"""The excerpts of the Twitter trace that IPA and Biscale replay, and a stand-in of the same shape if it is missing.
+"""Excerpts of the Twitter trace for IPA and Biscale, and a synthetic trace of the same shape if it is missing.
 
-The trace counts the tweets of each second of 22 days of August 2021: a fortnight to train forecasters on, a week to
-test them on and to cut excerpts from. Seconds count from its start. The stand-in draws each second from a negative
-binomial distribution around published means, with a variance of 1.2 times the mean; it covers only the stretches that
-excerpts are cut from. An excerpt says which of the two it is; the same seed gives the same counts.
+The trace counts the tweets of each second of 22 days of August 2021: two weeks to train forecasters, one week to test
+them and for the excerpts. Seconds count from its start. The synthetic trace draws each second from a negative binomial
+distribution around published means, with a variance of 1.2 times the mean; it covers only the excerpts. The provenance
+of an excerpt says which of the two it is; the same seed gives the same counts.
 
 Source: IPA specification, sections 2.8 and 4; Biscale specification, sections 2.8 and 4.
 """
@@ -36,7 +36,7 @@ IPA: Final[Mapping[str, tuple[tuple[int, int], ...]]] = {
     "steady_high": ((1_768_800, 1_769_400), (1_768_800, 1_769_400)),
     "fluctuating": ((1_301_400, 1_302_000), (1_308_600, 1_309_200)),
 }
-"""The stretches of seconds (ends excluded) that each of IPA's excerpts joins."""
+"""The ranges of seconds (end excluded) that are concatenated to each of IPA's excerpts."""
 
 IPA_DAMPING: Final = 8
 
@@ -46,7 +46,7 @@ BISCALE_DIVISORS: Final[Mapping[str, float]] = {"video": 4.384, "audio": 8.5625,
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Whole requests per second, and where they come from: `measured: …`, or `assumed: …` for the stand-in."""
+    """Whole requests per second with their provenance: `measured: …`, or `assumed: …` for the synthetic trace."""
 
     name: str
     counts: "array[int]"
@@ -54,7 +54,7 @@ class Excerpt:
 
     @property
     def is_measured(self) -> bool:
-        """Whether this is the trace itself rather than the stand-in."""
+        """Whether this is the recorded rather than the synthetic trace."""
         return self.provenance.startswith("measured")
 
     def trace(self, *, seed: int = 0, spread: Spread = Spread.POISSON) -> Trace:
@@ -64,21 +64,21 @@ class Excerpt:
 
 
 def ipa(name: str, data: Path | None, *, seed: int = 0) -> Excerpt:
-    """One of IPA's four excerpts of 1,200 s, an eighth of the tweets in each second, rounded down.
+    """One of IPA's four excerpts of 1,200 s: an eighth of the tweets of each second, rounded down.
 
-    `data` is the folder of public data; `seed` is the stand-in's. InputError for an unknown name.
+    `data` is the folder of public data; `seed` is for the synthetic trace. InputError for an unknown name.
     """
     if name not in IPA:
-        raise InputError(f"IPA replays no excerpt {name!r}", help=f"choose one of: {', '.join(IPA)}")
+        raise InputError(f"IPA has no excerpt {name!r}", help=f"choose one of: {', '.join(IPA)}")
     raw, origin = _tweets(data, IPA[name], seed)
     rates = array("q", (count // IPA_DAMPING for count in raw))
     return Excerpt(name, rates, f"{origin}, divided by {IPA_DAMPING}")
 
 
 def biscale(pipeline: str, data: Path | None, *, seed: int = 0) -> Excerpt:
-    """Biscale's slice of 660 s: tweets divided by the pipeline's divisor and rounded, at least 1 per second.
+    """Biscale's excerpt of 660 s: tweets divided by the pipeline's divisor and rounded, at least 1 per second.
 
-    `data` is the folder of public data; `seed` is the stand-in's. InputError for an unknown pipeline.
+    `data` is the folder of public data; `seed` is for the synthetic trace. InputError for an unknown pipeline.
     """
     if pipeline not in BISCALE_DIVISORS:
         raise InputError(f"Biscale has no pipeline {pipeline!r}", help=f"choose one of: {', '.join(BISCALE_DIVISORS)}")
@@ -107,7 +107,7 @@ def _days(name: str, data: Path | None, span: tuple[int, int], seed: int) -> Exc
 
 
 def _tweets(data: Path | None, spans: tuple[tuple[int, int], ...], seed: int) -> "tuple[array[int], str]":
-    """The tweets of each second in `spans`, and where they come from."""
+    """The tweets of each second in `spans`, and their provenance."""
     seconds = ", ".join(f"{first}–{last}" for first, last in spans)
     tweets = array("q")
     if data is not None and _is_there(data):
@@ -144,16 +144,16 @@ _MEANS: Final[Mapping[int, tuple[float, ...]]] = {
     ),
     1_768_800: (234.2,) * 30,
 }
-"""Mean tweets per second, by the second that a stretch starts at, in steps of 20 s (IPA specification, section 4)."""
+"""Mean tweets per second in steps of 20 s, by the first second of a range (IPA specification, section 4)."""
 
 _JUMP_S: Final = 1_301_544
 _JUMP: Final = (39, 49, 50, 132, 124, 103, 103, 120, 121, 145, 170, 132, 168, 164, 182, 192, 196, 169, 189)
-"""The tweets of each second about the abrupt jump, which means of 20 s would make a ramp (Biscale specification, 4)."""
+"""The tweets of each second around the abrupt jump, which means of 20 s would smooth (Biscale specification, 4)."""
 
 
 @cache
 def _stand_in(seed: int) -> "dict[int, array[int]]":
-    """Tweets made up for each stretch that excerpts are cut from, by its first second."""
+    """Synthetic tweets per second of each range that an excerpt uses, by its first second."""
     made = {}
     for start_s, means in _MEANS.items():
         rng = stream(seed, f"twitter/{start_s}")
@@ -170,8 +170,8 @@ def _stand_in(seed: int) -> "dict[int, array[int]]":
 
 
 def _wandering(span: tuple[int, int], rng: Random) -> Iterator[float]:
-    """Mean tweets per second of made-up days: a daily base of 45 to 100 with a sawtooth of hours, and about every two
-    hours a burst of 3 to 5 times that, which comes at once, stays 3 to 8 minutes and leaves within 1 to 2."""
+    """Mean tweets per second of synthetic days: a daily base of 45 to 100 with an hourly sawtooth, and about every two
+    hours a burst of 3 to 5 times the base that begins abruptly, lasts 3 to 8 minutes and decays in 1 to 2 minutes."""
     burst_at = span[0] + rng.expovariate(1 / (2 * 3600))
     factor, until, decay_s = 1.0, 0.0, 1.0
     for second in range(*span):
@@ -185,13 +185,13 @@ def _wandering(span: tuple[int, int], rng: Random) -> Iterator[float]:
 
 
 def _drawn(mean: float, rng: Random) -> int:
-    """A negative binomial number, its variance 1.2 times its mean."""
+    """A draw from a negative binomial distribution with a variance of 1.2 × its mean."""
     return bisect_left(_distribution(mean), rng.random())
 
 
 @cache
 def _distribution(mean: float) -> list[float]:
-    """Cumulative probabilities of 0, 1, 2, … until no draw can lie beyond."""
+    """Cumulative probabilities of 0, 1, 2, … up to a value that no draw exceeds."""
     size, share = mean / 0.2, 0.2 / 1.2
     density = (1 - share) ** size
     densities = [density]

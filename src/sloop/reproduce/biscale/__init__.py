@@ -1,4 +1,4 @@
-"""Biscale reproduced: its programs, its evaluation on three pipelines, its course in time, and what it depends on.
+"""Biscale reproduced: its optimisation programs, its evaluation on three pipelines, its time series and sensitivities.
 
 Source: Razavi, dissertation (TU Darmstadt 2024), chapter P4; as Themis: arXiv 2407.14843; and the public artefact,
 whose fits, limits and constants are used.
@@ -37,21 +37,21 @@ LABELS: Final[dict[Kind, str]] = {"biscale": "Biscale", "fa2": "FA2", "vertical"
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
-    """All rows; `quick` plays one seed of the evaluation, the drop rules and the motivation, and nothing else.
+    """All rows; `quick` simulates only one seed of the evaluation, the drop rules and the motivation.
 
-    `data` is the folder of public data. Without the Twitter trace in it a stand-in of the same shape is played, and
-    every row that depends on it says so.
+    `data` is the folder of public data. If the Twitter trace is missing there, a synthetic trace of the same shape
+    replaces it, and every row that depends on it has a note.
     """
     folder = str(data) if data is not None else ""
     results = run_trials(wanted(quick=quick), folder, processes=processes, progress=progress)
     rows = simulated_rows(results, quick=quick)
     excerpt = excerpt_of("video", folder)
     if not excerpt.is_measured:
-        rows = with_note(rows, "on a stand-in, because the Twitter trace is not there")
+        rows = with_note(rows, "with a synthetic trace, because the Twitter trace is missing")
     assumed = [
         "seven models: fits to published P99 latencies (Biscale's artefact); true durations vary by 5 % around them",
-        f"one node of {CORES:g} cores: no limit of cores",
-        "a resize takes 0.1 s; a replica 5.5 s (video), 7 s (audio), 12 s (nlp) to start; the network nothing",
+        f"one node of {CORES:g} cores, so that cores are unlimited in effect",
+        "a resize takes 0.1 s; a replica starts in 5.5 s (video), 7 s (audio) or 12 s (nlp); the network takes no time",
     ]
     assumed += [] if excerpt.is_measured else [f"requests: {excerpt.provenance}"]
     figures = (
@@ -65,7 +65,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
 
 
 def evaluation_figure(results: Found) -> Figure:
-    """Violations beside those printed, and cores, of the three policies on the three pipelines."""
+    """Violations, compared with the printed ones, and cores of the three policies on the three pipelines."""
     trials = {kind: [three(name, "max10", "predictive")[place] for name in NAMES] for place, kind in enumerate(KINDS)}
     violations = tuple(bars(LABELS[k], [results.violations(t, GROUP) for t in own]) for k, own in trials.items())
     cores = tuple(bars(LABELS[k], [[results.mean(t, "cores", GROUP)] for t in own]) for k, own in trials.items())
@@ -109,7 +109,7 @@ def course_figure(results: Found, name: str, data: str) -> Figure:
             Panel(y_label="longest latency, ms", series=longest),
         ),
         alt=f"Requests, cores, violations and the longest latency per second of the {name} pipeline: Biscale's cores "
-        "rise at the jump and fall when small replicas are there, FA2's follow a cold start later, vertical-only's "
+        "rise at the jump and fall when small replicas are ready, FA2's follow a cold start later, vertical-only's "
         "stay at their limit.",
     )
 
@@ -128,7 +128,7 @@ def motivation_figure(results: Found) -> Figure:
         title="20, 120, 20 requests/s: a burst of 5 s, and one of 40 s",
         x_label="time, s",
         panels=tuple(panels),
-        alt="Cores and violations: replicas resized in place serve the burst, those started anew come when it is over; "
+        alt="Cores and violations: replicas resized in place serve the burst, new replicas are ready only after it; "
         "in the longer one eight cores become five.",
     )
 
@@ -144,5 +144,5 @@ def dropping_figure(results: Found) -> Figure:
         title=f"When to drop a request, the video pipeline's first {FIRST_S} s",
         x_label="",
         panels=(Panel(y_label="violations, %", ticks=("1 × SLO", "3 × SLO", "never"), series=series),),
-        alt=f"Violations by drop rule, fewest for all three if requests are dropped at 1 × SLO: {rules}.",
+        alt=f"Violations by drop rule; all three policies have the fewest if requests are dropped at 1 × SLO: {rules}.",
     )

@@ -1,11 +1,11 @@
-"""Biscale's experiments: violations and cores of three policies on three pipelines, their course in time, and what they
-depend on.
+"""Biscale's experiments: violations and cores of three policies on three pipelines, their time series, and their
+sensitivity to parameters.
 
-E1 to E3 are the evaluation: the publication prints one number for each policy and pipeline, but not under which of two
-readings of steadiness (`reference`) and of two drop rules. So every combination is played, and compared with the
-specification's independent simulation (`derived`) as well; printed figures are compared with the predictive drop rule
-and the reference of ten seconds. E0 is the motivation, E6 drop rules; bounds A to G are acceptance tests of the
-specification (7.5). Source: dissertation chapter P4, evaluation.
+E1 to E3 are the evaluation: the publication prints one number for each policy and pipeline, but does not say which of
+two definitions of steady load (`reference`) and of two drop rules it used. So every combination is simulated, and also
+compared with the specification's independent simulation (`derived`); printed figures are compared with the predictive
+drop rule and the reference of ten seconds. E0 is the motivation, E6 drop rules; bounds A to G are acceptance tests of
+the specification (7.5). Source: dissertation chapter P4, evaluation.
 """
 
 from statistics import fmean, median
@@ -26,21 +26,21 @@ SEEDS_B, SEEDS_C = 20, 10
 """Seeds for bounds B and C."""
 
 PUBLISHED: Final = {"video": (0.1, 2.4, 39.3), "audio": (0.5, 6.5, 72.0), "nlp": (3.8, 50.7, 96.7)}
-"""Violations in % of Biscale, FA2 and vertical-only; Biscale's are upper bounds but for video's, and audio's of
-vertical-only is a lower one."""
+"""Violations in % of Biscale, FA2 and vertical-only. Biscale's are upper bounds except for video; vertical-only's for
+audio is a lower bound."""
 
 DERIVED: Final = {
     "video": ((0.15, 3.0, 41.8), (0.3, 8.5, 80.0), (20.0, 9.7, 8.5)),
     "audio": ((0.15, 4.1, 62.5), (0.4, 7.8, 90.0), (15.7, 5.7, 6.2)),
     "nlp": ((0.2, 3.2, 28.7), (0.4, 9.5, 67.0), (33.9, 9.3, 10.1)),
 }
-"""With the reference `now`: violations with the predictive drop rule and with age, and mean cores."""
+"""With the reference `now`: violations in % with the drop rules predictive and age, and mean cores."""
 
 DERIVED_MAX10: Final = {"video": (0.24, 13.0), "audio": (2.2, 7.8), "nlp": (0.09, 13.8)}
-"""Biscale's violations, predictive, and mean cores, with the reference of ten seconds."""
+"""With the reference of ten seconds: Biscale's violations in % with the predictive drop rule, and mean cores."""
 
 HARD: Final = {12.0: (2.2, 35.0, 88.0), 20.0: (4.0, 41.5, 88.0)}
-"""nlp with true durations of 1.3 times the profile's, by cold start: violations with the drop rule age."""
+"""nlp with true durations of 1.3 × the profile, by cold start: violations in % with the drop rule age."""
 
 JUMP_S: Final = 57
 PLATEAU: Final = slice(100, 380)
@@ -52,7 +52,7 @@ RULES: Final[tuple[Dropping, ...]] = ("age", "age3", "never")
 
 
 def own(pipeline: str, reference: str = "max10", drop: Dropping = "predictive") -> BiscaleTrial:
-    """Biscale under one reading."""
+    """Biscale with one definition of steady load and one drop rule."""
     return BiscaleTrial(pipeline=pipeline, reference="now" if reference == "now" else "max10", drop=drop)
 
 
@@ -68,12 +68,12 @@ def rival(pipeline: str, kind: Kind) -> BiscaleTrial:
 
 
 def hard(cold_s: float) -> list[BiscaleTrial]:
-    """All three policies on nlp with true durations of 1.3 times the profile's."""
+    """All three policies on nlp with true durations of 1.3 × the profile."""
     return [structs.replace(t, cold_s=cold_s, multiplier=1.3) for t in three("nlp", "now", "age")]
 
 
 def shipped(pipeline: str) -> BiscaleTrial:
-    """As the system `biscale` works unless configured otherwise."""
+    """The system `biscale` with its defaults."""
     return structs.replace(own(pipeline), shipped=True, predictor="last10")
 
 
@@ -88,7 +88,7 @@ def cold(kind: Kind, cold_s: float) -> BiscaleTrial:
 
 
 def guessing(pipeline: str, predictor: str) -> BiscaleTrial:
-    """Biscale with another predictor than the oracle, reference now."""
+    """Biscale with a predictor other than the oracle, reference `now`."""
     return structs.replace(own(pipeline, "now"), predictor="lstm" if predictor == "lstm" else "last10")
 
 
@@ -116,7 +116,8 @@ def wanted(*, quick: bool) -> Wanted[BiscaleTrial]:
 
 
 def simulated_rows(found: Found, *, quick: bool) -> list[Row]:
-    """Printed figures, derived ones, bounds; unless quick, the seeds of bounds B, cold starts and predictors."""
+    """Rows for printed figures, derived figures and bounds; unless `quick`, also bound B, cold starts and
+    predictors."""
     rows = [*_printed(found), *_derived(found, quick=quick), *_bound_a(found, quick=quick)]
     if not quick:
         rows += [*_shipped(found), *_bound_b(found), *_bound_b2(found), *_bound_b3(found)]
@@ -152,7 +153,7 @@ def _printed(found: Found) -> list[Row]:
 
 
 def _derived(found: Found, *, quick: bool) -> list[Row]:
-    """Beside the specification's simulation; the shape is a factor of two."""
+    """Comparison with the specification's simulation; `shape` means within a factor of two."""
 
     def row(metric: str, unit: str, derived: float, samples: list[float]) -> Row:
         claim = Claim("independent simulation", metric, unit, derived=derived)
@@ -235,14 +236,14 @@ def _bound_b3(found: Found) -> list[Row]:
         for kind, trial, known, paper in zip(KINDS, hard(cold_s), expected, PUBLISHED["nlp"], strict=True):
             values = found.violations(trial)
             metric = f"nlp 1.3 times slower, {cold_s:g} s to start: violations of {kind}"
-            note = f"the publication prints {paper:g} without this reading"
+            note = f"the publication prints {paper:g} without this assumption"
             claim = Claim("bound B3", metric, "%", derived=known, note=note)
             rows.append(compare(claim, values, shape=abs(fmean(values) - known) <= 0.5 * known))
     return rows
 
 
 def _shipped(found: Found) -> list[Row]:
-    """sloop's own system beside FA2 and the published behaviour."""
+    """sloop's default `biscale` compared with FA2 and with the published behaviour."""
     rows = []
     for name in NAMES:
         ours, runs = found.mean(shipped(name), "violations"), len(found.of(shipped(name)))
@@ -264,17 +265,17 @@ def _shipped(found: Found) -> list[Row]:
     return rows
 
 
-# The course in time.
+# Time series.
 
 
 def _rise(result: BiscaleResult, within_s: int) -> float:
-    """Cores soon after the jump, over those before it."""
+    """Ratio of the cores soon after the jump to the cores before it."""
     before = result.cores_by_second[JUMP_S - 1]
     return max(result.cores_by_second[JUMP_S : JUMP_S + within_s + 1]) / before
 
 
 def _single_again_s(result: BiscaleResult) -> float:
-    """When every replica has one core again, after the jump has made some larger."""
+    """The second in which every replica has one core again, after some were enlarged at the jump."""
     single = result.single_by_second
     seconds = range(JUMP_S, len(single))
     grown = next((t for t in seconds if single[t] < 1.0), len(single))
@@ -282,21 +283,21 @@ def _single_again_s(result: BiscaleResult) -> float:
 
 
 def _grown_s(result: BiscaleResult) -> float:
-    """Seconds from the jump until there are 1.5 times the cores. (What was ordered before it may come soon after.)"""
+    """Seconds from the jump until the cores have grown by 1.5. (Replicas ordered before may be ready soon after it.)"""
     cores = result.cores_by_second
     seconds = range(JUMP_S, len(cores))
     return float(next((t for t in seconds if cores[t] >= 1.5 * cores[JUMP_S - 1]), len(cores)) - JUMP_S)
 
 
 def _recovery_s(result: BiscaleResult) -> float:
-    """Seconds from the jump until three in a row have less than 5 % violations."""
+    """Seconds from the jump to the first three seconds in a row with less than 5 % violations."""
     bad = result.violations_by_second
     seconds = range(JUMP_S + 1, len(bad) - 3)
     return float(next((t for t in seconds if max(bad[t : t + 3]) < 5), len(bad)) - JUMP_S)
 
 
 def _first_minutes(found: Found) -> list[Row]:
-    """What the publication says about E1's first minutes."""
+    """The publication's statements on the first minutes of E1."""
     results, horizontal = found.of(own("video")), found.of(rival("video", "fa2"))
 
     def claim(metric: str, unit: str, paper: float, note: str = "") -> Claim:
@@ -323,7 +324,7 @@ def _first_minutes(found: Found) -> list[Row]:
 
 
 def _bound_c(found: Found) -> list[Row]:
-    """Bound C: cores rise at once, and halve when small replicas are ready."""
+    """Bound C: cores rise at once, and fall to half when small replicas are ready."""
     results, horizontal = found.of(own("video")), found.of(rival("video", "fa2"))
     risen = 100 * fmean(float(_rise(result, 3) >= 1.5) for result in results)
     again = [_single_again_s(result) for result in results]
@@ -387,7 +388,7 @@ def _dropping(found: Found) -> list[Row]:
 
 
 def _motivation(found: Found) -> list[Row]:
-    """E0: Fig. P4.1 and P4.2, simulated with a model as fast as theirs."""
+    """E0: Fig. P4.1 and P4.2, simulated with a model of the same speed."""
 
     def claim(metric: str, unit: str, paper: float) -> Claim:
         return Claim("E0 motivation", metric, unit, known="text", paper=paper)
@@ -407,11 +408,11 @@ def _motivation(found: Found) -> list[Row]:
     ]
 
 
-# What the results depend on.
+# Sensitivity to parameters.
 
 
 def _cold(found: Found) -> list[Row]:
-    """Cold start and bound E: FA2 depends more on the time to start a replica than Biscale."""
+    """Cold starts and bound E: FA2 is more sensitive to the start time of replicas than Biscale."""
     rows, growth = [], {}
     for kind, derived in (("biscale", (0.3, 1.4)), ("fa2", (2.9, 10.0))):
         name: Kind = "biscale" if kind == "biscale" else "fa2"
@@ -427,7 +428,7 @@ def _cold(found: Found) -> list[Row]:
 
 
 def _guessing(found: Found) -> list[Row]:
-    """Bound G: the predictor decides on cost, not on violations."""
+    """Bound G: the predictor affects cost, not violations."""
     rows = []
     for name in NAMES:
         known = own(name, "now")
@@ -443,5 +444,9 @@ def _guessing(found: Found) -> list[Row]:
             if name == "video" and predictor == "last10":
                 rows.append(compare(structs.replace(claim, derived=1.5), more, shape=fmean(more) > 1))
             else:
-                rows.append(directed(claim, more, holds=fmean(more) > 1, expect="more than 1, the price of a guess"))
+                rows.append(
+                    directed(
+                        claim, more, holds=fmean(more) > 1, expect="more than 1, because a wrong forecast costs cores"
+                    )
+                )
     return rows

@@ -1,5 +1,4 @@
-"""What of Biscale can be checked without a simulation: its programs, decision times, what a predictor has to beat, and
-threads.
+"""Biscale's results without simulation: optimisation programs, decision times, the baseline of predictors, and threads.
 
 Experiments are named as in the specification. `derived` figures are the specification's, from an independent program.
 Source: dissertation chapter P4.
@@ -37,19 +36,20 @@ PURE: Final[tuple[tuple[str, int, Pairs, Pairs | None, Pairs], ...]] = (
     ("nlp", 6, ((1, 1), (3, 1), (3, 1)), ((1, 1), (4, 1), (4, 2)), ((1, 2), (2, 1), (2, 1))),
     ("nlp", 12, ((1, 2), (5, 1), (5, 1)), None, ((2, 2), (3, 1), (3, 1))),
 )
-"""Pipeline, λ, H as (replicas, batch), V with one replica each as (cores, batch), V for 2 λ with H's replicas."""
+"""Pipeline, rate λ in requests/s, and the solutions per stage: H as (replicas, batch), V with one replica each as
+(cores, batch), V for 2 λ with H's replicas."""
 
 WITH_QUEUE: Final = {
     "video": {10: 3, 20: 6, 40: 11, 60: 16},
     "audio": {5: 3, 10: 4, 20: 6, 30: 8},
     "nlp": {2: 3, 6: 7, 10: 12, 12: 14},
 }
-"""Cores of H if the wait counts as work, by λ."""
+"""Cores of H by λ, if the waiting time counts as service time."""
 
 CARRIED: Final = {"video": 24, "audio": 17, "nlp": 8}
-"""The largest λ that one replica of each stage can carry, with eight cores each."""
+"""The largest λ in requests/s that one replica per stage with eight cores can serve."""
 BUSIEST_RPS: Final = {"video": 62, "audio": 32, "nlp": 13}
-"""The busiest second of each pipeline's slice."""
+"""The rate in the busiest second of each pipeline's excerpt, in requests/s."""
 PREDICTED_S: Final = 10
 LSTM_ERROR: Final = 5.8
 """Mean error in % of the published network."""
@@ -111,7 +111,7 @@ def _sizes(found: Sequence[BiscaleChoice] | None) -> Pairs | None:
 
 
 def _times() -> list[Row]:
-    """Time of all programs that one decision solves, at the busiest second of each pipeline's slice."""
+    """Time to solve all programs of one decision, at the busiest second of each pipeline's excerpt."""
     rows = []
     for name, rate_rps in BUSIEST_RPS.items():
         asked, samples = program(name, "with_queue"), []
@@ -129,7 +129,7 @@ def _times() -> list[Row]:
 
 
 def _persistence(testing: Excerpt) -> Row:
-    """What a predictor has to beat: the busiest of the last ten seconds, expected again."""
+    """The baseline of predictors: the forecast is the maximum of the last ten seconds."""
     counts = np.array(testing.counts, dtype=float)
     peaks = counts[: len(counts) // PREDICTED_S * PREDICTED_S].reshape(-1, PREDICTED_S).max(axis=1)
     before, after = peaks[:-1], peaks[1:]
@@ -172,8 +172,8 @@ def _threads() -> list[Row]:
     def claim(metric: str, note: str) -> Claim:
         return Claim("E5 threads", metric, "%", note=note, computed=True)
 
-    measured = f"SqueezeNet here, batch {BATCH}, {one_ms:.0f} ms on one thread; two threads had {cores:.1f} cores"
-    branches = "ONNX Runtime runs a fire module's two branches at once; PyTorch, which was published, does not"
+    measured = f"SqueezeNet, batch {BATCH}, {one_ms:.0f} ms on one thread here; two threads used {cores:.1f} cores"
+    branches = "ONNX Runtime runs the two branches of a fire module in parallel; PyTorch, which was published, does not"
     return [
         bounded(
             claim("time saved by a second thread within operators", measured), [within], at_least=25, shape=within > 0
@@ -189,9 +189,9 @@ def _threads() -> list[Row]:
 
 
 def _fastest_passes(path: Path) -> tuple[dict[str, float], float]:
-    """The fastest pass of each setting in ms, and how many cores two threads within operators had in theirs.
+    """The fastest pass of each setting in ms, and the cores used by two threads within operators in their fastest pass.
 
-    Settings take turns and the fastest pass counts, so that a busy machine disturbs all of them equally.
+    Settings alternate and the fastest pass counts, so that a busy machine disturbs all of them equally.
     """
     sessions = {name: _session(path, *threads) for name, threads in THREADS.items()}
     given = sessions["one"].get_inputs()[0]
@@ -208,13 +208,13 @@ def _fastest_passes(path: Path) -> tuple[dict[str, float], float]:
 
 
 def _session(path: Path, within: int, between: int) -> Any:  # noqa: ANN401  # ONNX Runtime ships no types
-    import onnxruntime as ort  # type: ignore[import-untyped]  # noqa: PLC0415  # loaded where something is measured
+    import onnxruntime as ort  # type: ignore[import-untyped]  # noqa: PLC0415  # slow to import
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = within, between
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if between > 1 else ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
-    # Threads that wait by spinning would take the cores from the setting whose turn it is.
+    # Spinning threads would take cores from the setting that is being measured.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,8 +1,8 @@
-"""Biscale's runs: one pipeline, one policy, one seed; the result depends on nothing else.
+"""Biscale's runs: a result depends only on the pipeline, the policy and the seed.
 
-What differs from `sloop simulate`'s defaults is what the published runs do: beliefs are not corrected, batches wait
-until they are full, nothing is decided while replicas start, rates are whole numbers, and enlarged replicas stay large
-until the rate is steady. True durations are the profile's times `multiplier`, with a deviation of 5 %.
+The runs differ from `sloop simulate`'s defaults where the published runs do: estimates are not corrected, batches wait
+until they are full, no decision is taken while replicas start, rates are whole numbers, and enlarged replicas stay
+large until the rate is steady. True durations are the profile's × `multiplier`, with a standard deviation of 5 %.
 
 Source: dissertation chapter P4, evaluation; coefficients, batch limits and stability counts as in the public
 artefact; the specification's section 7.2b.
@@ -46,14 +46,14 @@ CORES_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BiscalePipeline:
-    """A chain of models and how it is run. `cold_s` is how long a new replica takes to start."""
+    """A chain of models and its settings. `cold_s` is the start time of a new replica in seconds."""
 
     name: str
     models: tuple[tuple[str, Amdahl], ...]
     slo_ms: int
     batch_max: int
     settle: int
-    """K: decisions that must agree before replicas are made small again."""
+    """K: number of consecutive equal decisions before replicas are made small again."""
     cold_s: float
 
     @property
@@ -100,21 +100,21 @@ NLP: Final = BiscalePipeline("nlp", (("identify", LI), ("translate", NT), ("summ
 PIPELINES: Final = {pipeline.name: pipeline for pipeline in (VIDEO, AUDIO, NLP)}
 
 MOTIVATION: Final = BiscalePipeline("motivation", (("serve", Amdahl(35.0, 0.0, 0.0, 3.4)),), 500, 1, 5, 5.5)
-"""Built to match the motivation: 26 requests per second on one core, 126 on eight, 130 on five times one."""
+"""Calibrated to the motivation: 26 requests/s on one core, 126 on eight cores, 130 on five replicas of one core."""
 BURSTS: Final = {"burst": ((30, 20), (5, 120), (25, 20)), "plateau": ((10, 20), (40, 120), (10, 20))}
 """Seconds and rates of Fig. P4.1 and P4.2."""
 
 SECONDS: Final = 660
 INITIAL_BATCH: Final = 4
 CORES: Final = 256.0
-"""Cores of the single node: the published runs have no limit of cores."""
+"""Cores of the single node: enough for the published runs, which have no limit."""
 RESIZE_MS: Final = 100.0
 CV: Final = 0.05
 NEVER_FULL_S: Final = 30
-"""Batches wait until they are full; only the last requests of a run would wait for ever."""
+"""The longest wait of a batch: it waits until it is full; the limit is for the last requests of a run."""
 
 Kind = Literal["biscale", "fa2", "vertical", "fa2_kit"]
-"""`fa2` is the rival of the publication's own evaluation; `fa2_kit` is sloop's system of that name, as it ships."""
+"""`fa2` is the baseline in the publication's evaluation; `fa2_kit` is sloop's system `fa2` with its defaults."""
 Dropping = Literal["predictive", "age", "age3", "never"]
 
 
@@ -122,25 +122,25 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
     """One run; `data` is the folder of public data."""
 
     pipeline: str
-    """Name of a published pipeline, or of a motivating workload."""
+    """Name of a published pipeline, or of a workload of the motivation."""
     kind: Kind = "biscale"
     reference: Literal["max10", "now"] = "max10"
     drop: Dropping = "predictive"
     predictor: Literal["oracle", "last10", "lstm"] = "oracle"
     cold_s: float = 0.0
-    """How long a replica takes to start; 0: the pipeline's own time."""
+    """Start time of a replica in seconds; 0: the pipeline's `cold_s`."""
     multiplier: float = 1.0
-    """True durations over the profile's."""
+    """Ratio of true to profiled durations."""
     seconds: int = SECONDS
     shipped: bool = False
-    """As sloop's own system does it: replicas shrink in surges as well, decisions do not wait for replicas to start,
-    and batches wait only as long as deadlines allow."""
+    """Use the defaults of sloop's `biscale`: replicas shrink in surges as well, decisions do not wait for replicas to
+    start, and batches wait only as long as deadlines allow."""
 
     def label(self) -> str:
         return f"{self.kind} on {self.pipeline}"
 
     def play(self) -> "BiscaleResult":
-        """Simulate it; under the checkers for the first seed only, because they take a quarter of the time."""
+        """Simulate it; only the first seed runs under the checkers, because they take a quarter of the time."""
         world = world_of(self)
         application = world.application
         core = Core(application.graph, world.setup().beliefs, policies_of(self), application.cluster)
@@ -159,12 +159,12 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
 
 
 class BiscaleResult(RunResult, frozen=True, kw_only=True):
-    """`cores` are those of replicas in service."""
+    """The result of one run; `cores` counts replicas in service."""
 
     single_by_second: tuple[float, ...]
-    """The part of the second in which every replica had one core."""
+    """Per second, the fraction of time in which every replica had one core."""
     worst_by_second: tuple[float, ...]
-    """The longest latency in ms of the requests that arrived in it."""
+    """Per second, the longest latency in ms of the requests that arrived in it."""
 
 
 def pipeline_of(trial: BiscaleTrial) -> BiscalePipeline:
@@ -174,10 +174,10 @@ def pipeline_of(trial: BiscaleTrial) -> BiscalePipeline:
 
 @cache
 def excerpt_of(pipeline: str, data: str) -> Excerpt:
-    """The requests per second of a pipeline's slice, or of a motivating workload."""
+    """The requests per second of a pipeline's excerpt, or of a workload of the motivation."""
     if pipeline in BURSTS:
         counts = array("q", (rate for seconds, rate in BURSTS[pipeline] for _ in range(seconds)))
-        return Excerpt(pipeline, counts, "assumed: as the motivation describes it")
+        return Excerpt(pipeline, counts, "assumed: from the description of the motivation")
     return biscale(pipeline, Path(data) if data else None)
 
 
@@ -258,10 +258,9 @@ def scale_of(trial: BiscaleTrial) -> Scale:
 
 
 class CoresInService:
-    """A sink: `cores[t]` is the mean over second t, `single[t]` the part of it in which every replica had one core.
+    """A sink: `cores[t]` is the mean over second t, `single[t]` the fraction of it in which every replica had one core.
 
-    Cost counts replicas that take requests, as the publication's does: from ready to the order to stop, with the cores
-    in effect.
+    As in the publication, a replica's cores in effect count from ready to the order to stop.
     """
 
     def __init__(self, seconds: int) -> None:
@@ -272,7 +271,7 @@ class CoresInService:
         self._seen_ns = 0
 
     def append(self, now_ns: int, record: Record) -> None:
-        """Take one record."""
+        """Add one record."""
         if isinstance(record, StartReplica):
             self._starting[record.replica] = record.spec.cores
         elif isinstance(record, ReplicaReady):
@@ -291,7 +290,7 @@ class CoresInService:
             self._ready.pop(record.replica, None)
 
     def finish(self) -> None:
-        """Account for the rest of the run."""
+        """Add the time from the last record to the end of the run."""
         self._charge(len(self.cores) * NS_PER_S)
 
     def _charge(self, now_ns: int) -> None:
@@ -308,7 +307,7 @@ class CoresInService:
 
 @dataclass(slots=True)
 class HorizontalMemory:
-    """Decisions in a row without growth, and the plan that replicas are started for."""
+    """The number of consecutive decisions without growth, and the plan for which replicas are being started."""
 
     steady: int = 0
     goal: Plan | None = None
@@ -316,12 +315,12 @@ class HorizontalMemory:
 
 @dataclass(frozen=True, slots=True)
 class HorizontalRival:
-    """The horizontal rival of the publication's evaluation: FA2's program, asked as often as Biscale's, for replicas of
-    one core.
+    """The horizontal baseline of the publication's evaluation: FA2's program with replicas of one core, solved as often
+    as Biscale's.
 
-    The rule is that of the public artefact: stages that must grow do so at once, smaller clusters follow after `settle`
-    decisions that agree; nothing is decided while replicas start, and a batch size changes when its replicas are ready.
-    It starts with one replica and batches of `initial_batch`.
+    It follows the public artefact: stages grow at once, and shrink after `settle` equal decisions; no decision is taken
+    while replicas start, and a batch size changes when its replicas are ready. It starts with one replica and batches
+    of `initial_batch`.
     """
 
     batch_max: int
@@ -333,7 +332,7 @@ class HorizontalRival:
     _memory: HorizontalMemory = field(init=False, default_factory=HorizontalMemory, repr=False, compare=False)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """Growth at once, shrinkage late."""
+        """A plan that grows at once and shrinks after `settle` equal decisions."""
         memory = self._memory
         model = biscale_model(view, SizeLimits(1.0, 8, self.batch_max, self.throughput, 1.0, ""))
         if view.plan is None:

@@ -1,4 +1,4 @@
-"""FA2 reproduced: its sweeps and examples by arithmetic, its evaluation in the simulator.
+"""FA2 reproduced: its sweeps and examples computed offline, its evaluation in the simulator.
 
 Source: Razavi et al., FA2: Fast, Accurate Autoscaling for Serving Deep Learning Inference with SLA Guarantees, RTAS
 2022 (chapter P1 of Razavi's dissertation, TU Darmstadt 2024).
@@ -18,7 +18,7 @@ PAPER: Final = "Razavi et al., FA2, RTAS 2022"
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
-    """All rows; `quick` plays one seed, shorter, and leaves the long traces out. `data` is not needed."""
+    """All rows; `quick` simulates one shorter seed and no long traces. `data` is not used."""
     evaluation = QUICK if quick else FULL
     results = run_trials(evaluation.wanted(), processes=processes, progress=progress)
     sweeps = (swept(CPU, VISION), swept(GPU, 6))
@@ -51,12 +51,13 @@ def sizes_figure() -> Figure:
         title="The same four cores, batches of 1 to 9",
         x_label="latency of a batch, ms",
         panels=(Panel(y_label="requests/s", series=series),),
-        alt="Throughput over latency of 4 × 1, 2 × 2 and 1 × 4 cores: small replicas do most, large ones are quick.",
+        alt="Throughput over latency of 4 × 1, 2 × 2 and 1 × 4 cores: small replicas have the highest throughput, "
+        "large ones the lowest latency.",
     )
 
 
 def sweep_figure(sweep: Sweep, name: str) -> Figure:
-    """Fig. P1.12 and P1.14: replicas by rate, and how many more than FA2."""
+    """Fig. P1.12 and P1.14: replicas by rate, and the surplus over FA2 in %."""
     rates = tuple(map(float, RATES))
     # FA2 comes last so that it is drawn above the others.
     totals = tuple(
@@ -76,7 +77,7 @@ def sweep_figure(sweep: Sweep, name: str) -> Figure:
 
 
 def moving_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
-    """One seed of the load that jumps; violations as means of 5 s, for the eye."""
+    """One seed of the load that jumps; violations smoothed over 5 s."""
     runs = {name: results.of(evaluation.moving(name, "fluctuating"))[0] for name in SYSTEMS}
     load = runs["fa2"].arrivals_by_second
     area = Series("arrivals", tuple(map(float, range(len(load)))), tuple(map(float, load)), "area")
@@ -91,7 +92,7 @@ def moving_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Fig
             Panel(y_label="replicas", series=replicas),
             Panel(y_label="violations, %", series=violations),
         ),
-        alt="Arrivals, replicas and violations: all miss after the step until new replicas have started.",
+        alt="Arrivals, replicas and violations: after the step, all miss deadlines until new replicas have started.",
     )
 
 
@@ -112,7 +113,7 @@ def fixed_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figu
 
 
 def headroom_figure(evaluation: Fa2Evaluation, results: Results[Fa2Result]) -> Figure:
-    """Violations by the head-room of the profile."""
+    """Violations by the headroom of the profile."""
     found = {f"d/{ratio:g}": results.violations(evaluation.headroom(ratio)) for ratio in RATIOS}
     panel = Panel(
         y_label="violations, %",

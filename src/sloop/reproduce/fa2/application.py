@@ -1,8 +1,9 @@
-"""The application of FA2's evaluation: ten models, six paths with deadlines of their own, on cores and on GPU slices.
+"""The application of FA2's evaluation: ten models and six paths, each with a deadline, on cores and on GPU slices.
 
-Paths and deadlines are published (dissertation chapter P1, table of paths); latencies of the single models are not.
-Theirs are `fitted`: each path's deadline is five times the sum of its latencies, equal models are equal, and the
-rest is chosen within that (the specification's 3.3 and 3.4). d(b) = αb² + βb + γ with α = κ d(1), γ = ρ d(1).
+Paths and deadlines are published (dissertation chapter P1, table of paths); latencies of single models are not. They
+are `fitted`: each path's deadline is five times the sum of its latencies, a model has the same latency on every path,
+and the remaining freedom is used as in the specification (3.3 and 3.4). d(b) = αb² + βb + γ with α = κ d(1), γ = ρ
+d(1).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ COLD_START_S: Final = 6.0
 SOURCE: Final = "Razavi et al., FA2, RTAS 2022; single models as the specification calibrates them from path sums"
 
 ORDER: Final = ("OBJD", "ALPR", "NSFW", "FACR", "OBJR", "IMGS", "AUTT", "SUMR", "QUAN", "TCLS")
-"""Topological, ties by first appearance in the list of paths."""
+"""Stages in topological order; ties by first appearance in the list of paths."""
 
 PATHS: Final = (
     ("OBJD", "ALPR", "QUAN"),
@@ -29,12 +30,13 @@ PATHS: Final = (
     ("AUTT", "SUMR", "TCLS"),
 )
 VISION: Final = 3
-"""The first three paths, all of pictures: no two stages lead to the same one."""
+"""The first three paths, all for images; in them every stage has at most one predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One column of the tables: deadlines by path, d(1) by model, the share of d(1) independent of the batch (ρ)."""
+    """One column of the tables: deadlines by path, d(1) by model, and the share ρ of d(1) that is constant in the
+    batch."""
 
     name: str
     slos_ms: tuple[float, ...]
@@ -52,7 +54,7 @@ GPU: Final = Hardware(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The application at a rate, as solvers see it."""
+    """The application at one rate, as input of the solvers."""
 
     names: tuple[str, ...]
     stages: tuple[Fa2Stage, ...]
@@ -60,7 +62,7 @@ class Problem:
 
 
 def form_of(alone_ms: float, fixed: float) -> Quadratic:
-    """d(b) of a model that takes `alone_ms` for one."""
+    """d(b) of a model whose batch of 1 takes `alone_ms`."""
     return Quadratic(alpha=KAPPA * alone_ms, beta=(1 - fixed - KAPPA) * alone_ms, gamma=fixed * alone_ms)
 
 
@@ -70,7 +72,7 @@ def models(hardware: Hardware) -> dict[str, Quadratic]:
 
 
 def problem(hardware: Hardware, paths: int, rate_rps: float) -> Problem:
-    """The first `paths` paths, over which requests spread evenly."""
+    """The problem of the first `paths` paths, with equal shares of the requests."""
     chains, forms = PATHS[:paths], models(hardware)
     names = tuple(name for name in ORDER if any(name in chain for chain in chains))
     stages = tuple(

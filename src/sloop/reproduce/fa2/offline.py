@@ -1,4 +1,4 @@
-"""What of FA2 can be checked without a simulation: sweeps of rates, the motivating examples, the fit, the solver.
+"""FA2's results without simulation: sweeps of rates, the motivating examples, the fit, the solver.
 
 Experiments are named as in the specification: E0 sizes of replicas, E0b a chain of two, E5 and E6 the sweeps, E8 the
 model of d(b), E9 the time of a decision; 7.2 its deterministic checks. Source: Razavi et al., FA2 (RTAS 2022).
@@ -36,16 +36,16 @@ class Sweep:
     totals: dict[str, tuple[int, ...]]
 
     def over(self, planner: str) -> list[float]:
-        """By how many percent more than FA2, at each rate."""
+        """Surplus of replicas over FA2 in %, at each rate."""
         return [100 * (theirs / own - 1) for theirs, own in zip(self.totals[planner], self.totals["fa2"], strict=True)]
 
     def saved(self, planner: str) -> float:
-        """The share of the planner's replicas that FA2 saves on average, in percent."""
+        """Mean share of the planner's replicas that FA2 saves, in percent."""
         return fmean(100 * (1 - own / n) for n, own in zip(self.totals[planner], self.totals["fa2"], strict=True))
 
     @property
     def exact(self) -> float:
-        """Share of the rates at which FA2 is the optimum, in percent."""
+        """Share of the rates at which FA2 finds the optimum, in percent."""
         return fmean(100.0 * (own == n) for own, n in zip(self.totals["fa2"], self.totals["optimal"], strict=True))
 
 
@@ -70,7 +70,8 @@ def replicas(
     ties: Ties = "best",
     polish: bool = False,
 ) -> int:
-    """FA2's total, as published (no fallback if no cut graph has a solution); 0 if it finds nothing."""
+    """FA2's total number of replicas, as published (no fallback if no cut graph has a solution); 0 without a
+    solution."""
     answer = solve(stages, paths, mode=mode, ties=ties, polish=polish, fallback=False)
     return answer.replicas if isinstance(answer, Fa2Solution) else 0
 
@@ -80,7 +81,7 @@ def _total(choices: Sequence[Fa2Choice]) -> int:
 
 
 def offline_rows(sweeps: Sequence[Sweep], *, quick: bool) -> list[Row]:
-    """All of them, from the sweeps of three paths on cores and of six on slices."""
+    """All offline rows, from the sweeps of three paths on cores and of six on GPU slices."""
     cores, slices = sweeps
     return [
         *_sizes(),
@@ -109,7 +110,7 @@ def _sizes() -> list[Row]:
     best = {name: max(rate for _, rate in points) for name, points in curves.items()}
     ordered = best["4 × 1"] >= best["2 × 2"] >= best["1 × 4"]
     quickest = min(own_ms for own_ms, _ in curves["4 × 1"])
-    # At every latency that small replicas reach, the most that each arrangement does within it.
+    # At every latency of the small replicas: the largest throughput of each arrangement within that latency.
     within = [
         [max((rate for own, rate in points if own <= limit_ms), default=0.0) for points in curves.values()]
         for limit_ms in (quickest, 2 * quickest, 4 * quickest)
@@ -118,7 +119,7 @@ def _sizes() -> list[Row]:
     rows = []
     for name, rate in best.items():
         claim = Claim("E0 sizes", f"largest throughput of {name} cores", "requests/s", note=note)
-        rows.append(directed(claim, [rate], holds=ordered, expect="the smallest replicas do most"))
+        rows.append(directed(claim, [rate], holds=ordered, expect="the smallest replicas have the highest throughput"))
     holds = sum(values[0] >= max(values) * (1 - 1e-9) for values in within)
     metric = "latencies at which the smallest replicas do most"
     claim = Claim("E0 sizes", metric, "of 3", known="exact", paper=3, note=note)
@@ -145,7 +146,7 @@ def _chain() -> list[Row]:
                         "replicas",
                         known="exact",
                         derived=expected,
-                        note="published are 2 × and 3 × the optimum at an unknown deadline",
+                        note="published: 2 × and 3 × the optimum, at an unknown deadline",
                     ),
                     [count],
                     shape=counts[0] <= counts[1] <= counts[2],
@@ -167,11 +168,11 @@ SLICES_TOTALS: Final = {
     "inferline": (10, 10, 11, 11, 12, 13, 15, 16, 17, 19, 19, 23, 24),
     "ds2": (11, 11, 12, 13, 15, 16, 19, 21, 23, 25, 26, 30, 33),
 }
-"""From the specification's 7.2, 5, by planner, at those rates; FA2's are those of the best way to cut the graph."""
+"""Replicas by planner at those rates (specification 7.2, 5); FA2's with the best way to cut the graph."""
 
 
 def _totals(sweep: Sweep, rates: Sequence[int], totals: Mapping[str, Sequence[int]], experiment: str) -> list[Row]:
-    """At how many rates the specification's totals come out."""
+    """At how many rates the number of replicas equals the specification's."""
     rows = []
     for planner, expected in totals.items():
         pairs = zip(rates, expected, strict=True)
@@ -185,7 +186,7 @@ def _totals(sweep: Sweep, rates: Sequence[int], totals: Mapping[str, Sequence[in
 def _surplus(
     sweep: Sweep, experiment: str, planner: str, published: tuple[float, float], derived: tuple[float, float]
 ) -> list[Row]:
-    """By how much a planner exceeds FA2 on average and at most; published as "on average x %, up to y %"."""
+    """Mean and largest surplus of a planner over FA2; published as "on average x %, up to y %"."""
     over = sweep.over(planner)
     rows = []
     for place, (name, value) in enumerate((("mean", fmean(over)), ("largest", max(over)))):
@@ -230,7 +231,7 @@ def _on_slices(sweep: Sweep) -> list[Row]:
         "E6 slices",
         "replicas of inferline full beyond FA2's, mean",
         "%",
-        note="a planner closer to InferLine's own paper is closer to the optimum, not further from it",
+        note="a planner closer to InferLine's paper should be closer to the optimum, not further from it",
     )
     return [
         *_surplus(sweep, "E6 slices", "inferline", (25, 50), (4.2, 14.3)),
@@ -241,7 +242,7 @@ def _on_slices(sweep: Sweep) -> list[Row]:
 
 
 def _fit() -> Row:
-    """E8: how well a line and a parabola follow measured P99s, over batches at the same cores (ResNet18, Sponge's)."""
+    """E8: fit of a line and of a parabola to measured P99s over batch sizes, per core count (ResNet18 from Sponge)."""
     gains = []
     points = grid_points()
     for cores in sorted({point.cores for point in points}):
@@ -258,11 +259,11 @@ def _fit() -> Row:
         "×",
         note=f"{RESNET18_HUMAN.source}; FA2's own measurements are not public",
     )
-    return directed(claim, [median(gains)], holds=median(gains) > 1.5, expect="a parabola follows much better")
+    return directed(claim, [median(gains)], holds=median(gains) > 1.5, expect="a parabola fits much better")
 
 
 def _decision() -> Row:
-    """E9: processor time on this machine, whatever it is and whatever else it does."""
+    """E9: CPU time of a decision on this machine."""
     taken = []
     for rate_rps in RATES[::3]:
         given = problem(CPU, 6, rate_rps)
@@ -281,12 +282,12 @@ SETTINGS: Final[tuple[tuple[str, Fa2Mode, Ties, tuple[float, float, float]], ...
     ("paper, all ways to cut", "paper", "best", (70, 8, 4.2)),
 )
 GRAPHS: Final = ("random graphs with the optimum", "random graphs without an answer", "replicas beyond the optimum")
-"""Derived, for each setting: these three in percent."""
+"""The three metrics of random graphs; the derived figures of each setting are in this order, in percent."""
 
 
 def _graphs(cases: int) -> list[Row]:
-    """7.2, 2: random graphs in which paths meet. How often a forest has the optimum, or none of the solutions that
-    exist, and how many replicas too many otherwise. The sampling error is that of so few graphs."""
+    """7.2, 2: random graphs in which paths merge. How often FA2's forest finds the optimum, how often it finds no
+    solution although one exists, and its surplus of replicas otherwise. The error comes from the number of graphs."""
     draw = stream(0, "fa2/graphs")
     graphs = [graph_of(draw) for _ in range(cases)]
     best = [replicas(*graph, mode="milp") for graph in graphs]
@@ -308,20 +309,20 @@ def _graphs(cases: int) -> list[Row]:
 
 
 def _against(best: Sequence[int], found: Sequence[int]) -> tuple[list[float], list[float], list[float]]:
-    """In percent, graph by graph: whether it is the optimum, whether there is no answer, and the excess if there is."""
+    """Per graph, in percent: 100 if it is the optimum, 100 if there is no solution, and the surplus if there is one."""
     exact = [100.0 * (own == least) for own, least in zip(found, best, strict=True)]
     excess = [100 * (own / least - 1) for own, least in zip(found, best, strict=True) if own]
     return exact, [100.0 * (own == 0) for own in found], excess
 
 
 def _same_order(theirs: Sequence[float], ours: Sequence[float]) -> bool:
-    """Whether no pair of settings is the other way round here."""
+    """Whether both lists have the same order."""
     pairs = combinations(zip(theirs, ours, strict=True), 2)
     return all((their - other) * (our - another) >= 0 for (their, our), (other, another) in pairs)
 
 
 def graph_of(draw: Random) -> tuple[list[Fa2Stage], list[IndexedPath]]:
-    """Four to eight stages, two to five paths over any of them, deadlines of five times the time alone."""
+    """A random graph: four to eight stages, two to five paths, deadlines of five times the latency at batch 1."""
     count, wanted = draw.randint(4, 8), draw.randint(2, 5)
     chains: set[tuple[int, ...]] = set()
     while len(chains) < wanted:

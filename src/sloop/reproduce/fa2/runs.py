@@ -1,12 +1,12 @@
-"""FA2's evaluation, simulated: steady load, loads that move, and every planner on the same replicas.
+"""FA2's evaluation, simulated: steady load, varying loads, and every planner on the same replicas.
 
 Experiments: E1 steady load, E2 fluctuating and random load, E3 two long traces, E4 and E7 fixed resources on cores and
 on GPU slices; 7.3 the statistical checks of the specification, whose own simulation gives the `derived` figures.
 
-Service times are normal around d/`ratio` with 4 % variation; `ratio` decides almost everything, because it is FA2's
-whole safety margin (specification 3.4). Replicas start in 6 s. As published, batches wait until they are full, however
-long, and requests older than three times the application's deadline are dropped. At every load that is played here,
-FA2's plan for cores is the optimum, so that the optimum is not played as well.
+Service times are normal around d/`ratio` with 4 % variation. Results depend mostly on `ratio`, because it is FA2's only
+safety margin (specification 3.4). Replicas start in 6 s. As published, batches wait without limit until they are full,
+and requests older than three times the application's deadline are dropped. At every load simulated here, FA2's plan for
+cores is the optimum, so that the optimum is not simulated separately.
 
 Source: Razavi et al., FA2 (RTAS 2022), evaluation.
 """
@@ -39,18 +39,17 @@ from sloop.workload import Trace, trace_of
 from sloop.workload.generate import poisson_ns
 
 LEAD_S: Final = 12
-"""A system that decides runs this long before its results count: its first decision knows no rate."""
+"""Seconds that a system runs before its results count: its first decision has no rate yet."""
 TAIL_S: Final = 10
-"""The load continues this long after the part that counts, so that none of its requests waits for a batch that never
-fills."""
+"""Seconds of further load after the part that counts, so that no counted request waits for a batch that never fills."""
 PATIENCE_S: Final = 120
 SYSTEMS: Final = ("fa2", "inferline", "ds2", "grandslam")
 HARDWARE: Final[dict[str, Hardware]] = {"cpu": CPU, "gpu": GPU}
 
 
 class Fa2Trial(Trial, frozen=True, kw_only=True):
-    """One run. `plan` names the planner that chose batches once and for all, and `pools` the one whose numbers of
-    replicas are used; without `plan`, `system` decides every ten seconds."""
+    """One run. `plan` names the planner of the fixed batch sizes, and `pools` the planner of the fixed numbers of
+    replicas; without `plan`, `system` decides every ten seconds."""
 
     hardware: str = "cpu"
     paths: int = 3
@@ -61,11 +60,11 @@ class Fa2Trial(Trial, frozen=True, kw_only=True):
     seconds: int = 600
     ratio: float = 1.15
     lookback_s: int = 0
-    """Plan for the busiest ten seconds of the last `lookback_s`; 0: for the last ten, as published."""
+    """Plan for the busiest ten seconds within the last `lookback_s`; 0: for the last ten seconds, as published."""
 
     @property
     def lead_s(self) -> int:
-        """Seconds before those that count."""
+        """Seconds before the part that counts."""
         return 0 if self.plan else LEAD_S
 
     def label(self) -> str:
@@ -74,7 +73,7 @@ class Fa2Trial(Trial, frozen=True, kw_only=True):
     def play(self) -> "Fa2Result":
         """Simulate it under the checkers."""
         first, half = self.lead_s, self.seconds // 2
-        # The second half alone: before, the later stages have nothing to do yet.
+        # Only the second half: in the first, the later stages are still idle.
         world = world_of(self)
         summary = RunSummary(world.application.graph, start_ns=0)
         busy = BusyTime(s(first + half), s(first + self.seconds))
@@ -97,7 +96,8 @@ class Fa2Trial(Trial, frozen=True, kw_only=True):
 
 
 class Fa2Result(RunResult, frozen=True, kw_only=True):
-    """Late and dropped requests and utilisation in percent. A replica has one core, so that `cores` are replicas."""
+    """Late and dropped requests and utilisation, in percent. A replica has one core, so `cores` is the replica
+    count."""
 
     late: float
     dropped: float
@@ -106,7 +106,7 @@ class Fa2Result(RunResult, frozen=True, kw_only=True):
 
 
 class BusyTime:
-    """How long replicas ran batches between two instants: a sink."""
+    """A sink: the total time that replicas ran batches between two instants."""
 
     def __init__(self, from_ns: int, until_ns: int) -> None:
         self._from_ns, self._until_ns = from_ns, until_ns
@@ -114,7 +114,7 @@ class BusyTime:
         self.busy_ns = 0
 
     def append(self, now_ns: int, record: Record) -> None:
-        """Take one record."""
+        """Add one record."""
         if type(record) is StartBatch:
             self._started[record.batch] = now_ns
         elif type(record) is Finished:
@@ -123,7 +123,7 @@ class BusyTime:
 
 
 def chosen(plan: str, hardware: Hardware, paths: int, rate_rps: float) -> tuple[Fa2Choice, ...]:
-    """What the planner `fa2`, `optimal`, `inferline`, `ds2` or `grandslam` chooses at a known rate."""
+    """The choice of the planner `fa2`, `optimal`, `inferline`, `ds2` or `grandslam` at a known rate."""
     given = problem(hardware, paths, rate_rps)
     stages, indexed = given.stages, given.paths
     if plan in {"fa2", "optimal", "grandslam"}:
@@ -155,7 +155,7 @@ def world_of(trial: Fa2Trial) -> World:
     truth = Truth(
         service=ServiceTruth(ratio=trial.ratio, cv=0.04), cold_start=ColdStartTruth(start_s=COLD_START_S, warm=True)
     )
-    # The lead is under load too: what the system sees then is the load's first rate.
+    # The lead has load too, at the first rate.
     rates = [rates[0]] * trial.lead_s + rates + [rates[-1]] * TAIL_S
     return World(
         seed=trial.seed,
@@ -179,7 +179,7 @@ def _stages(hardware: Hardware, chains: Sequence[tuple[str, ...]]) -> tuple[Stag
 
 
 def _choice(trial: Fa2Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
-    """A system that decides, or one that keeps the plan for the load's first rate."""
+    """The trial's system, or one that keeps the plan for the load's first rate."""
     published: dict[str, Any] = {"batch": {"name": "full", "forever": True}, "drop": {"name": "age", "limit": 3.0}}
     if not trial.plan:
         own: dict[str, Any] = {"headroom": 0.0, "initial_rps": rate_rps}
@@ -201,26 +201,26 @@ def _choice(trial: Fa2Trial, hardware: Hardware, rate_rps: float) -> SystemChoic
 
 
 def rates_of(load: str, seconds: int, seed: int) -> list[float]:
-    """For every second: `steady R`, `fluctuating`, `random`, `diurnal` or `square`."""
+    """The rate of each second of a load: `steady R`, `fluctuating`, `random`, `diurnal` or `square`."""
     kind, _, rate = load.partition(" ")
     return [float(rate)] * seconds if kind == "steady" else LOADS[kind](seconds, seed)
 
 
 def fluctuating(seconds: int, seed: int) -> list[float]:
-    """8, in the middle third 27, then 8 again."""
+    """8 requests/s, 27 in the middle third, then 8 again."""
     third = seconds // 3
     return [27.0 if third <= at < 2 * third else 8.0 for at in range(seconds)]
 
 
 def random(seconds: int, seed: int) -> list[float]:
-    """N(15, 5), drawn again every ten seconds, at least 1."""
+    """A new rate from N(15, 5), at least 1, every ten seconds."""
     draw = stream(seed, "fa2/random")
     drawn = [max(1.0, draw.gauss(15, 5)) for _ in range(-(-seconds // 10))]
     return [drawn[at // 10] for at in range(seconds)]
 
 
 def diurnal(seconds: int, seed: int) -> list[float]:
-    """Minutes of a sine from 8 to 20, noise with memory, spikes up to 27: in place of Azure's first trace."""
+    """A sine from 8 to 20 with autocorrelated noise and spikes up to 27, per minute; replaces Azure's first trace."""
     draw = stream(seed, "fa2/diurnal")
     minutes, noise, spike_left = [], 0.0, 0
     for minute in range(-(-seconds // 60)):
@@ -235,7 +235,7 @@ def diurnal(seconds: int, seed: int) -> list[float]:
 
 
 def square(seconds: int, seed: int) -> list[float]:
-    """8 and 20 in turn for 5 to 30 minutes each: in place of Azure's second trace."""
+    """Alternates between 8 and 20, for 5 to 30 minutes each; replaces Azure's second trace."""
     draw = stream(seed, "fa2/square")
     rates: list[float] = []
     level = 8.0
@@ -254,7 +254,7 @@ LOADS: Final[dict[str, Callable[[int, int], list[float]]]] = {
 
 
 def trace_at(rates: Sequence[float], seed: int, name: str) -> Trace:
-    """Poisson arrivals at one rate for each second."""
+    """Poisson arrivals with the rate of each second."""
     draw = stream(seed, f"fa2/{name}")
     times = (
         at * NS_PER_S + offset for at, rate_rps in enumerate(rates) for offset in poisson_ns(draw, rate_rps, NS_PER_S)
@@ -266,12 +266,12 @@ def trace_at(rates: Sequence[float], seed: int, name: str) -> Trace:
 
 STEADY: Final = tuple((paths, rate) for paths in (3, 6) for rate in (8, 27))
 MET: Final = ((3, 12), (3, 18), (3, 24), (3, 50))
-"""Paths and rates, besides `STEADY`, at which FA2 is to violate at most 1.4 % with head-room in the profile."""
+"""Paths and rates, in addition to `STEADY`, at which FA2 with headroom must have at most 1.4 % violations."""
 RATIOS: Final = (1.0, 1.1, 1.15, 1.25)
 MOVING: Final = ("fluctuating", "random")
 LONG: Final = ("diurnal", "square")
 LOOKBACK_S: Final = 30
-LONG_NOTE: Final = "our own trace of the published shape, because the functions chosen from Azure's are not named"
+LONG_NOTE: Final = "a synthetic trace of the published shape, because the functions chosen from Azure's are not named"
 
 
 class Fa2Evaluation(Struct, frozen=True):
@@ -285,15 +285,15 @@ class Fa2Evaluation(Struct, frozen=True):
     seeds: int = 3
 
     def steady(self, plan: str, paths: int, rate: int) -> Fa2Trial:
-        """Each planner on replicas of its own choice."""
+        """Each planner with its own numbers of replicas."""
         return Fa2Trial(plan=plan, paths=paths, load=f"steady {rate}", seconds=self.steady_s)
 
     def headroom(self, ratio: float) -> Fa2Trial:
-        """FA2 with this head-room in the profile."""
+        """FA2 with this headroom in the profile."""
         return Fa2Trial(plan="fa2", load="steady 24", ratio=ratio, seconds=self.steady_s)
 
     def fixed(self, plan: str, rate: int = 50) -> Fa2Trial:
-        """Each planner on the optimum's replicas, with batches of its own."""
+        """Each planner's batch sizes on the optimum's replicas."""
         return Fa2Trial(plan=plan, pools="optimal", load=f"steady {rate}", seconds=self.fixed_s)
 
     def slices(self, plan: str, rate: int = 10) -> Fa2Trial:
@@ -303,12 +303,13 @@ class Fa2Evaluation(Struct, frozen=True):
         return Fa2Trial(hardware="gpu", paths=6, plan=plan, pools="optimal", load=load, seconds=seconds)
 
     def moving(self, system: str, load: str, lookback_s: int = 0) -> Fa2Trial:
-        """A decision every ten seconds under a load that moves."""
+        """A system that decides every ten seconds, under a varying load."""
         seconds = self.long_s if load in LONG else self.moving_s
         return Fa2Trial(system=system, load=load, seconds=seconds, lookback_s=lookback_s)
 
     def wanted(self) -> Wanted[Fa2Trial]:
-        """All that `rows` reads: long traces once, and first, so that nobody waits for the last of them at the end."""
+        """All trials that `rows` reads. Long traces come first, so that no process is left alone with one at the
+        end."""
         loads = LONG if self.long_s else ()
         long = [self.moving(system, load) for load in loads for system in SYSTEMS]
         trials = [self.steady(plan, paths, rate) for paths, rate in STEADY for plan in SYSTEMS]
@@ -334,7 +335,7 @@ class Fa2Evaluation(Struct, frozen=True):
             for plan, trial in trials.items():
                 note = f"{results.mean(trial, 'cores'):.0f} replicas, {busy[plan]:.0f} % busy"
                 if plan == "grandslam" and rate == 8:
-                    note += "; batches that fit a share of the deadline take too long to fill"
+                    note += "; batches sized by a share of the deadline take too long to fill"
                 found = results.violations(trial)
                 metric = f"violations of {plan}, {where}"
                 claim = Claim("E1 steady", metric, "%", paper=1.0, note=note)
@@ -346,7 +347,7 @@ class Fa2Evaluation(Struct, frozen=True):
         return rows
 
     def _checks(self, results: Results[Fa2Result]) -> list[Row]:
-        """The specification's 7.3, 8: FA2 on its own replicas, and what head-room does."""
+        """Specification 7.3, 8: FA2 with its own replicas, and the effect of headroom."""
         rows = []
         for paths, rate in MET:
             metric = f"violations of FA2, {paths} paths at {rate}/s"
@@ -362,7 +363,7 @@ class Fa2Evaluation(Struct, frozen=True):
         for ratio, found in samples.items():
             metric = f"violations of FA2, 24/s, mean service time d/{ratio:g}"
             claim = Claim("check 7.3", metric, "%")
-            rows.append(directed(claim, found, holds=falls, expect="the more head-room, the fewer"))
+            rows.append(directed(claim, found, holds=falls, expect="more headroom, fewer violations"))
         return rows
 
     def _e2(self, results: Results[Fa2Result]) -> list[Row]:
@@ -377,13 +378,15 @@ class Fa2Evaluation(Struct, frozen=True):
                 rows.append(directed(claim, results.cores(trial), holds=least, expect="FA2 needs the fewest"))
             own = results.violations(runs["fa2"])
             for name in SYSTEMS[1:]:
-                note = "FA2's replicas have the least to spare for the backlog; starting replicas slow none here"
+                note = (
+                    "FA2's replicas have the least spare capacity for the backlog; starts do not slow down others here"
+                )
                 metric = f"violations of {name} - FA2, {load}"
                 claim = Claim("E2 moving", metric, "points", paper=4.0, note=note)
                 more = [theirs - ours for theirs, ours in zip(results.violations(runs[name]), own, strict=True)]
                 rows.append(bounded(claim, more, at_least=0.0, at_most=4.0, shape=late[name] > late["fa2"]))
             cautious = self.moving("fa2", load, LOOKBACK_S)
-            note = f"ours: plans for the busiest 10 s of {LOOKBACK_S}; {results.mean(cautious, 'cores'):.1f} replicas"
+            note = f"ours: plans for the busiest 10 s of {LOOKBACK_S} s; {results.mean(cautious, 'cores'):.1f} replicas"
             claim = Claim("E2 moving", f"violations of cautious FA2, {load}", "%", note=note)
             fewer = results.mean(cautious, "violations") < late["fa2"]
             expect = f"fewer than FA2's {late['fa2']:.1f} %"
@@ -392,7 +395,7 @@ class Fa2Evaluation(Struct, frozen=True):
 
     def _recovery(self, results: Results[Fa2Result]) -> list[Row]:
         found = [recovery_s(run) for run in results.of(self.moving("fa2", "fluctuating"))]
-        note = "from the step to the last second with violations before it is over; derived: tick + start + drain"
+        note = "from the step to the last second with violations; derived: tick + start + drain"
         metric = "time in which FA2 recovers from 8 → 27/s"
         claim = Claim("E2 moving", metric, "s", known="text", derived=20.0, note=note)
         rows = [compare(claim, found, shape=max(found) < 60)]
@@ -432,7 +435,7 @@ class Fa2Evaluation(Struct, frozen=True):
         lost = {plan: fmean(each(plan, "violations")) for plan in SYSTEMS}
         fewer = fmean(each("inferline", "dropped")) <= fmean(each("ds2", "dropped"))
         waits = [results.mean(self.fixed("grandslam", rate), "violations") for rate in (50, 27, 8)]
-        note = "expected: the more the lower the rate; at 50, 27 and 8/s " + ", ".join(f"{v:.1f} %" for v in waits)
+        note = "expected: more at lower rates; at 50, 27 and 8/s " + ", ".join(f"{v:.1f} %" for v in waits)
         slices = results.violations(self.slices("fa2"))
         metric = "violations of FA2, six paths on slices at 10/s"
         return [
@@ -464,7 +467,7 @@ QUICK: Final = Fa2Evaluation(steady_s=100, fixed_s=100, moving_s=240, long_s=0, 
 
 
 def recovery_s(result: RunResult) -> float:
-    """Seconds of the middle third until the last one whose arrivals were late before five calm ones."""
+    """Seconds from the start of the middle third to the last violation before five seconds without violations."""
     third = len(result.violations_by_second) // 3
     surge = result.violations_by_second[third : 2 * third]
     calm = 0

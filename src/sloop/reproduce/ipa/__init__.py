@@ -1,4 +1,4 @@
-"""IPA reproduced: its optima, its evaluation on the Twitter trace beside FA2-low, FA2-high and RIM, and its parameters.
+"""IPA reproduced: its optima, its evaluation on the Twitter trace against FA2-low, FA2-high and RIM, its parameters.
 
 Source: Razavi, Resource Efficient Inference Serving with SLO Guarantee (dissertation, TU Darmstadt 2024), chapter P3,
 and IPA's public artefact.
@@ -31,26 +31,27 @@ from sloop.reproduce.rows import with_note
 
 SOURCE: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter P3 (IPA)"
 DRAWN: Final[tuple[Policy, ...]] = ("fa2-low", "fa2-high", "rim", "ipa")
-"""IPA last, above those it coincides with."""
+"""Policies in drawing order: IPA last, so that its curve lies above equal ones."""
 PERCENT_DRAWN: Final = 99
-"""The slowest request of all would compress the other 99 %."""
+"""Latencies above this quantile are not drawn: the slowest request would compress the rest of the plot."""
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
-    """All rows; `quick` plays two of the five pipelines under three of the four workloads, once instead of thrice.
+    """All rows; `quick` simulates two of the five pipelines, three of the four workloads, and one seed instead of
+    three.
 
-    `data` holds the Twitter trace. Without it excerpts of the same shape stand in, and every row that depends on them
-    says so.
+    `data` holds the Twitter trace. If it is missing, synthetic excerpts of the same shape replace it, and every row
+    that depends on them has a note.
     """
     evaluation = IpaEvaluation(quick=quick)
     folder = str(data) if data is not None else ""
-    # Before anything else keeps the machine busy: decisions are timed.
+    # First, while the machine is otherwise idle, because decisions are timed.
     sizes, slowest = timings()
     results = run_trials(evaluation.wanted(), folder, processes=processes, progress=progress)
     excerpt = excerpt_of(WORKLOADS[0], folder)
     rows = evaluation.rows(results)
     if not excerpt.is_measured:
-        rows = with_note(rows, "on a made-up excerpt, because the Twitter trace is not there")
+        rows = with_note(rows, "with a synthetic excerpt, because the Twitter trace is missing")
     figures = [
         *(course_figure(results, evaluation, name, folder) for name in evaluation.pipelines),
         timing_figure(sizes),
@@ -67,7 +68,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
 
 
 def course_figure(results: Results[IpaResult], evaluation: IpaEvaluation, name: str, data: str) -> Figure:
-    """Fig. P3.8 to P3.12: a pipeline under its workloads, one after another, first seed."""
+    """Fig. P3.8 to P3.12: a pipeline under its workloads in sequence, first seed."""
     workloads = evaluation.workloads
     runs = {
         policy: [results.of(IpaTrial(pipeline=name, workload=w, policy=policy))[0] for w in workloads]
@@ -104,12 +105,12 @@ def course_figure(results: Results[IpaResult], evaluation: IpaEvaluation, name: 
             Panel(y_label="100 · PAS\nabove FA2-low's", series=above, marks=ends),
             Panel(y_label="violations, %", series=joined("violations_by_interval"), marks=ends),
         ),
-        alt=f"Rate, cores, accuracy and violations of {name}, workload after workload. Means: {means}.",
+        alt=f"Rate, cores, accuracy and violations of {name} under each workload in sequence. Means: {means}.",
     )
 
 
 def timing_figure(sizes: Mapping[int, float]) -> Figure:
-    """Fig. P3.13: how long a decision takes as pipelines grow."""
+    """Fig. P3.13: the time of a decision by the size of the pipeline."""
     taken = tuple(sizes.values())
     panel = Panel(
         y_label="ms (log)",
@@ -127,7 +128,7 @@ def timing_figure(sizes: Mapping[int, float]) -> Figure:
 
 
 def preferences_figure(results: Results[IpaResult], evaluation: IpaEvaluation) -> Figure:
-    """Fig. P3.14: cores and accuracy by what is preferred."""
+    """Fig. P3.14: cores and accuracy by preference."""
     names = evaluation.pipelines
     panels = [
         Panel(
@@ -142,10 +143,10 @@ def preferences_figure(results: Results[IpaResult], evaluation: IpaEvaluation) -
     ]
     return Figure(
         name="preferences",
-        title="What is preferred, under the bursty excerpt",
+        title="Preferences, under the bursty excerpt",
         x_label="",
         panels=tuple(panels),
-        alt="Cores and accuracy both fall from accuracy to balance to resources preferred.",
+        alt="Cores and accuracy both fall as the preference moves from accuracy over balance to resources.",
     )
 
 

@@ -1,6 +1,6 @@
-"""What of IPA can be checked without a simulation: optima, the deadlines' rule, how long deciding takes.
+"""IPA's results without simulation: optima, the rule for deadlines, decision times.
 
-Reference optima are the specification's (7.3, 7.4), found by an independent enumeration over the same profiles;
+Reference optima are from the specification (7.3, 7.4), computed by an independent enumeration over the same profiles;
 accuracy plateaus are read off the published video figure. Source: Razavi, dissertation (TU Darmstadt 2024), chapter P3.
 """
 
@@ -17,7 +17,7 @@ from sloop.solvers import label_setting
 from sloop.solvers.ipa import Candidate, IpaGoal, IpaSolution, IpaStage, derived_slo_ms, scores
 
 SIZES: Final = tuple(range(1, 11))
-"""Stages, and variants of each, that the published scalability figure goes up to."""
+"""Numbers of stages, and of variants per stage, in the published scalability figure."""
 REPEATS: Final = 3
 BATCHES: Final = (1, 2, 4, 8)
 
@@ -32,11 +32,11 @@ VIDEO: Final = (
 PLATEAUS: Final = {5: 43.9, 7: 34.8, 10: 33.5, 20: 31.9}
 """100 · PAS of the published video figure, by the rate at which the reference profile has it."""
 SENTIMENT: Final = ((7, 16, 59.11), (12, 25, 59.11), (30, 29, 53.49), (34, 32, 53.49))
-"""Requests/s, cores and 100 · PAS of audio with sentiment (7.4), where sentiment does 8 requests/s per core."""
+"""Requests/s, cores and 100 · PAS of audio with sentiment (7.4), at 8 requests/s per core for sentiment."""
 SPEECH_P99_S: Final = (0.188, 0.251, 0.590, 0.205, 0.426)
-"""P99 of the five speech models with 8 cores at batch 1, from the artefact."""
+"""P99 in ms of the five speech models with 8 cores at batch 1, from the artefact."""
 SPEECH_RULE_S: Final = 1.66
-"""5 × their mean, the published rule, computed by hand."""
+"""5 × their mean in ms: the published rule, computed by hand."""
 
 
 def offline_rows() -> list[Row]:
@@ -126,7 +126,8 @@ def _sentiment() -> list[Row]:
 
 
 def _deadline() -> Row:
-    """Five times the mean latency is the published rule; what is printed follows from applying the factor twice."""
+    """The published rule is five times the mean latency; the printed deadline results from applying the factor
+    twice."""
     once_s = derived_slo_ms([1000 * p99 for p99 in SPEECH_P99_S], 5) / 1000
     note = "the printed deadline is 5 × 5 × the mean latency, to 0.5 %"
     metric = "deadline of speech to text, 5 × mean latency"
@@ -135,7 +136,7 @@ def _deadline() -> Row:
 
 
 def timings() -> tuple[dict[int, float], dict[str, float]]:
-    """Milliseconds of a decision: by number of stages and of variants of each, and the slowest of each pipeline."""
+    """Milliseconds per decision: by number of stages (each with as many variants), and the slowest of each pipeline."""
     sizes = {size: max(_timed(*_random(seed, size)) for seed in range(REPEATS)) for size in SIZES}
     pipelines = {
         name: max(_timed(*program(pipeline, rate_rps)) for rate_rps in range(1, 42, 4))
@@ -145,7 +146,7 @@ def timings() -> tuple[dict[int, float], dict[str, float]]:
 
 
 def timing_rows(sizes: Mapping[int, float], pipelines: Mapping[str, float]) -> list[Row]:
-    """Decision times beside the published two seconds, and beside our own limit of 100 ms for pipelines."""
+    """Decision times compared with the published two seconds, and with our limit of 100 ms for the pipelines."""
     claim = Claim("decision time", "10 stages of 10 variants", "ms", paper=2000, computed=True)
     rows = [bounded(claim, [sizes[SIZES[-1]]], at_most=2000)]
     for name, taken_ms in pipelines.items():

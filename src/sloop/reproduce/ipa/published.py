@@ -1,11 +1,11 @@
-"""What IPA's publication gives: its five pipelines, and what its figures show.
+"""IPA's published data: its five pipelines, and readings of its figures.
 
-Accuracies, cores, deadlines and weights are printed (dissertation, chapter P3, tables 6 to 15); accuracies are those of
-the artefact, with which the published figures were made. Hardly any speed is: detection and classification follow the
-specification's reference profile R1 (7.3), the others the artefact's largest throughput of one replica at batch 1
-(3.6). What the artefact leaves out is assumed: 16 requests/s for question answering and sentiment, 8 of which are
-planned with, so that RIM's published replicas keep up; and how summarisers gain from cores: 1, 2, 4, 8 and 16 cores do
-0.57, 1, 1.65, 2.3 and 2.55 times as much as the 2 on which they were measured.
+Accuracies, cores, deadlines and weights are printed (dissertation, chapter P3, tables 6 to 15); accuracies are taken
+from the artefact, which produced the published figures. Speeds are mostly not printed: detection and classification
+follow the specification's reference profile R1 (7.3), other models the artefact's largest throughput of one replica at
+batch 1 (3.6). Values missing from the artefact are assumed: 16 requests/s for question answering and sentiment, of
+which plans use 8, so that RIM's published replicas suffice; and the throughput of summarisers on 1, 2, 4, 8 and 16
+cores, 0.57, 1, 1.65, 2.3 and 2.55 times the throughput on 2 cores, on which they were measured.
 
 Cores and accuracy (100 · PAS) over time are read off figures P3.8 to P3.16, to about one unit; violations are printed
 in notebooks of the public artefact, as the specification (5.3) lists them.
@@ -31,7 +31,8 @@ BATCHES_PROFILED: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class VariantModel:
-    """A variant: accuracy as a fraction, cores of a replica, milliseconds per request and per batch on those."""
+    """A variant: accuracy as a fraction, cores of a replica, and milliseconds per request and per batch on these
+    cores."""
 
     name: str
     accuracy: float
@@ -42,7 +43,7 @@ class VariantModel:
 
     @property
     def profile(self) -> Profile:
-        """Its speed does not depend on the cores, because it is only ever given these."""
+        """The profile; constant in the cores, because replicas always have `cores`."""
         return Profile(
             latency_ms=Quadratic(0.0, self.each_ms, self.fixed_ms),
             max_batch=BATCHES_PROFILED,
@@ -55,7 +56,7 @@ class VariantModel:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """A stage and its variants, lightest first; `high` is FA2-high's, `rim` are RIM's replicas."""
+    """A stage and its variants, lightest first; `high` is FA2-high's variant, `rim` RIM's number of replicas."""
 
     name: str
     models: tuple[VariantModel, ...]
@@ -67,7 +68,7 @@ class PipelineStage:
 class IpaPipeline:
     """A chain of stages with its published settings.
 
-    `alpha_bursty` is the weight of accuracy that the artefact has under bursty and fluctuating load; `alpha_rim` and
+    `alpha_bursty` is the artefact's weight of accuracy under bursty and fluctuating load; `alpha_rim` and
     `beta_rim` are RIM's weights; `margin` is added to forecasts, `margin_high` under the steady high load; `load_max`
     is the share of the profiled throughput that plans use.
     """
@@ -89,7 +90,7 @@ class IpaPipeline:
 
 
 def by_rate(name: str, accuracy: float, cores: float, rps: float, origin: Origin = "published") -> VariantModel:
-    """A variant of which only the throughput of one replica at batch 1 is known."""
+    """A variant for which only the throughput of one replica at batch 1 is known."""
     return VariantModel(name, accuracy, cores, 1000.0 / rps, origin=origin)
 
 
@@ -219,7 +220,7 @@ PIPELINES: Final[Mapping[str, IpaPipeline]] = {
 }
 
 RIM_STEADY_LOW: Final[Mapping[str, tuple[int, ...]]] = {"audio-qa": (20, 5), "audio-sent": (20, 5)}
-"""RIM's replicas under the steady low load, if they differ from those of its other runs."""
+"""RIM's replicas under the steady low load, if they differ from its other runs."""
 
 WEIGHTS: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "video": ((10, 0.125), (4, 1), (0.125, 1)),
@@ -231,7 +232,7 @@ WEIGHTS: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
 """α and β if accuracy, balance or resources are preferred."""
 
 
-# What the figures show.
+# Readings of the figures.
 
 
 class Reading(Struct, frozen=True):
@@ -242,7 +243,7 @@ class Reading(Struct, frozen=True):
 
 
 def _readings(*pairs: tuple[float, float]) -> dict[Policy, Reading]:
-    """Of the four policies, in the order of `POLICIES`."""
+    """Readings of the four policies, in the order of `POLICIES`."""
     return {policy: Reading(*pair) for policy, pair in zip(POLICIES, pairs, strict=True)}
 
 

@@ -1,16 +1,16 @@
-"""IPA's evaluation, simulated: five pipelines under excerpts of the Twitter trace, beside FA2-low, FA2-high and RIM.
+"""IPA's evaluation, simulated: five pipelines under excerpts of the Twitter trace, against FA2-low, FA2-high and RIM.
 
 Experiments: E1 to E4, cores and accuracy over time (Fig. P3.8 to P3.12), with the claims A to D that the specification
 (7.6) derives from them; E6 preferences, E7 latencies, E8 forecasters, E9 accuracy as ranks (Fig. P3.14 to P3.18).
-Figures give no numbers: ours are set beside what was read off them. A steady run is represented by its median interval,
+The figures print no numbers, so ours are compared with readings. A steady run is represented by its median interval,
 the bursty one by the medians of its calm and of its burst.
 
-What differs from `sloop simulate`'s defaults is what the published runs do: base allocation is given, beliefs are not
-corrected, forecasts are whole numbers, the cluster has room for everything, and if there is no feasible plan nothing
-changes (except for RIM, whose published replicas do not carry every peak: it takes lighter variants instead). Replicas
-are as fast as the plans assume, with a deviation of 5 %, and a new one takes 8 s, the time that the publication names
-for applying a plan. With that, deadlines of nine seconds and more are hardly ever missed here, so that forecasters are
-compared with starts of 24 s as well. Cost and accuracy are those of the plan in force, as published.
+The runs differ from `sloop simulate`'s defaults where the published runs do: the base allocation is given, estimates
+are not corrected, forecasts are whole numbers, the cluster is never full, and without a feasible plan nothing changes
+(except for RIM, whose published replicas cannot serve every peak: it switches to lighter variants). Replicas are as
+fast as planned, with a standard deviation of 5 %, and start in 8 s, the published time to apply a plan. Deadlines of
+nine seconds and more are then hardly ever missed, so that forecasters are also compared with starts of 24 s. Cost and
+accuracy refer to the plan in force, as published.
 
 Source: Razavi, dissertation (TU Darmstadt 2024), chapter P3, evaluation; the public artefact's settings.
 """
@@ -71,21 +71,23 @@ APPLY_S: Final = 8.0
 SLOW_S: Final = 24.0
 CV: Final = 0.05
 NODES: Final = 24
-"""Of 96 cores each; the published cluster had six, but switching between two plans needs room for both."""
+"""Nodes of 96 cores each; the published cluster had six, but a switch needs capacity for the old and the new plan."""
 FIRST_S: Final = 20
-"""The first plan is for the busiest of these seconds: the published systems were running before they were loaded."""
+"""The first plan is for the busiest of these first seconds: the published systems were running before the load
+began."""
 
 Workload = Literal["steady_low", "bursty", "fluctuating", "steady_high"]
 Predictor = Literal["lstm", "reactive", "oracle"]
 
 WORKLOADS: tuple[Workload, ...] = ("steady_low", "bursty", "fluctuating", "steady_high")
 RISING: tuple[Workload, ...] = ("bursty", "fluctuating")
-"""Those under which some published runs had other weights."""
+"""Workloads under which some published runs had other weights."""
 PREDICTORS: Final[tuple[Predictor, ...]] = ("lstm", "reactive", "oracle")
 
 
 class IpaTrial(Trial, frozen=True, kw_only=True):
-    """One run; `data` is the folder of public data. Weights below 0 and an empty measure mean the pipeline's own."""
+    """One run; `data` is the folder of public data. Negative weights and an empty measure mean the pipeline's
+    values."""
 
     pipeline: str
     workload: Workload
@@ -95,13 +97,13 @@ class IpaTrial(Trial, frozen=True, kw_only=True):
     alpha: float = -1.0
     beta: float = -1.0
     start_s: float = APPLY_S
-    """How long a new replica takes."""
+    """Start time of a new replica in seconds."""
 
     def label(self) -> str:
         return f"{self.pipeline}, {self.policy}"
 
     def play(self) -> "IpaResult":
-        """Simulate it; under the checkers for the first seed only, because they take as long as the run itself."""
+        """Simulate it; only the first seed runs under the checkers, because they take as long as the run itself."""
         counts = excerpt_of(self.workload, self.data).counts
         world = world_of(self)
         application = world.application
@@ -130,7 +132,7 @@ class IpaResult(RunResult, frozen=True, kw_only=True):
     pas_by_interval: tuple[float, ...]
     violations_by_interval: tuple[float, ...]
     latencies_ms: tuple[float, ...]
-    """At each percent of the answered requests, 1 to 100."""
+    """Latency in ms at each percentile of the answered requests, 1 to 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class WholeForecast:
 
 
 class PlannedAccuracy:
-    """A sink: cores and 100 · PAS of the plan in force, for every interval."""
+    """A sink: records cores and 100 · PAS of the plan in force for every interval."""
 
     def __init__(self, pipeline: IpaPipeline) -> None:
         self._accuracy = {(stage.name, m.name): m.accuracy for stage in pipeline.stages for m in stage.models}
@@ -154,13 +156,13 @@ class PlannedAccuracy:
         self.pas: list[float] = []
 
     def append(self, now_ns: int, record: Record) -> None:
-        """Take one record."""
+        """Add one record."""
         if isinstance(record, Decided) and record.plan is not None:
             self._fill(now_ns // (INTERVAL_S * NS_PER_S))
             self._now = self._of(record.plan)
 
     def finish(self) -> None:
-        """Account for the rest of the run."""
+        """Add the time from the last record to the end of the run."""
         self._fill(INTERVALS)
 
     def _fill(self, interval: int) -> None:
@@ -214,7 +216,7 @@ def world_of(trial: IpaTrial) -> World:
 
 
 def policies_of(trial: IpaTrial) -> Policies:
-    """IPA's, with the trial's forecaster and scaling policy, and the published drop limit."""
+    """IPA's policies with the trial's forecaster and scaling policy, and the published drop limit."""
     pipeline, counts = PIPELINES[trial.pipeline], excerpt_of(trial.workload, trial.data).counts
     inner: Forecast
     if trial.predictor == "oracle":
@@ -226,15 +228,15 @@ def policies_of(trial: IpaTrial) -> Policies:
 
 
 def margin_of(trial: IpaTrial) -> float:
-    """What is added to the trial's forecasts, as a fraction. The margin of the steady high load shows in the published
-    cores of IPA and FA2-high, but not in those of the other two."""
+    """The fraction added to the trial's forecasts. The published cores of IPA and FA2-high show the margin of the
+    steady high load; those of the other two do not."""
     pipeline = PIPELINES[trial.pipeline]
     high = trial.workload == "steady_high" and trial.policy in ("ipa", "fa2-high")
     return (pipeline.margin_high if high else 0.0) or pipeline.margin
 
 
 def scale_of(trial: IpaTrial, counts: "array[int]") -> Ipa:
-    """IPA, or a policy that it is compared with, with the pipeline's published settings."""
+    """IPA or one of its competitors, with the pipeline's published settings."""
     pipeline = PIPELINES[trial.pipeline]
     alpha = pipeline.alpha_bursty if trial.workload in RISING else pipeline.alpha
     beta = pipeline.beta
@@ -288,12 +290,12 @@ def foreseeing(pipeline: str, predictor: Predictor, start_s: float = APPLY_S) ->
 
 
 def ranked(pipeline: str, workload: Workload) -> IpaTrial:
-    """IPA with PAS', the sum of ranks, as objective; FA2-low and FA2-high, whose variants are given, do not change."""
+    """IPA with PAS', the sum of ranks, as objective; FA2-low and FA2-high have fixed variants and do not change."""
     return IpaTrial(pipeline=pipeline, workload=workload, measure="pas_rank")
 
 
 class IpaEvaluation:
-    """The trials, and the rows that follow from their results."""
+    """The trials, and the rows computed from their results."""
 
     def __init__(self, *, quick: bool) -> None:
         self.pipelines = ("video", "audio-sent") if quick else tuple(PIPELINES)
@@ -312,7 +314,7 @@ class IpaEvaluation:
         return [(trial, self.seeds) for trial in trials]
 
     def rows(self, results: Results[IpaResult]) -> list[Row]:
-        """Rows beside the published figures, the claims A to D, then E6 to E9."""
+        """Rows for the published figures, the claims A to D, then E6 to E9."""
         rows = [row for name in self.pipelines for row in _readings(results, name)]
         for name in self.pipelines:
             if name == "video":
@@ -335,13 +337,13 @@ BURST: Final = slice(44, 67)
 AFTER: Final = slice(92, 120)
 """Intervals of the bursty excerpt before, during and after the burst."""
 PAS_WITHIN: Final = 0.3
-"""Points of 100 · PAS: combinations of variants lie further apart than that, so that a plateau identifies its own."""
+"""Tolerance in points of 100 · PAS: combinations of variants differ by more, so that a plateau identifies one."""
 EQUAL: Final = 0.01
-"""Points of percent that do not count as a difference."""
+"""Percentage points that do not count as a difference."""
 NOISE: Final = 0.05
 """Percent of violations that do not count as a difference."""
-RIM_SUM_QA: Final = "by its own tables 12 and 8 replicas with 32 cores have 27.7, and with 30.2 they have 104 cores"
-"""Why RIM on sum-qa cannot be what its figure shows."""
+RIM_SUM_QA: Final = "by the source's tables, 12 and 8 replicas on 32 cores reach 100 · PAS 27.7; 30.2 takes 104 cores"
+"""Why the published figure of RIM on sum-qa is inconsistent."""
 
 
 def _trial(pipeline: str, workload: Workload, policy: Policy) -> IpaTrial:
@@ -349,7 +351,7 @@ def _trial(pipeline: str, workload: Workload, policy: Policy) -> IpaTrial:
 
 
 def _readings(results: Results[IpaResult], name: str) -> list[Row]:
-    """E1 to E4: cores and accuracy beside those read off the figures."""
+    """E1 to E4: cores and accuracy compared with readings of the figures."""
     rows = []
     figures: tuple[tuple[Workload, str, slice, Mapping[str, Mapping[Policy, Reading]]], ...] = (
         ("steady_low", "steady_low", slice(0, None), STEADY_LOW),
@@ -383,7 +385,7 @@ def _pairs(
 
 
 def _video(results: Results[IpaResult], workloads: Sequence[Workload]) -> list[Row]:
-    """A: the cost of FA2-low, more accuracy while calm, the same accuracy under load."""
+    """Claim A: IPA has the cost of FA2-low, with more accuracy at low load and the same accuracy at high load."""
 
     def claim(metric: str, unit: str) -> Claim:
         return Claim("A: video", metric, unit)
@@ -410,7 +412,7 @@ def _video(results: Results[IpaResult], workloads: Sequence[Workload]) -> list[R
 
 
 def _sentiment(results: Results[IpaResult], workloads: Sequence[Workload]) -> list[Row]:
-    """B: accuracy falls with the burst and comes back; the headline."""
+    """Claim B: accuracy falls during the burst and recovers; the headline figure."""
 
     def claim(metric: str, **figure: float) -> Claim:
         return Claim("B: audio-sent", metric, "%", **figure)  # type: ignore[arg-type]
@@ -435,7 +437,7 @@ def _sentiment(results: Results[IpaResult], workloads: Sequence[Workload]) -> li
 
 
 def _span(results: Results[IpaResult], name: str, peak: float | None) -> list[Row]:
-    """C: how many cores the heavy variants need."""
+    """Claim C: the cores that heavy variants need."""
     dear = [high / own for high, own in _pairs(results, name, "steady_high", "cores", ("fa2-high", "ipa"))]
     claim = Claim(f"C: {name}", "cores of FA2-high / IPA, steady_high", "×")
     rows = [bounded(claim, dear, at_least=3)]
@@ -449,7 +451,7 @@ def _span(results: Results[IpaResult], name: str, peak: float | None) -> list[Ro
 
 
 def _ordering(results: Results[IpaResult], name: str, workloads: Sequence[Workload]) -> list[Row]:
-    """D: how many deadlines each policy misses, and whether IPA's accuracy lies between those of FA2-low and FA2-high.
+    """Claim D: the violations of each policy, and whether IPA's accuracy lies between FA2-low's and FA2-high's.
     If no policy misses a deadline, there is no order to test."""
     policies: tuple[Policy, ...] = ("fa2-low", "ipa", "fa2-high")
     missed = {policy: results.violations(_trial(name, "steady_high", policy)) for policy in policies}
@@ -502,13 +504,13 @@ def _latencies(results: Results[IpaResult], name: str) -> list[Row]:
         claim = Claim(f"E7 {name}", metric, "×", derived=1.0, note="shown as equal")
         rows.append(compare(claim, equal))
     lower = [own / mine for own, mine in zip(medians["rim"], medians["ipa"], strict=True)]
-    note = f"RIM has {cores['rim'] / cores['ipa']:.2g} times IPA's cores"
+    note = f"RIM has {cores['rim'] / cores['ipa']:.2g} × IPA's cores"
     claim = Claim(f"E7 {name}", "median latency of RIM / IPA", "×", note=note)
     return [*rows, directed(claim, lower, holds=max(lower) < 1, expect="lower, as shown")]
 
 
 def _predictors(results: Results[IpaResult], name: str, start_s: float) -> list[Row]:
-    """E8 (claim E): better forecasters violate less, at equal cost."""
+    """E8 (claim E): better forecasters lead to fewer violations at equal cost."""
     runs = {predictor: foreseeing(name, predictor, start_s) for predictor in PREDICTORS}
     mean = {predictor: results.mean(trial, "violations") for predictor, trial in runs.items()}
     ordered = mean["oracle"] <= mean["lstm"] + NOISE and mean["lstm"] <= mean["reactive"] + NOISE
@@ -531,8 +533,8 @@ def _predictors(results: Results[IpaResult], name: str, start_s: float) -> list[
 
 
 def _ranked(results: Results[IpaResult], name: str) -> list[Row]:
-    """E9 (claim G): the order of E1 and E3 stays with PAS'. Ranks let the best variant of all be worth more than
-    FA2-high's, which is not the heaviest everywhere, so that only FA2-low is compared with."""
+    """E9 (claim G): the order of policies in E1 and E3 is the same with PAS'. Only FA2-low is compared, because
+    FA2-high does not use the heaviest variant everywhere and IPA can exceed its rank."""
     rows = []
     for workload in WORKLOADS:
         own, low = ranked(name, workload), _trial(name, workload, "fa2-low")

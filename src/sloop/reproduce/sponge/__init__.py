@@ -1,4 +1,4 @@
-"""Sponge reproduced: its link, its tables, its solver, its evaluation, and what the result depends on.
+"""Sponge reproduced: its link, its tables, its solver, its evaluation, and the sensitivity to parameters.
 
 Source: Razavi et al., Sponge: Inference Serving with Dynamic SLOs Using In-Place Vertical Scaling, EuroMLSys 2024
 (chapter P2 of Razavi's dissertation, TU Darmstadt 2024), and its public artefact.
@@ -43,10 +43,10 @@ SEEDS, SEEDS_QUICK = 5, 1
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
-    """All rows; `quick` plays one seed instead of five and leaves the ablations out.
+    """All rows; `quick` simulates one seed instead of five and no ablations.
 
-    `data` holds the artefact's folder. Without it a synthetic link stands in for the recorded one, and every row that
-    depends on the link says so.
+    `data` holds the artefact's folder. If it is missing, a synthetic link replaces the recorded one, and every row that
+    depends on the link has a note.
     """
     artefact = data / ARTEFACT if data is not None and (data / ARTEFACT / LINK).exists() else None
     path = str(artefact / LINK) if artefact else ""
@@ -63,13 +63,13 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
 
 
 def link_figure(link: Link) -> Figure:
-    """Fig. P2.1: bandwidth, and what it leaves of a second for three payloads."""
+    """Fig. P2.1: bandwidth, and the part of a second that remains after the upload, for three payloads."""
     rates = tuple(rate * 1000 / 1e6 for rate in link.bytes_per_ms)
     area = Series("bandwidth", tuple(map(float, range(len(rates)))), rates, "area")
     budgets = tuple(by_second(f"{kb} KB", link.remaining_ms(kb * BYTES_PER_KB, SLO_MS)) for kb in (100, 200, 500))
     return Figure(
         name="link",
-        title="The link, and what it leaves of one second",
+        title="The link, and the time left of one second after the upload",
         x_label="time, s",
         panels=(Panel(y_label="bandwidth, MB/s", series=(area,)), Panel(y_label="budget left, ms", series=budgets)),
         alt=f"Bandwidth between {min(rates):.2f} and {max(rates):.2f} MB/s; the budgets left for 100, 200 and 500 KB.",
@@ -129,8 +129,8 @@ def course_figure(results: Results[RunResult]) -> Figure:
         title=f"Second by second, mean = l/{MIDDLE:g}, seed 0",
         x_label="time, s",
         panels=(Panel(y_label="violations, %", series=violations), Panel(y_label="cores", series=cores)),
-        alt="Violations and cores per second of Sponge, static-16 and FA2: FA2 misses everything until its replicas "
-        "have started, all three miss in the deepest fades.",
+        alt="Violations and cores per second of Sponge, static-16 and FA2: FA2 misses all deadlines until its replicas "
+        "have started; all three miss deadlines in the deepest fades of the link.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What of Sponge can be checked without a simulation: the link, the fit, Algorithm 2, FA2's rule. All of it is exact.
+"""Sponge's results without simulation: the link, the fit, Algorithm 2, FA2's rule. All are exact.
 
 Experiments are named as in the specification: S0 the link, S1 the motivation (Table P2.1), S2 the performance model.
 Source: Razavi et al., Sponge (EuroMLSys 2024), and its public artefact.
@@ -29,9 +29,9 @@ BATCH_MAX = CORES_MAX = 16
 LINK: Final = "experiments/runner/notebooks/report_bus_0001.log"
 BUDGETS: Final = "experiments/runner/notebooks/slas.csv"
 FA2_RUN: Final = "notebook_outputs/comparison.txt"
-"""In the folder of the public artefact: the link, the remaining SLOs, what a notebook printed of an FA2 run."""
+"""Files of the public artefact: the link, the remaining SLOs, and a notebook's printed output of an FA2 run."""
 
-SYNTHETIC: Final = "on a synthetic link, because the recorded one is not there"
+SYNTHETIC: Final = "with a synthetic link, because the recorded one is missing"
 
 UPLOAD_MS: Final = {
     100: (31, 36, 77, 116, 237),
@@ -42,7 +42,7 @@ UPLOAD_MS: Final = {
 """Derived from the recorded link, per payload in KB: median, mean, p95, p99, longest upload in ms."""
 
 WHOLE_MS: Final = Amdahl(gamma=18.290, epsilon=45.469, delta=4.488, eta=1.046)
-"""The artefact's fit: to latencies cut to whole ms."""
+"""The artefact's fit, to latencies truncated to whole ms."""
 
 PAIRS: Final[tuple[tuple[str, float, int, float, tuple[int, int] | None], ...]] = (
     *(("ResNet-T", 1.0, 20, upload, (1, b)) for upload, b in ((0, 2), (50, 2), (100, 4), (200, 10))),
@@ -62,14 +62,14 @@ PAIRS: Final[tuple[tuple[str, float, int, float, tuple[int, int] | None], ...]] 
     ("artefact", 0.9, 20, 700, (5, 10)),
     ("artefact", 0.9, 20, 800, None),
 )
-"""Profile, margin, number of requests, longest upload in ms, and Algorithm 2's (cores, batch); the one for 100 requests
-is the artefact's own output."""
+"""Profile, margin, number of requests, longest upload in ms, and Algorithm 2's (cores, batch); the result for 100
+requests is printed in the artefact."""
 
 YOLO_WHOLE_MS: Final = (136, 302, 468, 633, 799, 965)
-"""The artefact's l(b, 1) of YOLOv5s for b = 1, 2, …"""
+"""The artefact's l(b, 1) of YOLOv5s in ms, for b = 1, 2, …"""
 
 INFEASIBLE_SECONDS: Final = {0.9: 42, 0.95: 19, 1.0: 9}
-"""Derived seconds without a feasible plan, of the recorded link's 600, by margin."""
+"""By margin, how many of the recorded link's 600 seconds have no feasible plan; derived."""
 
 
 def offline_rows(link: Link, artefact: Path | None) -> list[Row]:
@@ -98,7 +98,7 @@ def upload_ms(link: Link, payload_kb: float) -> list[float]:
 
 
 def _link(link: Link, *, recorded: bool) -> list[Row]:
-    """S0: bandwidth and upload times. A synthetic link can show the shape only."""
+    """S0: bandwidth and upload times. With a synthetic link, the verdict is `shape` at best."""
     note = "" if recorded else SYNTHETIC
     rates = [rate * 1000 / 1e6 for rate in link.bytes_per_ms]
     rows = []
@@ -124,7 +124,7 @@ def _link(link: Link, *, recorded: bool) -> list[Row]:
 
 
 def _interpolated(ordered: Sequence[float], share: float) -> float:
-    """The linearly interpolated quantile, as spreadsheets and notebooks take it."""
+    """The linearly interpolated quantile, as in spreadsheets and notebooks."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -132,7 +132,7 @@ def _interpolated(ordered: Sequence[float], share: float) -> float:
 
 
 def _published_budgets(link: Link, artefact: Path) -> list[Row]:
-    """How many of the 3 × 600 remaining SLOs that the authors derived come out here."""
+    """How many of the 3 × 600 remaining SLOs published by the authors we reproduce."""
     equal = count = 0
     for line in (artefact / BUDGETS).read_text().splitlines()[1:]:
         size, *published = line.split(",")
@@ -145,11 +145,12 @@ def _published_budgets(link: Link, artefact: Path) -> list[Row]:
 
 
 def _motivation() -> Row:
-    """S1: eight cores, batch 4, 37 ms, 600 ms of upload at 100 requests/s: enough if steady, too little for a burst."""
+    """S1: eight cores, batch 4, 37 ms, 600 ms of upload at 100 requests/s: feasible for a steady flow, not for a
+    burst."""
     grid = sponge.grid_of([[0, *(round(37 * NS_PER_MS) for _ in range(4))]], [8.0], 4)
     steady = bool((sponge.holds_steady(grid, 100, 600, SLO_MS) & sponge.keeps_up(grid, 100))[0, 3])
     burst = bool(sponge.holds_burst(grid, 100, 600, SLO_MS)[0, 3])
-    note = f"by steady flow {int(steady)}; by Algorithm 2, which plans for a burst, {int(burst)}"
+    note = f"for a steady flow {int(steady)}; by Algorithm 2, which plans for a burst, {int(burst)}"
     metric = "8 cores and batch 4 are feasible at 600 ms of upload by Algorithm 2"
     claim = _exact("S1 motivation", metric, "0 or 1", paper=1, note=note)
     return contradicted(claim, [float(burst)], other=float(math.ceil(100 / 4) * 37 + 600 < SLO_MS))
@@ -162,7 +163,7 @@ def grid_points() -> list[Point]:
 
 
 def _fit() -> list[Row]:
-    """S2: the publication calls the fit realistic and prints no error."""
+    """S2: the errors of the fit, which the publication calls realistic without printing an error."""
     points = grid_points()
     absolute, relative = fit_amdahl(points, relative=False), fit_amdahl(points, relative=True)
     small = fit_amdahl([p for p in points if p.batch <= 8 and p.cores <= 16], relative=False)
@@ -181,7 +182,7 @@ def _fit() -> list[Row]:
 
 
 def _algorithm() -> list[Row]:
-    """S2: Algorithm 2 on two profiles, without the throughput test it does not have."""
+    """S2: Algorithm 2 on two profiles, as published, without a test of throughput."""
     grids = {"ResNet-T": grid_of(RESNET_T.latency_ms.latency_ms), "artefact": grid_of(WHOLE_MS.latency_ms)}
     right = 0
     for profile, margin, count, upload, expected in PAIRS:
@@ -199,7 +200,7 @@ def _algorithm() -> list[Row]:
 
 
 def infeasible_seconds(link: Link, profile: Profile, margin: float) -> list[int]:
-    """Seconds in which no setting serves 20 requests at once."""
+    """Seconds in which no setting can serve a burst of 20 requests in time."""
     belief = Estimate(profile, correct=False)
     grid = sponge.grid_of([belief.costs_ns(float(c)) for c in range(1, 17)], [float(c) for c in range(1, 17)], 16)
     keeps_up = sponge.keeps_up(grid, RATE_RPS)
@@ -211,7 +212,7 @@ def infeasible_seconds(link: Link, profile: Profile, margin: float) -> list[int]
 
 
 def _infeasible(link: Link, *, recorded: bool) -> list[Row]:
-    """Check 10: how many seconds have no feasible plan."""
+    """Check 10: the number of seconds without a feasible plan."""
     rows = []
     for margin, expected in INFEASIBLE_SECONDS.items():
         found = len(infeasible_seconds(link, YOLOV5S_S, margin))
@@ -222,7 +223,7 @@ def _infeasible(link: Link, *, recorded: bool) -> list[Row]:
 
 
 def _fa2(artefact: Path) -> list[Row]:
-    """Check 3: FA2's rule on the remaining SLOs of the recorded run, against the replicas which that run had."""
+    """Check 3: FA2's rule on the remaining SLOs of the recorded run, compared with the replicas of that run."""
     if not (artefact / FA2_RUN).exists():
         return []
     text = (artefact / FA2_RUN).read_text()

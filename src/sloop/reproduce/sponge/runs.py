@@ -1,13 +1,13 @@
-"""Sponge's evaluation, simulated: who serves 20 requests a second of YOLOv5s over a 4G link, and how well.
+"""Sponge's evaluation, simulated: several policies serve 20 requests/s of YOLOv5s over a 4G link.
 
-Experiments: S3, the evaluation (Fig. P2.4), whose text says neither how fast the model really is nor how often it ran,
-so that every policy runs with a true mean service time of l, l/1.05 and l/1.1, where l is the profile's P99; checks 6
-to 9, acceptance bounds, burstiness, mixed payloads and dispatch; and the ablations, one parameter at a time. `derived`
-figures are those of an independent simulation with 5 seeds.
+Experiments: S3, the evaluation (Fig. P2.4); checks 6 to 9, acceptance bounds, burstiness, mixed payloads and dispatch;
+and the ablations, one parameter at a time. The publication gives neither the true speed of the model nor the number of
+runs, so S3 runs every policy with a true mean service time of l, l/1.05 and l/1.1, where l is the profile's P99.
+`derived` figures are from an independent simulation with 5 seeds.
 
-Two choices differ from `sloop simulate`'s defaults because the published runs differ: beliefs are not corrected online,
-and the scaler knows the request rate, as the artefact's does; with `rate_known=False` a monitor measures it, which
-knows nothing for the first second.
+Two settings differ from `sloop simulate`'s defaults, as in the published runs: estimates are not corrected online, and
+the scaling policy is given the request rate, as in the artefact. With `rate_known=False` a monitor measures the rate,
+which is 0 in the first second.
 
 Source: Razavi et al., Sponge (EuroMLSys 2024), evaluation; generator, margin and drop limit as in the public artefact;
 ablations and checks as listed in the specification (5.4 and 7.3).
@@ -59,11 +59,11 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
     """One run of 600 seconds; `data` is the path of the recorded link."""
 
     policy: str
-    """Its name in rows and figures; nothing else depends on it."""
+    """The label in rows and figures; it does not affect the result."""
     system: str
     parameters: Parameters = ()
     ratio: float = 1.05
-    """By what factor the profile's P99 exceeds the true mean service time."""
+    """Ratio of the profile's P99 to the true mean service time."""
     arrival: Arrivals = "burst"
     payload_kb: tuple[float, ...] = (PAYLOAD_KB,)
     semantics: Delivery = "delay"
@@ -72,7 +72,7 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
     start_s: float = 10.0
     rate_known: bool = True
     link_known: bool = False
-    """The scaler knows what the link will do to the coming second's requests, instead of the last one's."""
+    """Whether the scaling policy sees the transfer times of the coming second instead of the last one."""
     correct: bool = False
     profile_error: float = 1.0
 
@@ -80,7 +80,7 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
         return self.system
 
     def key(self) -> Self:
-        """Trials that differ only in the policy's name are played once."""
+        """Trials that differ only in the policy's label are simulated once."""
         return structs.replace(self, seed=0, data="", policy="")
 
     def play(self) -> RunResult:
@@ -99,7 +99,7 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownRate:
-    """A forecast that knows the configured rate."""
+    """A forecast that returns the configured rate."""
 
     rate_rps: float
 
@@ -109,7 +109,7 @@ class KnownRate:
 
 @dataclass(frozen=True, slots=True)
 class LinkOracle:
-    """A scaler whose view shows the transfer time of the coming second instead of the last one's."""
+    """A scaling policy whose view has the transfer time of the coming second instead of the last one."""
 
     inner: Scale
     link: Link
@@ -181,7 +181,7 @@ def _core(trial: SpongeTrial, world: World) -> Core:
 
 RATIOS: Final = (1.0, 1.05, 1.1)
 MIDDLE: Final = 1.05
-"""The ratio at which single figures are compared: the middle of the likely range."""
+"""The ratio (see `SpongeTrial.ratio`) for single figures: the middle of the likely range."""
 
 
 def sponge(policy: str, margin: float = 0.9, **parameters: Any) -> SpongeTrial:  # noqa: ANN401  # a policy's own
@@ -220,11 +220,11 @@ DERIVED: Final[Mapping[SpongeTrial, tuple[tuple[float | None, float | None, floa
     FA2_COLDER: ((None, 3.0, None), None),
     FA2_WARM: ((0.06, 0.04, 0.02), 6.57),
 }
-"""Violations in % by ratio, and mean cores where they are not given."""
+"""Derived violations in % by ratio, and mean cores of policies that do not fix them."""
 
 
 def at(trial: SpongeTrial, ratio: float) -> SpongeTrial:
-    """The trial with another true service time."""
+    """The trial with another ratio of P99 to true mean service time."""
     return structs.replace(trial, ratio=ratio)
 
 
@@ -250,7 +250,8 @@ def _derived(results: Results[RunResult]) -> list[Row]:
 
 
 def _in_order(results: Results[RunResult], policy: SpongeTrial, ratio: float) -> bool:
-    """Whether the policy stands where the publication has it: static-16 ≤ Sponge < FA2 from 1, static-8 above 16."""
+    """Whether the order of policies is as published: static-16 ≤ Sponge < FA2 from 1 replica, static-8 above
+    static-16."""
 
     def mean(trial: SpongeTrial) -> float:
         return results.mean(at(trial, ratio), "violations")
@@ -263,12 +264,12 @@ def _in_order(results: Results[RunResult], policy: SpongeTrial, ratio: float) ->
 
 
 def _monitored(results: Results[RunResult]) -> list[Row]:
-    """How many requests miss their deadline in the first second because the scaler still has to measure the rate."""
+    """Violations in the first second, in which the scaling policy has not yet measured the rate."""
     rows = []
     for ratio, expected in zip(RATIOS, DERIVED[SPONGE[0.9]][0], strict=True):
         known, monitored = results.mean(at(SPONGE[0.9], ratio), "violations"), results.violations(at(MONITORED, ratio))
         metric = f"violations of sponge 0.9 that measures the rate, mean service time l/{ratio:g}"
-        note = f"it starts on one core and knows no rate for a second; with a known rate, as derived, {known:.2f} %"
+        note = f"it starts on one core without a rate for a second; with a known rate, as derived, {known:.2f} %"
         claim = Claim("S3 evaluation", metric, "%", derived=expected, note=note)
         shape = known <= fmean(monitored) < results.mean(at(FA2_COLD, ratio), "violations")
         rows.append(compare(claim, monitored, shape=shape))
@@ -290,7 +291,7 @@ def _printed(results: Results[RunResult]) -> list[Row]:
     def claim(metric: str, paper: float, note: str, unit: str = "%", **known: Any) -> Claim:  # noqa: ANN401
         return Claim("S3 evaluation", metric, unit, paper=paper, note=note, **known)
 
-    in_time = "at most 0.3 % according to the figure, elsewhere more than 99.6 % in time"
+    in_time = "published: at most 0.3 % in the figure, more than 99.6 % in time in the text"
     return [
         compare(claim("violations of Sponge", 0.3, in_time), sponge_found, shape=shape),
         compare(
@@ -301,7 +302,7 @@ def _printed(results: Results[RunResult]) -> list[Row]:
         compare(claim("violations of FA2 / Sponge", 15.0, "", "×", known="text"), ratios, shape=shape),
         bounded(claim("FA2's worst second", 50.0, "published: more than half, near t = 0"), worst, at_least=50),
         compare(
-            claim("violations of static-16", 0.0, "the bar cannot be seen", known="plot"),
+            claim("violations of static-16", 0.0, "published: the bar is not visible", known="plot"),
             static_found,
             within=0.1,
             shape=fmean(static_found) <= fmean(sponge_found),
@@ -337,7 +338,7 @@ def _acceptance(results: Results[RunResult]) -> list[Row]:
 # Checks 7 to 9: burstiness, mixed payloads, dispatch.
 
 SMOOTH_MAX: Final = 0.1
-"""Percent of violations that the specification (7.3, 7) allows under smooth arrivals."""
+"""Largest violations in % under smooth arrivals (specification 7.3, 7)."""
 MIXED: Final = (100.0, 200.0, 500.0)
 WIDE: Final = (50.0, 200.0, 800.0)
 STEADY: Final = sponge("steady", 1.0, criterion="steady")
@@ -349,7 +350,7 @@ def arriving(trial: SpongeTrial, arrival: Arrivals, ratio: float = MIDDLE) -> Sp
 
 
 def mixed(trial: SpongeTrial, payload_kb: tuple[float, ...] = MIXED) -> SpongeTrial:
-    """Clients of different payloads; requests arrive at once and carry what is left of their budgets."""
+    """Clients with different payloads; requests arrive at once with their remaining budgets."""
     return structs.replace(trial, payload_kb=payload_kb, semantics="attach")
 
 
@@ -372,7 +373,7 @@ CHECK_7: Final[tuple[tuple[str, SpongeTrial, float | None, float | None, float |
     ("static-8, Poisson, l/1.1", arriving(STATIC_8, "poisson", 1.1), 4.0, None, None),
     ("static-16, Poisson, l/1.05", arriving(STATIC_16, "poisson"), None, SMOOTH_MAX, None),
 )
-"""Description, trial, derived violations in %, most violations allowed in %, derived cores."""
+"""Description, trial, derived violations in %, largest allowed violations in %, derived cores."""
 
 CLMAX, PER_BATCH = (
     {margin: mixed(sponge(budget, margin, budget=budget, infeasible="crude")) for margin in (1.0, 0.9)}
@@ -392,8 +393,8 @@ CHECK_8: Final[tuple[tuple[str, SpongeTrial, float, float | None], ...]] = (
     ("clmax, {50, 200, 800} KB", mixed(CLMAX[0.9], WIDE), 2.5, 15.4),
     ("per_batch, {50, 200, 800} KB", mixed(PER_BATCH[0.9], WIDE), 1.1, 8.8),
 )
-"""Description, trial, derived violations in % and cores. Ranges over both margins were derived: the smaller one (0.9)
-has more cores and fewer violations. The last one's violations are the middle of 0.9 to 1.3 %."""
+"""Description, trial, derived violations in % and cores. The specification derives ranges over both margins; 0.9 has
+more cores and fewer violations. The violations of the last entry are the middle of the range 0.9 to 1.3 %."""
 
 FALLBACKS: Final = ("keep", "crude", "dry_run")
 FULL: Final = {name: sponge(f"full {name}", 1.0, batch="timeout", infeasible=name) for name in FALLBACKS}
@@ -406,10 +407,10 @@ CHECK_9: Final[Mapping[tuple[Delivery, str], tuple[float, float]]] = {
     ("attach", "crude"): (29.0, 1.4),
     ("attach", "dry_run"): (29.0, 1.4),
 }
-"""Derived violations with full and with work-conserving batches, mean service time l."""
+"""Derived violations in % with full and with work-conserving batches, mean service time l."""
 REMAINDER: Final = (
-    "the derived runs start at batch 1, and the requests that this leaves wait for the next burst, again and again; "
-    "with a known rate ours leave none"
+    "the derived runs start at batch 1, which leaves requests that wait for the next burst, again and again; with a "
+    "known rate, ours leaves none"
 )
 
 
@@ -476,12 +477,12 @@ def _dispatch(results: Results[RunResult]) -> list[Row]:
 
 
 BLIND: Final = structs.replace(_check_9(FULL["keep"], "attach"), rate_known=False)
-"""Full batches that start at batch 1 without knowing the rate."""
+"""A trial with full batches that starts at batch 1 and measures the rate."""
 
 # Ablations: one parameter at a time, around the artefact's setting (margin 0.9, mean service time l/1.05, bursts).
 
 NOISE: Final = 0.1
-"""Points of violations by which runs with different seeds differ anyway."""
+"""Difference in percentage points of violations that different seeds cause."""
 
 Direction = Literal["rising", "falling", "level"]
 BASE: Final = SPONGE[0.9]
@@ -558,11 +559,11 @@ KNOBS: Final[tuple[tuple[str, Direction, str, Settings], ...]] = (
         (("at once", FA2_COLD), ("after 3 equal plans", fa2("", hysteresis=3, initial=1))),
     ),
 )  # fmt: skip
-"""Parameter, the direction violations must take along its settings, that direction in words, the settings."""
+"""Parameter, expected direction of violations along its settings, that direction in words, the settings."""
 
 
 def ablation_rows(results: Results[RunResult]) -> list[Row]:
-    """Violations for each setting; the verdict is that of its parameter."""
+    """Violations for each setting; all settings of a parameter have the same verdict."""
     rows = []
     for knob, direction, expect, settings in KNOBS:
         found = [results.violations(at(trial, MIDDLE)) for _, trial in settings]
