@@ -78,7 +78,7 @@ def test_correction_is_of_the_99th_percentile() -> None:
     assert estimate.correction == pytest.approx(1.07, abs=0.015)  # 1 + 2.33 × 3 %
 
 
-def test_learns_nothing_before_a_full_block_nor_when_told_not_to() -> None:
+def test_estimate_does_not_change_before_a_full_block_or_without_correction() -> None:
     estimate = Estimate(RESNET_T)
     _observe(estimate, 1.4, EVERY - 1)
     assert estimate.correction == 1.0
@@ -95,7 +95,7 @@ def test_margin_does_not_enter_the_correction() -> None:
     assert estimate.correction == 1.0
 
 
-def test_ignores_batches_it_knows_nothing_of() -> None:
+def test_batch_sizes_outside_the_profile_are_ignored() -> None:
     estimate = Estimate(RESNET_T)
     for _ in range(3 * EVERY):
         estimate.observe(0, 1.0, 10**9)

@@ -72,7 +72,7 @@ def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.live
-def test_confines_to_whole_cores_by_itself(model: Path) -> None:
+def test_affinity_confines_to_whole_cores(model: Path) -> None:
     profile = measure(
         model, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True, shapes={"x": (16,)}, percentile="p50"
     )

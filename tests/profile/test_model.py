@@ -176,7 +176,7 @@ def test_is_looked_at_in_another_process(tmp_path: Path, capfd: pytest.CaptureFi
     check_rows(tmp_path / "stage.py")
 
 
-def test_rows_that_mix_are_found_out_unless_its_author_knows(tmp_path: Path) -> None:
+def test_models_that_mix_rows_are_detected_unless_declared(tmp_path: Path) -> None:
     mixing = one(body="return x - x.mean()")
     assert "'y' of two rows" in examine_here(write(tmp_path, mixing), {})[1]
     module_in.cache_clear()
@@ -243,7 +243,7 @@ def test_the_one_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
         (one(more="def example(self, rows): return 5"), r"stage\.py: its 'example' fails: TypeError: .* as int"),
     ],
 )
-def test_what_is_no_stage_is_refused_with_the_reason(text: str, what: str, tmp_path: Path) -> None:
+def test_invalid_python_models_are_refused_with_the_reason(text: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=what) as caught:
         examine_here(write(tmp_path, text), {})
     assert caught.value.help
@@ -256,7 +256,7 @@ def test_the_reason_comes_out_of_the_other_process(tmp_path: Path) -> None:
         examine(tmp_path / "none.py")
 
 
-def test_a_file_that_kills_the_process_is_told(tmp_path: Path) -> None:
+def test_a_file_that_kills_the_process_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="ended with exit status 9"):
         examine(write(tmp_path, "import os\nos._exit(9)"))
 

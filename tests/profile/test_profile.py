@@ -111,7 +111,7 @@ def test_table_below_its_smallest_batch_and_with_one_row() -> None:
 
 
 @pytest.mark.parametrize("table", [{}, {1: {}}, {0: {1: 1.0}}, {1: {0: 1.0}}, {1: {1: -1.0}}, {1: {1: float("nan")}}])
-def test_table_refuses_what_is_no_table(table: dict[int, dict[float, float]]) -> None:
+def test_invalid_tables_are_refused(table: dict[int, dict[float, float]]) -> None:
     with pytest.raises(ValueError, match="table"):
         LatencyTable(table)
 
@@ -210,7 +210,7 @@ def test_a_list_of_numbers_takes_one_line_and_strings_stay_as_they_are(tmp_path:
     assert load_profile(tmp_path / "p.json") == profile
 
 
-def test_knows_the_model_it_was_measured_on(tmp_path: Path) -> None:
+def test_profile_matches_only_the_measured_model(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"abc")
     assert digest(tmp_path / "m.onnx").startswith("ba7816bf")
     assert is_of(RESNET_T, tmp_path / "m.onnx")  # nothing says otherwise

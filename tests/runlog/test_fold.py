@@ -103,7 +103,7 @@ def test_service_times_are_kept_only_if_asked_for() -> None:
     assert not state_at(9999).groups["classify", "small", 2.0].service_ns
 
 
-def test_what_is_remembered_of_the_past_is_bounded() -> None:
+def test_the_history_kept_is_bounded() -> None:
     state = RunState(GRAPH, seconds_kept=3, decisions_kept=2)
     ends = list[int]()
     state.on_second = lambda: ends.append(state.seconds[-1].start_s)
@@ -218,7 +218,7 @@ def test_every_part_and_branch_waits_for_itself() -> None:
     assert (route.served, list(route.latencies_ns)) == (1, [ms(40)])
 
 
-def test_the_accuracy_of_a_request_is_that_of_its_own_route() -> None:
+def test_the_accuracy_of_a_request_depends_on_its_route() -> None:
     state = after_cut([(0, 0), (0, 1)])
     state.append(ms(10), End(RequestId(1), Outcome.SERVED))
     face = batch(1, "face", (2, 0))
@@ -233,7 +233,7 @@ def test_the_accuracy_of_a_request_is_that_of_its_own_route() -> None:
     }
 
 
-def test_an_unknown_accuracy_is_told() -> None:
+def test_an_unknown_accuracy_is_reported() -> None:
     assert not after_cut([(0, 0)]).unknown_accuracy
     assert after_cut([(0, 0)], accuracies=ACCURACIES | {("cut", "v"): None}).unknown_accuracy
     assert after_cut([(0, 0)], accuracies={}).unknown_accuracy
@@ -362,7 +362,7 @@ def test_random_worlds_leave_nothing_behind(seed: int) -> None:
     assert state.decisions.total() == sum(isinstance(record, Decided) for _, record in log)
 
 
-def test_an_open_request_of_a_graph_knows_where_it_waits() -> None:
+def test_an_open_request_of_a_graph_records_where_it_waits() -> None:
     request = after_cut([(2, 1)]).open[RequestId(1)]
     assert isinstance(request, GraphRequestRecord)
     assert request.waiting == {("read", 0): ms(10), ("read", 1): ms(10), ("face", 0): ms(10)}

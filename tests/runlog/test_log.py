@@ -95,7 +95,7 @@ def written(path: Path, rows: list[tuple[int, Event | Action]]) -> Path:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(RECORDS)
-def test_what_is_written_is_read_back(tmp_path: Path, rows: list[tuple[int, Event | Action]]) -> None:
+def test_written_records_are_read_back(tmp_path: Path, rows: list[tuple[int, Event | Action]]) -> None:
     recorded = runlog.read_log(written(tmp_path / "run.jsonl", rows))
     assert recorded.header == HEADER
     assert list(recorded) == rows

@@ -219,7 +219,7 @@ def test_only_newcomers_are_rejected() -> None:
         check([(2, request), (3, ReplicaReady(ReplicaId(0))), (3, End(RequestId(0), Outcome.REJECTED))])
 
 
-def test_news_of_batches_nobody_runs_is_passed_over() -> None:
+def test_events_of_batches_that_do_not_run_are_ignored() -> None:
     check([(1, Finished(BatchId(3), ReplicaId(9), 10))])
 
 
@@ -432,7 +432,7 @@ PARTS = Application(
 )
 
 
-def test_parts_wait_and_run_each_by_itself() -> None:
+def test_parts_wait_and_run_independently() -> None:
     state = CheckerState(PARTS)
     state.arrive(0, Request(R0, 0, 0, 100))
     assert not run(state, 1, "a", (0,), (3, 1))

@@ -79,7 +79,7 @@ def test_a_world_can_be_played_again(scenario_file: Path) -> None:
     assert simulate(played) == simulate(played)
 
 
-def test_a_recorded_link_is_read_from_beside_the_scenario(scenario_file: Path) -> None:
+def test_a_recorded_link_is_read_from_the_folder_of_the_scenario(scenario_file: Path) -> None:
     link = scenario_file.with_name("link.log")
     link.write_text("0 1000 51.0 3.7 1000000 1000\n1 2000 51.0 3.7 9995000 1000\n")
     text = SCENARIO.replace("{kind: constant, mbps: 20}", "link.log")
@@ -89,7 +89,7 @@ def test_a_recorded_link_is_read_from_beside_the_scenario(scenario_file: Path) -
     assert list(found.bytes_per_ms) == [1_000.0, 9_995.0]
 
 
-def test_a_variant_nobody_has_measured_is_refused(scenario_file: Path) -> None:
+def test_a_misspelt_system_parameter_is_refused(scenario_file: Path) -> None:
     scenario = load_scenario(scenario_file)
     with pytest.raises(InputError, match="spong"):
         simulate(World.from_scenario(scenario, SystemChoice("sponge", {"spong": 1})))

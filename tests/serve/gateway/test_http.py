@@ -80,7 +80,7 @@ def test_a_chunked_body_is_one_body(wire: socket.socket) -> None:
     assert b"is missing" in body, "the two chunks make up valid JSON"
 
 
-def test_a_careful_client_is_asked_to_go_on_or_told_not_to(wire: socket.socket, gateway: Gateway) -> None:
+def test_expect_100_continue_is_accepted_or_refused(wire: socket.socket, gateway: Gateway) -> None:
     wire.sendall(INFER + b"content-length: 2\r\nexpect: 100-continue\r\n\r\n")
     assert wire.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     wire.sendall(b"{}")
@@ -107,7 +107,7 @@ def test_a_careful_client_is_asked_to_go_on_or_told_not_to(wire: socket.socket, 
         b"GET /v2 HTTP/1.1\r\n" + b"x: a\r\n" * 70_000 + b"\r\n",
     ],
 )
-def test_what_is_not_http_is_refused_and_everybody_else_is_served(
+def test_invalid_http_is_refused_and_other_clients_are_served(
     wire: socket.socket, gateway: Gateway, sent: bytes
 ) -> None:
     wire.sendall(sent)
@@ -218,7 +218,7 @@ def test_a_body_is_read_whole_or_refused_by_the_bound_it_breaks(
         assert bodies.refused.total() == 1
 
 
-def test_what_is_announced_but_does_not_come_takes_no_room() -> None:
+def test_a_declared_body_that_does_not_arrive_reserves_no_memory() -> None:
     bodies = BodyMemory(module.WHOLE_BYTES_MAX * 4)
     with BodyReservation(bodies) as hold:
         reading = hold.read(Parts([]), module.WHOLE_BYTES_MAX + 1)

@@ -41,7 +41,7 @@ def test_the_example_is_a_request_that_is_read(datatype: str) -> None:
     assert set(read(json.dumps(example).encode(), None, service.validator).tensors) == {"x", "z"}
 
 
-def test_inputs_are_told_with_type_and_shape() -> None:
+def test_inputs_are_described_with_type_and_shape() -> None:
     schema = body_of(service_of(Port("x", "INT8", (-1, 3))))["schema"]["properties"]["inputs"]
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
     (tensor,) = schema["items"]["anyOf"]
@@ -49,7 +49,7 @@ def test_inputs_are_told_with_type_and_shape() -> None:
     assert tensor["properties"]["data"]["items"]["anyOf"][0] == {"type": "integer", "minimum": -128, "maximum": 127}
 
 
-def test_a_large_input_has_no_example_and_a_key_is_told() -> None:
+def test_a_large_input_has_no_example_and_the_api_key_is_described() -> None:
     service = service_of(Port("x", "FP32", (-1, 3, 224, 224)), api_key="secret")
     assert "example" not in body_of(service)
     described = describe(service)

@@ -84,7 +84,7 @@ def test_the_scenario_says_how_many_really_take_a_branch(order: tuple[str, ...])
     assert is_near(found[counts], 0.9)
 
 
-def test_who_is_not_named_keeps_its_part_of_what_is_left() -> None:
+def test_alternatives_without_a_share_divide_the_rest_in_proportion() -> None:
     found = all_taken(KINDS, shares={"b": 0.65})
     expected = {(1, 0, 0): 0.65, (0, 1, 0): 0.25, (0, 0, 1): 0.05, (0, 0, 0): 0.05}
     assert all(is_near(found[counts], share) for counts, share in expected.items()), found
@@ -163,7 +163,7 @@ INSIDE = Graph(
 )
 
 
-def test_each_part_is_decided_by_itself() -> None:
+def test_each_part_is_decided_independently() -> None:
     sampler = BranchSampler(1, INSIDE)
     found = taken(sampler, "b", [0] * MANY, tuple(range(MANY)))
     assert is_near(sum(count for (count,) in found), 0.5)

@@ -33,7 +33,7 @@ def test_a_start_takes_what_the_variant_s_profile_says_unless_the_scenario_decla
     assert ColdStartSampler(1, profiles, start_s=0).draw_ns(1, *A) == 0, "declared as none"
 
 
-def test_a_start_that_nobody_measured_or_declared_is_assumed() -> None:
+def test_a_start_neither_measured_nor_declared_is_assumed() -> None:
     assert ColdStartSampler(1, {A: profile(0.0)}).draw_ns(1, *A) == s(START_S_ASSUMED)
 
 

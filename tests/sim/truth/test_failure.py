@@ -2,7 +2,7 @@ from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.units import FOREVER_NS, s
 
 
-def test_what_is_off_never_happens() -> None:
+def test_disabled_faults_never_happen() -> None:
     failure = FaultSampler(1)
     assert not failure.strikes("straggler", 0.0)
     assert failure.after_ns("crash", 0.0) == FOREVER_NS
@@ -23,6 +23,6 @@ def test_one_kind_does_not_shift_another() -> None:
     assert [alone.after_ns("crash", 1.0) for _ in range(5)] == [beside.after_ns("crash", 1.0) for _ in range(5)]
 
 
-def test_a_world_knows_whether_its_batches_are_troubled() -> None:
+def test_fault_rates_report_whether_they_affect_batches() -> None:
     assert not FaultRates(crash_mtbf_s=1.0, cancelled=0.5).touches_batches
     assert FaultRates(lost_finished=0.1).touches_batches
