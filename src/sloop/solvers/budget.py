@@ -262,9 +262,7 @@ GAVE_UP: Final = KnapsackSolution(None, proven=False)
 def cheapest_by_milp(
     options: Sequence[StageOptions], segments: Sequence[Segment], *, nodes_max: int = NODES_MAX
 ) -> KnapsackSolution:
-    """The cheapest options that keep every segment; segments may meet anywhere. The search ends after `nodes_max`
-    nodes.
-    """
+    """The cheapest options that keep every segment; segments may meet anywhere. Stops after `nodes_max` nodes."""
     useful = [_useful(option, stage, segments) for stage, option in enumerate(options)]
     if not all(useful):
         return INFEASIBLE

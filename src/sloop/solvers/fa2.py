@@ -377,7 +377,7 @@ def _is_doubling(before: int, after: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fa2SingleChoice:
-    """`replicas` with batches of `batch` that take `latency_ms`; the requests of a second need `rounds` batches."""
+    """`replicas` with batches of `batch` that take `latency_ms`; a second's requests need `rounds` per replica."""
 
     replicas: int
     batch: int

@@ -1,4 +1,4 @@
-"""Systems: compositions of policies, one for each verb. Published ones and baselines are in the catalogue."""
+"""Systems: compositions of policies, one for each verb. The catalogue has the published systems and the baselines."""
 
 from sloop.systems.catalogue import SYSTEMS, build_system
 

@@ -1,9 +1,9 @@
 """The catalogue: every published system and every baseline, with its policies, published parameters and source.
 
-A system is one entry of `CATALOGUE`. Its policies stand in the order of the verbs: order, batch, route, drop, admit,
-place, forecast, scale. Parameters that are not written have the policy's default.
+Each system is an entry of `CATALOGUE`. Its policies are in the order of the verbs: order, batch, route, drop, admit,
+place, forecast, scale. Omitted parameters have the policy's default.
 
-The entries are prototypes: `build_system` gives a copy whose policies have a memory of their own.
+The entries are prototypes: `build_system` returns a copy whose policies have fresh state.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,11 @@ AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
 LAST_10_S: Final = Last(window_ns=s(10))
-"""FA2 plans for what arrived, not for what was finished: under overload the replicas finish less than arrives."""
+"""FA2 plans for the arrival rate, not the completion rate, which is lower under overload."""
 QUEUE_TRUST: Final = 0.7
-"""Batches are believed to take their P99, but a queue of them takes the sum of their means: 0.7 to 0.85 of the sum of
-P99s for the models we measured. What is admitted and then late after all is dropped before it costs anything."""
+"""The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
+of P99s for the models we measured. A request that is admitted and still too late is dropped before it costs
+anything."""
 
 _IPA: Final = Policies(
     Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa()
@@ -100,8 +101,7 @@ CATALOGUE: Final = (
         "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: the lightest variants",
         replace(_IPA, scale=Ipa(only="lightest")),
     ),
-    # The publication takes heavy variants, not always the heaviest, because its cluster is small: name such under
-    # `stages`.
+    # The publication uses heavy variants, not always the heaviest, because its cluster is small: set them in `stages`.
     System(
         "fa2-high",
         "baseline",
@@ -124,8 +124,8 @@ CATALOGUE: Final = (
         f"the vertical baseline of Biscale: {DISSERTATION} P4",
         replace(_BISCALE, forecast=Last(window_ns=s(2)), scale=Vertical()),
     ),
-    # A fixed number of replicas that take only what they can answer in time, so that overload costs no goodput. It
-    # refuses what could have been served where the profile believes the machine to be too slow.
+    # A fixed number of replicas that accept only requests they can answer in time, so that overload costs no goodput.
+    # If the profile is too pessimistic, it refuses requests that could be served.
     System(
         "early-drop",
         "system",
@@ -175,11 +175,11 @@ SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in CATALO
 
 
 def build_system(name: str, parameters: Declared | None = None) -> System:
-    """The system `name` with the parameters that a user declared, e.g. `build_system("sponge", {"margin": 0.9})`; a
-    name that ends in `.py` is the path of a file with a `SYSTEM` of its own.
+    """The system `name` with the declared parameters, e.g. `build_system("sponge", {"margin": 0.9})`. A name that ends
+    in `.py` is the path of a file that defines `SYSTEM`.
 
-    Each call gives policies with a memory of their own. Raises `InputError` for an unknown system, parameter or policy
-    (naming the nearest) and for values of the wrong type or out of range, at the place of the key.
+    Each call returns policies with fresh state. `InputError`, with file and line, for an unknown system, parameter or
+    policy (it suggests the nearest) and for values of the wrong type or out of range.
     """
     declared = as_value({} if parameters is None else parameters)
     if is_system_file(name):

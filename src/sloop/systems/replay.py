@@ -1,7 +1,7 @@
-"""Replay: from a log's header back to the core that was recorded, and the comparison of its actions with the recorded.
+"""Replay: rebuilds the core of a recorded run from the log's header, and compares its actions with the recorded ones.
 
-Promises that the core of `rebuild(header_of(setup, …))` decides as the recorded one did: the header holds the
-application with its profiles and its system with its parameters. Knows no driver, clock or file.
+The core of `rebuild(header_of(setup, …))` decides as the recorded one did: the header has the application with its
+profiles, and the system with its parameters. Must not depend on a driver or clock.
 """
 
 import platform
@@ -70,8 +70,8 @@ def refined_profiles(
 ) -> dict[Path, Profile]:
     """By model file, its profile with the durations of the log's batches as one more pass (`sloop.profile.passes`).
 
-    What is refined is the profile beside the model if it is of the same model file as the log's, otherwise the log's.
-    `model` chooses one file. InputError for a simulated run, or if the log has too few batches, or none of `model`.
+    It refines the profile next to the model, if that is of the same version of the model as the log's; otherwise the
+    log's. `model` selects one file. InputError for a simulated run, or if the log has too few batches (of `model`).
     """
     header, where = log.header, str(log.path)
     if header.origin != "live":

@@ -1,7 +1,7 @@
-"""From an application to a core that can run it: the start of both drivers, of planning and of replay.
+"""Builds a core for an application: the first step of both drivers, of planning and of replay.
 
-Promises that a setup is fresh, its policies and beliefs having seen nothing, and that its system has a plan for this
-application of which every single replica fits on some node. Knows no driver, clock or file.
+A setup is fresh: its policies and beliefs have no history. Its system has a plan for the application, and each replica
+of that plan alone fits on some node. Must not depend on a driver, clock or file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,22 +23,22 @@ from sloop.vocabulary import Node
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a driver needs before a run; `beliefs`, by (stage, variant), and the policies in `system` are fresh."""
+    """The input of a run; `beliefs`, by (stage, variant), and the policies in `system` are fresh."""
 
     application: Application
     system: System
     beliefs: Mapping[tuple[str, str], Estimate]
 
     def core(self) -> Core:
-        """The core of this run. Two cores of one setup would share the memories of policies and beliefs."""
+        """The core of this run. Call it once: two cores of one setup would share the state of policies and beliefs."""
         return Core(self.application.graph, self.beliefs, self.system.policies, self.application.cluster)
 
 
 def set_up(application: Application, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
-    """The setup of an application under the system it names, or under `choice`.
+    """The setup of an application with its declared system, or with `choice`.
 
-    InputError for a variant without a profile, and for a system that cannot plan for this application or, with
-    `must_fit`, wants a replica that no node could hold. `sloop plan` goes without it, to explain what is missing.
+    InputError for a variant without a profile, for a system that cannot plan for this application and, with `must_fit`,
+    for a plan with a replica that fits on no node. `sloop plan` sets `must_fit=False`, to explain what is missing.
     """
     if choice is not None:
         application = replace(application, system=choice)
@@ -51,7 +51,7 @@ def set_up(application: Application, choice: SystemChoice | None = None, *, must
 
 
 def _rehearse(setup: Setup, declared: Value, *, must_fit: bool) -> None:
-    """Let a core make its first plan, so that an impossible one is refused before anything has started.
+    """Let a core make its first plan, so that an impossible plan is refused before anything starts.
 
     `declared` is the place of the system in the application's file.
     """

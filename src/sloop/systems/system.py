@@ -1,6 +1,6 @@
-"""A system: one policy for each verb, with its published parameters and its source (law 4); users may write their own.
+"""A system: one policy for each verb, with its published parameters and its source (law 4).
 
-A user's own system is a Python file with a `SYSTEM`, named by its path; see `docs/write-a-system.md`.
+A user's system is a Python file that defines `SYSTEM`; its path is its name. See `docs/write-a-system.md`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ VERBS: Final = tuple(field.name for field in fields(Policies))
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A composition of policies. A run needs one with a memory of its own: `fresh`."""
+    """A composition of policies. Policies have state, so each run needs a copy: `fresh`."""
 
     name: str
     kind: Literal["system", "baseline"]
@@ -29,16 +29,16 @@ class System:
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
-        """Per verb the policy's name and its parameters, under the keys a user writes."""
+        """Per verb, the policy's name and its parameters, under user-facing keys."""
         return {verb: _slot(verb, getattr(self.policies, verb)) for verb in VERBS}
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The keys, besides the verbs, that a user may write: those of the scale policy."""
+        """The keys of the scale policy, which a user may write besides the verbs."""
         return keys_of(type(self.policies.scale))
 
     def fresh(self, declared: Declared | None = None) -> "System":
-        """A copy with empty memory in which the declared parameters and policies replace the system's own.
+        """A copy with fresh policy state, in which the declared parameters and policies replace the system's.
 
         A key that is a verb replaces that policy (`batch: slack`, `drop: {name: age, limit: 3}`) or, without a name,
         changes its parameters (`drop: {limit: 3}`); every other key is a parameter of the scale policy. Raises
@@ -57,7 +57,7 @@ def _slot(verb: str, policy: object) -> dict[str, Any]:
 
 
 def _declared_policy(verb: str, default: object, value: Value | None) -> Any:  # noqa: ANN401  # of that verb
-    """The policy declared for one verb, or `default` with empty memory and the declared parameters."""
+    """The policy declared for one verb, or `default` with fresh state and the declared parameters."""
     if value is None:
         return adjust(default, {})
     if isinstance(value.content, str):
@@ -71,12 +71,12 @@ def _declared_policy(verb: str, default: object, value: Value | None) -> Any:  #
 
 
 def is_system_file(name: str) -> bool:
-    """Whether a system's name is the path of a user's own."""
+    """Whether a system's name is the path of a user's Python file."""
     return name.endswith(".py")
 
 
 def system_in_file(name: str) -> System:
-    """The system in a user's Python file, which is read once. InputError where there is none."""
+    """The system in a user's Python file, which is executed once. InputError if it defines none."""
     found = getattr(module_in(Path(name)), "SYSTEM", None)
     if not isinstance(found, System) or not isinstance(found.policies, Policies):
         what = "it has no SYSTEM" if found is None else f"its SYSTEM is a {type(found).__name__}, not a System"

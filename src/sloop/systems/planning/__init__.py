@@ -1,10 +1,10 @@
-"""What a system would run on a cluster at a steady rate, and why: the answer of `sloop plan` and `sloop check`.
+"""Plans at a steady rate, and their explanation: the report of `sloop plan` and `sloop check`.
 
-`steady_plan` asks the system's own policies for the plan they keep. `explain_plan` predicts what that plan gives
-(`prediction`), says which constraints bind each stage and what one more request per second costs (`marginal`), and, for
-a goal that is not reached, which stage, path or node lacks how much (`infeasibility`). A plan is called feasible by
-that prediction alone; where the system's own criterion disagrees, the answer says so. Nothing is started, read or
-written, and no clock is read: whoever wants decisions timed passes one.
+`steady_plan` runs the system's policies until they keep their plan. `explain_plan` predicts the latency of that plan
+(`prediction`), names the binding constraints of each stage and the cost of one more request per second (`marginal`),
+and, if the plan is infeasible, says which stage, path or node lacks how much (`infeasibility`). That prediction alone
+decides whether a plan is feasible; if the system's own criterion disagrees, the report says so. No I/O and no clock: a
+caller that wants decisions timed passes a clock.
 """
 
 import math
@@ -47,13 +47,13 @@ from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
 __all__ = ["Arrivals", "PlanReport", "StageReport", "explain_plan", "steady_plan"]
 
 ROUNDS_MAX: Final = 40
-"""Policies that react to utilisation settle within a few rounds; one that still moves after this many never will."""
+"""The most rounds of `steady_plan`. Policies that react to utilisation settle within a few rounds, or never."""
 SLACKS_MAX: Final = 10_000
 """Slacks listed per second; at a steady rate they are all equal, so more of them say nothing new."""
 REPLICAS_MAX: Final = 10_000
-"""A plan of at most this many replicas is shown to its policy again, however little room there is for it."""
+"""A plan with at most this many replicas always goes through another round."""
 BEYOND: Final = 2.0
-"""A rate that needs this many times the cluster's cores is beyond the cluster, whatever the policy does."""
+"""A rate that needs more than this many times the cluster's cores ends the rounds."""
 
 
 class StageReport(Struct, frozen=True):
@@ -67,21 +67,21 @@ class StageReport(Struct, frozen=True):
     cores: float
     """Cores of each replica."""
     predicted_ms: float
-    """From entering the stage to leaving it: `wait_ms` + `service_ms`."""
+    """Time from entering the stage to leaving it: `wait_ms` + `service_ms`."""
     rate_rps: float = 0.0
     """Requests per second that reach the stage, parts counted one by one: the rate times the visits per request."""
     parts: float = 1.0
     """Visits of one request that arrive together: more than one after a fan-out."""
     service_ms: float = 0.0
-    """One batch of `batch_expected`."""
+    """Duration of one batch of `batch_expected`."""
     wait_ms: float = 0.0
-    """For the batch to fill, for the batch before it, and for earlier visits that arrived at the same instant."""
+    """Wait for the batch to fill, for the previous batch, and for earlier visits that arrived at the same instant."""
     batch_expected: int = 1
-    """The batch that the prediction counts with."""
+    """The batch size that the prediction assumes."""
     rate_max_rps: float = 0.0
     """The most that all replicas of the stage serve together."""
     binds: tuple[BindingConstraint, ...] = ()
-    """What binds the stage as a whole, or that nothing does (`spare`, `minimum`); empty without replicas."""
+    """The binding constraints of the stage, or why there is none (`spare`, `minimum`); empty without replicas."""
     one_more: str = NOTHING
     """What the stage needs for one more request per second at the ingress."""
 
@@ -97,7 +97,7 @@ class PathReport(Struct, frozen=True):
 
 
 class PlanReport(Struct, frozen=True):
-    """The plan that a system keeps at a steady rate, and what it is predicted to give."""
+    """The plan that a system keeps at a steady rate, and its predicted latency and cost."""
 
     system: str
     feasible: bool
@@ -105,14 +105,14 @@ class PlanReport(Struct, frozen=True):
     stages: tuple[StageReport, ...]
     cores: float
     usd_per_h: float
-    """Price of the nodes that hold a replica, of those that have one."""
+    """Sum of the prices of the nodes that hold a replica; nodes without a price count as 0, see `unpriced`."""
     predicted_ms: float
     """The time along the longest path."""
     solve_ms: float
     """The longest single decision of the scaling policy; 0 where no clock was given."""
     why: str
     notes: tuple[str, ...] = ()
-    """What limits how far the answer can be trusted, a sentence each."""
+    """Reservations about the prediction, a sentence each."""
     rate_rps: float = 0.0
     paths: tuple[PathReport, ...] = ()
     """The path with the least slack comes first."""
@@ -145,14 +145,14 @@ class SteadyPlan:
     solve_ms: float
     """The longest single decision on the way to it."""
     cut_short: str = ""
-    """Why the policies were not asked until they kept a plan; empty where they were."""
+    """Why the rounds ended before the policies kept a plan; empty if they did keep one."""
 
 
 def explain_plan(
     setup: Setup, rate_rps: float, arrivals: Arrivals = "even", *, clock: Callable[[], int] | None = None
 ) -> PlanReport:
-    """What the setup's system keeps running at a steady `rate_rps`, and what that is predicted to give. `clock` returns
-    nanoseconds and times the decisions."""
+    """The plan that the setup's system keeps at a steady `rate_rps`, with its prediction. `clock` returns nanoseconds
+    and times the decisions."""
     application, steady = setup.application, steady_plan(setup, rate_rps, clock)
     plan, placement = steady.plan, place(steady.plan, setup)
     prediction = PlanPrediction(setup, plan, rate_rps, arrivals)
@@ -265,7 +265,7 @@ IN_WORDS: Final[Mapping[Arrivals, str]] = {
 
 
 def _own_criterion(setup: Setup, prediction: PlanPrediction, *, feasible: bool) -> str:
-    """Where the system's own criterion and the prediction disagree: what each assumes, and what each finds."""
+    """A note if the system's own criterion and the prediction disagree: their assumptions and results."""
     plan, system = prediction.plan, setup.system.name
     own = planned_arrivals(setup)
     if plan.feasible == feasible or (plan.feasible and own is None):
@@ -331,10 +331,9 @@ def _extrapolated(setup: Setup, prediction: PlanPrediction) -> list[str]:
 def steady_plan(setup: Setup, rate_rps: float, clock: Callable[[], int] | None = None) -> SteadyPlan:
     """The plan that the system keeps once `rate_rps` has been steady for ten minutes: a fixed point of its policies.
 
-    They see the views that they would see in a run with all replicas of the plan ready, and the setup's own stay as
-    fresh as they were. A system without a plan gives an infeasible, empty one. Where the plan has more than
-    `REPLICAS_MAX` replicas and the rate is far beyond the cluster, the first such plan is the answer: how busy millions
-    of impossible replicas would be tells nothing.
+    They get the views of a run in which all replicas of the plan are ready; the setup's own policies stay fresh. A
+    system without a plan gives an infeasible, empty one. If the plan has more than `REPLICAS_MAX` replicas and the rate
+    is far beyond the cluster, the first such plan is the result.
     """
     policies = setup.system.fresh().policies
     plan = Plan(stages=(), why=f"{setup.system.name} has no plan", feasible=False)
@@ -401,7 +400,7 @@ def _view(now_ns: int, setup: Setup, policies: Policies, plan: Plan, rate_rps: f
 
 @dataclass(frozen=True, slots=True)
 class Occupation:
-    """What keeps a stage's replicas busy, on average over time."""
+    """The mean load of a stage over time."""
 
     busy_cores: float = 0.0
     running: float = 0.0

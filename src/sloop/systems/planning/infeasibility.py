@@ -1,9 +1,9 @@
-"""Why a plan does not reach its goal: which stage, path or node lacks what, and how much of it.
+"""Why a plan is infeasible: which stage, path or node lacks what, and how much.
 
-The answer follows from the plan, the beliefs and the cluster alone, so failures of all systems read alike. A goal that
-no plan could reach is told apart from a plan that does not reach it: a deadline is impossible if it is below the time
-of a lone request on each stage's fastest configuration, a rate if it exceeds the cluster on the cheapest ones. Replicas
-are placed on the empty cluster one after another, by the system's own place policy, as the core would do it.
+The reasons follow from the plan, the beliefs and the cluster alone, so they have the same form for all systems. They
+distinguish a goal that no plan could reach from a plan that misses it: a deadline is impossible if a single request on
+each stage's fastest configuration takes longer; a rate, if the cheapest configurations need more cores than the cluster
+has. Replicas are placed on the empty cluster one after another, by the system's place policy, as in the core.
 """
 
 import math
@@ -241,7 +241,7 @@ def _chosen(policy: Place, spec: ReplicaSpec, memory_bytes: int, classes: "NodeC
 
 
 def _scarce(spec: ReplicaSpec, memory_bytes: int, views: Sequence[NodeView]) -> tuple[Scarce, str]:
-    """What keeps one more replica of `spec` off every node."""
+    """The scarce resource because of which no node has room for one more replica of `spec`, and a text."""
     free = max((view.free_cores for view in views), default=0.0)
     if not free:
         return "cores", "all cores are taken"

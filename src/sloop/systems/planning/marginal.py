@@ -1,4 +1,4 @@
-"""What less would break and what more would cost: the binding constraints of a plan, and one more request per second.
+"""The binding constraints of a plan, and the cost of one more request per second.
 
 A constraint binds a stage if it breaks with one replica fewer (with one core fewer where there is one replica), or with
 one more request per second at the ingress. That holds whether or not the system looked at it. Several constraints may
@@ -25,7 +25,7 @@ NOTHING = "nothing"
 
 
 class BindingConstraint(Struct, frozen=True):
-    """A constraint that keeps a stage from having less than it has, or from taking more.
+    """A constraint that forbids fewer resources for a stage, or a higher rate.
 
     `throughput`: with less it would not keep up, or with more it does not. `deadline`: it would keep up, but a path
     would be too slow. `batch`: larger batches would save a replica or a core, and are not allowed. `cores`, `memory`:
@@ -180,7 +180,7 @@ def marginal_cost(
 def marginal_cost_at(
     stage: str, now: Plan, shortfalls_now: list[PlanShortfall], then: Plan, shortfalls_then: list[PlanShortfall]
 ) -> str:
-    """The same for one stage, in words: `cannot: …` where this stage lacks something."""
+    """The marginal cost at one stage, as text: `cannot: …` if this stage lacks something."""
     own = [found for found in shortfalls_then if found.stage == stage]
     if own:
         return cannot([found for found in shortfalls_now if found.stage == stage], own)

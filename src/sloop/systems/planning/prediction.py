@@ -1,4 +1,4 @@
-"""How long a request is predicted to take at each stage and along each path, if a plan serves a steady rate.
+"""Predicts the time of a request at each stage and along each path, if a plan serves a steady rate.
 
 **Batches.** A work-conserving replica runs the smallest batch whose throughput meets its share of the rate. A request
 waits until that batch is full, (b - 1)/rate, at most for the batch before it (FA2, RTAS 2022, queueing model; Biscale,
@@ -36,7 +36,7 @@ Arrivals = Literal["even", "burst"]
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What arrives at a stage, and how its batch policy treats it."""
+    """The arrivals at a stage, and how long its batch policy waits for more."""
 
     rate_rps: float
     together: float = 1.0
