@@ -140,16 +140,17 @@ def test_a_service_pass_that_fails_is_named_with_its_reason(model: Path, monkeyp
 
 
 def test_cells_without_runs_and_the_p99_that_plans_use_are_shown(tmp_path: Path) -> None:
-    samples = (Sample(1, 1.0, 9.0, 10.0, 100), Sample(2, 1.0, 18.0, 20.0, 0))
+    samples = (Sample(1, 1.0, 9.0, 10.0, 100), Sample(2, 1.0, 18.0, 20.0, 0, scaled=1.5))
     table = LatencyTable({1: {1.0: 10.0}, 2: {1.0: 21.0}})
     profile = Profile(latency_ms=table, max_batch=2, max_cores=1, samples=samples)
-    cells = module.display(profile, tmp_path, "table")[0]
+    cells, *lines = module.display(profile, tmp_path, "table")
     shown = io.StringIO()
     Console(file=shown, width=120).print(cells)
     assert shown.getvalue().splitlines()[1].split("  ")[-1].strip() == "rows/s"
     assert "plan uses ms" in shown.getvalue()
     (row,) = [line.split() for line in shown.getvalue().splitlines() if "interpolated" in line]
     assert row == ["2", "1", "18", "20", "21", "interpolated", "111.1"]
+    assert "1 cell did not occur in service: times were multiplied by 1.5, the mean ratio" in str(lines)
 
 
 def test_a_log_that_a_profile_has_already_is_said_to_be_ignored(tmp_path: Path) -> None:

@@ -314,6 +314,8 @@ def test_numbers_that_differ_become_ranges() -> None:
         ("11–1,100 requests wait at read2, about 90–150 ms of work", 3),
         ("14 requests wait at read3, about 150 ms of work", 1),
     ]
+    rows = [(ms(at), End(RequestId(at), Outcome.DROPPED, f"slack {slack} ms")) for at, slack in enumerate((-8.5, 2))]
+    assert miss_reasons(rows)[0].why == "slack -8.5 to 2 ms"
 
 
 def test_in_time_and_open_requests_say_how_much_of_the_deadline_they_used() -> None:

@@ -23,6 +23,7 @@ from sloop.report.tables import Table
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
 from sloop.systems.replay import refined_profiles
+from sloop.text import counted
 
 _log: Final = logging.getLogger("sloop.profile")
 
@@ -298,9 +299,10 @@ def _remarks(made: Profile) -> Sequence[str]:
         lines.append(f"by {found.passes} passes, a run may be {faster:.1f} % faster to {slower:.1f} % slower than this")
     scaled = [sample for sample in made.samples if sample.scaled != 1.0]
     if scaled:
-        low, high = min(s.scaled for s in scaled), max(s.scaled for s in scaled)
+        low, high = f"{min(s.scaled for s in scaled):.3g}", f"{max(s.scaled for s in scaled):.3g}"
         lines.append(
-            f"{len(scaled)} cells did not occur in service; their times were multiplied by {low:.3g} to {high:.3g}: "
-            "the mean ratio (duration in service / duration in profile passes) of the cells that did"
+            f"{counted(len(scaled), 'cell')} did not occur in service: times were multiplied by "
+            f"{low if low == high else f'{low} to {high}'}, the mean ratio (duration in service / duration in profile "
+            "passes) of the cells that did"
         )
     return lines

@@ -507,8 +507,13 @@ class _Reason:
 
     def text(self, words: tuple[str, ...]) -> str:
         """The reason, with a range for each number that differed: `11–14 requests wait at read`."""
-        ranges = [low if low == high else f"{low}–{high}" for low, high in zip(self._low, self._high, strict=True)]
+        ranges = [_range(low, high) for low, high in zip(self._low, self._high, strict=True)]
         return "".join(map("".join, zip_longest(words, ranges, fillvalue="")))
+
+
+def _range(low: str, high: str) -> str:
+    """`11–14`, `-8.5 to -0.1`, or the number itself if both are the same."""
+    return low if low == high else f"{low} to {high}" if low.startswith("-") else f"{low}–{high}"
 
 
 def _value(number: str) -> float:
