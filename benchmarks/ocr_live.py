@@ -111,7 +111,9 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
     first_ns, seconds = due_ns - elapsed_ns, ceil(given.seconds)
     live = LiveRun(count_run(log, first_ns=first_ns, duration_s=seconds), clients, log, first_ns)
     before = run_simulated(scenario, choice, live, folder / "predicted.jsonl")
-    again = run_simulated(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log))
+    again = run_simulated(
+        scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log, scenario.application)
+    )
     return Run(live, before, again)
 
 

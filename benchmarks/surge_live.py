@@ -208,7 +208,9 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     (choice,) = scenario.systems
     live = run_live(folder, scenario, choice, lambda done: None)
     found = run_simulated(scenario, choice, live, folder / "predicted.jsonl")
-    again = run_simulated(scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log))
+    again = run_simulated(
+        scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log, scenario.application)
+    )
     return Run(live, found, again)
 
 

@@ -20,11 +20,11 @@ from sloop.options import (
     adjust,
     as_value,
     check_range,
+    describe,
     keys_of,
     limited,
     nearest,
     read_options,
-    describe,
     written,
 )
 from sloop.units import ms, s
@@ -208,7 +208,10 @@ def test_types_that_are_right() -> None:
         (lambda: value(10**400).number(), "must be a number, not a huge number"),
         (lambda: value(5).number(above=5), "must be a number above 5, not 5"),
         (lambda: value(5).number(least=6, most=9), "must be a number of at least 6 and at most 9, not 5"),
-        (lambda: value(3e9).number(above=0, most=2e9), "must be a number above 0 and at most 2,000,000,000, not 3000000000"),
+        (
+            lambda: value(3e9).number(above=0, most=2e9),
+            "must be a number above 0 and at most 2,000,000,000, not 3000000000",
+        ),
         (lambda: value(0).number(above=0, most=2e9), "must be a number above 0, not 0"),
         (lambda: value(2.5).integer(), "must be a whole number, not 2.5"),
         (lambda: value(1).text(), "must be text, not 1"),

@@ -18,19 +18,14 @@ import msgspec
 import numpy as np
 
 from examples.digits.pictures import Labels, Levels, held_out
-from sloop.cli.source import trace_at
+from sloop.cli.command import trace_at
 from sloop.errors import InputError, MachineError
 from sloop.load import Delivery, LoadResult
-from sloop.load.child import allowed_connections, run_until_done
-from sloop.load.connections import Server
-from sloop.load.metadata import default_port
-from sloop.load.payload import Body
-from sloop.load.plan import split_url
-from sloop.load.record import RecordWriter, read_records
-from sloop.load.result import join, summarise
+from sloop.load.connections import RequestHead, Server
+from sloop.load.plan import Body, default_port, split_url
+from sloop.load.results import RecordWriter, join, read_records, summarise
 from sloop.load.run import schedule_of
-from sloop.load.sender import Target, send_open
-from sloop.load.wire import RequestHead
+from sloop.load.sender import Target, allowed_connections, run_until_done, send_open
 from sloop.units import ms, s, to_s
 from sloop.workload import Trace
 

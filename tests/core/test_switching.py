@@ -137,7 +137,11 @@ def test_a_replica_without_room_is_logged_as_a_shortage() -> None:
     scene.script.target = sizes(3, 2)
     (_, short) = scene.act(1000, WOKE)
     assert isinstance(short, Decided)
-    assert (short.kind, short.stage, short.why) == ("shortage", "b", "replica 1 has 1 cores, not 2: n0 has no more free")
+    assert (short.kind, short.stage, short.why) == (
+        "shortage",
+        "b",
+        "replica 1 has 1 cores, not 2: n0 has no more free",
+    )
     assert scene.act(2000, WOKE) == []
 
 

@@ -184,7 +184,7 @@ def test_a_run_that_resembles_another_has_its_branches_and_parts(tmp_path: Path)
     played = graph_world(STAGES, truth={"fan_out": {"read": [0, 7]}, "shares": {"check": 0.9}}, system=STATIC)
     with FileLog(tmp_path / "log.jsonl", header_of(played.setup(), origin="sim")) as log:
         simulate(played, [log])
-    recorded = recorded_in(tmp_path / "log.jsonl")
+    recorded = recorded_in(tmp_path / "log.jsonl", played.application)
     assert set(recorded.branches) == {"find", "read"}
     again = replace(graph_world(STAGES, system=STATIC | {"replicas": 2}), seed=77, recorded=recorded)
     before, after = branches_of(played)[0], branches_of(again)[0]
@@ -192,6 +192,14 @@ def test_a_run_that_resembles_another_has_its_branches_and_parts(tmp_path: Path)
         visit: ways for visit, ways in before.items() if visit in after and visit[0] == "find"
     }
     assert {ways[0] for visit, ways in after.items() if visit[0] == "find"} == {0, 7}
+
+
+def test_the_log_of_another_application_is_refused(tmp_path: Path) -> None:
+    played = graph_world(STAGES, system=STATIC)
+    with FileLog(tmp_path / "log.jsonl", header_of(played.setup(), origin="sim")) as log:
+        simulate(played, [log])
+    with pytest.raises(InputError, match=r"log\.jsonl: the log is of an application with .*, not only/a"):
+        recorded_in(tmp_path / "log.jsonl", world().application)
 
 
 def test_what_requests_took_to_arrive_in_a_recorded_run_is_part_of_their_latency() -> None:

@@ -131,6 +131,15 @@ def test_a_header_that_describes_nothing_is_refused() -> None:
         rebuild(Header(origin="sim", application={"name": "x"}, system="static"))
 
 
+def test_a_header_whose_stages_do_not_exist_is_refused() -> None:
+    header = header_of(setup(), origin="sim")
+    application = header.application | {
+        "stages": [stage | {"after": ["missing"]} for stage in header.application["stages"]]
+    }
+    with pytest.raises(InputError, match="does not describe an application"):
+        rebuild(msgspec.structs.replace(header, application=application))
+
+
 MODEL_APP = """
 name: one
 slo_ms: 1000

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, Protocol
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
 from sloop.app.progress import RequestProgress
+from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.quantities import ROUNDING
 from sloop.runlog import EVENTS, Record
@@ -308,7 +309,12 @@ class Checkers:
                 self._fail(f"request {id} waits at {list(entry.waiting)}, and the drop policy has given it up")
             if empty.isdisjoint(stage for stage, _ in entry.waiting):
                 running = [replica.batch for replica in replicas if replica.runs(entry)]
-                where = f"waits at {list(entry.waiting)}" if entry.waiting else f"runs in {running}"
+                if running and not entry.waiting:
+                    raise InputError(
+                        f"request {id} still runs in batch {running[0]} long after the last arrival",
+                        help="correct the latency of the profile, or `truth.profile_error`: batches take hours",
+                    )
+                where = f"waits at {list(entry.waiting)}" if entry.waiting else "runs in no batch"
                 self._fail(f"{len(requests)} requests never ended; request {id} {where}")
 
     def _is_given_up(self, entry: CheckedRequest) -> bool:

@@ -115,9 +115,10 @@ def run_systems(
     """Simulate one system after another, with prediction ranges; `log_paths` names the logs.
 
     `recorded` is the log of a run whose durations, branches and delays are used as truth. Raises InputError if it is
-    not an event log, or, before the first run, if any of the systems cannot be set up.
+    not an event log of an application with these stages and variants, or, before the first run, if any of the systems
+    cannot be set up.
     """
-    run = recorded_in(recorded) if recorded else NOT_RECORDED
+    run = recorded_in(recorded, scenario.application) if recorded else NOT_RECORDED
     for choice in choices:
         set_up(scenario.application, choice)
     if seed is not None:

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from sloop.app.application import Application, SystemChoice
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
+from sloop.errors import InputError
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, Truths
@@ -21,6 +22,7 @@ from sloop.sim.truth.network import ClientNetwork, Ingress, shifted, with_faults
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
 from sloop.systems.setup import Setup, set_up
+from sloop.text import listed
 from sloop.units import ms
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
 
@@ -160,9 +162,21 @@ class World:
         )
 
 
-def recorded_in(log: Path) -> RecordedRun:
-    """Read the truth of a recorded run, for `World.recorded`. Raises InputError if the file is not an event log."""
-    return recorded_run(read_log(log))
+def recorded_in(log: Path, application: Application) -> RecordedRun:
+    """Read the truth of a recorded run, for `World.recorded`.
+
+    Raises InputError if the file is not an event log, or its application has other stages or variants.
+    """
+    recorded = read_log(log)
+    wanted = sorted(f"{stage.name}/{variant.name}" for stage in application.stages for variant in stage.variants)
+    found = sorted(recorded.header.profiles)
+    if found != wanted:
+        raise InputError(
+            f"the log is of an application with {listed(found)}, not {listed(wanted)}",
+            where=str(log),
+            help="give the log of a run of these stages and variants",
+        )
+    return recorded_run(recorded)
 
 
 def _link(scenario: Scenario, folder: Path) -> Link | None:

@@ -58,9 +58,10 @@ def rebuild(header: Header) -> Setup:
     """The setup with which a log was recorded, fresh. InputError for a header that does not describe it completely."""
     try:
         application = msgspec.convert(header.application, Application, strict=False)
-    except msgspec.ValidationError as error:
+        application.graph  # noqa: B018  # computed, and fails if stages refer to missing ones or form a cycle
+    except (msgspec.ValidationError, KeyError, AssertionError) as error:
         raise InputError(
-            f"the log's header does not describe an application: {error}", help="record the run again with this sloop"
+            f"the log's header does not describe an application: {error!r}", help="record the run again with this sloop"
         ) from error
     return set_up(application, SystemChoice(header.system, header.parameters))
 
