@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from sloop import quantities
+from sloop import units
 from sloop.machine import hardware_name
 from sloop.report.plots import Figure, png
 
@@ -80,7 +80,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     """The nearest-rank quantile; None of nothing."""
     if not values:
         return None
-    return quantities.quantile(sorted(values), share)
+    return units.quantile(sorted(values), share)
 
 
 def command_line() -> str:

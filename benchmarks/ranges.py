@@ -175,7 +175,7 @@ def slower_than(log: Path, profile: Profile) -> float:
 def line_of(run: BandRun) -> str:
     low, high = run.simulated.attainment_low or 0.0, run.simulated.attainment_high or 0.0
     return (
-        f"live {100 * run.live.attainment:.1f} %, foretold {100 * low:.1f}–{100 * high:.1f} "
+        f"live {100 * run.live.attainment:.1f} %, predicted {100 * low:.1f}–{100 * high:.1f} "
         f"({100 * run.simulated.attainment:.1f}): {'inside' if run.inside else 'OUTSIDE'}; "
         f"batches took {run.slower:.2f} × the profile"
     )
@@ -195,8 +195,8 @@ def report(runs: Sequence[BandRun], given: Namespace) -> str:
         for run in runs
     ]
     columns = (
-        *("model", "system", "trace", "rate/s", "attainment live %", "of clients %", "foretold %", "middle %"),
-        *("inside", "width, points", "p99 live ms", "foretold ms", "batches took, × profile", "± speed %"),
+        *("model", "system", "trace", "rate/s", "attainment live %", "of clients %", "predicted %", "middle %"),
+        *("inside", "width, points", "p99 live ms", "predicted ms", "batches took, × profile", "± speed %"),
     )
     if not runs:
         return "Every run failed."

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from sloop import units
 from sloop.events import Finished
 from sloop.machine import hardware_name, processor, usable_cpus
-from sloop.quantities import at_least, quantile, rank, round_down, round_up
 from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
 from sloop.text import chain, counted, in_ms, in_s, listed, number, numbered, quoted, shortened
-from sloop.units import ms, s
+from sloop.units import at_least, ms, quantile, rank, round_down, round_up, s
 from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
 
 

@@ -1,10 +1,15 @@
-"""Units of time: inside sloop every instant and duration is an integer number of nanoseconds.
+"""Units of time, the one tolerance for comparing floats, and the one definition of a quantile.
 
-Float seconds are less precise after an hour than at the start, so the same events could give other decisions. Floats
-are for people and files. Names end in their unit: `_ns`, `_ms`, `_s`, `_cores`, `_bytes`, `_rps`.
+Inside sloop every instant and duration is an integer number of nanoseconds: float seconds are less precise after an
+hour than at the start, so the same events could give other decisions. Floats are for people and files. Names end in
+their unit: `_ns`, `_ms`, `_s`, `_cores`, `_bytes`, `_rps`. Every comparison of rates, cores, shares or durations in
+milliseconds uses `ROUNDING` or a function below; a module that needs another tolerance gives the reason next to its
+constant.
 """
 
-from typing import Final
+import math
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
@@ -34,3 +39,44 @@ def to_ms(value_ns: int) -> float:
 def to_s(value_ns: int) -> float:
     """Nanoseconds as float seconds, for people and files."""
     return value_ns / NS_PER_S
+
+
+T = TypeVar("T")
+
+ROUNDING: Final = 1e-9
+"""Absolute tolerance for sums, differences and quotients of floats.
+
+Cores, shares, requests per second and milliseconds lie between 1e-3 and 1e5 here. A sum of some hundred such floats is
+off by about 1e-11, and nobody gives one of them with more than six decimals: 1e-9 lies between the two. `math.isclose`
+has the same number as its relative default; an absolute tolerance also works near 0, as for the last free cores.
+"""
+
+
+def at_least(value: float, bound: float) -> bool:
+    """Whether `value` ≥ `bound`, up to rounding."""
+    return value + ROUNDING >= bound
+
+
+def round_up(value: float) -> int:
+    """The smallest integer ≥ `value`, up to rounding: `round_up(0.6 / 0.1)` is 6, not 7."""
+    return math.ceil(value - ROUNDING)
+
+
+def round_down(value: float) -> int:
+    """The largest integer ≤ `value`, up to rounding: `round_down(0.3 / 0.1)` is 3, not 2."""
+    return math.floor(value + ROUNDING)
+
+
+def rank(share: float, count: int) -> int:
+    """The index of the `share` quantile, 0 ≤ share ≤ 1, among `count` > 0 ascending values.
+
+    Nearest rank: the smallest value with at least `share` of the values at or below it. It is always a measured value,
+    whereas interpolation (NumPy's default) invents one in the tail, where it matters most.
+    """
+    assert count > 0, "the quantile of no values is undefined"
+    return max(0, math.ceil(round(share * count, 6)) - 1)
+
+
+def quantile(ascending: Sequence[T], share: float) -> T:
+    """The nearest-rank quantile of one or more ascending values. See `rank`."""
+    return ascending[rank(share, len(ascending))]

@@ -9,7 +9,7 @@ from sloop.errors import InputError
 from sloop.policies import targets
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
-from sloop.solvers.graph import IndexedPath
+from sloop.solvers.budget import IndexedPath
 from sloop.units import ms
 from sloop.vocabulary import Group, Node, Path, ReplicaSpec, StagePlan
 from tests.policies.conftest import make_stage, make_view

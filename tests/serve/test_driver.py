@@ -83,9 +83,9 @@ class Script:
         self.more: list[bool] = []
         self._is_inside = False
 
-    def handle(self, now_ns: int, event: Event, more: bool = False) -> Sequence[Action]:
+    def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> Sequence[Action]:
         assert not self._is_inside
-        self.more.append(more)
+        self.more.append(more_at_this_instant)
         self._is_inside = True
         self.events.append(event)
         try:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from random import Random
 
-from sloop.solvers.graph import IndexedPath
+from sloop.solvers.budget import IndexedPath
 from sloop.solvers.ipa import (
     Candidate,
     IpaGoal,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sloop.reproduce.fa2.application import CPU, GPU, Hardware, problem
 from sloop.solvers import budget, fa2
+from sloop.solvers.budget import IndexedPath, Ties
 from sloop.solvers.fa2 import (
     Fa2Choice,
     Fa2GaveUp,
@@ -29,7 +30,6 @@ from sloop.solvers.fa2 import (
     solve,
     stage_choices,
 )
-from sloop.solvers.graph import IndexedPath, Ties
 
 some = settings(max_examples=30, deadline=None)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers.graph import CUTS_MAX, Edge, Forest, IndexedPath, Ties, forests
+from sloop.solvers.budget import CUTS_MAX, Edge, Forest, IndexedPath, Ties, forests
 
 SMALL = settings(max_examples=50, deadline=None)
 TIES: tuple[Ties, ...] = ("first", "loosest", "best")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sloop.solvers import label_setting
-from sloop.solvers.graph import IndexedPath
+from sloop.solvers.budget import IndexedPath
 from sloop.solvers.ipa import (
     Candidate,
     IpaGoal,

@@ -82,10 +82,10 @@ class Core:
         """Whether no request waits or runs."""
         return all(not s.queue.visits and not s.monitor.running for s in self._stages)
 
-    def handle(self, now_ns: int, event: Event, batch_continues: bool = False) -> list[Action]:
+    def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> list[Action]:
         """Process one event at `now_ns`; returns the resulting actions, to be carried out in this order.
 
-        `batch_continues` says that the next call has another event of the same instant. Batches are then formed only
+        `more_at_this_instant` says that the next call has another event of the same instant. Batches are then formed only
         after the last of these events, so that requests that arrive together can run together.
         """
         out: list[Action] = []
@@ -93,7 +93,7 @@ class Core:
             self._wake(now_ns, out)
         kind = type(event)
         self._steps[kind](now_ns, event, out)
-        if batch_continues:
+        if more_at_this_instant:
             return out
         # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
         # is inlined, and comparisons replace the slower calls of min.

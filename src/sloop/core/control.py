@@ -17,8 +17,7 @@ from sloop.core.protocols import Policies
 from sloop.core.state import STUCK_NS_MIN, Replica, StageState, State
 from sloop.core.views import ClusterView, ReplicaView, StageView, Traffic
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
-from sloop.quantities import ROUNDING
-from sloop.units import NS_PER_S, ms
+from sloop.units import NS_PER_S, ROUNDING, ms
 from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
 
 BUCKET_NS_MAX = NS_PER_S

@@ -299,8 +299,10 @@ class DataPath:
             stage.queue.push(now_ns, Visit(request, name, now_ns, deadline_ns, 0, part))
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
-        needed = "a batch of one takes" if self._state.open_requests is None else "the least time to the answer is"
-        detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}, where {needed} {in_ms(least_ns)}"
+        detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
+        if least_ns:
+            needed = "a batch of one takes" if self._state.open_requests is None else "the least time to the answer is"
+            detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
     def _is_open(self, request: RequestId) -> bool:

@@ -22,11 +22,10 @@ class Order(Protocol):
 
 
 class Take(Struct, frozen=True, gc=False):
-    """A batch policy's answer: drop the first `skip` visits, then start a batch of the next `count`.
+    """A batch policy's answer: start a batch of the first `count` visits, or drop the first `skip` and be asked again.
 
-    If `skip` > 0 the core ignores `count`: it drops hopeless visits from the new head of the queue and calls `decide`
-    again. `count=0` starts nothing: the core calls again at `wait_until_ns` (later than now), at the next arrival, or
-    when a replica becomes idle.
+    With `skip` > 0, `count` has no effect. With `count=0` and no skip, nothing starts: the core asks again at
+    `wait_until_ns` (later than now), at the next arrival, or when a replica becomes idle.
     """
 
     count: int

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.errors import MachineError
-from sloop.quantities import rank
-from sloop.units import NS_PER_MS, NS_PER_S, to_ms
+from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
 from sloop.vocabulary import Outcome
 
 

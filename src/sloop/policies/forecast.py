@@ -12,10 +12,9 @@ from typing import Final
 from sloop.core.views import Traffic
 from sloop.errors import InputError
 from sloop.options import OutOfRange, check_range
-from sloop.quantities import quantile
 from sloop.solvers.forecasting import LstmNetwork, decoded, peaks_of, seconds_rps
 from sloop.text import quoted
-from sloop.units import NS_PER_S, s, to_s
+from sloop.units import NS_PER_S, quantile, s, to_s
 
 
 @dataclass(frozen=True, slots=True)

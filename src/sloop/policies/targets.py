@@ -1,4 +1,7 @@
-"""Helpers of scaling policies: plans of equal replicas, core counts that fit a node, hysteresis, and paths by index."""
+"""Values that scaling policies share: plans of equal replicas, core counts that fit a node, hysteresis, paths by index.
+
+Unlike a solver, each reads a view.
+"""
 
 from bisect import bisect_right
 from collections import deque
@@ -7,7 +10,7 @@ from typing import TypeVar
 
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
-from sloop.solvers.graph import IndexedPath
+from sloop.solvers.budget import IndexedPath
 from sloop.text import counted
 from sloop.units import to_ms
 from sloop.vocabulary import Group, ReplicaSpec, StagePlan

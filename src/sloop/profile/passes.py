@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from sloop.profile.fit import Percentile, fit_all
 from sloop.profile.profile import FLOOR_MS, LIKELY, Latency, LatencyTable, Pass, Profile, Sample, likely, sample_of
-from sloop.quantities import quantile
+from sloop.units import quantile
 
 CellKey = tuple[int, float]
 """Batch size and cores."""

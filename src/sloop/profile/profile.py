@@ -23,8 +23,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
-from sloop.quantities import quantile
-from sloop.units import NS_PER_MS
+from sloop.units import NS_PER_MS, quantile
 
 # Latency as a function of batch size and cores, for every batch ≥ 1 and cores > 0, measured or not.
 

@@ -23,9 +23,9 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct, structs
 
-from sloop.quantities import ROUNDING
 from sloop.report.tables import Table
 from sloop.text import number
+from sloop.units import ROUNDING
 
 Verdict = Literal["reproduced", "within-bound", "shape", "off", "source-inconsistent"]
 Known = Literal["exact", "simulated", "plot", "text"]

@@ -19,11 +19,10 @@ from msgspec import Struct
 from sloop.app.application import Application
 from sloop.app.graph import Graph
 from sloop.profile.profile import Profile, Region
-from sloop.quantities import rank
 from sloop.runlog import Record
 from sloop.runlog.cost import MICROCORES, CostAccount
 from sloop.runlog.fold import BatchGroup, RunState, combined_accuracy
-from sloop.units import NS_PER_MS, NS_PER_S, to_ms
+from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
 
 Variant = tuple[str, str]
 """A stage and one of its variants."""

@@ -18,9 +18,8 @@ from sloop.app.application import Application
 from sloop.app.progress import RequestProgress
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
-from sloop.quantities import ROUNDING
 from sloop.runlog import EVENTS, Record
-from sloop.units import to_ms
+from sloop.units import ROUNDING, to_ms
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
 SERVED: Final = Outcome.SERVED

@@ -22,9 +22,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.quantities import ROUNDING
-from sloop.solvers.budget import Segment, StageOptions, cheapest_tree, improved, segment_matrix
-from sloop.solvers.graph import PathMatrix
+from sloop.solvers.budget import PathMatrix, Segment, StageOptions, cheapest_tree, improved, segment_matrix
+from sloop.units import ROUNDING
 
 Throughput = Literal["pure", "with_queue"]
 """The formula of h(b, c). `pure`: 1000 b/l, as printed. `with_queue`: ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the authors' artefact,
@@ -70,7 +69,7 @@ class BiscaleProblem:
     """Stages, the segments of the graph that must keep a budget in slots, and the cores of the whole cluster in units.
 
     Biscale's own applications are chains, see `chain`. For graphs whose paths meet, `forests` has several cuts into
-    forests (`sloop.solvers.graph`), each as segments; the cheapest solution of all cuts is used, with single stages
+    forests (`sloop.solvers.budget`), each as segments; the cheapest solution of all cuts is used, with single stages
     improved against the uncut segments. Empty if `segments` already form a forest.
     """
 

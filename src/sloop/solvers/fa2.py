@@ -21,18 +21,23 @@ from typing import Final, Literal
 import numpy as np
 
 from sloop.solvers.budget import (
+    CUTS_MAX,
     NODES_MAX,
+    SHARE_ROUNDING,
     BudgetRule,
+    IndexedPath,
+    PathMatrix,
     Segment,
     StageOptions,
+    Ties,
     cheapest_by_milp,
     cheapest_tree,
+    forests,
     improved,
     is_exact,
     segment_matrix,
     within_budgets,
 )
-from sloop.solvers.graph import CUTS_MAX, SHARE_ROUNDING, IndexedPath, PathMatrix, Ties, forests
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
 Fa2Mode = Literal["tree", "paper", "milp"]

@@ -24,7 +24,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.quantities import ROUNDING
 from sloop.solvers.ipa import (
     CORES_SLACK,
     LATENCY_SLACK_MS,
@@ -40,6 +39,7 @@ from sloop.solvers.ipa import (
     penalty_of,
     solution_key,
 )
+from sloop.units import ROUNDING
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

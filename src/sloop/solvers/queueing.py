@@ -7,8 +7,7 @@ case for *evenly spaced* arrivals; under Poisson arrivals, fill times and queues
 import math
 from typing import Final
 
-from sloop.quantities import ROUNDING
-from sloop.units import ms
+from sloop.units import ROUNDING, ms
 
 WAIT_FACTOR: Final = 2.0
 """A batch may wait this many times its expected fill time, because real arrivals are not even."""

@@ -137,7 +137,7 @@ def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: b
     events = actions = 0
     for step in _steps(records):
         events += 1
-        answers = core.handle(step.now_ns, step.event, batch_continues=together and step.next_ns == step.now_ns)
+        answers = core.handle(step.now_ns, step.event, more_at_this_instant=together and step.next_ns == step.now_ns)
         for place, recorded in enumerate(step.actions):
             actions += 1
             if place >= len(answers) or answers[place] != recorded:

@@ -21,9 +21,8 @@ from msgspec import Struct
 
 from sloop.errors import MachineError
 from sloop.options import Limits
-from sloop.quantities import quantile
 from sloop.streams import stream
-from sloop.units import NS_PER_S, to_s
+from sloop.units import NS_PER_S, quantile, to_s
 
 Blocks = Callable[[], Iterator[Sequence[int]]]
 """Starts an iteration over sorted blocks of arrival times in ns. Each block is later than the one before or empty."""

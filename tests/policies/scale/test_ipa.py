@@ -14,7 +14,7 @@ from sloop.policies.scale.ipa import Ipa, IpaProblem, IpaStageTerms, VariantsByS
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
 from sloop.solvers import ipa_milp, label_setting
-from sloop.solvers.graph import IndexedPath
+from sloop.solvers.budget import IndexedPath
 from sloop.solvers.ipa import Candidate, IpaGoal, IpaStage
 from sloop.units import ms, s
 from sloop.vocabulary import Path, Plan

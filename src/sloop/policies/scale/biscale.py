@@ -8,7 +8,7 @@ and shrinks the large ones when the small ones are ready: two plans, so that cap
 is ready. It fails if a model gains nothing from more cores, and wastes starts on surges that are soon over.
 
 First come the functions that turn a cluster view into a problem of `sloop.solvers.biscale`: replica sizes are multiples
-of a unit, up to the limits of node and profile, and graphs whose paths meet are cut as in FA2 (`sloop.solvers.graph`).
+of a unit, up to the limits of node and profile, and graphs whose paths meet are cut as in FA2 (`sloop.solvers.budget`).
 """
 
 import math
@@ -23,7 +23,6 @@ from msgspec import structs
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.quantities import ROUNDING
 from sloop.solvers.biscale import (
     BiscaleChoice,
     BiscaleProblem,
@@ -36,12 +35,11 @@ from sloop.solvers.biscale import (
     total_units,
     with_small,
 )
-from sloop.solvers.budget import Segment, is_exact
+from sloop.solvers.budget import IndexedPath, Segment, forests, is_exact
 from sloop.solvers.forecasting import seconds_rps
-from sloop.solvers.graph import IndexedPath, forests
 from sloop.solvers.queueing import patience_ns
 from sloop.text import counted
-from sloop.units import NS_PER_S, s
+from sloop.units import NS_PER_S, ROUNDING, s
 from sloop.vocabulary import Group, Life, Plan, ReplicaSpec, StagePlan
 
 CUTS_MAX: Final = 4

@@ -17,13 +17,11 @@ from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.quantities import round_down, round_up
 from sloop.solvers import fa2, highs
-from sloop.solvers.budget import NODES_MAX, BudgetRule
+from sloop.solvers.budget import NODES_MAX, BudgetRule, IndexedPath, Ties
 from sloop.solvers.fa2 import Fa2Choice, Fa2GaveUp, Fa2Infeasible, Fa2Mode, Fa2SingleChoice, Fa2Solution, Fa2Stage
-from sloop.solvers.graph import IndexedPath, Ties
 from sloop.text import chain, counted
-from sloop.units import NS_PER_MS, NS_PER_S, s, to_ms
+from sloop.units import NS_PER_MS, NS_PER_S, round_down, round_up, s, to_ms
 from sloop.vocabulary import Plan, StagePlan
 
 

@@ -23,7 +23,6 @@ from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.quantities import ROUNDING
 from sloop.solvers import highs, ipa_milp, label_setting
 from sloop.solvers.ipa import (
     Candidate,
@@ -42,7 +41,7 @@ from sloop.solvers.ipa import (
 from sloop.solvers.label_setting import LabelSettingResult
 from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
 from sloop.text import chain, counted
-from sloop.units import s, to_ms
+from sloop.units import ROUNDING, s, to_ms
 from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 
 UNITS: Final = (1, 2, 4, 8, 16, 32)

@@ -13,9 +13,8 @@ from typing import Final
 from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.quantities import round_up
 from sloop.text import counted, in_s
-from sloop.units import FOREVER_NS, NS_PER_S, s, to_s
+from sloop.units import FOREVER_NS, NS_PER_S, round_up, s, to_s
 from sloop.vocabulary import Life, Plan, StagePlan
 
 UP_REPLICAS: Final = 4

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sloop.profile.profile import Profile, Quadratic
+from sloop.solvers.budget import IndexedPath
 from sloop.solvers.fa2 import Fa2Stage
-from sloop.solvers.graph import IndexedPath
 
 BATCH_MAX: Final = 16
 KAPPA: Final = 0.004

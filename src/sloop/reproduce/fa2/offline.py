@@ -19,8 +19,8 @@ from sloop.profile.published import RESNET18_HUMAN, YOLOV5S_S
 from sloop.reproduce.fa2.application import CPU, VISION, Hardware, models, problem
 from sloop.reproduce.rows import Claim, Row, bounded, compare, directed
 from sloop.reproduce.sponge.offline import grid_points
+from sloop.solvers.budget import IndexedPath, Ties
 from sloop.solvers.fa2 import Fa2Choice, Fa2Mode, Fa2Solution, Fa2Stage, ds2, inferline, inferline_full, solve
-from sloop.solvers.graph import IndexedPath, Ties
 from sloop.streams import stream
 
 RATES: Final = tuple(range(6, 61))

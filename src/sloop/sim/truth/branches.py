@@ -22,9 +22,9 @@ from msgspec import structs
 
 from sloop.actions import StartBatch
 from sloop.app.graph import Each, Edge, Graph
-from sloop.quantities import ROUNDING
 from sloop.sim.truth.network import Arrival
 from sloop.streams import stream
+from sloop.units import ROUNDING
 from sloop.vocabulary import Path, RequestId
 
 RecordedBranches = Mapping[str, Mapping[tuple[int, int], tuple[int, ...]]]

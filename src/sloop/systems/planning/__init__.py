@@ -21,7 +21,6 @@ from sloop.core.protocols import Policies
 from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.profile.estimate import Estimate
 from sloop.profile.passes import speed_range
-from sloop.quantities import round_up
 from sloop.systems.planning.infeasibility import (
     Placement,
     PlanShortfall,
@@ -41,7 +40,7 @@ from sloop.systems.planning.marginal import (
 from sloop.systems.planning.prediction import Arrivals, PlanPrediction, StagePrediction, VisitTiming, smallest_batch
 from sloop.systems.setup import Setup
 from sloop.text import counted, number
-from sloop.units import NS_PER_S
+from sloop.units import NS_PER_S, round_up
 from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
 
 __all__ = ["Arrivals", "PlanReport", "StageReport", "explain_plan", "steady_plan"]

@@ -18,10 +18,10 @@ from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core.ledger import Ledger, Reservation, fits
 from sloop.core.protocols import Place
 from sloop.core.views import Belief, NodeView
-from sloop.quantities import ROUNDING
 from sloop.systems.planning.prediction import PathPrediction, PlanPrediction, StagePrediction
 from sloop.systems.setup import Setup
 from sloop.text import chain, counted, number
+from sloop.units import ROUNDING
 from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec
 
 NAMED_MAX: Final = 3

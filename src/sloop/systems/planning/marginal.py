@@ -15,10 +15,10 @@ from typing import Literal
 from msgspec import Struct
 
 from sloop.core.views import Belief
-from sloop.quantities import round_up
 from sloop.systems.planning.infeasibility import Placement, PlanShortfall, cores_of
 from sloop.systems.planning.prediction import PlanPrediction, StagePrediction, smallest_batch, throughput_rps
 from sloop.text import chain, counted, number
+from sloop.units import round_up
 from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 
 NOTHING = "nothing"

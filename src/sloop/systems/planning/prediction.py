@@ -24,10 +24,9 @@ from typing import Literal
 from sloop.app.application import Application, Stage
 from sloop.core.graph_estimates import LeastTimes, remaining_times
 from sloop.core.views import Belief
-from sloop.quantities import round_up
 from sloop.solvers.queueing import fill_ms
 from sloop.systems.setup import Setup
-from sloop.units import FOREVER_NS, ms, to_ms
+from sloop.units import FOREVER_NS, ms, round_up, to_ms
 from sloop.vocabulary import Path, Plan, ReplicaSpec, Request, RequestId, StagePlan, Visit
 
 Arrivals = Literal["even", "burst"]
