@@ -22,8 +22,8 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     replica: ReplicaId
     service_ns: int
     edge_counts: tuple[tuple[int, ...], ...] = ()
-    """Per request, how many items it sends along each outgoing edge of the stage: 0 or 1, or any number where the edge
-    fans out. An empty tuple for a request means one item along each edge; no tuples at all mean the same for every
+    """Per request, how many parts it sends along each outgoing edge of the stage: 0 or 1, or any number where the edge
+    fans out. An empty tuple for a request means one part along each edge; no tuples at all mean the same for every
     request."""
     faults: tuple[int, ...] = ()
     """Positions in the batch of requests that fail although the batch succeeds: their tensors do not fit the model, or

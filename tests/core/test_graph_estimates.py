@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import Each, Graph, GraphStage, When
-from sloop.core.graph_estimates import HALF_LIFE_NS, PRIOR, RUN, EdgeHistory, VisitRates, remaining_times
+from sloop.core.graph_estimates import CERTAIN_AFTER, HALF_LIFE_NS, PRIOR, EdgeHistory, VisitRates, remaining_times
 from sloop.vocabulary import Path
 
 KINDS = Graph(
@@ -142,14 +142,14 @@ def test_a_fan_out_counts_after_a_run_of_requests_with_parts() -> None:
         return remaining(PARTED, history, a=1, b=20, c=300)["a"]
 
     assert remaining(PARTED, a=1, b=20, c=300)["a"] == 0, "a mean says nothing of the least"
-    for _ in range(RUN - 1):
+    for _ in range(CERTAIN_AFTER - 1):
         history.finish("a", (5,))
     assert first() == 0
     history.finish("a", (1,))
     assert first() == 320
     history.finish("a", (0,))
     assert first() == 0
-    for _ in range(RUN):
+    for _ in range(CERTAIN_AFTER):
         history.finish("a", ())
         history.finish("b", ())
     assert first() == 320
@@ -173,7 +173,7 @@ def test_a_branch_counts_after_a_run_of_requests_that_took_it() -> None:
 
     def first(*paths: tuple[int, ...]) -> int:
         history = EdgeHistory(graph)
-        for _ in range(RUN):
+        for _ in range(CERTAIN_AFTER):
             for edge_counts in paths:
                 history.finish("a", edge_counts)
         return remaining(graph, history, a=1, b=70, c=20, d=4)["a"]

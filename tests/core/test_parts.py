@@ -7,7 +7,7 @@ import pytest
 
 from sloop.actions import Action, End, StartBatch, StartReplica
 from sloop.app.graph import Each
-from sloop.core.graph_estimates import RUN
+from sloop.core.graph_estimates import CERTAIN_AFTER
 from sloop.core.state import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, ReplicaLost, ReplicaReady
 from sloop.units import ms
@@ -50,9 +50,9 @@ def test_no_request_is_dropped_for_parts_that_it_may_not_have() -> None:
         return scene.act(at_ms + 23, done(found[0])) if isinstance(found[0], StartBatch) else found
 
     assert answered(0, 0) == [End(RequestId(0), Outcome.SERVED)]
-    for id in range(1, RUN + 1):
+    for id in range(1, CERTAIN_AFTER + 1):
         assert answered(id, 1) == [End(RequestId(id), Outcome.SERVED)]
-    (hopeless,) = answered(RUN + 100, 0)
+    (hopeless,) = answered(CERTAIN_AFTER + 100, 0)
     assert "slack 15.0 ms at find, where the least time to the answer is 22.0 ms" in str(hopeless), (
         "all of late had some"
     )

@@ -85,8 +85,8 @@ class Core:
     def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> list[Action]:
         """Process one event at `now_ns`; returns the resulting actions, to be carried out in this order.
 
-        `more_at_this_instant` says that the next call has another event of the same instant. Batches are then formed only
-        after the last of these events, so that requests that arrive together can run together.
+        `more_at_this_instant` says that the next call has another event of the same instant. Batches are then formed
+        only after the last of these events, so that requests that arrive together can run together.
         """
         out: list[Action] = []
         if now_ns >= self.wake_ns:

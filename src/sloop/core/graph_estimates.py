@@ -20,7 +20,7 @@ guess."""
 class VisitRates:
     """How often requests visit each stage.
 
-    It counts, per edge, the items sent per successful visit, and multiplies these rates along the graph. Counting
+    It counts, per edge, the parts sent per successful visit, and multiplies these rates along the graph. Counting
     visits to a stage would be simpler and wrong under overload: dropped requests would lower the rates of later stages,
     which would get fewer replicas and drop even more.
     """
@@ -33,7 +33,7 @@ class VisitRates:
         self._finished = dict.fromkeys(self._edges, 0.0)
         """Per stage, the successful visits; under "" the requests."""
         self._sent = dict.fromkeys(self._declared, 0.0)
-        """Per edge, the items sent."""
+        """Per edge, the parts sent."""
         self._aged_ns = 0
 
     def begin(self, enters: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class VisitRates:
         self.finish("", [int(not enters or name in enters) for name in self._graph.entries])
 
     def finish(self, stage: str, edge_counts: Sequence[int]) -> None:
-        """A visit is over and has sent these numbers of items along the stage's edges; one along each if empty."""
+        """A visit is over and has sent these numbers of parts along the stage's edges; one along each if empty."""
         self._finished[stage] += 1.0
         edges, sent = self._edges[stage], self._sent
         for edge, count in zip(edges, edge_counts or (1,) * len(edges), strict=True):
@@ -68,7 +68,7 @@ LeastTimes = tuple[int, int]
 """Two durations in ns: if every stage runs batches of one, and if every stage runs the plan's full batches."""
 
 NOTHING: LeastTimes = (0, 0)
-RUN: Final = 100
+CERTAIN_AFTER: Final = 100
 """If this many visits in a row took an edge, at least 97 % of all visits do, with 95 % confidence (rule of three:
 3/n)."""
 MEAN_PARTS_MIN: Final = 3.0
@@ -90,7 +90,7 @@ class EdgeHistory:
         """Per stage, how many visits in a row have taken at least one of the edges with a condition."""
 
     def finish(self, stage: str, edge_counts: Sequence[int]) -> None:
-        """A visit is over and has sent these numbers of items along the stage's edges; one along each if empty."""
+        """A visit is over and has sent these numbers of parts along the stage's edges; one along each if empty."""
         taken = self._taken.get(stage)
         if taken is None:
             return
@@ -102,18 +102,18 @@ class EdgeHistory:
 
     def is_certain(self, stage: str, index: int) -> bool:
         """Whether nearly all visits take the stage's edge with this index."""
-        return stage in self._taken and self._taken[stage][index] >= RUN
+        return stage in self._taken and self._taken[stage][index] >= CERTAIN_AFTER
 
     def is_exhaustive(self, stage: str) -> bool:
         """Whether nearly all visits take at least one of the stage's edges with conditions."""
-        return self._any_conditional.get(stage, 0) >= RUN
+        return self._any_conditional.get(stage, 0) >= CERTAIN_AFTER
 
 
 def _first_run(graph: Graph, edge: Edge) -> int:
     """The number of visits in a row to assume for an edge before any visit is measured."""
     each = graph.stages[edge.target].each
     has_parts = edge.kind == "each" and edge.when is None and each is not None and each.mean >= MEAN_PARTS_MIN
-    return RUN if has_parts else 0
+    return CERTAIN_AFTER if has_parts else 0
 
 
 def remaining_times(
@@ -125,7 +125,7 @@ def remaining_times(
     edges that are certain to be taken:
 
     - edges without a condition, unless they fan out, since a fan-out may have no part;
-    - edges of any kind that the last `RUN` visits have all taken;
+    - edges of any kind that the last `CERTAIN_AFTER` visits have all taken;
     - the quickest of several alternatives, if the declarations or measurements say that one is always taken.
 
     All other edges count as 0: dropping a request that could be served costs more than running one that cannot. If

@@ -95,9 +95,9 @@ class Full:
             return Take(count=limit)
         if self.forever:
             return Take(count=0)
-        tightest_ns = min(visit.deadline_ns for visit in queue) - remaining_ns - costs_ns[limit]
+        latest_ns = min(visit.deadline_ns for visit in queue) - remaining_ns - costs_ns[limit]
         patient_ns = min(visit.arrived_ns for visit in queue) + round(self.patience * wait_ns)
-        start_by_ns = min(patient_ns, tightest_ns)
+        start_by_ns = min(patient_ns, latest_ns)
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
 
 
@@ -125,8 +125,8 @@ class Slack:
     ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
-        tightest_ns = min(visit.deadline_ns for visit in queue)
-        start_by_ns = tightest_ns - remaining_ns - costs_ns[limit] - self.guard_ns
+        earliest_ns = min(visit.deadline_ns for visit in queue)
+        start_by_ns = earliest_ns - remaining_ns - costs_ns[limit] - self.guard_ns
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
 
 

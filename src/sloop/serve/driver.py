@@ -43,7 +43,7 @@ _log: Final = logging.getLogger("sloop.driver")
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 TOGETHER_MAX: Final = 32
 """The most events of one instant. In a long turn of the event loop, an idle worker does not wait for the turn's end."""
-FREES: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
+FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
 
@@ -177,7 +177,7 @@ class Driver:
         stage, parts = running.stage, running.parts or repeat(None)
         skipped = self._skipped.pop(event.replica, None)
         if skipped is not None or stage in self._wiring.decisions:
-            self._decide(event, running, outputs, skipped or frozenset())
+            self._add_edge_counts(event, running, outputs, skipped or frozenset())
             return
         for request, part, tensors in zip(running.requests, parts, outputs, strict=False):
             found = self._open.get(request)
@@ -185,7 +185,7 @@ class Driver:
                 found.tensors.store(stage, part, tensors)
         self.on_event(event)
 
-    def _decide(
+    def _add_edge_counts(
         self, event: Finished, running: StartBatch, outputs: Sequence[Sequence[Tensor]], skipped: frozenset[int]
     ) -> None:
         """Add each request's edge counts to the event of a finished batch; needed if its stage has branches or if some
@@ -261,7 +261,7 @@ class Driver:
         try:
             for event in events:
                 left -= 1
-                if type(event) in FREES:
+                if type(event) in FREEING_EVENTS:
                     self._running.pop(event.replica, None)  # type: ignore[union-attr]  # all of them have one
                 records.append(event)
                 actions = self._core.handle(now_ns, event, left > 0)
