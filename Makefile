@@ -22,7 +22,7 @@ test: $(READY) ## every test, tests of live servers one after another
 PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
 
 coverage: $(READY) ## branches of the floors without I/O that their own tests reach; fails below the limit
-	$(BIN)/coverage run -m pytest -p no:cacheprovider $(PURE) && $(BIN)/coverage report --skip-covered
+	mkdir -p out && $(BIN)/coverage run -m pytest -p no:cacheprovider $(PURE) && $(BIN)/coverage report --skip-covered
 
 demo: $(READY) ## about two minutes: a real model under a bursty trace, live and simulated, one HTML report
 	$(BIN)/sloop demo $(FLAGS)
@@ -54,4 +54,4 @@ bench-peers: $(READY) ## beside mosec, LitServe, BentoML, Ray Serve, Triton and 
 	$(BIN)/python -m benchmarks.peers $(FLAGS)
 
 clean: ## forget the environment and every cache
-	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

@@ -112,9 +112,6 @@ def test_a_cold_start_that_never_happens_is_not_listed(tmp_path: Path) -> None:
     assert run_scenario(scenario, scenario.systems[0]).row.assumed == ()
 
 
-# == test_band: The range around a simulated run: from the passes of a profile, from a declared spread, or none.
-
-
 MS = 1_000_000
 BATCH_MS = {1: 10.0, 2: 16.0, 4: 28.0}
 
