@@ -65,6 +65,9 @@ def test_a_passed_deadline_is_answered_although_no_replica_becomes_free() -> Non
     assert ms(25) < scene.core.wake_ns <= ms(26)
     scene.act(26, WOKE)
     assert outcomes(scene) == {2: Outcome.DROPPED}
+    (dropped,) = [action for action in scene.actions if isinstance(action, End)]
+    assert "no replica was free" in dropped.why
+    assert "takes" not in dropped.why, "no batch is compared with the slack while no replica is free"
 
 
 def wakes(scene: Scene, until_ms: float) -> list[int]:
