@@ -1,6 +1,7 @@
 """Actions: everything that the core orders its driver to do, and its notes on why (`Action` is the closed union)."""
 
 from collections.abc import Iterator
+from enum import StrEnum
 from itertools import repeat
 
 from msgspec import Struct
@@ -58,17 +59,73 @@ class ResizeReplica(Struct, frozen=True, gc=False, tag="resize_replica"):
     cores: float
 
 
-class Decided(Struct, frozen=True, tag="decided"):
+class AcquireNode(Struct, frozen=True, gc=False, tag="acquire_node"):
+    """Rent this node; it costs money from now on. The driver answers with `NodeReady` or `NodeLost`."""
+
+    node: str
+
+
+class ReleaseNode(Struct, frozen=True, gc=False, tag="release_node"):
+    """Give back this node, which has no replicas. The driver answers with `NodeReleased`."""
+
+    node: str
+
+
+class RequestPlan(Struct, frozen=True, gc=False, tag="request_plan"):
+    """Compute `core.plan_input` with the planner, beside the event loop, and answer with `Planned`."""
+
+    number: int
+
+
+class VersionState(StrEnum):
+    """Where an application version is in its rollout: starting → (canary →) serving → retiring → retired."""
+
+    STARTING = "starting"
+    """Its replicas start; it gets no requests yet."""
+    CANARY = "canary"
+    """It gets a share of the requests, and is compared with the version that serves the others."""
+    SERVING = "serving"
+    RETIRING = "retiring"
+    """It gets no new requests and finishes those it has."""
+    RETIRED = "retired"
+    """It has ended: it has neither requests nor replicas."""
+
+
+class Rollout(Struct, frozen=True, tag="rollout", omit_defaults=True):
+    """A version of an application enters a state and gets this share of the application's requests."""
+
+    application: str
+    version: str
+    state: VersionState
+    share: float
+    why: str
+
+
+class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     """A note for the log and for `explain`: what was decided and why. Drivers write it down and do nothing else."""
 
     kind: str
     """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
     and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for a planned replica
-    or resize."""
+    or resize. `node`: a node is acquired, released or lost. `rest`: an application without traffic gives up its
+    replicas. `planner`: no plan could be made."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None
     plan: Plan | None = None
+    application: str = ""
+    """Key of the application version; empty if the deployment has only one application."""
 
 
-Action = StartBatch | End | StartReplica | StopReplica | ResizeReplica | Decided
+Action = (
+    StartBatch
+    | End
+    | StartReplica
+    | StopReplica
+    | ResizeReplica
+    | AcquireNode
+    | ReleaseNode
+    | RequestPlan
+    | Rollout
+    | Decided
+)

@@ -6,11 +6,11 @@ expects.
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from sloop.vocabulary import BatchId, ReplicaId, Request, RequestId
+from sloop.vocabulary import BatchId, Canary, Node, Plan, ReplicaId, Request, RequestId
 
 V = TypeVar("V")
 
@@ -79,6 +79,63 @@ class Resized(Struct, frozen=True, gc=False, tag="resized"):
     cores: float
 
 
+class NodeReady(Struct, frozen=True, tag="node_ready"):
+    """A node can hold replicas: it was acquired, repaired, or has joined the cluster."""
+
+    node: Node
+
+
+class NodeLost(Struct, frozen=True, gc=False, tag="node_lost"):
+    """A node has failed, or could not be acquired. Its replicas are reported lost separately."""
+
+    node: str
+    error: str
+
+
+class NodeReleased(Struct, frozen=True, gc=False, tag="node_released"):
+    """A node that was ordered to be released is gone and costs nothing from now on."""
+
+    node: str
+
+
+class Planned(Struct, frozen=True, tag="planned", omit_defaults=True):
+    """The answer to `RequestPlan`: a plan for each application version that was planned, by its key."""
+
+    number: int
+    plans: dict[str, Plan]
+    errors: dict[str, str] = {}  # msgspec copies the empty dict for each instance
+    """By key, why a policy could not plan; the current plan stays in force."""
+
+
+class Deployed(Struct, frozen=True, tag="deployed", omit_defaults=True):
+    """An application is added, or a version of it beside the version that serves.
+
+    `definition` describes it completely (`sloop.systems.setup`), so that a replay builds the same application.
+    """
+
+    application: str
+    version: str
+    definition: dict[str, Any]
+    canary: Canary | None = None
+    """None: it gets all traffic as soon as it is ready."""
+
+
+class Promoted(Struct, frozen=True, gc=False, tag="promoted"):
+    """Somebody orders that a version gets all traffic of its application."""
+
+    application: str
+    version: str
+
+
+class Removed(Struct, frozen=True, gc=False, tag="removed", omit_defaults=True):
+    """Somebody orders that an application, or one version of it, stops: it takes no new requests, and ends when its
+    open requests have."""
+
+    application: str
+    version: str = ""
+    """Empty for all versions."""
+
+
 class Cancelled(Struct, frozen=True, gc=False, tag="cancelled"):
     """The client of a request disconnected."""
 
@@ -102,6 +159,13 @@ Event = (
     | ReplicaLost
     | ReplicaStopped
     | Resized
+    | NodeReady
+    | NodeLost
+    | NodeReleased
+    | Planned
+    | Deployed
+    | Promoted
+    | Removed
     | Cancelled
     | Draining
     | Woke

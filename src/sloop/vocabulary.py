@@ -1,4 +1,4 @@
-"""The nouns that all packages share: requests, replicas, plans, nodes. Values only, without behaviour of their own.
+"""The nouns that all packages share: requests, slots, replicas, plans, nodes. Values only, without behaviour of their own.
 
 They are `msgspec.Struct`s, not dataclasses: as quick to make as tuples, frozen, and written to the event log without
 conversion. `gc=False` is safe on the frequent ones because none can be part of a reference cycle.
@@ -7,7 +7,7 @@ conversion. `gc=False` is safe on the frequent ones because none can be part of 
 from enum import StrEnum
 from typing import NewType
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 RequestId = NewType("RequestId", int)
 BatchId = NewType("BatchId", int)
@@ -37,7 +37,7 @@ class Life(StrEnum):
     DRAINING = "draining"
 
 
-class Request(Struct, frozen=True, gc=False, tag="arrived"):
+class Request(Struct, frozen=True, gc=False, tag="arrived", omit_defaults=True):
     """One inference request of a client, and also the event of its arrival.
 
     `sent_ns` is when the client began to send. The end-to-end budget counts from then: `deadline_ns = sent_ns +
@@ -50,6 +50,10 @@ class Request(Struct, frozen=True, gc=False, tag="arrived"):
     deadline_ns: int
     enters: tuple[str, ...] = ()
     """The entry stages where it begins; empty for all entry stages of the application."""
+    application: str = ""
+    """The name of the application that serves it; may be empty if the deployment has only one."""
+    version: str = ""
+    """The version that the client asks for; empty to let the rollout decide."""
 
     @property
     def slo_ns(self) -> int:
@@ -87,38 +91,68 @@ class Visit(Struct, gc=False):
     """Index of the request's part, if the stage runs once for each part; otherwise 0."""
 
 
-class ReplicaSpec(Struct, frozen=True):
-    """One replica of a plan: its variant and its resources.
+class Slot(Struct, frozen=True, omit_defaults=True):
+    """What a replica runs on: cores of a node, and possibly a share of one of its accelerators."""
 
-    `node=None` leaves the choice to the place policy. `device` names an accelerator of the node ("" for none), and
-    `share` is the fraction of the device that the replica may use, 0 < share ≤ 1.
+    cores: float
+    hardware: str = ""
+    """Kind of the node; "" only if no nodes are known."""
+    accelerator: str = ""
+    """Kind of the accelerator; "" for none."""
+    share: float = 1.0
+    """Fraction of the accelerator that it may use, 0 to 1. With 0, only the accelerator's memory limits how many
+    replicas share it."""
+
+
+class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
+    """One replica: its variant and its slot. `node` and `device` name where it runs.
+
+    In a plan, `node=None` and `device=None` leave the choice to the place policy. In a `StartReplica` both are set.
     """
 
     stage: str
     variant: str
-    cores: float
+    slot: Slot
     node: str | None = None
-    device: str = ""
-    share: float = 1.0
+    device: str | None = None
+    """Name of an accelerator of the node; None without one."""
+
+    @property
+    def cores(self) -> float:
+        """The cores of its slot."""
+        return self.slot.cores
+
+    def with_cores(self, cores: float) -> "ReplicaSpec":
+        """The same replica with other cores."""
+        return structs.replace(self, slot=structs.replace(self.slot, cores=cores))
 
 
-class Group(Struct, frozen=True):
+class Group(Struct, frozen=True, omit_defaults=True):
     """`count` equal replicas."""
 
     spec: ReplicaSpec
     count: int
+    batch_max: int = 0
+    """Largest batch that they get; 0: the stage plan's."""
+    rate_rps: float = 0.0
+    """The visits per second that the plan expects all of them to serve together; 0: the plan does not say."""
 
 
 class StagePlan(Struct, frozen=True):
-    """The target for one stage: its replicas, and the largest batch that they get."""
+    """The target for one stage: its replicas, and the batches that they get."""
 
     stage: str
     groups: tuple[Group, ...]
     batch_max: int
+    """Largest batch of groups that do not declare one."""
     in_place: bool = True
     """Whether a replica that differs only in cores is resized; otherwise a new one replaces it."""
     wait_ns: int = 0
     """How long to wait for a full batch, for batch policies that read it (`full`)."""
+
+    def batch_max_of(self, group: Group) -> int:
+        """Largest batch of a group's replicas."""
+        return group.batch_max or self.batch_max
 
 
 class Plan(Struct, frozen=True):
@@ -140,12 +174,49 @@ class Plan(Struct, frozen=True):
         return other is not None and self.stages == other.stages
 
 
+class Device(Struct, frozen=True):
+    """An accelerator of a node."""
+
+    name: str
+    """Unique on its node."""
+    kind: str
+    """Model of the accelerator, such as `T4`."""
+    memory_bytes: int
+    clients_max: int = 48
+    """How many processes may use it at once. NVIDIA's MPS allows 48 since Volta."""
+
+
 class Node(Struct, frozen=True):
-    """A machine of the cluster: its name, hardware kind, capacities and price. `devices` names its accelerators."""
+    """A machine of the cluster: its name, hardware kind, capacities and price."""
 
     name: str
     hardware: str
     cores: float
     memory_bytes: int
-    devices: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
     usd_per_h: float = 0.0
+    on_demand: bool = False
+    """Whether the core acquires and releases it as plans need it. Other nodes are there from the start."""
+
+
+class NodeState(StrEnum):
+    """A node's state: released → acquiring → ready → releasing → released; `lost` until it is ready again."""
+
+    RELEASED = "released"
+    ACQUIRING = "acquiring"
+    READY = "ready"
+    RELEASING = "releasing"
+    LOST = "lost"
+
+
+class Canary(Struct, frozen=True, omit_defaults=True):
+    """How a new version of an application gets its traffic: a share at first, all of it after a while."""
+
+    share: float = 0.1
+    """Fraction of the requests that the new version serves, above 0, below 1."""
+    promote_after_s: float = 0.0
+    """Seconds of service after which it gets all requests; 0: never by itself."""
+    tolerance: float = 0.05
+    """The new version is rolled back if its attainment is lower by more than this (0 to 1), with 95 % confidence."""
+    requests_min: int = 50
+    """Requests that both versions must have ended before they are compared."""

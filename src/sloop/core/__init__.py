@@ -3,23 +3,36 @@
 It has no clock, thread, socket, file or random number (law 1). A driver, live or simulated, calls `handle(now_ns,
 event)` with non-decreasing times and carries out the actions; `wake_ns` says when to call it with `WOKE` if nothing
 happens before. The same events give the same actions, always: that is what replay checks.
+
+It serves one application or several, each in one version or more (`sloop.core.rollout`). As long as there is only one,
+events go straight to its data path.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, cast
 
-from sloop.actions import Action
-from sloop.app.graph import Graph
-from sloop.core.control import BUCKET_NS_MAX, ControlPath
-from sloop.core.dispatch import DataPath
-from sloop.core.protocols import Policies
-from sloop.core.state import StageState, State
-from sloop.core.views import Belief, StageView
+from sloop.actions import Action, End
+from sloop.core.control import ControlPath
+from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
+from sloop.core.ledger import Ledger
+from sloop.core.planner import Planner
+from sloop.core.rollout import Rollouts, Version
+from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replica, StageState, State
+from sloop.core.views import PlanInput, StageView
 from sloop.events import (
     BatchFailed,
     Cancelled,
+    Deployed,
     Draining,
     Event,
     Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    Planned,
+    Promoted,
+    Removed,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -27,60 +40,131 @@ from sloop.events import (
     Resized,
     Woke,
 )
-from sloop.vocabulary import Node, Plan, Request
+from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request
 
-Beliefs = Mapping[tuple[str, str], Belief]
-"""The latency estimate of each (stage, variant)."""
+__all__ = ["ApplicationParts", "Beliefs", "Core"]
+
+Build = Callable[[str, str, Mapping[str, Any]], ApplicationParts]
+"""Makes the parts of an application version from its name, its version and its definition (`Deployed`)."""
+
+Step = Callable[[int, Any, list[Action]], None]
 
 
 class Core:
-    """All decisions for one application on one cluster.
+    """All decisions for the applications on one cluster. `build` is needed only if applications are deployed later."""
 
-    It takes the application's graph and beliefs, not the `Application`, which also holds model files, traces and prices
-    and needs imports that the core must not have.
-    """
+    def __init__(
+        self, applications: Sequence[ApplicationParts], nodes: Sequence[Node], build: Build | None = None
+    ) -> None:
+        self.state = State(Ledger(nodes))
+        self._build = build
+        self._batch_ids = cast(Iterator[BatchId], count())
+        self._paths: dict[str, DataPath] = {}
+        """The data path of each application version, by key."""
+        self._control = ControlPath(self.state, self._lose)
+        self._rollouts = Rollouts(self._control)
+        self._steps: dict[type, Step] = {}
+        self._active: tuple[tuple[StageState, DataPath], ...] = ()
+        """The stages that may have waiting visits, with their data path. Others are skipped when batches are formed."""
+        self._active_keys: set[str] = set()
+        self._is_plain = False
+        """Whether there is only one application, in one version."""
+        self._draining_why = ""
+        self.wake_ns = 0
+        for parts in applications:
+            self._add(0, parts)
+        self._bind()
 
-    def __init__(self, graph: Graph, beliefs: Beliefs, policies: Policies, nodes: Sequence[Node]) -> None:
-        bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
-        by_stage: dict[str, dict[str, Belief]] = {name: {} for name in graph.stages}
-        for (name, variant), belief in beliefs.items():
-            by_stage[name][variant] = belief
-        stages = [
-            StageState(name, stage.after, by_stage[name], policies.order, bucket_ns)
-            for name, stage in graph.stages.items()
-        ]
-        self.state = State(stages, graph, nodes)
-        self._stages = tuple(stages)
-        self._data = DataPath(self.state, policies)
-        self._control = ControlPath(self.state, policies, self._data)
-        self._steps: dict[type, Callable[..., None]] = {
-            Request: self._data.arrive,
-            Finished: self._data.finish,
-            BatchFailed: self._data.fail,
-            Cancelled: self._data.cancel,
-            ReplicaReady: self._control.ready,
-            ReplicaLost: self._control.lost,
-            ReplicaStopped: self._control.stopped,
-            Resized: self._control.resized,
-            Draining: self._data.drain,
+    def _add(self, now_ns: int, parts: ApplicationParts, canary: Canary | None = None) -> Version:
+        application = ApplicationState(parts, self.state.replicas, now_ns)
+        assert application.key not in self.state.applications, application.key
+        self.state.applications[application.key] = application
+        self._paths[application.key] = DataPath(application, parts.policies, self._batch_ids)
+        control = self._control.add(application, now_ns)
+        self.wake_ns = now_ns
+        application.refuses = self._draining_why
+        return self._rollouts.add(now_ns, application, control, canary)
+
+    def _bind(self) -> None:
+        """Connect events to their methods: directly to the data path of the only application, if there is only one."""
+        control = self._control
+        self._is_plain = self._rollouts.is_plain
+        self._steps = {
+            ReplicaReady: control.ready,
+            ReplicaLost: control.lost,
+            ReplicaStopped: control.stopped,
+            Resized: control.resized,
+            NodeReady: control.node_ready,
+            NodeLost: control.node_lost,
+            NodeReleased: control.node_released,
+            Planned: control.planned,
+            Deployed: self._deploy,
+            Promoted: self._promote,
+            Removed: self._remove,
+            Draining: self._drain,
             ReplicaProgressed: _ignore,
             Woke: _ignore,
         }
-        self.wake_ns = 0
+        if self._is_plain:
+            (path,) = self._paths.values()
+            self._steps |= {
+                Request: path.arrive,
+                Finished: path.finish,
+                BatchFailed: path.fail,
+                Cancelled: path.cancel,
+            }
+        else:
+            self._steps |= {
+                Request: self._arrive,
+                Finished: self._finish,
+                BatchFailed: self._fail,
+                Cancelled: self._cancel,
+            }
+        self._activate(self.state.applications.values())
+
+    # What drivers and observers read
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force."""
-        return self._control.plan
+        """The plan in force of the only application."""
+        (key,) = self.state.applications
+        return self.plan_of(key)
 
-    def stage_views(self) -> tuple[StageView, ...]:
-        """The stages as scaling policies see them. Calls no policy, so it can be read at any time."""
-        return self._control.stage_views()
+    def plan_of(self, key: str) -> Plan | None:
+        """The plan in force of an application version."""
+        return self._control.of(key).plan
+
+    @property
+    def planner(self) -> Planner:
+        """Answers `RequestPlan`: `planner.plan(plan_input)`."""
+        return self._control.planner
+
+    @property
+    def plan_input(self) -> PlanInput | None:
+        """The input of the plan that was last requested; None if it has been answered."""
+        return self._control.plan_input
+
+    def stage_views(self, key: str | None = None) -> tuple[StageView, ...]:
+        """The stages of an application version, or of the only application, as scaling policies see them. Calls no
+        policy, so it can be read at any time."""
+        if key is None:
+            (key,) = self.state.applications
+        return self.state.applications[key].stage_views()
+
+    def versions(self, name: str) -> Sequence[Version]:
+        """The versions of an application."""
+        return self._rollouts.versions(name)
+
+    def is_resting(self, key: str) -> bool:
+        """Whether an application version has given up its replicas because it had no requests."""
+        return self._control.of(key).is_resting
 
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or runs."""
-        return all(not s.queue.visits and not s.monitor.running for s in self._stages)
+        return all(application.is_idle for application in self.state.applications.values())
+
+    # Events
 
     def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> list[Action]:
         """Process one event at `now_ns`; returns the resulting actions, to be carried out in this order.
@@ -98,28 +182,109 @@ class Core:
         # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
         # is inlined, and comparisons replace the slower calls of min.
         wake_ns = self._control.wake_ns
-        for stage in self._stages:
+        for stage, path in self._active:
             queue = stage.queue
             if not queue.visits:
                 continue
             if stage.pool.idle:
-                wait_until_ns = self._data.dispatch(now_ns, stage, out)
+                wait_until_ns = path.dispatch(now_ns, stage, out)
                 if wait_until_ns < wake_ns:  # noqa: PLR1730
                     wake_ns = wait_until_ns
             elif kind is Request and not stage.pool.replicas:
-                self._control.wake(now_ns, out)
+                self._control.wake(now_ns, stage.application, out)
             if queue.sweep_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = queue.sweep_ns
         self.wake_ns = wake_ns
+        if not self._is_plain and self._rollouts.is_comparing:
+            self._rollouts.count(out)
         return out
 
     def _wake(self, now_ns: int, out: list[Action]) -> None:
         """Run the control tick and the queue sweeps that are due."""
         if now_ns >= self._control.wake_ns:
             self._control.tick(now_ns, out)
-        for stage in self._stages:
+            if not self._is_plain:
+                self._advance_rollouts(now_ns, out)
+        for stage, path in self._active:
             if now_ns >= stage.queue.sweep_ns:
-                self._data.sweep(now_ns, stage, out)
+                path.sweep(now_ns, stage, out)
+
+    def _lose(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
+        application = replica.stage.application
+        self._touch(application)
+        self._paths[application.key].lose(now_ns, replica, error, out)
+
+    def _drain(self, now_ns: int, event: Draining, out: list[Action]) -> None:
+        """The server shuts down: reject requests from now on."""
+        self._draining_why = "the server is shutting down"
+        for application in self.state.applications.values():
+            application.refuses = self._draining_why
+
+    # Several applications or versions
+
+    def _touch(self, application: ApplicationState) -> None:
+        """Look at the stages of an application when batches are formed."""
+        if application.key not in self._active_keys:
+            self._active_keys.add(application.key)
+            path = self._paths[application.key]
+            self._active += tuple((stage, path) for stage in application.all_stages)
+
+    def _activate(self, applications: Iterable[ApplicationState]) -> None:
+        """Look at the stages of these applications only."""
+        self._active, self._active_keys = (), set()
+        for application in applications:
+            self._touch(application)
+
+    def _arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
+        application = self._rollouts.choose(request)
+        if application is None:
+            version = f", version {request.version}," if request.version else ""
+            why = f"application {request.application!r}{version} is not served"
+            out.append(End(request.id, Outcome.REJECTED, why, SHUTDOWN_RETRY_NS))
+            return
+        self._touch(application)
+        self._paths[application.key].arrive(now_ns, request, out)
+
+    def _finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
+        replica = self.state.replicas.get(event.replica)
+        if replica is not None:
+            self._touch(replica.stage.application)
+            self._paths[replica.stage.application.key].finish(now_ns, event, out)
+
+    def _fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
+        replica = self.state.replicas.get(event.replica)
+        if replica is not None:
+            self._touch(replica.stage.application)
+            self._paths[replica.stage.application.key].fail(now_ns, event, out)
+
+    def _cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
+        for path in self._paths.values():
+            path.cancel(now_ns, event, out)
+
+    def _deploy(self, now_ns: int, event: Deployed, out: list[Action]) -> None:
+        """Start a version of an application."""
+        assert self._build is not None, "this core cannot build applications"
+        parts = self._build(event.application, event.version, event.definition)
+        self._rollouts.announce(now_ns, self._add(now_ns, parts, event.canary), out)
+        self._bind()
+
+    def _promote(self, now_ns: int, event: Promoted, out: list[Action]) -> None:
+        self._rollouts.promote(now_ns, event.application, event.version, out)
+
+    def _remove(self, now_ns: int, event: Removed, out: list[Action]) -> None:
+        self._rollouts.remove(now_ns, event.application, event.version, out)
+        self._bind()
+
+    def _advance_rollouts(self, now_ns: int, out: list[Action]) -> None:
+        """Advance all rollouts and forget versions that have ended; let idle stages be skipped again."""
+        ended = self._rollouts.tick(now_ns, out)
+        for application in ended:
+            self._control.discard(application.key)
+            del self._paths[application.key], self.state.applications[application.key]
+        if ended:
+            self._bind()
+        if not self._is_plain:
+            self._activate([each for each in self.state.applications.values() if not each.is_idle])
 
 
 def _ignore(now_ns: int, event: Event, out: list[Action]) -> None:

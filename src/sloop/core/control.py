@@ -6,25 +6,32 @@ others carry its load, with one exception: if its replacement has no room while 
 so.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
-from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
-from sloop.core.dispatch import DataPath
-from sloop.core.ledger import Reservation, millicores
-from sloop.core.protocols import Policies
-from sloop.core.state import STUCK_NS_MIN, Replica, StageState, State
-from sloop.core.views import ClusterView, ReplicaView, StageView, Traffic
-from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
-from sloop.units import NS_PER_S, ROUNDING, ms
-from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, StagePlan
+from msgspec import structs
 
-BUCKET_NS_MAX = NS_PER_S
-"""The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
+from sloop.actions import Action, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
+from sloop.core.ledger import Reservation, millicores, sites
+from sloop.core.nodes import NodePool
+from sloop.core.planner import Planner, cores_by_hardware
+from sloop.core.state import BUCKET_NS_MAX, STUCK_NS_MIN, ApplicationState, Replica, StageState, State
+from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, ReplicaView, Traffic
+from sloop.events import NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.text import in_s
+from sloop.units import FOREVER_NS, NS_PER_S, ROUNDING, ms, s
+from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 WAKE_NS_MIN = ms(100)
 """The shortest time between two plans that are made because a request waits at a stage without replicas."""
+
+QUIET_NS = s(60)
+"""An application that has had no request for this long is not planned again until the next one. No forecast looks back
+further: its plan would stay as it is."""
+
+PLANNER_NS_MAX = s(30)
+"""If a plan takes longer than this, the next one is requested anyway: the planner may have died."""
 
 Resizes = tuple[tuple[ReplicaId, float], ...]
 """Replicas with the cores to resize them to."""
@@ -95,7 +102,7 @@ def diff(
         if cores >= replica.spec.cores:
             grow.append((replica.id, cores))
             continue
-        spec = ReplicaSpec(plan.stage, replica.spec.variant, cores)
+        spec = replica.spec.with_cores(cores)
         loses_rps = present_rps(replica.id) - rate_rps(spec) if replica.life is Life.READY else 0.0
         (shrink if may_lose(loses_rps) else hold_shrink).append((replica.id, cores))
     stop = [replica.id for replica in reversed(spare) if replica.life is Life.STARTING]
@@ -117,7 +124,7 @@ def _match(
     matched: list[tuple[ReplicaView, float]] = []
     missing: list[ReplicaSpec] = []
     for spec in wanted:
-        found = _pop(by_kind.get(_kind(spec, same_cores), []), spec.node)
+        found = _pop(by_kind.get(_kind(spec, same_cores), []), spec)
         if found is None:
             missing.append(spec)
         else:
@@ -129,15 +136,18 @@ def _match(
 
 def _kind(spec: ReplicaSpec, same_cores: bool) -> tuple[object, ...]:
     """A key that is equal for replicas that can replace each other."""
-    return (spec.variant, spec.device, spec.share, millicores(spec.cores) if same_cores else None)
+    slot = spec.slot
+    cores = millicores(slot.cores) if same_cores else None
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share, cores)
 
 
-def _pop(candidates: list[ReplicaView], node: str | None) -> ReplicaView | None:
-    """The last candidate, or the last on `node` where the spec names one."""
-    if node is None:
+def _pop(candidates: list[ReplicaView], spec: ReplicaSpec) -> ReplicaView | None:
+    """The last candidate; if the spec names a node or a device, the last one there. A spec that names neither matches a
+    replica anywhere, so that replicas are not replaced only because of where they were placed."""
+    if spec.node is None and spec.device is None:
         return candidates.pop() if candidates else None
     for index in range(len(candidates) - 1, -1, -1):
-        if candidates[index].spec.node == node:
+        if spec.node in (None, candidates[index].node) and spec.device in (None, candidates[index].device):
             return candidates.pop(index)
     return None
 
@@ -159,7 +169,7 @@ class Shortage:
     """A part of the plan that no node has room for: a new replica, or more cores for an existing replica."""
 
     variant: str
-    cores: float
+    slot: Slot
     replica: ReplicaId | None = None
     present_cores: float = 0.0
     node: str | None = None
@@ -167,79 +177,154 @@ class Shortage:
     @property
     def why(self) -> str:
         """The shortage as text, for the log."""
+        slot = self.slot
         if self.replica is None:
-            return f"no node has room for a replica of {self.variant} with {self.cores:g} cores"
-        has = f"replica {self.replica} has {self.present_cores:g} cores, not {self.cores:g}"
+            device = f" and {slot.share:g} of a {slot.accelerator}" if slot.accelerator else ""
+            return f"no node has room for a replica of {self.variant} with {slot.cores:g} cores{device}"
+        has = f"replica {self.replica} has {self.present_cores:g} cores, not {slot.cores:g}"
         return f"{has}: {self.node} has no more free"
 
 
-class ControlPath:
-    """Owns the current plan and works towards it. `wake_ns` is the time of the next tick."""
+@dataclass(slots=True, eq=False)
+class ControlledApplication:
+    """The control state of one application version."""
 
-    def __init__(self, state: State, policies: Policies, data: DataPath) -> None:
-        self._state = state
-        self._policies = policies
-        self._data = data
-        self._progress = PlanProgress.WAITING
-        """Assigned in `_compare` only."""
-        self._reported: dict[str, Shortage] = {}
-        """By stage, the shortage that was last written to the log."""
-        self._stuck_check_ns = 0
-        """No batch can be stuck before this time."""
-        self._next_plan_ns = 0
-        self._woken_ns = -WAKE_NS_MIN
-        self.plan: Plan | None = None
-        self.wake_ns = 0
+    state: ApplicationState
+    next_plan_ns: int = 0
+    plan: Plan | None = None
+    progress: PlanProgress = PlanProgress.WAITING
+    reported: dict[str, Shortage] = field(default_factory=dict)
+    """By stage, the shortage that was last written to the log."""
+    woken_ns: int = -WAKE_NS_MIN
+    share: float = 1.0
+    """Fraction of the application's requests to plan for; 0 while it retires."""
+    active_ns: int = 0
+    """When it last had requests."""
+    is_resting: bool = False
+    """Whether it gave up its replicas because it had no requests."""
+    compared_ns: int = -1
+    """When its replicas were last compared with the plan."""
+    planned_share: float = 1.0
+    """The share that the plan in force was made for."""
 
-    def stage_views(self) -> tuple[StageView, ...]:
-        """The stages as scaling policies see them."""
-        state, visits = self._state, self._state.visits()
-        return tuple(stage.view(state.slo_ns, visits[stage.name]) for stage in state.stages.values())
+    @property
+    def is_settled(self) -> bool:
+        """Whether the plan in force was made for the present share, and all its replicas exist."""
+        return self.planned_share == self.share and self.progress is PlanProgress.MET
 
-    def _view(self, now_ns: int) -> ClusterView:
-        """The cluster as scaling policies see it. Calls the forecast policy, which may keep state between calls."""
-        state, stages = self._state, self.stage_views()
-        ingress = Traffic(buckets=tuple(state.ingress.buckets), bucket_ns=state.ingress.bucket_ns)
-        forecast_rps = self._policies.forecast.demand_rps(now_ns, ingress)
-        return ClusterView(
-            stages=stages,
-            nodes=state.ledger.views(),
-            plan=self.plan,
-            demand_rps={stage.name: forecast_rps * stage.visits for stage in stages},
-            ingress=ingress,
-            forecast_rps=forecast_rps,
-            paths=state.graph.paths,
+    @property
+    def is_ready(self) -> bool:
+        """Whether each stage has a ready replica, and no replica is still starting."""
+        return all(
+            any(rate.ready for rate in pool.rates) and not any(rate.starting for rate in pool.rates)
+            for pool in (stage.pool for stage in self.state.all_stages)
         )
 
-    def tick(self, now_ns: int, out: list[Action]) -> None:
-        """Close buckets, stop replicas with stuck batches, make a plan if it is time, work towards the plan."""
-        state = self._state
-        for stage in state.stages.values():
-            stage.monitor.roll(now_ns)
-            stage.refresh()
-        if state.open_requests is not None:
-            state.ingress.roll(now_ns)
-            state.update_remaining_times()
-        if state.visit_rates is not None:
-            state.visit_rates.age(now_ns)
-        self._give_up_stuck(now_ns, out)
-        is_new = False
-        if now_ns >= self._next_plan_ns:
-            period_ns = self._policies.scale.period_ns
-            self._next_plan_ns = (now_ns // period_ns + 1) * period_ns
-            is_new = self._update_plan(now_ns, out)
-        if is_new or self._progress is PlanProgress.RETRY:
-            self._compare(now_ns, out)
-        bucket_ns = state.ingress.bucket_ns
-        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, self._next_plan_ns)
 
-    def wake(self, now_ns: int, out: list[Action]) -> None:
+class ControlPath:
+    """Owns the plans and works towards them. `wake_ns` is the time of the next tick.
+
+    `lose` tells the data path that a replica and its batch are gone.
+    """
+
+    def __init__(self, state: State, lose: Callable[[int, Replica, str, list[Action]], None]) -> None:
+        self._state = state
+        self._lose = lose
+        self._applications: dict[str, ControlledApplication] = {}
+        self._nodes = NodePool(state.ledger)
+        self._stuck_check_ns = 0
+        """No batch can be stuck before this time."""
+        self._requested = 0
+        """Number of the last plan request."""
+        self.planner = Planner()
+        self.plan_input: PlanInput | None = None
+        """The view of the plan request that is not yet answered."""
+        self.traffic: Callable[[ApplicationState], Traffic] = own_traffic
+        """The requests that an application version is to be planned for, before its share is taken."""
+        self.wake_ns = 0
+
+    def add(self, application: ApplicationState, now_ns: int) -> ControlledApplication:
+        """Plan for one more application version from now on."""
+        self.planner.add(application.key, application.parts.policies)
+        self._applications[application.key] = made = ControlledApplication(
+            application, next_plan_ns=now_ns, active_ns=now_ns
+        )
+        self.wake_ns = now_ns
+        return made
+
+    def discard(self, key: str) -> None:
+        """Forget an application version that has no replicas."""
+        self.planner.discard(key)
+        del self._applications[key]
+
+    def of(self, key: str) -> ControlledApplication:
+        """The control state of an application version."""
+        return self._applications[key]
+
+    def tick(self, now_ns: int, out: list[Action]) -> None:
+        """Close buckets, stop replicas with stuck batches, make plans if it is time, work towards the plans."""
+        for application in self._applications.values():
+            application.state.roll(now_ns)
+        self._give_up_stuck(now_ns, out)
+        due = []
+        for application in self._applications.values():
+            if now_ns >= application.next_plan_ns:
+                period_ns = application.state.parts.policies.scale.period_ns
+                application.next_plan_ns = (now_ns // period_ns + 1) * period_ns
+                if self._needs_plan(now_ns, application, out):
+                    due.append(application)
+        if due:
+            self._update_plans(now_ns, due, out)
+        retry = [each for each in self._applications.values() if each.progress is PlanProgress.RETRY]
+        again = [each for each in retry if each.compared_ns != now_ns]
+        if again:
+            self._compare(now_ns, again, out)
+        self._nodes.release_unused(now_ns, is_short=bool(retry), out=out)
+        every = self._applications.values()
+        bucket_ns = min((each.state.ingress.bucket_ns for each in every), default=BUCKET_NS_MAX)
+        next_plan_ns = min((each.next_plan_ns for each in every), default=FOREVER_NS)
+        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns)
+
+    def wake(self, now_ns: int, application: ApplicationState, out: list[Action]) -> None:
         """A request waits at a stage without replicas: make a plan now, not at the next planning period."""
-        if now_ns - self._woken_ns < WAKE_NS_MIN:
+        found = self._applications[application.key]
+        if now_ns - found.woken_ns < WAKE_NS_MIN:
             return
-        self._woken_ns = now_ns
-        if self._update_plan(now_ns, out) or self._progress is PlanProgress.RETRY:
-            self._compare(now_ns, out)
+        found.woken_ns = found.active_ns = now_ns
+        found.is_resting = False
+        self._update_plans(now_ns, [found], out)
+        if found.progress is PlanProgress.RETRY and found.compared_ns != now_ns:
+            self._compare(now_ns, [found], out)
+
+    def _needs_plan(self, now_ns: int, application: ControlledApplication, out: list[Action]) -> bool:
+        """Whether an application must be planned now: not if it had no requests for so long that its plan cannot
+        change. Lets it rest if it declares that."""
+        state, monitor = application.state, application.state.ingress
+        newest = monitor.buckets[-1].arrivals if monitor.buckets else 0
+        if newest or monitor.now.slack_ns or not state.is_idle or application.plan is None:
+            application.active_ns = now_ns
+            application.is_resting = False
+        quiet_ns = now_ns - application.active_ns
+        rest_after_ns = state.parts.rest_after_ns
+        if application.is_resting:
+            return False
+        if rest_after_ns and quiet_ns >= rest_after_ns and application.share:
+            application.is_resting = True
+            stages = tuple(StagePlan(stage.name, (), batch_max=1) for stage in state.all_stages)
+            why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
+            out.append(Decided("rest", why, application=state.key))
+            self._adopt(now_ns, {state.key: Plan(stages, why)}, out)
+            return False
+        return quiet_ns <= QUIET_NS or len(self._applications) == 1
+
+    def retire(self, now_ns: int, key: str, out: list[Action]) -> None:
+        """Stop all replicas of an application version that has no requests left."""
+        application = self._applications[key]
+        application.next_plan_ns = FOREVER_NS
+        stages = tuple(StagePlan(stage.name, (), batch_max=1) for stage in application.state.all_stages)
+        self._adopt(now_ns, {key: Plan(stages, "it retires")}, out)
+
+    # Events of replicas
 
     def ready(self, now_ns: int, event: ReplicaReady, out: list[Action]) -> None:
         """A started replica is ready: make it idle."""
@@ -248,8 +333,7 @@ class ControlPath:
             return
         self._state.set_life(now_ns, replica, Life.READY)
         replica.stage.pool.add_idle(replica)
-        if self._progress is not PlanProgress.MET:
-            self._compare(now_ns, out)
+        self._advance_all(now_ns, replica, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
         """A replica died: queue its batch again, and replace the replica unless it was draining."""
@@ -259,12 +343,13 @@ class ControlPath:
         if replica.life is Life.DRAINING:
             self.stopped(now_ns, ReplicaStopped(replica.id), out)
             return
-        wait_ns = replica.stage.backoff.lose(now_ns)
+        stage = replica.stage
+        wait_ns = stage.backoff.lose(now_ns)
         why = f"{event.error}; a replacement starts {'at once' if not wait_ns else f'in {wait_ns // NS_PER_S} s'}"
-        out.append(Decided("lost", why, stage=replica.stage.name, replica=replica.id))
+        out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._state.forget(now_ns, replica)
-        self._data.lose(now_ns, replica, event.error, out)
-        self._compare(now_ns, out)
+        self._lose(now_ns, replica, event.error, out)
+        self._compare(now_ns, [self._applications[stage.application.key]], out)
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
         """A replica has stopped and freed its resources."""
@@ -272,9 +357,11 @@ class ControlPath:
         if replica is None:
             return
         self._state.forget(now_ns, replica)
-        self._data.lose(now_ns, replica, "it was stopped", out)
-        if replica.life is not Life.DRAINING or self._progress is not PlanProgress.MET:  # or it stopped without order
-            self._compare(now_ns, out)
+        self._lose(now_ns, replica, "it was stopped", out)
+        if replica.life is not Life.DRAINING:  # it stopped without an order
+            self._compare(now_ns, [self._applications[replica.stage.application.key]], out)
+        else:
+            self._advance_all(now_ns, replica, out)
 
     def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
         """A resize took effect, perhaps with other cores than ordered."""
@@ -285,62 +372,165 @@ class ControlPath:
         replica.resizing = max(0, replica.resizing - 1)
         if not replica.resizing:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
-        if self._progress is not PlanProgress.MET:
-            self._compare(now_ns, out)
+        self._advance_all(now_ns, replica, out)
 
-    def _update_plan(self, now_ns: int, out: list[Action]) -> bool:
-        """Call the scaling policy and adopt its plan; returns whether the plan is a new target."""
-        plan = self._policies.scale.plan(now_ns, self._view(now_ns))
-        if plan is None:
-            return False
-        before, self.plan = self.plan, plan
-        if before is not None and plan.same_target(before):
-            if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
-                out.append(Decided("kept", plan.why, plan=plan))
-            return False
-        out.append(Decided("plan", plan.why, plan=plan))
-        for target in plan.stages:
-            self._state.stages[target.stage].follow(target)
-        return True
+    def _advance_all(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
+        """After a replica has changed: work on its application's plan, and on all that lack room."""
+        own = replica.stage.application.key
+        unmet = [
+            each
+            for key, each in self._applications.items()
+            if each.progress is PlanProgress.RETRY or (key == own and each.progress is not PlanProgress.MET)
+        ]
+        if unmet:
+            self._compare(now_ns, unmet, out)
 
-    def _compare(self, now_ns: int, out: list[Action]) -> None:
-        """Compare the cluster with the plan and order the difference, as far as possible now.
+    # Events of nodes
+
+    def node_ready(self, now_ns: int, event: NodeReady, out: list[Action]) -> None:
+        """A node can take replicas."""
+        self._nodes.ready(event.node, now_ns)
+        self._compare(now_ns, list(self._applications.values()), out)
+
+    def node_lost(self, now_ns: int, event: NodeLost, out: list[Action]) -> None:
+        """A node has failed; its replicas are reported separately."""
+        self._nodes.lose(now_ns, event.node)
+        out.append(Decided("node", f"node {event.node} is lost: {event.error}"))
+
+    def node_released(self, now_ns: int, event: NodeReleased, out: list[Action]) -> None:
+        """A node has been given back."""
+        self._nodes.released(event.node)
+
+    # Plans
+
+    def planned(self, now_ns: int, event: Planned, out: list[Action]) -> None:
+        """The planner has answered. Only the answer to the last request counts."""
+        if self.plan_input is None or event.number != self._requested:
+            return
+        given, self.plan_input = self.plan_input, None
+        self._accept(now_ns, given, event, out)
+
+    def _update_plans(self, now_ns: int, due: Sequence[ControlledApplication], out: list[Action]) -> None:
+        """Call the policies of the applications, or order their call beside the event loop."""
+        if self.plan_input is not None and now_ns - self.plan_input.now_ns < PLANNER_NS_MAX:
+            return  # the planner is still at work
+        self._requested += 1
+        given = self._plan_input(now_ns, due)
+        if all(getattr(each.state.parts.policies.scale, "is_quick", False) for each in due):
+            self._accept(now_ns, given, self.planner.plan(given), out)
+            return
+        self.plan_input = given
+        out.append(RequestPlan(self._requested))
+
+    def _plan_input(self, now_ns: int, due: Sequence[ControlledApplication]) -> PlanInput:
+        keys = {each.state.key for each in due}
+        others = tuple(
+            CoreDemand(key, hardware, cores, each.state.parts.weight)
+            for key, each in self._applications.items()
+            if key not in keys
+            for hardware, cores in cores_by_hardware(each.plan).items()
+        )
+        views = tuple(
+            ApplicationView(
+                key=each.state.key,
+                stages=each.state.stage_views(),
+                ingress=self.traffic(each.state),
+                share=each.share,
+                weight=each.state.parts.weight,
+                paths=each.state.graph.paths,
+                plan=each.plan,
+            )
+            for each in due
+        )
+        return PlanInput(self._requested, now_ns, self._state.ledger.views(), views, others)
+
+    def _accept(self, now_ns: int, given: PlanInput, planned: Planned, out: list[Action]) -> None:
+        for view in given.due:
+            if view.key in self._applications:
+                self._applications[view.key].planned_share = view.share
+        for key, why in planned.errors.items():
+            if key in self._applications:
+                out.append(Decided("planner", f"no new plan: {why}", application=key))
+        self._adopt(now_ns, planned.plans, out)
+
+    def _adopt(self, now_ns: int, plans: Mapping[str, Plan], out: list[Action]) -> None:
+        """Put the plans in force, and work towards those that are new targets."""
+        changed: list[ControlledApplication] = []
+        for key, plan in plans.items():
+            application = self._applications.get(key)
+            if application is None or (application.next_plan_ns == FOREVER_NS and any_replica(plan)):
+                continue  # it has retired while it was planned
+            before, application.plan = application.plan, plan
+            if before is not None and plan.same_target(before):
+                if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
+                    out.append(Decided("kept", plan.why, plan=plan, application=key))
+                continue
+            out.append(Decided("plan", plan.why, plan=plan, application=key))
+            for target in plan.stages:
+                application.state.stages[target.stage].follow(target)
+            changed.append(application)
+        if changed:
+            self._compare(now_ns, changed, out)
+
+    def _compare(self, now_ns: int, applications: Sequence[ControlledApplication], out: list[Action]) -> None:
+        """Compare the cluster with the plans of these applications and order the differences, as far as possible now.
 
         Stops and shrinks of all stages come first. Their room is free only when the driver has carried them out; until
         then, a lack of room is not reported as a shortage.
         """
-        if self.plan is None:
-            return
-        differences = [(self._state.stages[target.stage], self._difference(target)) for target in self.plan.stages]
-        for stage, difference in differences:
+        differences = [
+            (application, application.state.stages[target.stage], self._difference(application, target))
+            for application in applications
+            if application.plan is not None
+            for target in application.plan.stages
+        ]
+        for _, stage, difference in differences:
             self._stop(now_ns, stage, difference.stop, "the plan has no use for it", out)
-        for _, difference in differences:
+        for _, _, difference in differences:
             self._resize(difference.shrink, out)
-        holds = any(difference.holds for _, difference in differences)
-        progress = PlanProgress.MET
-        for stage, difference in differences:
-            progress = max(progress, self._advance(now_ns, stage, difference, holds, out))
-        self._progress = progress
+        for application in applications:
+            application.progress, application.compared_ns = PlanProgress.MET, now_ns
+        holding = {application.state.key for application, _, difference in differences if difference.holds}
+        lacking: list[tuple[ReplicaSpec, Belief]] = []
+        for application, stage, difference in differences:
+            holds = application.state.key in holding
+            progress = self._advance(now_ns, application, stage, difference, holds, lacking, out)
+            application.progress = max(application.progress, progress)
+        if lacking:
+            self._nodes.acquire_for(now_ns, lacking, out)
 
-    def _difference(self, target: StagePlan) -> Difference:
-        pool = self._state.stages[target.stage].pool
+    def _difference(self, application: ControlledApplication, target: StagePlan) -> Difference:
+        pool = application.state.stages[target.stage].pool
         staying = [replica.view() for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
-        return diff(staying, target, pool.present_rps, lambda spec: pool.rate_rps(spec.variant, spec.cores))
+        return diff(staying, target, pool.present_rps, pool.rate_rps)
 
-    def _advance(
-        self, now_ns: int, stage: StageState, difference: Difference, holds: bool, out: list[Action]
+    def _advance(  # noqa: PLR0913  # the state of one comparison
+        self,
+        now_ns: int,
+        application: ControlledApplication,
+        stage: StageState,
+        difference: Difference,
+        holds: bool,
+        lacking: list[tuple[ReplicaSpec, Belief]],
+        out: list[Action],
     ) -> PlanProgress:
         """Grow and start the replicas that one stage needs; if there is no room, make room or report the shortage.
-        `holds` says whether any stage keeps replicas until others are ready."""
+        `holds` says whether any stage of the application keeps replicas until others are ready. `lacking` collects the
+        replicas without room."""
         shortage = self._resize(difference.grow, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
         if not is_too_soon:
-            shortage = self._start(now_ns, stage, difference.start, out) or shortage
+            started = self._start(now_ns, application, stage, difference.start, out)
+            if started < len(difference.start):
+                spec = difference.start[started]
+                shortage = Shortage(spec.variant, spec.slot)
+                missing = difference.start[started:]
+                lacking += [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in missing]
         if shortage is not None:
-            if difference.holds:
+            if difference.holds and not self._nodes.can_acquire(shortage.slot.hardware):
                 self._make_room(now_ns, stage, difference, out)
             else:
-                self._report(stage, shortage, holds, out)
+                self._report(application, stage, shortage, holds, out)
             return PlanProgress.RETRY
         if is_too_soon:
             return PlanProgress.RETRY
@@ -354,7 +544,8 @@ class ControlPath:
             if replica.target_cores == cores:
                 continue
             if not self._state.ledger.grow(replica.id, cores):
-                shortage = Shortage(replica.spec.variant, cores, id, replica.target_cores, replica.spec.node)
+                slot = replica.spec.with_cores(cores).slot
+                shortage = Shortage(replica.spec.variant, slot, id, replica.target_cores, replica.node)
                 continue
             replica.target_cores = cores
             replica.resizing += 1
@@ -362,13 +553,19 @@ class ControlPath:
         return shortage
 
     def _start(
-        self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]
-    ) -> Shortage | None:
-        """Start missing replicas until one has no room; returns that one, if any."""
-        for spec in specs:
+        self,
+        now_ns: int,
+        application: ControlledApplication,
+        stage: StageState,
+        specs: Sequence[ReplicaSpec],
+        out: list[Action],
+    ) -> int:
+        """Start missing replicas until one has no room; returns how many were started."""
+        for started, spec in enumerate(specs):
             if not self._place(now_ns, stage, spec, out):
-                return Shortage(spec.variant, spec.cores)
-        return None
+                return started
+            application.reported.pop(stage.name, None)
+        return len(specs)
 
     def _make_room(self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]) -> None:
         """A replacement has no room: shrink or stop one of the replicas that are kept until it is ready."""
@@ -379,30 +576,42 @@ class ControlPath:
         else:
             self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room while it runs", out)
 
-    def _report(self, stage: StageState, shortage: Shortage, holds: bool, out: list[Action]) -> None:
+    def _report(
+        self,
+        application: ControlledApplication,
+        stage: StageState,
+        shortage: Shortage,
+        holds: bool,
+        out: list[Action],
+    ) -> None:
         """Log a shortage once; not while room is about to become free."""
-        will_have_room = holds or any(replica.will_free_cores for replica in self._state.replicas.values())
-        if self._reported.get(stage.name) != shortage and not will_have_room:
-            self._reported[stage.name] = shortage
-            out.append(Decided("shortage", shortage.why, stage=stage.name))
+        will_have_room = (
+            holds
+            or self._nodes.is_acquiring
+            or self._nodes.can_acquire(shortage.slot.hardware)
+            or any(replica.will_free_cores for replica in self._state.replicas.values())
+        )
+        if application.reported.get(stage.name) != shortage and not will_have_room:
+            application.reported[stage.name] = shortage
+            key = application.state.key
+            out.append(Decided("shortage", shortage.why, stage=stage.name, application=key))
 
     def _place(self, now_ns: int, stage: StageState, spec: ReplicaSpec, out: list[Action]) -> bool:
         """Start one replica if a node has room; returns whether it did."""
         state = self._state
-        memory_bytes = stage.beliefs[spec.variant].memory_bytes
-        nodes = [view for view in state.ledger.views() if spec.node in (None, view.node.name)]
-        name = self._policies.place.choose(now_ns, spec, memory_bytes, nodes)
-        if name is None:
+        belief = stage.beliefs[spec.variant, spec.slot.hardware]
+        found = sites(spec, belief, state.ledger.views())
+        if not found:
             return False
+        site = found[stage.application.parts.policies.place.choose(now_ns, spec, found)]
+        node, device = site.node.node.name, site.device.device.name if site.device else None
         id = ReplicaId(state.next_replica)
-        if not state.ledger.reserve(id, Reservation.of(spec, memory_bytes, name)):
-            return False
+        reserved = state.ledger.reserve(id, Reservation.of(spec, belief, node, device))
+        assert reserved, f"{node} has no room for {spec}"
         state.next_replica += 1
-        self._reported.pop(stage.name, None)
-        placed = ReplicaSpec(spec.stage, spec.variant, spec.cores, name, spec.device, spec.share)
-        state.replicas[id] = replica = Replica(id, placed, stage, now_ns)
+        state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
         stage.pool.add(replica)
-        out.append(StartReplica(id, placed))
+        out.append(StartReplica(id, structs.replace(spec, node=node, device=device)))
         return True
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
@@ -415,7 +624,7 @@ class ControlPath:
             if replica.batch is None:
                 out.append(StopReplica(id, why))
             else:
-                out.append(Decided("drain", why, stage=stage.name, replica=id))
+                out.append(Decided("drain", why, stage.name, id, application=stage.application.key))
 
     def _give_up_stuck(self, now_ns: int, out: list[Action]) -> None:
         """Stop replicas whose batch is stuck. Does nothing before the time when a batch can first be stuck."""
@@ -431,3 +640,13 @@ class ControlPath:
         for replica, seconds in stuck:
             out.append(StopReplica(replica.id, f"its batch has run for {seconds:.1f} s"))
             self.lost(now_ns, ReplicaLost(replica.id, f"a batch ran for {seconds:.1f} s"), out)
+
+
+def own_traffic(application: ApplicationState) -> Traffic:
+    """The requests that arrived at this version of the application."""
+    return Traffic(buckets=tuple(application.ingress.buckets), bucket_ns=application.ingress.bucket_ns)
+
+
+def any_replica(plan: Plan) -> bool:
+    """Whether the plan has any replica."""
+    return any(group.count for target in plan.stages for group in target.groups)

@@ -6,14 +6,13 @@ repeat a function inline to save a call for every request; tests/core/test_cost.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import count
-from typing import Final, cast
+from typing import Final
 
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.protocols import Policies
-from sloop.core.state import Replica, RunningBatch, StageState, State
-from sloop.events import BatchFailed, Cancelled, Draining, Finished
+from sloop.core.state import ApplicationState, Replica, RunningBatch, StageState
+from sloop.events import BatchFailed, Cancelled, Finished
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
@@ -40,21 +39,24 @@ SHUTDOWN_RETRY_NS = s(1)
 
 
 class DataPath:
-    """Moves requests through queues and batches. In all methods, `out` collects the actions."""
+    """Moves the requests of one application through queues and batches. In all methods, `out` collects the actions.
 
-    def __init__(self, state: State, policies: Policies) -> None:
+    `batch_ids` numbers the batches of all applications.
+    """
+
+    def __init__(self, state: ApplicationState, policies: Policies, batch_ids: Iterator[BatchId]) -> None:
         self._state = state
         self._admit = policies.admit
         self._batch = policies.batch
         self._route = policies.route
         self._is_hopeless = policies.drop.is_hopeless
-        self._batch_ids = cast(Iterator[BatchId], count())
+        self._batch_ids = batch_ids
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
         """A request arrives: refuse it, or queue it at the first stages."""
         state = self._state
-        if state.draining:
-            out.append(End(request.id, Outcome.REJECTED, "the server is shutting down", SHUTDOWN_RETRY_NS))
+        if state.refuses:
+            out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
             return
         entries = state.entries
         if request.enters:
@@ -91,7 +93,7 @@ class DataPath:
         visits = batch.visits
         replica.batch = None  # as `_release` does, and below, as `_reuse` does
         stage.monitor.finish(now_ns, len(visits), batch.millicores)
-        replica.service_rate.belief.observe(len(visits), batch.cores, now_ns - batch.started_ns)
+        replica.service_rate.belief.observe(len(visits), batch.slot, now_ns - batch.started_ns)
         if stage.backoff.losses:
             stage.backoff.losses = 0
         if self._state.open_requests is not None or event.faults:
@@ -141,10 +143,6 @@ class DataPath:
         if removed or is_graph:
             self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
 
-    def drain(self, now_ns: int, event: Draining, out: list[Action]) -> None:
-        """The server shuts down: reject requests from now on."""
-        self._state.draining = True
-
     def dispatch(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
         """Start batches while there are waiting visits and idle replicas and the batch policy does not wait.
 
@@ -189,7 +187,7 @@ class DataPath:
             batch = next(self._batch_ids)
             id = replica.id
             millicores = replica.millicores
-            replica.batch = RunningBatch(batch, taken, now_ns, replica.cores, millicores, costs_ns)
+            replica.batch = RunningBatch(batch, taken, now_ns, replica.slot, millicores, costs_ns)
             replica.batches += 1
             pool.last = id
             stage.monitor.start(now_ns, count, millicores)

@@ -2,14 +2,17 @@
 
 Cores are counted in thousandths and shares of a device in millionths, as integers. Floats would drift: after a day of
 resizing, a node could lack 0.1 + 0.2 - 0.3 cores and refuse a replica that exactly fills it.
+
+A node is released, acquired, ready or lost (`NodeState`). Replicas are placed on ready nodes only; the reservations of
+a lost node stay until its replicas are reported lost.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from sloop.core.views import NodeView
-from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
+from sloop.core.views import Belief, DeviceView, NodeView, Site
+from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -23,31 +26,73 @@ def millicores(cores: float) -> int:
 
 
 class Reservation(Struct):
-    """The resources that one replica reserves on its node."""
+    """The resources that one replica reserves on its node, and on one device of it ("" for none)."""
 
     node: str
     millicores: int
     memory_bytes: int
-    device: str
-    micro_share: int
+    device: str = ""
+    micro_share: int = 0
+    device_memory_bytes: int = 0
 
     @classmethod
-    def of(cls, spec: ReplicaSpec, memory_bytes: int, node: str) -> "Reservation":
-        """The reservation of a replica of this spec on `node`."""
-        return cls(node, millicores(spec.cores), memory_bytes, spec.device, round(spec.share * MICRO))
+    def of(cls, spec: ReplicaSpec, belief: Belief, node: str, device: str | None) -> "Reservation":
+        """The reservation of a replica of this spec on `node`, and on `device` if it uses one."""
+        whole = cls(node, millicores(spec.slot.cores), belief.memory_bytes)
+        if device is not None:
+            whole.device = device
+            whole.micro_share = round(spec.slot.share * MICRO)
+            whole.device_memory_bytes = belief.device_memory_bytes
+        return whole
 
 
-def fits(spec: ReplicaSpec, memory_bytes: int, node: NodeView) -> bool:
-    """Whether one more replica of `spec` fits on `node`: its cores, memory, and share of a named device.
+def sites(spec: ReplicaSpec, belief: Belief, nodes: Iterable[NodeView]) -> list[Site]:
+    """Where one more replica of `spec` fits: ready nodes of its kind with enough cores and memory, each with every
+    accelerator that has enough share, memory and clients left. `spec.node` and `spec.device` restrict the choice.
 
-    It compares the same integers as `Ledger.has_room`, so the ledger never refuses a policy's choice because of
-    rounding. It ignores `spec.node`: the caller decides which nodes are allowed.
+    It compares the same integers as `Ledger.reserve`, so the ledger never refuses a place from this list because of
+    rounding.
     """
-    return (
-        round(spec.cores * MILLI) <= round(node.free_cores * MILLI)
-        and memory_bytes <= node.free_memory_bytes
-        and (not spec.device or round(spec.share * MICRO) <= round(node.free_share.get(spec.device, 0.0) * MICRO))
-    )
+    slot = spec.slot
+    wanted = round(slot.cores * MILLI)
+    found: list[Site] = []
+    for view in nodes:
+        node = view.node
+        if (
+            wanted > round(view.free_cores * MILLI)
+            or belief.memory_bytes > view.free_memory_bytes
+            or view.state is not NodeState.READY
+            or (slot.hardware and slot.hardware != node.hardware)
+            or (spec.node is not None and spec.node != node.name)
+        ):
+            continue
+        if slot.accelerator:
+            found += [Site(view, device) for device in _devices(spec, belief, view)]
+        else:
+            found.append(Site(view))
+    return found
+
+
+def _devices(spec: ReplicaSpec, belief: Belief, view: NodeView) -> Iterator[DeviceView]:
+    """The accelerators of a node that have room for one more replica of `spec`."""
+    slot, wanted = spec.slot, round(spec.slot.share * MICRO)
+    for each in view.devices:
+        if (
+            each.device.kind == slot.accelerator
+            and spec.device in (None, each.device.name)
+            and wanted <= round(each.free_share * MICRO)
+            and belief.device_memory_bytes <= each.free_memory_bytes
+            and each.free_clients > 0
+        ):
+            yield each
+
+
+class _FreeDevice(Struct):
+    """The free resources of a device."""
+
+    micro_share: int
+    memory_bytes: int
+    clients: int
 
 
 class _Free(Struct):
@@ -55,38 +100,58 @@ class _Free(Struct):
 
     millicores: int
     memory_bytes: int
-    micro_share: dict[str, int]
+    devices: dict[str, _FreeDevice]
+    replicas: int = 0
+    """How many replicas have a reservation."""
 
 
 class Ledger:
     """Reservations by replica. A reservation that does not fit is refused, never granted in part."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self.nodes = {node.name: node for node in nodes}
+        self.nodes: dict[str, Node] = {}
+        self.states: dict[str, NodeState] = {}
         self.reservations: dict[ReplicaId, Reservation] = {}
-        self._views: dict[str, NodeView | None] = dict.fromkeys(self.nodes)
+        self._views: dict[str, NodeView | None] = {}
         """A cache; None for a node that has changed since its view was made. Few nodes change within a second."""
-        self._free = {
-            node.name: _Free(millicores(node.cores), node.memory_bytes, dict.fromkeys(node.devices, MICRO))
-            for node in self.nodes.values()
-        }
+        self._free: dict[str, _Free] = {}
+        for node in nodes:
+            self.add(node, NodeState.RELEASED if node.on_demand else NodeState.READY)
 
-    def has_room(self, wanted: Reservation) -> bool:
-        """Whether the reservation fits into the free resources of its node."""
-        free = self._free[wanted.node]
-        return (
-            wanted.millicores <= free.millicores
-            and wanted.memory_bytes <= free.memory_bytes
-            and (not wanted.device or wanted.micro_share <= free.micro_share.get(wanted.device, 0))
-        )
+    def add(self, node: Node, state: NodeState) -> None:
+        """Add a node that the ledger does not know."""
+        devices = {each.name: _FreeDevice(MICRO, each.memory_bytes, each.clients_max) for each in node.devices}
+        self.nodes[node.name] = node
+        self.states[node.name] = state
+        self._free[node.name] = _Free(millicores(node.cores), node.memory_bytes, devices)
+        self._views[node.name] = None
 
-    def reserve(self, replica: ReplicaId, reservation: Reservation) -> bool:
+    def set_state(self, node: str, state: NodeState) -> None:
+        """Move a node to another state."""
+        self.states[node] = state
+        self._views[node] = None
+
+    def is_empty(self, node: str) -> bool:
+        """Whether no replica has a reservation on the node."""
+        return not self._free[node].replicas
+
+    def reserve(self, replica: ReplicaId, wanted: Reservation) -> bool:
         """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""
         assert replica not in self.reservations, f"replica {replica} reserved twice"
-        if not self.has_room(reservation):
+        free = self._free[wanted.node]
+        if wanted.millicores > free.millicores or wanted.memory_bytes > free.memory_bytes:
             return False
-        self.reservations[replica] = reservation
-        self._take(reservation, 1)
+        if wanted.device:
+            device = free.devices.get(wanted.device)
+            if (
+                device is None
+                or wanted.micro_share > device.micro_share
+                or wanted.device_memory_bytes > device.memory_bytes
+                or not device.clients
+            ):
+                return False
+        self.reservations[replica] = wanted
+        self._take(wanted, 1)
         return True
 
     def release(self, replica: ReplicaId) -> None:
@@ -116,19 +181,39 @@ class Ledger:
         return tuple([view if view else self._view(name) for name, view in self._views.items()])
 
     def _view(self, name: str) -> NodeView:
-        free = self._free[name]
+        free, node = self._free[name], self.nodes[name]
+        devices = [(device, free.devices[device.name]) for device in node.devices]
         self._views[name] = view = NodeView(
-            node=self.nodes[name],
+            node=node,
             free_cores=free.millicores / MILLI,
             free_memory_bytes=free.memory_bytes,
-            free_share={device: share / MICRO for device, share in free.micro_share.items()},
+            devices=tuple(
+                DeviceView(device, own.micro_share / MICRO, own.memory_bytes, own.clients) for device, own in devices
+            ),
+            state=self.states[name],
         )
         return view
 
     def _take(self, reservation: Reservation, sign: int) -> None:
         free = self._free[reservation.node]
         self._views[reservation.node] = None
+        free.replicas += sign
         free.millicores -= sign * reservation.millicores
         free.memory_bytes -= sign * reservation.memory_bytes
         if reservation.device:
-            free.micro_share[reservation.device] -= sign * reservation.micro_share
+            device = free.devices[reservation.device]
+            device.micro_share -= sign * reservation.micro_share
+            device.memory_bytes -= sign * reservation.device_memory_bytes
+            device.clients -= sign
+
+
+def lacks(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:
+    """Why no node could ever hold the replica, whatever is free: its kind, or an accelerator, does not exist. Empty if
+    some node could."""
+    slot = spec.slot
+    of_kind = [node for node in nodes if slot.hardware in ("", node.hardware)]
+    if not of_kind:
+        return f"no node has hardware {slot.hardware!r}"
+    if slot.accelerator and not any(each.kind == slot.accelerator for node in of_kind for each in node.devices):
+        return f"no node of hardware {slot.hardware!r} has a device {slot.accelerator!r}"
+    return ""

@@ -21,12 +21,12 @@ SLACK_BUCKETS_KEPT = 10
 class Monitor:
     """One stage's counts and buckets. `roll` closes buckets; the core calls it at the first event after their end."""
 
-    def __init__(self, bucket_ns: int) -> None:
+    def __init__(self, bucket_ns: int, now_ns: int = 0) -> None:
         self.bucket_ns = bucket_ns
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
         self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
         self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT * max(1, NS_PER_S // bucket_ns))
-        self._open(0)
+        self._open(now_ns // bucket_ns * bucket_ns)
         self._closed = (0, 0, 0, 0)
 
     def arrive(self, now_ns: int, slack_ns: int) -> None:
@@ -82,6 +82,18 @@ class Monitor:
             if len(self.buckets) > SLACK_BUCKETS_KEPT:
                 self.buckets[-SLACK_BUCKETS_KEPT - 1].slack_ns = []
             self._open(end_ns)
+
+    def absorb(self, other: "Monitor") -> None:
+        """Add the arrivals of another monitor with equal buckets, and its buckets from before this one began.
+
+        A new version of an application takes over the history of the version that it replaces."""
+        own = {bucket.start_ns: bucket for bucket in self.buckets}
+        first_ns = self.buckets[0].start_ns if self.buckets else self.now.start_ns
+        for bucket in reversed(other.buckets):
+            if bucket.start_ns in own:
+                own[bucket.start_ns].arrivals += bucket.arrivals
+            elif bucket.start_ns < first_ns and len(self.buckets) < (self.buckets.maxlen or 0):
+                self.buckets.appendleft(bucket)
 
     def _open(self, start_ns: int) -> None:
         self.now = Bucket(start_ns=start_ns)

@@ -1,4 +1,4 @@
-"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the eight policies that make up a system.
+"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the nine policies that make up a system.
 
 A policy is a frozen dataclass of parameters with one method. State between calls, if it needs any, is in `init=False`
 fields that only this method changes. The core passes in the time and all values; a policy reads no clock.
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sloop.core.views import ClusterView, NodeView, Traffic
+from sloop.core.views import ClusterView, CoreDemand, Site, Traffic
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit
 
@@ -64,6 +64,16 @@ class ReadyReplica(Protocol):
         """How many batches it has been sent so far."""
         ...
 
+    @property
+    def weight(self) -> float:
+        """The rate that the plan expects it to serve; its cores if the plan does not say."""
+        ...
+
+    @property
+    def alone_ns(self) -> int:
+        """Believed duration of a batch of one on it."""
+        ...
+
 
 class Route(Protocol):
     """Which idle replica takes the next batch."""
@@ -96,10 +106,10 @@ class Admit(Protocol):
 
 
 class Place(Protocol):
-    """Which node a new replica goes to."""
+    """Which node, and which accelerator of it, a new replica goes to."""
 
-    def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
-        """The name of one of `nodes`, or None if no node has room (`core.ledger.fits`)."""
+    def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
+        """An index into `sites`, which are all places with room for `spec`; there is at least one."""
         ...
 
 
@@ -114,8 +124,12 @@ class Forecast(Protocol):
 class Scale(Protocol):
     """Which replicas the cluster should have.
 
-    A policy may also have an attribute `arrivals`, "even" or "burst": its assumption of how the requests of a second
-    arrive. `sloop plan` reports it where its prediction, which assumes one of the two, disagrees with the policy.
+    A policy may also have these attributes:
+
+    - `arrivals`, "even" or "burst": its assumption of how the requests of a second arrive. `sloop plan` reports it
+      where its prediction, which assumes one of the two, disagrees with the policy.
+    - `is_quick`, True if `plan` always takes less than a millisecond or two. Such a policy is called within the event
+      loop. All others are called beside it, so that requests never wait for a plan.
     """
 
     @property
@@ -125,6 +139,15 @@ class Scale(Protocol):
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The plan to work towards, or None to keep the current one."""
+        ...
+
+
+class Divide(Protocol):
+    """How to divide the cores of a cluster among applications that want more than there are."""
+
+    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
+        """The cores for each demand, in the same order: at most what it asks for, and together at most `total`.
+        Called only if the demands exceed `total`."""
         ...
 
 
@@ -140,3 +163,4 @@ class Policies:
     place: Place
     forecast: Forecast
     scale: Scale
+    divide: Divide

@@ -2,33 +2,41 @@
 
 Nothing here depends on whether the driver is a live server or the simulator. In order of reading:
 
+    ApplicationParts what a core is made of, for each application
     Queue            the waiting visits of a stage, and when to search them next for passed deadlines
-    BatchLimits      the batch sizes and waiting time that the current plan allows at a stage
+    BatchLimits      the batch sizes, rates and waiting time that the current plan has for a stage
     ServiceRate      the believed speed of equal replicas
     Replica          one replica, from the order to start it until it is gone; with its `RunningBatch`
     ReplicaPool      a stage's replicas: which are idle, how much they can serve together
     RestartBackoff   how soon a lost replica is replaced
     TimeEstimates    a stage's time estimates for admission and drop policies
     StageState       one stage: all of the above
-    State            all stages, and the state that belongs to no single stage
+    ApplicationState one version of an application: its stages and open requests
+    State            all applications, replicas and nodes
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.app.graph import Graph
 from sloop.app.progress import RequestProgress
 from sloop.core.graph_estimates import EdgeHistory, LeastTimes, VisitRates, remaining_times
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
-from sloop.core.protocols import Order
-from sloop.core.views import Belief, ReplicaView, StageView
+from sloop.core.protocols import Order, Policies
+from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView
 from sloop.units import FOREVER_NS, NS_PER_S, s
-from sloop.vocabulary import BatchId, Life, Node, ReplicaId, ReplicaSpec, RequestId, StagePlan, Visit
+from sloop.vocabulary import BatchId, Group, Life, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan, Visit
+
+Beliefs = Mapping[tuple[str, str, str], Belief]
+"""The latency estimate of each stage, variant and kind of hardware."""
+
+BUCKET_NS_MAX = NS_PER_S
+"""The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
 
 STUCK_FACTOR = 20
 STUCK_NS_MIN = s(10)
@@ -39,6 +47,30 @@ costs a cold start while its requests wait."""
 RESTART_NS_MAX = s(30)
 """The longest delay before a lost replica is replaced: at once first, then after 1, 2, 4, … seconds. Kubernetes doubles
 from 10 s to 5 min (CrashLoopBackOff), too long for a server whose only replica answers within milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationParts:
+    """What a core needs of one version of an application. Its policies and beliefs are fresh.
+
+    It is not the `Application`, which also holds model files, traces and prices and needs imports that the core must
+    not have.
+    """
+
+    graph: Graph
+    beliefs: Beliefs
+    policies: Policies
+    name: str = ""
+    version: str = "1"
+    weight: float = 1.0
+    """Its weight when the cluster has too few cores (`Divide`)."""
+    rest_after_ns: int = 0
+    """After how long without a request it gives up its replicas; 0: never."""
+
+    @property
+    def key(self) -> str:
+        """Unique among all versions of all applications."""
+        return self.name if self.version == "1" else f"{self.name}@{self.version}"
 
 
 class Queue:
@@ -104,47 +136,69 @@ class Queue:
 
 @dataclass(slots=True, eq=False)
 class BatchLimits:
-    """The largest batches, and the longest wait for a full batch, that the current plan allows at a stage."""
+    """The largest batches, the planned rates, and the longest wait for a full batch, that the current plan has for a
+    stage."""
 
     default: int = 1
-    by_variant: dict[str, int] = field(default_factory=dict)
     wait_ns: int = 0
     """The longest wait for a full batch."""
+    _by_slot: dict[tuple[str, Slot], Group] = field(default_factory=dict)
+    _by_kind: dict[BeliefKey, int] = field(default_factory=dict)
+    """The last limit of each variant on each kind of hardware."""
 
     def follow(self, target: StagePlan) -> None:
         """Adopt a new plan. A variant that it does not mention keeps its last limit until its replicas are replaced."""
         self.default, self.wait_ns = target.batch_max, target.wait_ns
-        self.by_variant |= {group.spec.variant: target.batch_max for group in target.groups if group.count}
+        self._by_slot.clear()
+        for group in target.groups:
+            if group.count:
+                spec = group.spec
+                self._by_slot[spec.variant, spec.slot] = group
+                self._by_kind[spec.variant, spec.slot.hardware] = target.batch_max_of(group)
 
-    def batch_max(self, variant: str) -> int:
-        """The largest batch that the plan allows for a variant; the variant's profile may allow less."""
-        return self.by_variant.get(variant, self.default)
+    def batch_max(self, variant: str, slot: Slot) -> int:
+        """The largest batch that the plan allows for a variant on a slot; the variant's profile may allow less.
+
+        A replica on a slot that is not in the plan, because it is being resized or replaced, keeps the limit of its
+        variant on its kind of hardware.
+        """
+        group = self._by_slot.get((variant, slot))
+        if group is not None and group.batch_max:
+            return group.batch_max
+        return self._by_kind.get((variant, slot.hardware), self.default)
+
+    def weight(self, variant: str, slot: Slot) -> float:
+        """The rate that the plan expects one such replica to serve; its cores if the plan does not say."""
+        group = self._by_slot.get((variant, slot))
+        return group.rate_rps / group.count if group is not None and group.rate_rps else slot.cores
 
 
 @dataclass(slots=True, eq=False)
 class ServiceRate:
-    """The believed speed of one variant on one number of cores.
+    """The believed speed of one variant on one slot.
 
     All such replicas of a stage share it, so that a control tick costs the same for four replicas as for four hundred.
     """
 
     belief: Belief
-    cores: float
+    slot: Slot
     millicores: int
     costs_ns: Sequence[int] = (0,)
     """Believed durations by size of a batch."""
     batch_max: int = 0
     """The largest batch that these replicas get."""
+    weight: float = 0.0
+    """The rate that the plan expects each of them to serve; their cores if the plan does not say."""
     replicas: int = 0
     """How many replicas share it, in any state."""
     ready: int = 0
     starting: int = 0
 
-    def refresh(self, batch_max: int) -> None:
-        """Reread the costs, which the belief may have corrected; `batch_max` is the largest batch that the plan
-        allows."""
-        self.costs_ns = costs_ns = self.belief.costs_ns(self.cores)
-        self.batch_max = min(batch_max, len(costs_ns) - 1)
+    def refresh(self, limits: BatchLimits) -> None:
+        """Reread the costs, which the belief may have corrected, and the limits of the plan."""
+        self.costs_ns = costs_ns = self.belief.costs_ns(self.slot)
+        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot), len(costs_ns) - 1)
+        self.weight = limits.weight(self.belief.variant, self.slot)
 
     def count(self, life: Life, change: int) -> None:
         """Count `change` more (or fewer) replicas in this state."""
@@ -156,12 +210,12 @@ class ServiceRate:
 
 
 class RunningBatch(Struct, frozen=True, gc=False):
-    """A batch in service, with the cores that its replica had when the batch began."""
+    """A batch in service, with the slot that its replica had when the batch began."""
 
     id: BatchId
     visits: list[Visit]
     started_ns: int
-    cores: float
+    slot: Slot
     millicores: int
     costs_ns: Sequence[int]
 
@@ -177,16 +231,19 @@ class Replica:
 
     id: ReplicaId
     spec: ReplicaSpec
+    """What the plan asked for; the cores may have changed since."""
     stage: "StageState"
     since_ns: int
     """When it entered its state."""
+    node: str
+    device: str | None = None
     life: Life = Life.STARTING
     service_rate: ServiceRate = field(init=False)
-    cores: float = field(init=False)
-    """Cores in effect."""
+    slot: Slot = field(init=False)
+    """The slot in effect."""
     millicores: int = field(init=False)
     target_cores: float = field(init=False)
-    """Cores last ordered; differs from `cores` during a resize."""
+    """Cores last ordered; differs from those of `slot` during a resize."""
     resizing: int = 0
     """Resizes that are ordered and not yet in effect. While there are any, the largest core count ordered stays
     reserved."""
@@ -195,22 +252,38 @@ class Replica:
     """Batches it has been sent so far."""
 
     def __post_init__(self) -> None:
-        self.cores = self.target_cores = self.spec.cores
-        self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.cores)
+        self.slot = self.spec.slot
+        self.target_cores = self.slot.cores
+        self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.slot)
         self.millicores = self.service_rate.millicores
+
+    @property
+    def cores(self) -> float:
+        """Cores in effect."""
+        return self.slot.cores
+
+    @property
+    def weight(self) -> float:
+        """See `ServiceRate`."""
+        return self.service_rate.weight
+
+    @property
+    def alone_ns(self) -> int:
+        """Believed duration of a batch of one."""
+        return self.service_rate.costs_ns[1]
 
     @property
     def will_free_cores(self) -> bool:
         """Whether it stops or shrinks, so that other replicas soon have room."""
-        return self.life is Life.DRAINING or (self.resizing > 0 and self.target_cores < self.cores)
+        return self.life is Life.DRAINING or (self.resizing > 0 and self.target_cores < self.slot.cores)
 
     def view(self) -> ReplicaView:
         """The replica as policies see it, with the cores last ordered."""
         spec = self.spec
-        if spec.cores != self.target_cores:
-            spec = ReplicaSpec(spec.stage, spec.variant, self.target_cores, spec.node, spec.device, spec.share)
+        if spec.slot.cores != self.target_cores:
+            spec = spec.with_cores(self.target_cores)
         running = len(self.batch.visits) if self.batch else 0
-        return ReplicaView(id=self.id, spec=spec, life=self.life, since_ns=self.since_ns, running=running)
+        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device)
 
 
 class ReplicaPool:
@@ -220,16 +293,20 @@ class ReplicaPool:
     batch.
     """
 
-    def __init__(self, beliefs: Mapping[str, Belief], limits: BatchLimits) -> None:
+    def __init__(self, beliefs: Mapping[BeliefKey, Belief], limits: BatchLimits) -> None:
         self._beliefs = beliefs
         self._limits = limits
-        self._rates: dict[tuple[str, float], ServiceRate] = {}
-        """By variant and cores."""
+        self._rates: dict[tuple[str, Slot], ServiceRate] = {}
         self.replicas: dict[ReplicaId, Replica] = {}
         self.idle: deque[Replica] = deque()
         """Sorted by id, so that route policies choose from the same sequence whatever the order of events."""
         self.last = ReplicaId(-1)
         """The replica the route policy chose last."""
+
+    @property
+    def rates(self) -> Iterable[ServiceRate]:
+        """The speeds of all replicas, one for each variant and slot."""
+        return self._rates.values()
 
     @property
     def is_changing(self) -> bool:
@@ -250,9 +327,9 @@ class ReplicaPool:
     def set_cores(self, replica: Replica, cores: float) -> None:
         """Move a replica to another number of cores."""
         replica.service_rate.count(replica.life, -1)
-        replica.service_rate = self.service_rate(replica.spec.variant, cores)
+        replica.slot = structs.replace(replica.slot, cores=cores)
+        replica.service_rate = self.service_rate(replica.spec.variant, replica.slot)
         replica.service_rate.count(replica.life, 1)
-        replica.cores = cores
         replica.millicores = replica.service_rate.millicores
 
     def remove(self, replica: Replica) -> None:
@@ -278,21 +355,22 @@ class ReplicaPool:
         assert self.idle[at] is replica, f"replica {replica.id} is not idle"
         del self.idle[at]
 
-    def service_rate(self, variant: str, cores: float) -> ServiceRate:
-        """The `ServiceRate` that all replicas of a variant with `cores` cores share."""
-        found = self._rates.get((variant, cores))
+    def service_rate(self, variant: str, slot: Slot) -> ServiceRate:
+        """The `ServiceRate` that all replicas of a variant on equal slots share."""
+        found = self._rates.get((variant, slot))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
-            self._rates[variant, cores] = found = ServiceRate(self._beliefs[variant], cores, millicores(cores))
-            found.refresh(self._limits.batch_max(variant))
+            belief = self._beliefs[variant, slot.hardware]
+            self._rates[variant, slot] = found = ServiceRate(belief, slot, millicores(slot.cores))
+            found.refresh(self._limits)
         return found
 
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
         of the ready replicas and of the starting replicas."""
         ready, starting, limits = 0.0, 0.0, self._limits
-        for (variant, _), rate in self._rates.items():
-            rate.refresh(limits.by_variant.get(variant, limits.default))
+        for rate in self._rates.values():
+            rate.refresh(limits)
             if rate.batch_max:
                 per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
                 ready += rate.ready * per_ns
@@ -307,17 +385,16 @@ class ReplicaPool:
         alone_ns = min((rate.costs_ns[1] for rate in rates if rate.batch_max), default=0)
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 
-    def rate_rps(self, variant: str, cores: float) -> float:
-        """Believed capacity of a replica of `variant` with `cores` cores, in the largest batches that the plan allows:
-        visits per second."""
-        costs_ns = self._beliefs[variant].costs_ns(cores)
-        batch = min(self._limits.batch_max(variant), len(costs_ns) - 1)
+    def rate_rps(self, spec: ReplicaSpec) -> float:
+        """Believed capacity of a replica, in the largest batches that the plan allows: visits per second."""
+        costs_ns = self._beliefs[spec.variant, spec.slot.hardware].costs_ns(spec.slot)
+        batch = min(self._limits.batch_max(spec.variant, spec.slot), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def present_rps(self, id: ReplicaId) -> float:
         """`rate_rps` of one replica, on its present or its ordered cores, whichever are fewer."""
         replica = self.replicas[id]
-        return self.rate_rps(replica.spec.variant, min(replica.cores, replica.target_cores))
+        return self.rate_rps(replica.spec.with_cores(min(replica.slot.cores, replica.target_cores)))
 
 
 def _id_of(replica: Replica) -> ReplicaId:
@@ -358,15 +435,16 @@ class StageState:
     """One stage while it runs."""
 
     def __init__(
-        self, name: str, after: tuple[str, ...], beliefs: Mapping[str, Belief], order: Order, bucket_ns: int
+        self, name: str, after: tuple[str, ...], beliefs: Mapping[BeliefKey, Belief], order: Order, monitor: Monitor
     ) -> None:
         self.name = name
         self.after = after
         self.beliefs = beliefs
-        """By variant."""
+        self.application: ApplicationState
+        """Set by the `ApplicationState` that it belongs to."""
         self.runs_for_parts = False
         self.queue = Queue(order)
-        self.monitor = Monitor(bucket_ns)
+        self.monitor = monitor
         self.limits = BatchLimits()
         self.pool = ReplicaPool(beliefs, self.limits)
         self.backoff = RestartBackoff()
@@ -390,7 +468,7 @@ class StageState:
             name=self.name,
             slo_ns=slo_ns,
             after=self.after,
-            variants=self.beliefs,
+            beliefs=self.beliefs,
             replicas=tuple(r.view() for r in self.pool.replicas.values() if r.life is not Life.DRAINING),
             queue=tuple(self.queue.visits),
             running=self.monitor.running,
@@ -400,34 +478,69 @@ class StageState:
         )
 
 
-class State:
-    """The state of all stages and of the application. Fields that an application of one stage does not need are None,
-    so that its requests do not pay for them."""
+class ApplicationState:
+    """One version of an application while it runs. Fields that an application of one stage does not need are None, so
+    that its requests do not pay for them."""
 
-    def __init__(self, stages: Sequence[StageState], graph: Graph, nodes: Sequence[Node]) -> None:
-        is_graph = len(stages) > 1
-        self.graph = graph
-        self.slo_ns = graph.slo_ns
-        self.stages = {stage.name: stage for stage in stages}
+    def __init__(self, parts: ApplicationParts, replicas: dict[ReplicaId, Replica], now_ns: int = 0) -> None:
+        graph, policies = parts.graph, parts.policies
+        bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
+        by_stage: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in graph.stages}
+        for (name, variant, hardware), belief in parts.beliefs.items():
+            by_stage[name][variant, hardware] = belief
+        stages = [
+            StageState(name, stage.after, by_stage[name], policies.order, Monitor(bucket_ns, now_ns))
+            for name, stage in graph.stages.items()
+        ]
         for stage in stages:
+            stage.application = self
             stage.runs_for_parts = bool(graph.scopes[stage.name])
+        is_graph = len(stages) > 1
+        self.parts = parts
+        self.key = parts.key
+        self.graph = graph
+        self.stages = {stage.name: stage for stage in stages}
+        self.all_stages = tuple(stages)
         self.entries = tuple(self.stages[name] for name in graph.entries)
-        self.replicas: dict[ReplicaId, Replica] = {}
-        self.ledger = Ledger(nodes)
+        self.replicas = replicas
+        """Of all applications."""
         self.open_requests: dict[RequestId, RequestProgress] | None = {} if is_graph else None
         """Requests on their way through several stages. None for one stage, where a request makes only one visit."""
-        self.ingress = Monitor(stages[0].monitor.bucket_ns) if is_graph else stages[0].monitor
+        self.ingress = Monitor(bucket_ns, now_ns) if is_graph else stages[0].monitor
         """Arrivals at the application. With several stages, all open requests count as waiting."""
         self.visit_rates = VisitRates(graph) if is_graph and not (graph.is_plain and not graph.declared_paths) else None
         """None if every request visits every stage once."""
         self.edge_history = EdgeHistory(graph) if is_graph and not (graph.is_plain or graph.declared_paths) else None
         """None if every request visits every stage once, or only along declared paths."""
-        self.next_replica = 0
-        self.draining = False
+        self.refuses = ""
+        """Why new requests are rejected; empty if they are admitted."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        if self.open_requests:
+            return False
+        return all(not stage.queue.visits and not stage.monitor.running for stage in self.all_stages)
 
     def visits(self) -> Mapping[str, float]:
         """Estimated mean number of visits of a request to each stage."""
         return self.visit_rates.visits() if self.visit_rates is not None else dict.fromkeys(self.stages, 1.0)
+
+    def stage_views(self) -> tuple[StageView, ...]:
+        """The stages as scaling policies see them."""
+        visits, slo_ns = self.visits(), self.graph.slo_ns
+        return tuple([stage.view(slo_ns, visits[stage.name]) for stage in self.all_stages])
+
+    def roll(self, now_ns: int) -> None:
+        """Close the monitoring buckets that have ended, and recompute the estimates."""
+        for stage in self.all_stages:
+            stage.monitor.roll(now_ns)
+            stage.refresh()
+        if self.open_requests is not None:
+            self.ingress.roll(now_ns)
+            self.update_remaining_times()
+        if self.visit_rates is not None:
+            self.visit_rates.age(now_ns)
 
     def update_remaining_times(self) -> None:
         """Recompute each stage's lower bound of the time to the answer."""
@@ -435,6 +548,23 @@ class State:
         for name, remaining_ns in remaining_times(self.graph, least_ns, self.edge_history).items():
             times = self.stages[name].times
             times.remaining_ns, times.remaining_full_ns = remaining_ns
+
+    def refresh(self, stage: StageState) -> None:
+        """Recompute the estimates after a change of the stage's replicas."""
+        stage.refresh()
+        if self.open_requests is not None:
+            self.update_remaining_times()
+
+
+class State:
+    """All applications, and what they share: replicas and nodes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.applications: dict[str, ApplicationState] = {}
+        """By key."""
+        self.replicas: dict[ReplicaId, Replica] = {}
+        self.ledger = ledger
+        self.next_replica = 0
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica to another state."""
@@ -463,6 +593,4 @@ class State:
         self._refresh(replica.stage)
 
     def _refresh(self, stage: StageState) -> None:
-        stage.refresh()
-        if self.open_requests is not None:
-            self.update_remaining_times()
+        stage.application.refresh(stage)

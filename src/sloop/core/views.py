@@ -10,14 +10,27 @@ from typing import Protocol
 from msgspec import Struct
 
 from sloop.units import NS_PER_S
-from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec, Visit
+from sloop.vocabulary import Device, Life, Node, NodeState, Path, Plan, ReplicaId, ReplicaSpec, Slot, Visit
 
 
 class Belief(Protocol):
-    """The estimate of a variant that policies use; never the simulator's truth.
+    """The estimate that policies use of one variant on one kind of hardware; never the simulator's truth.
 
-    `sloop.profile.Estimate` implements it. Batches range from 1 to `batch_max`, cores up to `cores_max`.
+    `sloop.profile.Estimate` implements it. Batches range from 1 to `batch_max`, cores up to `cores_max`. All slots
+    passed to it are of its hardware and accelerator, as `slot` makes them.
     """
+
+    @property
+    def variant(self) -> str: ...
+    @property
+    def hardware(self) -> str:
+        """The kind of node; "" if no nodes are known."""
+        ...
+
+    @property
+    def accelerator(self) -> str:
+        """The kind of accelerator that it runs on; "" for none."""
+        ...
 
     @property
     def batch_max(self) -> int: ...
@@ -28,19 +41,29 @@ class Belief(Protocol):
     @property
     def memory_bytes(self) -> int: ...
     @property
+    def device_memory_bytes(self) -> int: ...
+    @property
     def accuracy(self) -> float | None: ...
 
-    def latency_ms(self, batch: int, cores: float) -> float:
-        """Believed duration of one batch of `batch` on `cores`, in milliseconds."""
+    def slot(self, cores: float) -> Slot:
+        """The slot of a replica with `cores` cores, and with the whole accelerator if the variant uses one."""
         ...
 
-    def costs_ns(self, cores: float) -> Sequence[int]:
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        """Believed duration of one batch of `batch` on `slot`, in milliseconds."""
+        ...
+
+    def costs_ns(self, slot: Slot) -> Sequence[int]:
         """Believed durations in ns, indexed by batch size: `[0, cost of 1, …, cost of batch_max]`, never decreasing."""
         ...
 
-    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
+    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         """Learn from a finished batch that took `taken_ns` from its start to its answer, transport included."""
         ...
+
+
+BeliefKey = tuple[str, str]
+"""A variant and a kind of hardware."""
 
 
 class Bucket(Struct, gc=False):
@@ -65,11 +88,16 @@ class ReplicaView(Struct, frozen=True, gc=False):
 
     id: ReplicaId
     spec: ReplicaSpec
+    """What the plan asked for, with the cores last ordered."""
     life: Life
     since_ns: int
     """When it entered this state."""
     running: int
     """Requests in its current batch; 0 when idle."""
+    node: str = ""
+    """Where it runs."""
+    device: str | None = None
+    """The accelerator of the node that it runs on, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +140,9 @@ class StageView(Traffic):
     slo_ns: int
     """The application's end-to-end SLO, not the stage's part of it."""
     after: tuple[str, ...]
-    variants: Mapping[str, Belief]
+    beliefs: Mapping[BeliefKey, Belief]
+    """Every variant on every kind of hardware for which it has a profile and the cluster has nodes. Variants are in the
+    order of the application's file, and the kinds of each in the order of the cluster."""
     replicas: tuple[ReplicaView, ...]
     queue: tuple[Visit, ...]
     """Waiting visits in queue order."""
@@ -121,28 +151,51 @@ class StageView(Traffic):
     visits: float = 1.0
     """Mean number of visits that a request makes to the stage: below 1 behind a branch, above 1 behind a fan-out."""
 
+    def on(self, hardware: str) -> dict[str, Belief]:
+        """The variants that can run on this kind of hardware, by name."""
+        return {variant: belief for (variant, kind), belief in self.beliefs.items() if kind == hardware}
+
     def count(self, life: Life) -> int:
         """The number of replicas in this state."""
         return sum(replica.life is life for replica in self.replicas)
 
 
+class DeviceView(Struct, frozen=True, gc=False):
+    """An accelerator and what is free of it."""
+
+    device: Device
+    free_share: float
+    free_memory_bytes: int
+    free_clients: int
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node and its free cores, bytes of memory, and shares of devices."""
+    """A node, its free cores and bytes of memory, and its accelerators. Only a ready node takes new replicas."""
 
     node: Node
     free_cores: float
     free_memory_bytes: int
-    free_share: Mapping[str, float]
+    devices: tuple[DeviceView, ...] = ()
+    state: NodeState = NodeState.READY
+
+
+class Site(Struct, frozen=True):
+    """A node with room for a replica, and the accelerator there that the replica would use, if any."""
+
+    node: NodeView
+    device: DeviceView | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The whole cluster at a control tick, as scaling policies see it."""
+    """One application and the cluster at a control tick, as scaling policies see them."""
 
     stages: tuple[StageView, ...]
     """In topological order."""
     nodes: tuple[NodeView, ...]
+    """All nodes, also those that are released now and can be acquired. If other applications need cores too, only as
+    many as this application may use."""
     plan: Plan | None
     """The plan in force."""
     demand_rps: Mapping[str, float]
@@ -153,3 +206,43 @@ class ClusterView:
     """Forecast by the forecast policy: requests per second at the application."""
     paths: tuple[Path, ...]
     """Every path through the graph from an entry to an end, with its deadline."""
+
+
+class CoreDemand(Struct, frozen=True):
+    """How many cores of a kind of hardware an application version wants, and its weight when there are too few."""
+
+    key: str
+    hardware: str
+    cores: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationView:
+    """One version of an application at a control tick: the input of its policies, before they are called."""
+
+    key: str
+    stages: tuple[StageView, ...]
+    """In topological order."""
+    ingress: Traffic
+    """Requests that arrived at the application."""
+    share: float
+    """Fraction of the application's requests that the version is to be planned for, 0 to 1."""
+    weight: float
+    """Its weight when the cluster has too few cores (`Divide`)."""
+    paths: tuple[Path, ...]
+    plan: Plan | None
+    """The plan in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """Everything that a `Planner` needs for its next plans."""
+
+    number: int
+    now_ns: int
+    nodes: tuple[NodeView, ...]
+    due: tuple[ApplicationView, ...]
+    """The application versions to plan for."""
+    others: tuple[CoreDemand, ...] = ()
+    """The demands of all other versions, whose plans stay as they are."""

@@ -1,0 +1,121 @@
+"""Acquires nodes on demand when planned replicas have no room, and releases those that have been empty for a while.
+
+This is what the cluster autoscaler of Kubernetes does: plans name replicas on kinds of hardware, and nodes follow. So
+every scaling policy can rent nodes without knowing about them.
+"""
+
+from collections.abc import Sequence
+
+from sloop.actions import AcquireNode, Action, Decided, ReleaseNode
+from sloop.core.ledger import Ledger, Reservation, sites
+from sloop.core.views import Belief
+from sloop.text import in_s
+from sloop.units import s
+from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
+
+UNUSED_NS = s(60)
+"""How long a node stays empty before it is released. Acquiring one takes a minute or so, and a shorter time would give
+nodes back between two bursts. Kubernetes waits ten minutes by default."""
+RETRY_NS = s(30)
+"""How long after a loss a node on demand may be acquired again."""
+
+
+class NodePool:
+    """The life of the nodes in a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._empty_since_ns: dict[str, int] = {}
+        """For each ready node on demand, since when it has been empty."""
+        self._lost_ns: dict[str, int] = {}
+
+    @property
+    def is_acquiring(self) -> bool:
+        """Whether a node has been ordered and is not ready."""
+        return NodeState.ACQUIRING in self._ledger.states.values()
+
+    def can_acquire(self, hardware: str) -> bool:
+        """Whether a node of this kind could be acquired, or is being acquired."""
+        nodes, states = self._ledger.nodes, self._ledger.states
+        open_states = (NodeState.RELEASED, NodeState.ACQUIRING, NodeState.RELEASING)
+        return any(
+            states[name] in open_states for name, node in nodes.items() if node.on_demand and node.hardware == hardware
+        )
+
+    def acquire_for(self, now_ns: int, lacking: Sequence[tuple[ReplicaSpec, Belief]], out: list[Action]) -> None:
+        """Acquire the nodes that these replicas need and that are not already on their way."""
+        ledger = self._ledger
+        coming = Ledger([])
+        for name, state in ledger.states.items():
+            if state is NodeState.ACQUIRING:
+                coming.add(ledger.nodes[name], NodeState.READY)
+        released = [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.RELEASED]
+        ordered: dict[str, int] = {}
+        for number, (spec, belief) in enumerate(lacking):
+            if not _reserved(coming, ReplicaId(number), spec, belief):
+                node = next((node for node in released if _could_hold(node, spec, belief)), None)
+                if node is None:
+                    continue
+                released.remove(node)
+                coming.add(node, NodeState.READY)
+                _reserved(coming, ReplicaId(number), spec, belief)
+                ledger.set_state(node.name, NodeState.ACQUIRING)
+                ordered[node.hardware] = ordered.get(node.hardware, 0) + 1
+                out.append(AcquireNode(node.name))
+        for hardware, count in ordered.items():
+            why = f"{count} more of {hardware} for {len(lacking)} replicas without room"
+            out.append(Decided("node", why))
+
+    def release_unused(self, now_ns: int, *, is_short: bool, out: list[Action]) -> None:
+        """Release nodes on demand that have been empty for `UNUSED_NS`, unless planned replicas lack room."""
+        ledger = self._ledger
+        for name, lost_ns in list(self._lost_ns.items()):
+            if now_ns >= lost_ns + RETRY_NS:
+                del self._lost_ns[name]
+                ledger.set_state(name, NodeState.RELEASED)
+        for name, since_ns in list(self._empty_since_ns.items()):
+            if not ledger.is_empty(name):
+                self._empty_since_ns[name] = now_ns
+            elif now_ns - since_ns >= UNUSED_NS and not is_short:
+                del self._empty_since_ns[name]
+                ledger.set_state(name, NodeState.RELEASING)
+                out.append(ReleaseNode(name))
+                out.append(Decided("node", f"{name} has been empty for {in_s(now_ns - since_ns)}"))
+
+    def ready(self, node: Node, now_ns: int) -> None:
+        """A node was acquired or repaired, or has joined the cluster."""
+        if node.name in self._ledger.nodes:
+            self._ledger.set_state(node.name, NodeState.READY)
+        else:
+            self._ledger.add(node, NodeState.READY)
+        self._lost_ns.pop(node.name, None)
+        if self._ledger.nodes[node.name].on_demand:
+            self._empty_since_ns[node.name] = now_ns
+
+    def lose(self, now_ns: int, name: str) -> None:
+        """A node has failed, or could not be acquired."""
+        if name not in self._ledger.nodes:
+            return
+        self._ledger.set_state(name, NodeState.LOST)
+        self._empty_since_ns.pop(name, None)
+        if self._ledger.nodes[name].on_demand:
+            self._lost_ns[name] = now_ns
+
+    def released(self, name: str) -> None:
+        """A node has been given back."""
+        if name in self._ledger.nodes:
+            self._ledger.set_state(name, NodeState.RELEASED)
+
+
+def _reserved(ledger: Ledger, id: ReplicaId, spec: ReplicaSpec, belief: Belief) -> bool:
+    """Reserve room for a replica on any node; returns whether there was any."""
+    for site in sites(spec, belief, ledger.views()):
+        device = site.device.device.name if site.device else None
+        return ledger.reserve(id, Reservation.of(spec, belief, site.node.node.name, device))
+    return False
+
+
+def _could_hold(node: Node, spec: ReplicaSpec, belief: Belief) -> bool:
+    empty = Ledger([])
+    empty.add(node, NodeState.READY)
+    return bool(sites(spec, belief, empty.views()))

@@ -1,0 +1,159 @@
+"""The planner: asks the forecast and scaling policies of all applications for plans that fit the cluster together.
+
+It is a pure function of its `PlanInput` and of the policies' own state, so that it can run within the event loop or in a
+process beside it (`Scale.is_quick`).
+
+Each application has policies of its own, which first plan as if the cluster were theirs. If the plans together want
+more cores of a kind of hardware than there are, the divide policy gives each application a number of cores, and those
+that wanted more plan again for a cluster of that size. If the cores suffice, the plans are therefore the same as
+without other applications.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+from msgspec import structs
+
+from sloop.core.ledger import millicores
+from sloop.core.protocols import Policies, Scale
+from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput
+from sloop.events import Planned
+from sloop.units import ROUNDING
+from sloop.vocabulary import NodeState, Plan, StagePlan
+
+
+class Planner:
+    """The forecast, scaling and divide policies of all application versions, by key."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, Policies] = {}
+        self.failures: dict[str, Exception] = {}
+        """The last exception of an application's policies, until they plan again."""
+
+    def add(self, key: str, policies: Policies) -> None:
+        """Plan for one more application version."""
+        self._policies[key] = policies
+
+    def discard(self, key: str) -> None:
+        """Stop planning for an application version."""
+        del self._policies[key]
+        self.failures.pop(key, None)
+
+    def plan(self, given: PlanInput) -> Planned:
+        """New plans for the applications that are due. An application whose policy keeps its plan is left out."""
+        views: dict[str, ClusterView] = {}
+        self.failures = {}
+        for application in given.due:
+            try:
+                views[application.key] = self._view(given, application)
+            except Exception as error:  # a user's policy may raise anything; the others must still be planned
+                self.failures[application.key] = error
+        if len(given.due) + len(given.others) > 1:
+            plans = self._together(given, views)
+        else:
+            plans = {key: self._plan(given.now_ns, key, view, self._policies[key].scale) for key, view in views.items()}
+        return Planned(
+            given.number,
+            {key: plan for key, plan in plans.items() if plan is not None},
+            {key: f"{type(error).__name__}: {error}" for key, error in self.failures.items()},
+        )
+
+    def _view(self, given: PlanInput, application: ApplicationView) -> ClusterView:
+        forecast = self._policies[application.key].forecast
+        forecast_rps = forecast.demand_rps(given.now_ns, application.ingress) * application.share
+        return ClusterView(
+            stages=application.stages,
+            nodes=given.nodes,
+            plan=application.plan,
+            demand_rps={stage.name: forecast_rps * stage.visits for stage in application.stages},
+            ingress=application.ingress,
+            forecast_rps=forecast_rps,
+            paths=application.paths,
+        )
+
+    def _plan(self, now_ns: int, key: str, view: ClusterView, scale: Scale) -> Plan | None:
+        try:
+            return scale.plan(now_ns, view)
+        except Exception as error:
+            self.failures[key] = error
+            return None
+
+    def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
+        """Plans that together fit the cluster. A first attempt uses copies of the policies, because an application that
+        must plan again for fewer cores may not remember it."""
+        tried = {key: deepcopy(self._policies[key].scale) for key in views}
+        plans = {key: self._plan(given.now_ns, key, view, tried[key]) for key, view in views.items()}
+        wanted = [
+            CoreDemand(application.key, hardware, cores, application.weight)
+            for application in given.due
+            for hardware, cores in cores_by_hardware(plans.get(application.key) or application.plan).items()
+        ]
+        limits = self._limits(given, wanted)
+        for key, view in views.items():
+            own = {hardware: cores for (name, hardware), cores in limits.items() if name == key}
+            if own and not any(map(millicores, own.values())):
+                plans[key] = _nothing(view)
+            elif own:
+                plan = self._plan(given.now_ns, key, _limited(view, own), self._policies[key].scale)
+                plans[key] = plan and _with_reason(plan, own)
+            else:
+                self._policies[key] = replace(self._policies[key], scale=tried[key])
+        return plans
+
+    def _limits(self, given: PlanInput, wanted: Sequence[CoreDemand]) -> dict[tuple[str, str], float]:
+        """By application and hardware, the cores of those that cannot have what they want."""
+        limits: dict[tuple[str, str], float] = {}
+        for hardware in dict.fromkeys(demand.hardware for demand in wanted):
+            total = sum(view.node.cores for view in given.nodes if view.node.hardware == hardware and _counts(view))
+            total -= sum(demand.cores for demand in given.others if demand.hardware == hardware)
+            demands = [demand for demand in wanted if demand.hardware == hardware]
+            if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
+                continue
+            divided = self._policies[demands[0].key].divide.cores(total, demands)
+            for demand, cores in zip(demands, divided, strict=True):
+                if cores < demand.cores * (1 - ROUNDING):
+                    limits[demand.key, hardware] = cores
+        return limits
+
+
+def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
+    """The cores that a plan wants of each kind of hardware."""
+    found: dict[str, float] = {}
+    for target in plan.stages if plan else ():
+        for group in target.groups:
+            slot = group.spec.slot
+            found[slot.hardware] = found.get(slot.hardware, 0.0) + group.count * slot.cores
+    return found
+
+
+def _counts(view: NodeView) -> bool:
+    """Whether the node has, or can have, cores for replicas."""
+    return view.state is not NodeState.LOST
+
+
+def _limited(view: ClusterView, cores: Mapping[str, float]) -> ClusterView:
+    """The view with at most this many cores of some kinds of hardware: the first nodes, the last of them in part."""
+    return replace(view, nodes=tuple(_first_nodes(view.nodes, dict(cores))))
+
+
+def _first_nodes(nodes: Iterable[NodeView], left: dict[str, float]) -> Iterable[NodeView]:
+    for each in nodes:
+        cores = left.get(each.node.hardware)
+        if cores is None or not _counts(each):
+            yield each
+        elif cores > 0:
+            own = min(cores, each.node.cores)
+            left[each.node.hardware] = cores - own
+            yield replace(each, node=structs.replace(each.node, cores=own), free_cores=min(each.free_cores, own))
+
+
+def _nothing(view: ClusterView) -> Plan:
+    """The plan of an application for which no cores are left."""
+    stages = tuple(StagePlan(stage.name, (), batch_max=1) for stage in view.stages)
+    return Plan(stages, "the other applications need all cores", feasible=False)
+
+
+def _with_reason(plan: Plan, cores: Mapping[str, float]) -> Plan:
+    limits = ", ".join(f"{number:.4g}{f' of {hardware}' if hardware else ''}" for hardware, number in cores.items())
+    return structs.replace(plan, why=f"limited to {limits} cores by the other applications: {plan.why}")
