@@ -6,41 +6,49 @@ from typing import Any
 
 from sloop.actions import Action, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
-from sloop.core import Core
+from sloop.core import ApplicationParts, Core
 from sloop.core.protocols import Batch, Drop, Forecast, Order, Policies
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
 from sloop.policies.admit import Bounded
 from sloop.policies.batch import WorkConserving
+from sloop.policies.divide import MaxMin
 from sloop.policies.drop import PredictiveDrop
 from sloop.policies.forecast import Last
 from sloop.policies.order import Edf
 from sloop.policies.place import BestFit
 from sloop.policies.route import FirstIdle
 from sloop.units import ms, s
-from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
 
 @dataclass
 class Belief:
     """A batch of n on c cores takes `times` × (10 + n)/c ms."""
 
+    variant: str = "a"
+    hardware: str = ""
+    accelerator: str = ""
     batch_max: int = 8
     cores_max: float = 16.0
     startup_ns: int = s(5)
     memory_bytes: int = 100
+    device_memory_bytes: int = 0
     accuracy: float | None = None
     times: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
 
-    def latency_ms(self, batch: int, cores: float) -> float:
-        return self.times * (10 + batch) / cores
+    def slot(self, cores: float) -> Slot:
+        return Slot(cores, self.hardware, self.accelerator)
 
-    def costs_ns(self, cores: float) -> Sequence[int]:
-        return (0, *(ms(self.latency_ms(n, cores)) for n in range(1, self.batch_max + 1)))
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        return self.times * (10 + batch) / slot.cores
 
-    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
-        self.observed.append((batch, cores, taken_ns))
+    def costs_ns(self, slot: Slot) -> Sequence[int]:
+        return (0, *(ms(self.latency_ms(n, slot)) for n in range(1, self.batch_max + 1)))
+
+    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+        self.observed.append((batch, slot.cores, taken_ns))
 
 
 @dataclass
@@ -48,6 +56,7 @@ class Script:
     """A scaling policy that returns what the test has put in `target`."""
 
     target: Plan | None = None
+    is_quick: bool = True
     period_ns: int = s(1)
     seen: list[ClusterView] = field(default_factory=list)
 
@@ -60,14 +69,14 @@ def plan_of(
     count: int = 1, cores: float = 1.0, batch_max: int = 4, *, variant: str = "a", in_place: bool = True
 ) -> Plan:
     """A plan for the stage `only`."""
-    group = Group(ReplicaSpec("only", variant, cores), count)
+    group = Group(ReplicaSpec("only", variant, Slot(cores)), count)
     return Plan((StagePlan("only", (group,), batch_max, in_place),), why="the test says so")
 
 
 def one_each(application: Application, *, cores: float = 1.0, batch_max: int = 4) -> Plan:
     """A plan of one replica for each stage, of its first variant."""
     stages = [
-        StagePlan(stage.name, (Group(ReplicaSpec(stage.name, stage.variants[0].name, cores), 1),), batch_max)
+        StagePlan(stage.name, (Group(ReplicaSpec(stage.name, stage.variants[0].name, Slot(cores)), 1),), batch_max)
         for stage in application.stages
     ]
     return Plan(tuple(stages), why="one each")
@@ -111,7 +120,9 @@ class Scene:
         self.script = Script(target)
         slow = times or {}
         self.beliefs = {
-            (s.name, v.name): Belief(times=slow.get(v.name, 1.0)) for s in application.stages for v in s.variants
+            (s.name, v.name, ""): Belief(v.name, times=slow.get(v.name, 1.0))
+            for s in application.stages
+            for v in s.variants
         }
         policies = Policies(
             order=order or Edf(),
@@ -122,8 +133,11 @@ class Scene:
             place=BestFit(),
             forecast=forecast or Last(),
             scale=self.script,
+            divide=MaxMin(),
         )
-        self.core = Core(application.graph, self.beliefs, policies, nodes)
+        parts = ApplicationParts(graph=application.graph, beliefs=self.beliefs, policies=policies)
+        self.core = Core([parts], nodes)
+        (self.application,) = self.core.state.applications.values()
         self.actions: list[Action] = []
 
     def act(self, at_ms: float, *events: object) -> list[Action]:

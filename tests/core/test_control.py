@@ -14,7 +14,7 @@ from sloop.core.control import diff as diff_with_rates
 from sloop.core.views import ReplicaView
 from sloop.events import WOKE, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Group, Life, Node, Path, ReplicaId, ReplicaSpec, RequestId, StagePlan
+from sloop.vocabulary import BatchId, Group, Life, Node, Path, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
 from tests.core.scene import Scene, graph, one_each, plan_of, request
 
 R0, R1 = ReplicaId(0), ReplicaId(1)
@@ -56,10 +56,10 @@ def test_a_resize_counts_only_once_it_is_in_effect() -> None:
     assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 2)]
     scene.act(1010, request(1, at_ms=1010))
     scene.act(1021, Finished(BatchId(0), R0, ms(11)))
-    before = list(scene.beliefs["only", "a"].observed)
+    before = list(scene.beliefs["only", "a", ""].observed)
     scene.act(1050, Resized(R0, 2), request(2, at_ms=1050))
     scene.act(1056, Finished(BatchId(1), R0, ms(5)))
-    assert [*before, (1, 2, ms(6))] == [(1, 1.0, ms(11)), (1, 2, ms(6))] == scene.beliefs["only", "a"].observed
+    assert [*before, (1, 2, ms(6))] == [(1, 1.0, ms(11)), (1, 2, ms(6))] == scene.beliefs["only", "a", ""].observed
     assert scene.act(2000, WOKE) == []
 
 
@@ -224,17 +224,17 @@ def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
     plan = plan_of()
     scene = Scene(structs.replace(plan, stages=(structs.replace(plan.stages[0], wait_ns=ms(7)),)))
     scene.warm_up()
-    assert scene.core.state.stages["only"].limits.wait_ns == ms(7)
+    assert scene.application.stages["only"].limits.wait_ns == ms(7)
 
 
 def replica(id: int, life: Life = Life.READY, cores: float = 1, variant: str = "a", node: str = "n0") -> ReplicaView:
-    return ReplicaView(ReplicaId(id), ReplicaSpec("s", variant, cores, node), life, 0, 0)
+    return ReplicaView(ReplicaId(id), ReplicaSpec("s", variant, Slot(cores), node), life, 0, 0)
 
 
 def plan(
     count: int, cores: float = 1, variant: str = "a", *, node: str | None = None, in_place: bool = True
 ) -> StagePlan:
-    return StagePlan("s", (Group(ReplicaSpec("s", variant, cores, node), count),), 1, in_place)
+    return StagePlan("s", (Group(ReplicaSpec("s", variant, Slot(cores), node), count),), 1, in_place)
 
 
 def diff(replicas: Sequence[ReplicaView], target: StagePlan) -> Difference:

@@ -99,7 +99,7 @@ def test_memory_does_not_grow_with_requests() -> None:
         served(core, 1, at_ns=s(second))()
         if second in (900, 1_800):
             scene.script.seen.clear()
-            scene.beliefs["only", "a"].observed.clear()
+            scene.beliefs["only", "a", ""].observed.clear()
             blocks.append(sys.getallocatedblocks())
     assert blocks[1] - blocks[0] < 200
-    assert core.state.stages["only"].pool.replicas[ReplicaId(0)].batches == 1_800
+    assert core.state.applications[""].stages["only"].pool.replicas[ReplicaId(0)].batches == 1_800

@@ -31,7 +31,7 @@ def test_a_request_goes_straight_to_an_idle_replica_and_is_served() -> None:
     scene = warm()
     assert scene.act(5, request(1, at_ms=5)) == [StartBatch(B0, R0, "only", (RequestId(1),))]
     assert scene.act(16, Finished(B0, R0, ms(10))) == [End(RequestId(1), Outcome.SERVED)]
-    assert scene.beliefs["only", "a"].observed == [(1, 1.0, ms(11))]
+    assert scene.beliefs["only", "a", ""].observed == [(1, 1.0, ms(11))]
 
 
 def test_waiting_requests_become_one_batch_in_order_of_deadlines() -> None:
@@ -258,7 +258,7 @@ def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
 
 def test_batch_policies_that_wait_leave_time_for_later_stages() -> None:
     scene = on(CHAIN, batch=Full(forever=False, patience=1e9))
-    scene.core.state.stages["a"].limits.wait_ns = 1
+    scene.application.stages["a"].limits.wait_ns = 1
     assert scene.act(0, request(1, slo_ms=100)) == []
     assert scene.core.wake_ns == ms(100 - 14 - 22), "a batch of four here, and two of one"
 

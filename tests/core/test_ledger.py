@@ -4,25 +4,81 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.core.ledger import Ledger, Reservation, fits
-from sloop.core.views import NodeView
-from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
+from sloop.core.ledger import Ledger, Reservation, lacks, sites
+from sloop.core.views import DeviceView, NodeView
+from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
+from tests.core.scene import Belief
 
-NODE = Node("n0", "x", cores=2, memory_bytes=100, devices=("gpu0",))
+GPU = Device("gpu0", "T4", memory_bytes=50, clients_max=3)
+NODE = Node("n0", "x", cores=2, memory_bytes=100, devices=(GPU,))
 
 
-def reservation(cores: float, memory: int = 0, share: float = 0) -> Reservation:
-    return Reservation.of(ReplicaSpec("s", "v", cores, "n0", "gpu0" if share else "", share), memory, "n0")
+def spec_of(cores: float, share: float | None = None, *, accelerator: str = "T4", hardware: str = "x") -> ReplicaSpec:
+    """A replica that uses an accelerator if `share` is given."""
+    slot = Slot(cores, hardware) if share is None else Slot(cores, hardware, accelerator, share)
+    return ReplicaSpec("s", "v", slot)
+
+
+def reservation(cores: float, memory: int = 0, share: float | None = None, on_device: int = 0) -> Reservation:
+    belief = Belief(memory_bytes=memory, device_memory_bytes=on_device)
+    return Reservation.of(spec_of(cores, share), belief, "n0", None if share is None else "gpu0")
 
 
 def test_a_reservation_that_does_not_fit_reserves_nothing() -> None:
     ledger = Ledger([NODE])
-    assert ledger.reserve(ReplicaId(0), reservation(1.5, 60, 0.7))
-    for refused in (reservation(0.6), reservation(0.1, 41), reservation(0.1, 0, 0.4)):
+    assert ledger.reserve(ReplicaId(0), reservation(1.5, 60, 0.7, 30))
+    refusals = (
+        reservation(0.6),
+        reservation(0.1, 41),
+        reservation(0.1, 0, 0.4),
+        reservation(0.1, 0, 0.1, on_device=21),
+    )
+    for refused in refusals:
         assert not ledger.reserve(ReplicaId(1), refused)
     view = ledger.views()[0]
     assert (view.free_cores, view.free_memory_bytes) == (0.5, 40)
-    assert view.free_share["gpu0"] == pytest.approx(0.3)
+    assert view.devices == (DeviceView(GPU, pytest.approx(0.3), 20, 2),)
+
+
+def test_a_device_has_a_limited_number_of_clients_even_if_they_reserve_no_share() -> None:
+    ledger = Ledger([NODE])
+    taken = [ledger.reserve(ReplicaId(id), reservation(0.1, 0, 0.0, 10)) for id in range(4)]
+    assert taken == [True, True, True, False]
+    ledger.release(ReplicaId(1))
+    assert ledger.reserve(ReplicaId(3), reservation(0.1, 0, 0.0, 10))
+
+
+def test_only_ready_nodes_have_room() -> None:
+    ledger = Ledger([NODE, Node("n1", "x", 2, 100, on_demand=True)])
+    wanted = spec_of(1)
+    assert [site.node.node.name for site in sites(wanted, Belief(), ledger.views())] == ["n0"]
+    ledger.set_state("n1", NodeState.READY)
+    assert [site.node.node.name for site in sites(wanted, Belief(), ledger.views())] == ["n0", "n1"]
+    ledger.set_state("n0", NodeState.LOST)
+    assert [site.node.node.name for site in sites(wanted, Belief(), ledger.views())] == ["n1"]
+
+
+def test_every_free_device_of_the_kind_is_a_site() -> None:
+    other = Device("gpu1", "T4", 50)
+    ledger = Ledger([Node("n0", "x", 2, 100, (GPU, other, Device("v", "V100", 50)))])
+    found = sites(spec_of(1, 0.5), Belief(memory_bytes=0), ledger.views())
+    assert [site.device.device.name for site in found if site.device] == ["gpu0", "gpu1"]
+    ledger.reserve(ReplicaId(0), reservation(0.5, 0, 0.6))
+    found = sites(spec_of(1, 0.5), Belief(memory_bytes=0), ledger.views())
+    assert [site.device.device.name for site in found if site.device] == ["gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (spec_of(1), ""),
+        (spec_of(1, hardware="y"), "no node has hardware 'y'"),
+        (spec_of(1, 0.5, accelerator="A100"), "no node of hardware 'x' has a device 'A100'"),
+        (spec_of(1, 0.5, accelerator="A100", hardware=""), "no node of hardware '' has a device 'A100'"),
+    ],
+)
+def test_what_no_node_could_ever_hold_is_named(spec: ReplicaSpec, expected: str) -> None:
+    assert lacks(spec, [NODE]) == expected
 
 
 def test_growing_needs_room_and_never_shrinks() -> None:
@@ -53,28 +109,30 @@ def test_released_reservations_free_exactly_what_they_took(steps: list[tuple[int
     assert ledger.views()[0].free_cores == 2
 
 
-PARTLY_FREE = NodeView(NODE, 0.1 + 0.2, 100, {"gpu0": 0.5})
+PARTLY_FREE = NodeView(NODE, 0.1 + 0.2, 100, (DeviceView(GPU, 0.5, 50, 1),))
 
 
 @pytest.mark.parametrize(
     ("spec", "memory_bytes", "expected"),
     [
-        (ReplicaSpec("s", "v", 0.3), 100, True),
-        (ReplicaSpec("s", "v", 0.31), 0, False),
-        (ReplicaSpec("s", "v", 0.3), 101, False),
-        (ReplicaSpec("s", "v", 0.1, device="gpu0", share=0.5), 0, True),
-        (ReplicaSpec("s", "v", 0.1, device="gpu0", share=0.6), 0, False),
-        (ReplicaSpec("s", "v", 0.1, device="tpu", share=0.1), 0, False),
+        (spec_of(0.3), 100, True),
+        (spec_of(0.31), 0, False),
+        (spec_of(0.3), 101, False),
+        (spec_of(0.1, hardware="y"), 0, False),
+        (spec_of(0.1, 0.5), 0, True),
+        (spec_of(0.1, 0.6), 0, False),
+        (spec_of(0.1, 0.1, accelerator="tpu"), 0, False),
     ],
 )
 def test_cores_memory_and_share_must_all_fit(spec: ReplicaSpec, memory_bytes: int, expected: bool) -> None:
-    assert fits(spec, memory_bytes, PARTLY_FREE) is expected
+    assert bool(sites(spec, Belief(memory_bytes=memory_bytes), [PARTLY_FREE])) is expected
 
 
 @given(st.lists(st.floats(0.001, 1), max_size=8), st.floats(0.001, 1), st.floats(0, 1))
-def test_a_policy_and_the_ledger_agree_on_what_fits(taken: list[float], cores: float, share: float) -> None:
+def test_the_ledger_never_refuses_a_site(taken: list[float], cores: float, share: float) -> None:
     ledger = Ledger([NODE])
     for id, size in enumerate(taken):
         ledger.reserve(ReplicaId(id), reservation(size, 10, 0.1))
-    spec = ReplicaSpec("s", "v", cores, device="gpu0", share=share)
-    assert fits(spec, 30, ledger.views()[0]) is ledger.has_room(Reservation.of(spec, 30, "n0"))
+    belief, spec = Belief(memory_bytes=30), spec_of(cores, share)
+    has_site = bool(sites(spec, belief, ledger.views()))
+    assert has_site is ledger.reserve(ReplicaId(99), Reservation.of(spec, belief, "n0", "gpu0"))

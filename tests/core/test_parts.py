@@ -88,7 +88,7 @@ def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
     why = "find sends 7 parts to read, which takes at most 6 per request"
     assert failed == End(RequestId(1), Outcome.FAILED, why, stage="find")
     assert scene.core.is_idle
-    assert scene.core.state.stages["read"].monitor.waiting == 0
+    assert scene.application.stages["read"].monitor.waiting == 0
 
 
 def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> None:
@@ -120,8 +120,8 @@ def test_a_request_with_a_failed_part_ends_and_its_other_parts_are_removed() -> 
     failed = End(RequestId(1), Outcome.FAILED, "boom", stage="read")
     assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [failed]
     assert scene.core.is_idle
-    assert scene.core.state.stages["read"].monitor.waiting == 0
-    assert scene.core.state.ingress.waiting == 0
+    assert scene.application.stages["read"].monitor.waiting == 0
+    assert scene.application.ingress.waiting == 0
 
 
 def test_parts_of_a_lost_batch_are_retried_with_their_numbers() -> None:
@@ -156,7 +156,7 @@ def test_all_parts_of_a_dropped_request_leave_the_queue_at_once(monkeypatch: pyt
     assert outcomes(scene) == {1: Outcome.DROPPED}
     assert [count for count in removed if count] == [996]
     assert scene.core.is_idle
-    assert scene.core.state.stages["read"].monitor.waiting == 0
+    assert scene.application.stages["read"].monitor.waiting == 0
 
 
 def test_cancelling_removes_all_parts_of_a_request() -> None:
@@ -164,9 +164,9 @@ def test_cancelling_removes_all_parts_of_a_request() -> None:
     scene.act(0, request(1), request(2))
     read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
     assert scene.act(12, Cancelled(RequestId(1))) == [End(RequestId(1), Outcome.DROPPED, "the client went away")]
-    assert scene.core.state.stages["read"].monitor.waiting == 0
+    assert scene.application.stages["read"].monitor.waiting == 0
     assert scene.act(25, done(read)) == []
-    assert scene.core.state.ingress.waiting == 1, "request 2"
+    assert scene.application.ingress.waiting == 1, "request 2"
 
 
 WAYS = replace(
@@ -216,7 +216,7 @@ def test_admission_looks_only_at_the_queues_that_a_request_enters() -> None:
 
 def test_ingress_counts_requests_and_how_many_are_open() -> None:
     scene = on(PARTS, queue_max=2)
-    ingress = scene.core.state.ingress
+    ingress = scene.application.ingress
     scene.act(0, *(request(id) for id in range(3)))
     assert (ingress.waiting, outcomes(scene)) == (3, {})
     scene.act(0, request(3))

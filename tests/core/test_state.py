@@ -6,18 +6,24 @@ from hypothesis import strategies as st
 
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
-from sloop.core.state import Queue, Replica, StageState, State
+from sloop.core.ledger import Ledger
+from sloop.core.monitor import Monitor
+from sloop.core.state import ApplicationState, BatchLimits, Queue, Replica, StageState, State
 from sloop.policies.order import Edf, Fifo
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan, Visit
-from tests.core.scene import Belief, graph
+from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan, Visit
+from tests.core.scene import Belief, Scene, graph
 
 
 def stage(replicas: int) -> StageState:
-    made = StageState("only", (), {"a": Belief()}, Fifo(), s(1))
+    made = StageState("only", (), {("a", ""): Belief()}, Fifo(), Monitor(s(1)))
     for id in range(replicas):
-        made.pool.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", 1.0), made, 0))
+        made.pool.add(replica_of(made, id))
     return made
+
+
+def replica_of(stage: StageState, id: int, cores: float = 1.0) -> Replica:
+    return Replica(ReplicaId(id), ReplicaSpec(stage.name, "a", Slot(cores)), stage, 0, "n")
 
 
 def test_idle_replicas_stay_sorted_however_they_come_and_go() -> None:
@@ -47,7 +53,7 @@ def test_the_least_time_at_a_stage_is_that_of_its_fastest_ready_replica() -> Non
     made.limits.follow(StagePlan("only", (), 4))
     assert made.pool.least_ns() == (0, 0), "with nobody there, nobody can say"
     for id, cores in enumerate((1.0, 2.0, 4.0)):
-        made.pool.add(Replica(ReplicaId(id), ReplicaSpec("only", "a", cores), made, 0))
+        made.pool.add(replica_of(made, id, cores))
     made.refresh()
     assert made.pool.least_ns() == (ms(11 / 4), ms(14 / 4)), "the fastest that starts"
     made.pool.set_life(made.pool.replicas[ReplicaId(1)], Life.READY)
@@ -57,9 +63,27 @@ def test_the_least_time_at_a_stage_is_that_of_its_fastest_ready_replica() -> Non
 def test_rates_are_those_of_the_largest_batches_that_the_plan_allows() -> None:
     made = stage(1)
     made.limits.follow(StagePlan("only", (), 4))
-    assert made.pool.rate_rps("a", 2.0) == pytest.approx(2 * 4 / 0.014)
+    assert made.pool.rate_rps(ReplicaSpec("only", "a", Slot(2.0))) == pytest.approx(2 * 4 / 0.014)
     made.limits.follow(StagePlan("only", (), 100))
-    assert made.pool.rate_rps("a", 1.0) == pytest.approx(8 / 0.018), "the variant takes no more than eight"
+    assert made.pool.rate_rps(ReplicaSpec("only", "a", Slot(1.0))) == pytest.approx(8 / 0.018), "the variant takes no more than eight"
+
+
+def test_batches_and_rates_belong_to_the_group_of_a_slot() -> None:
+    slow, fast = Slot(1.0, "c5"), Slot(4.0, "g4dn", "T4")
+    limits = BatchLimits()
+    groups = (
+        Group(ReplicaSpec("s", "a", slow), 2, batch_max=2, rate_rps=20),
+        Group(ReplicaSpec("s", "a", fast), 1, batch_max=32, rate_rps=300),
+        Group(ReplicaSpec("s", "b", slow), 3),
+    )
+    limits.follow(StagePlan("s", groups, batch_max=4))
+    assert [limits.batch_max("a", slow), limits.batch_max("a", fast), limits.batch_max("b", slow)] == [2, 32, 4]
+    assert [limits.weight("a", slow), limits.weight("a", fast), limits.weight("b", slow)] == [10, 300, 1]
+    grown = Slot(2.0, "c5")
+    assert limits.batch_max("a", grown) == 2, "a replica that is being resized keeps the limit of its kind"
+    limits.follow(StagePlan("s", (), batch_max=7))
+    assert limits.batch_max("a", fast) == 32, "it keeps its limit until it is replaced"
+    assert limits.batch_max("c", fast) == 7
 
 
 def test_a_replica_under_resize_counts_with_the_smaller_number_of_cores() -> None:
@@ -72,7 +96,7 @@ def test_a_replica_under_resize_counts_with_the_smaller_number_of_cores() -> Non
     expects = [made.pool.is_changing]
     made.pool.set_life(replica, Life.READY)
     expects.append(made.pool.is_changing)
-    replica.cores, replica.target_cores, replica.resizing = 4.0, 2.0, 1
+    replica.slot, replica.target_cores, replica.resizing = Slot(4.0), 2.0, 1
     assert made.pool.present_rps(replica.id) == pytest.approx(2 * one_rps)
     expects.append(made.pool.is_changing)
     replica.target_cores = 4.0
@@ -80,9 +104,8 @@ def test_a_replica_under_resize_counts_with_the_smaller_number_of_cores() -> Non
     assert [*expects, made.pool.is_changing] == [True, False, True, True], "it starts; it grows; it shrinks; it leaves"
 
 
-def state(application: Application) -> State:
-    stages = [StageState(stage.name, stage.after, {"a": Belief()}, Fifo(), s(1)) for stage in application.order]
-    return State(stages, application.graph, [Node("n", "local", 4, 1000)])
+def state(application: Application) -> ApplicationState:
+    return Scene(application=application).application
 
 
 def test_an_application_of_one_stage_keeps_no_graph_state() -> None:
@@ -113,19 +136,21 @@ def test_stages_know_whether_they_run_for_parts_and_entries_are_found() -> None:
 
 def test_remaining_times_follow_changes_of_replicas() -> None:
     made = state(graph(a={}, b={"after": ("a",)}, c={"after": ("b",)}))
+    shared = State(Ledger([]))
+    shared.replicas = made.replicas
     for id, name in enumerate("abc"):
         there = made.stages[name]
         there.limits.follow(StagePlan(name, (), 4))
-        replica = Replica(ReplicaId(id), ReplicaSpec(name, "a", 1.0, "n"), there, 0)
+        replica = replica_of(there, id)
         made.replicas[replica.id] = replica
         there.pool.add(replica)
-        made.set_life(0, replica, Life.READY)
+        shared.set_life(0, replica, Life.READY)
         there.pool.add_idle(replica)
     assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
     assert [stage.times.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
-    made.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
+    shared.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
     assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
-    made.forget(0, made.replicas[ReplicaId(1)])
+    shared.forget(0, made.replicas[ReplicaId(1)])
     assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
 
 

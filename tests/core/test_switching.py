@@ -12,7 +12,7 @@ from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartRepli
 from sloop.app.application import Variant
 from sloop.events import WOKE, Finished, ReplicaReady, ReplicaStopped, Resized
 from sloop.policies.drop import Never
-from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, StagePlan
+from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 from tests.core.scene import Scene, graph, plan_of, request
 from tests.core.test_control import R0, R1, notes, orders, warm
 
@@ -112,7 +112,7 @@ TWO = graph(a={}, b={"after": ("a",)})
 
 
 def sizes(a: float, b: float) -> Plan:
-    stages = [StagePlan(name, (Group(ReplicaSpec(name, "a", cores), 1),), 4) for name, cores in (("a", a), ("b", b))]
+    stages = [StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(cores)), 1),), 4) for name, cores in (("a", a), ("b", b))]
     return Plan(tuple(stages), why="two")
 
 
@@ -149,7 +149,7 @@ def ready_rps(scene: Scene) -> float:
     """Visits per second that the ready replicas are believed to serve together."""
     return sum(
         stage.pool.present_rps(replica.id)
-        for stage in scene.core.state.stages.values()
+        for stage in scene.application.stages.values()
         for replica in stage.pool.replicas.values()
         if replica.life is Life.READY
     )
@@ -182,7 +182,7 @@ def test_between_any_two_plans_ready_capacity_does_not_fall_below_either(
     scene.warm_up()
     scene.script.target = plan(*second)
     before_rps = ready_rps(scene)
-    wanted_rps = second[1] * scene.core.state.stages["only"].pool.rate_rps(second[0], second[2])
+    wanted_rps = second[1] * scene.application.stages["only"].pool.rate_rps(second[0], second[2])
     waiting, at_ms = list(orders(scene.act(1000, WOKE))), 1000.0
     while waiting:
         assert ready_rps(scene) >= min(before_rps, wanted_rps) * (1 - 1e-6)
@@ -206,7 +206,7 @@ def test_any_plan_that_fits_is_reached_on_a_full_node(first: Any, second: Any, r
 
     def plan(stages: Any) -> Plan:
         groups = [
-            (Group(ReplicaSpec(name, variant, cores), count),)
+            (Group(ReplicaSpec(name, variant, Slot(cores)), count),)
             for name, (variant, count, cores, _) in zip("ab", stages, strict=True)
         ]
         return Plan(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
-from sloop.actions import Action, End
+from sloop.actions import Action, End, Rollout, VersionState
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
@@ -178,6 +178,8 @@ class Core:
         kind = type(event)
         self._steps[kind](now_ns, event, out)
         if more_at_this_instant:
+            if self._rollouts.compared:
+                self._rollouts.count(out)
             return out
         # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
         # is inlined, and comparisons replace the slower calls of min.
@@ -195,7 +197,7 @@ class Core:
             if queue.sweep_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = queue.sweep_ns
         self.wake_ns = wake_ns
-        if not self._is_plain and self._rollouts.is_comparing:
+        if self._rollouts.compared:
             self._rollouts.count(out)
         return out
 
@@ -262,9 +264,15 @@ class Core:
             path.cancel(now_ns, event, out)
 
     def _deploy(self, now_ns: int, event: Deployed, out: list[Action]) -> None:
-        """Start a version of an application."""
+        """Start a version of an application. Drivers check definitions beforehand; one that cannot be built changes
+        nothing."""
         assert self._build is not None, "this core cannot build applications"
-        parts = self._build(event.application, event.version, event.definition)
+        try:
+            parts = self._build(event.application, event.version, event.definition)
+        except Exception as error:  # what serves must go on serving
+            why = f"its definition is not valid: {error}"
+            out.append(Rollout(event.application, event.version, VersionState.RETIRED, 0.0, why))
+            return
         self._rollouts.announce(now_ns, self._add(now_ns, parts, event.canary), out)
         self._bind()
 

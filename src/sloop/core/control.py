@@ -197,7 +197,7 @@ class ControlledApplication:
     """By stage, the shortage that was last written to the log."""
     woken_ns: int = -WAKE_NS_MIN
     share: float = 1.0
-    """Fraction of the application's requests to plan for; 0 while it retires."""
+    """Fraction of the application's requests to plan for."""
     active_ns: int = 0
     """When it last had requests."""
     is_resting: bool = False
@@ -214,11 +214,24 @@ class ControlledApplication:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each stage has a ready replica, and no replica is still starting."""
-        return all(
-            any(rate.ready for rate in pool.rates) and not any(rate.starting for rate in pool.rates)
-            for pool in (stage.pool for stage in self.state.all_stages)
-        )
+        """Whether each stage for which the plan has replicas has a ready one, and no replica is still starting."""
+        if self.plan is None:
+            return False
+        for target in self.plan.stages:
+            rates = self.state.stages[target.stage].pool.rates
+            if any(rate.starting for rate in rates):
+                return False
+            if any(group.count for group in target.groups) and not any(rate.ready for rate in rates):
+                return False
+        return True
+
+    def note_activity(self, now_ns: int) -> None:
+        """Remember when it last had requests."""
+        state, monitor = self.state, self.state.ingress
+        newest = monitor.buckets[-1].arrivals if monitor.buckets else 0
+        if newest or monitor.now.slack_ns or not state.is_idle or self.plan is None:
+            self.active_ns = now_ns
+            self.is_resting = False
 
 
 class ControlPath:
@@ -265,6 +278,7 @@ class ControlPath:
         """Close buckets, stop replicas with stuck batches, make plans if it is time, work towards the plans."""
         for application in self._applications.values():
             application.state.roll(now_ns)
+            application.note_activity(now_ns)
         self._give_up_stuck(now_ns, out)
         due = []
         for application in self._applications.values():
@@ -299,30 +313,26 @@ class ControlPath:
     def _needs_plan(self, now_ns: int, application: ControlledApplication, out: list[Action]) -> bool:
         """Whether an application must be planned now: not if it had no requests for so long that its plan cannot
         change. Lets it rest if it declares that."""
-        state, monitor = application.state, application.state.ingress
-        newest = monitor.buckets[-1].arrivals if monitor.buckets else 0
-        if newest or monitor.now.slack_ns or not state.is_idle or application.plan is None:
-            application.active_ns = now_ns
-            application.is_resting = False
+        state = application.state
         quiet_ns = now_ns - application.active_ns
         rest_after_ns = state.parts.rest_after_ns
         if application.is_resting:
             return False
-        if rest_after_ns and quiet_ns >= rest_after_ns and application.share:
+        if rest_after_ns and quiet_ns >= rest_after_ns:
             application.is_resting = True
-            stages = tuple(StagePlan(stage.name, (), batch_max=1) for stage in state.all_stages)
             why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
             out.append(Decided("rest", why, application=state.key))
-            self._adopt(now_ns, {state.key: Plan(stages, why)}, out)
+            self._adopt(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
         return quiet_ns <= QUIET_NS or len(self._applications) == 1
 
+    def freeze(self, key: str) -> None:
+        """Make no more plans for a version that gets no more requests: it keeps the replicas that serve its queue."""
+        self._applications[key].next_plan_ns = FOREVER_NS
+
     def retire(self, now_ns: int, key: str, out: list[Action]) -> None:
-        """Stop all replicas of an application version that has no requests left."""
-        application = self._applications[key]
-        application.next_plan_ns = FOREVER_NS
-        stages = tuple(StagePlan(stage.name, (), batch_max=1) for stage in application.state.all_stages)
-        self._adopt(now_ns, {key: Plan(stages, "it retires")}, out)
+        """Stop all replicas of a frozen version that has no requests left."""
+        self._adopt(now_ns, {key: no_replicas(self._applications[key].state, "it retires")}, out)
 
     # Events of replicas
 
@@ -459,7 +469,7 @@ class ControlPath:
         for key, plan in plans.items():
             application = self._applications.get(key)
             if application is None or (application.next_plan_ns == FOREVER_NS and any_replica(plan)):
-                continue  # it has retired while it was planned
+                continue  # it was frozen while it was planned
             before, application.plan = application.plan, plan
             if before is not None and plan.same_target(before):
                 if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
@@ -504,7 +514,7 @@ class ControlPath:
         staying = [replica.view() for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
         return diff(staying, target, pool.present_rps, pool.rate_rps)
 
-    def _advance(  # noqa: PLR0913  # the state of one comparison
+    def _advance(
         self,
         now_ns: int,
         application: ControlledApplication,
@@ -645,6 +655,11 @@ class ControlPath:
 def own_traffic(application: ApplicationState) -> Traffic:
     """The requests that arrived at this version of the application."""
     return Traffic(buckets=tuple(application.ingress.buckets), bucket_ns=application.ingress.bucket_ns)
+
+
+def no_replicas(application: ApplicationState, why: str) -> Plan:
+    """A plan without replicas."""
+    return Plan(tuple(StagePlan(stage.name, (), batch_max=1) for stage in application.all_stages), why)
 
 
 def any_replica(plan: Plan) -> bool:

@@ -160,8 +160,9 @@ class DataPath:
             replica = idle[index]
             costs_ns = replica.service_rate.costs_ns
             limit = replica.service_rate.batch_max
-            alone_ns = costs_ns[1] + times.remaining_ns
-            full_ns = costs_ns[limit] + times.remaining_full_ns
+            least_ns = replica.service_rate.least_ns
+            alone_ns = least_ns[0] + times.remaining_ns
+            full_ns = least_ns[1] + times.remaining_full_ns
             for visit in visits[:limit]:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     open_requests is not None and visit.request.id not in open_requests

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sloop.actions import AcquireNode, Action, Decided, ReleaseNode
 from sloop.core.ledger import Ledger, Reservation, sites
 from sloop.core.views import Belief
-from sloop.text import in_s
+from sloop.text import counted, in_s
 from sloop.units import s
 from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
 
@@ -51,10 +51,12 @@ class NodePool:
                 coming.add(ledger.nodes[name], NodeState.READY)
         released = [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.RELEASED]
         ordered: dict[str, int] = {}
+        hopeless: set[ReplicaSpec] = set()
         for number, (spec, belief) in enumerate(lacking):
-            if not _reserved(coming, ReplicaId(number), spec, belief):
+            if spec not in hopeless and not _reserved(coming, ReplicaId(number), spec, belief):
                 node = next((node for node in released if _could_hold(node, spec, belief)), None)
                 if node is None:
+                    hopeless.add(spec)
                     continue
                 released.remove(node)
                 coming.add(node, NodeState.READY)
@@ -63,7 +65,8 @@ class NodePool:
                 ordered[node.hardware] = ordered.get(node.hardware, 0) + 1
                 out.append(AcquireNode(node.name))
         for hardware, count in ordered.items():
-            why = f"{count} more of {hardware} for {len(lacking)} replicas without room"
+            replicas = counted(len(lacking), "replica")
+            why = f"acquires {counted(count, 'node')} of {hardware}: {replicas} lack room"
             out.append(Decided("node", why))
 
     def release_unused(self, now_ns: int, *, is_short: bool, out: list[Action]) -> None:

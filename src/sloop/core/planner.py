@@ -1,7 +1,7 @@
 """The planner: asks the forecast and scaling policies of all applications for plans that fit the cluster together.
 
-It is a pure function of its `PlanInput` and of the policies' own state, so that it can run within the event loop or in a
-process beside it (`Scale.is_quick`).
+It is a pure function of its `PlanInput` and of the policies' own state, so that it can run within the event loop or
+in a process beside it (`Scale.is_quick`).
 
 Each application has policies of its own, which first plan as if the cluster were theirs. If the plans together want
 more cores of a kind of hardware than there are, the divide policy gives each application a number of cores, and those

@@ -1,7 +1,7 @@
 """Rollouts: which version of an application gets a request, and how a new version replaces the old one.
 
-A new version starts beside the one that serves, and gets no request before each of its stages has a ready replica and no
-replica is still starting. Then it gets all requests, or, as a canary, a share of them. A canary is compared with the
+A new version starts beside the one that serves, and gets no request before each of its stages has a ready replica and
+no replica is still starting. Then it gets all requests, or, as a canary, a share of them. A canary is compared with the
 version that serves the others: it is rolled back if its attainment is lower, and gets all requests when somebody
 promotes it or its time has come. A version that gets no more requests ends when it has finished those it has.
 """
@@ -15,7 +15,7 @@ from sloop.core.control import ControlledApplication, ControlPath, own_traffic
 from sloop.core.state import ApplicationState
 from sloop.core.views import Bucket, Traffic
 from sloop.text import counted
-from sloop.units import NS_PER_S, s
+from sloop.units import NS_PER_S, ROUNDING, s
 from sloop.vocabulary import Canary, Outcome, Request, RequestId
 
 LOSSES_MAX = 3
@@ -70,14 +70,9 @@ class Rollouts:
         self._versions: dict[str, list[Version]] = {}
         self._credit: dict[str, float] = {}
         """By name, how much of a request the canary is owed."""
-        self._compared: dict[RequestId, Attainment] = {}
-        """Open requests of versions that are compared."""
+        self.compared: dict[RequestId, Attainment] = {}
+        """Open requests of versions that are compared with each other."""
         control.traffic = self.traffic
-
-    @property
-    def is_comparing(self) -> bool:
-        """Whether any open request belongs to a version that is compared with another."""
-        return bool(self._compared)
 
     @property
     def is_plain(self) -> bool:
@@ -129,7 +124,7 @@ class Rollouts:
         chosen = serving[0]
         if len(serving) > 1:
             chosen = self._next(serving)
-            self._compared[request.id] = chosen.attainment
+            self.compared[request.id] = chosen.attainment
         return chosen.application
 
     def _next(self, serving: Sequence[Version]) -> Version:
@@ -137,14 +132,15 @@ class Rollouts:
         *others, newest = serving
         name = newest.application.parts.name
         credit = self._credit.get(name, 0.0) + newest.share
-        self._credit[name] = credit - 1.0 if credit >= 1.0 else credit
-        return newest if credit >= 1.0 else others[-1]
+        is_due = credit >= 1.0 - ROUNDING
+        self._credit[name] = credit - is_due
+        return newest if is_due else others[-1]
 
     def count(self, actions: Iterable[Action]) -> None:
         """Count the requests that these actions end, for the comparison of versions."""
         for action in actions:
             if type(action) is End:
-                attainment = self._compared.pop(action.request, None)
+                attainment = self.compared.pop(action.request, None)
                 if attainment is not None:
                     attainment.ended += 1
                     attainment.served += action.outcome is Outcome.SERVED
@@ -170,9 +166,8 @@ class Rollouts:
             if each.name == version and each.state in (VersionState.CANARY, VersionState.STARTING):
                 each.canary = None
                 each.control.share = 1.0
-                out.append(
-                    Decided("plan", "it is promoted: planned for all requests", application=each.application.key)
-                )
+                why = "it is promoted: planned for all requests"
+                out.append(Decided("plan", why, application=each.application.key))
 
     def remove(self, now_ns: int, name: str, version: str, out: list[Action]) -> None:
         """Somebody orders that an application, or one version of it, ends."""
@@ -262,7 +257,7 @@ class Rollouts:
             return
         self._enter(now_ns, version, VersionState.RETIRING, 0.0, why, out)
         version.retires_why = why
-        version.control.share = 0.0
+        self._control.freeze(version.application.key)
         for other in self._serving(version):
             other.share = 1.0
 
@@ -311,6 +306,6 @@ def is_worse(canary: Attainment, stable: Attainment, limits: Canary) -> str:
 def compared(canary: Attainment, stable: Attainment) -> str:
     """Both attainments as text."""
     return (
-        f"{canary.share:.1%} of {counted(canary.ended, 'request')} in time, {stable.share:.1%} of {stable.ended} in the "
-        "version that serves the others"
+        f"{canary.share:.1%} of {counted(canary.ended, 'request')} in time, "
+        f"{stable.share:.1%} of {stable.ended} in the version that serves the others"
     )

@@ -189,6 +189,9 @@ class ServiceRate:
     """The largest batch that these replicas get."""
     weight: float = 0.0
     """The rate that the plan expects each of them to serve; their cores if the plan does not say."""
+    least_ns: LeastTimes = (0, 0)
+    """Durations of a batch of one and of a full batch that drop policies reckon with. On a stage with several kinds of
+    hardware they are those of the fastest replica: a slow one must not drop what a fast one can still serve."""
     replicas: int = 0
     """How many replicas share it, in any state."""
     ready: int = 0
@@ -199,6 +202,7 @@ class ServiceRate:
         self.costs_ns = costs_ns = self.belief.costs_ns(self.slot)
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot)
+        self.least_ns = costs_ns[1], costs_ns[self.batch_max]
 
     def count(self, life: Life, change: int) -> None:
         """Count `change` more (or fewer) replicas in this state."""
@@ -375,6 +379,10 @@ class ReplicaPool:
                 per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
                 ready += rate.ready * per_ns
                 starting += rate.starting * per_ns
+        if len({rate.slot.hardware for rate in self._rates.values() if rate.replicas}) > 1:
+            least_ns = self.least_ns()
+            for rate in self._rates.values():
+                rate.least_ns = min(rate.least_ns[0], least_ns[0]), min(rate.least_ns[1], least_ns[1])
         return ready, starting
 
     def least_ns(self) -> LeastTimes:
