@@ -1,4 +1,5 @@
-"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the nine policies that make up a system.
+"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the nine policies that make up a system. At
+the end, the core as drivers see it.
 
 A policy is a frozen dataclass of parameters with one method. State between calls, if it needs any, is in `init=False`
 fields that only this method changes. The core passes in the time and all values; a policy reads no clock.
@@ -10,7 +11,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sloop.core.views import ClusterView, CoreDemand, Site, Traffic
+from sloop.actions import Action
+from sloop.core.views import ClusterView, CoreDemand, PlanInput, Site, Traffic
+from sloop.events import Event, Planned
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit
 
@@ -164,3 +167,32 @@ class Policies:
     forecast: Forecast
     scale: Scale
     divide: Divide
+
+
+class PlanSource(Protocol):
+    """Computes plans; `sloop.core.planner.Planner`."""
+
+    def plan(self, given: PlanInput) -> Planned: ...
+
+
+class CoreInterface(Protocol):
+    """A core as a driver sees it: `sloop.core.Core`, or one that a test has broken."""
+
+    @property
+    def wake_ns(self) -> int:
+        """When it wants to be called with `WOKE` if nothing happens before."""
+        ...
+
+    @property
+    def planner(self) -> PlanSource:
+        """Answers `RequestPlan`: `planner.plan(plan_input)`."""
+        ...
+
+    @property
+    def plan_input(self) -> PlanInput | None:
+        """The input of the plan that was last requested; None if it has been answered."""
+        ...
+
+    def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> Sequence[Action]:
+        """Process one event; returns the actions to carry out, in this order."""
+        ...
