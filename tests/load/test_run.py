@@ -1,4 +1,6 @@
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +8,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, ProgressReport, run_load
+from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, ProgressReport, run_load, run_loads
 from sloop.load.run import orders_of, prepare_bodies, schedule_of
 from sloop.units import ms, s
 from sloop.workload import Link, trace_of
@@ -80,6 +82,22 @@ def test_closed_loop_from_end_to_end(stub: Any) -> None:
     assert found.connections == 2
     assert found.duration_s == 0.4
     assert json.loads(stub.bodies[0])["inputs"][0]["shape"] == [1, 3]
+
+
+@pytest.mark.live
+def test_several_loads_start_together(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloop.load.run.TOGETHER_S", 1.0)
+    one, two = (
+        trace_of([0], name="one", provenance="assumed: a test"),
+        trace_of([ms(200)], name="two", provenance="assumed: a test"),
+    )
+    begun_s = time.monotonic()
+    plans = [LoadPlan(stub.url, name, trace, slo_ms=5_000.0) for name, trace in (("a", two), ("b", one))]
+    found = run_loads(plans)
+    assert [result.ok for result in found] == [1, 1]
+    assert time.monotonic() - begun_s > 1.2
+    # Model b's request is due first, although its plan is the second.
+    assert [name for head in stub.heads for name in re.findall(r"/models/(\w)/", head)] == ["b", "a"]
 
 
 @pytest.mark.live

@@ -6,7 +6,17 @@ its schedule. It uses traces and links from `sloop.workload`, but no server, cor
 
 from sloop.load.plan import ClosedLoop, Delivery, Encoding, LoadPlan
 from sloop.load.results import LoadResult, SecondRow
-from sloop.load.run import run_load
+from sloop.load.run import run_load, run_loads
 from sloop.load.sender import ProgressReport
 
-__all__ = ["ClosedLoop", "Delivery", "Encoding", "LoadPlan", "LoadResult", "ProgressReport", "SecondRow", "run_load"]
+__all__ = [
+    "ClosedLoop",
+    "Delivery",
+    "Encoding",
+    "LoadPlan",
+    "LoadResult",
+    "ProgressReport",
+    "SecondRow",
+    "run_load",
+    "run_loads",
+]

@@ -1,6 +1,6 @@
-"""Runs a load plan: prepares the requests, starts the sending process, and evaluates its records.
+"""Runs load plans: prepares the requests, starts a sending process for each plan, and evaluates its records.
 
-The sending process has always ended when `run_load` returns or raises.
+The sending processes have always ended when `run_load` or `run_loads` returns or raises.
 """
 
 import subprocess
@@ -8,10 +8,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import msgspec
 import numpy as np
@@ -45,23 +47,53 @@ GRACE_S = 30.0
 
 METADATA_TIMEOUT_S = 10.0
 
+TOGETHER_S: Final = 3.0
+"""How long several sending processes have to get ready before their common start."""
+
 STDERR = "stderr.txt"
 LINE_END = "\n"
 
 ProgressCall = Callable[[ProgressReport], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A plan with its request bodies and its schedule (None for a closed loop)."""
+
+    plan: LoadPlan
+    bodies: list[Body]
+    schedule: NDArray[np.int64] | None
+
+
 def run_load(plan: LoadPlan, *, progress: ProgressCall | None = None) -> LoadResult:
     """Send the load and return the result. Blocks until the last request has ended; calls `progress` every second."""
+    return _run(_prepared(plan), progress=progress)
+
+
+def run_loads(plans: Sequence[LoadPlan]) -> list[LoadResult]:
+    """Send several loads at the same time, each from a process of its own. All schedules start at one instant."""
+    prepared = [_prepared(plan) for plan in plans]
+    start_ns = time.monotonic_ns() + s(TOGETHER_S)
+    with ThreadPoolExecutor(len(plans)) as threads:
+        return list(threads.map(lambda each: _run(each, start_ns=start_ns), prepared))
+
+
+def _prepared(plan: LoadPlan) -> _Prepared:
     bodies = prepare_bodies(plan)
-    schedule = None
-    if isinstance(plan.arrivals, Trace):
-        carried_bytes = plan.payload_bytes if plan.payload_bytes is not None else len(bodies[0].content)
-        schedule = schedule_of(plan.arrivals, plan.link, carried_bytes, plan.delivery)
+    if not isinstance(plan.arrivals, Trace):
+        return _Prepared(plan, bodies, None)
+    carried_bytes = plan.payload_bytes if plan.payload_bytes is not None else len(bodies[0].content)
+    return _Prepared(plan, bodies, schedule_of(plan.arrivals, plan.link, carried_bytes, plan.delivery))
+
+
+def _run(prepared: _Prepared, *, start_ns: int = 0, progress: ProgressCall | None = None) -> LoadResult:
+    """Send one load from a process of its own. Its schedule starts at `start_ns` of `time.monotonic_ns`, or as soon as
+    it is ready."""
+    plan, bodies, schedule = prepared.plan, prepared.bodies, prepared.schedule
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sloop-load-") as name:
         folder = Path(name)
-        write_orders(folder, orders_of(plan, bodies), bodies, schedule)
+        write_orders(folder, orders_of(plan, bodies, start_ns=start_ns), bodies, schedule)
         last_s = _length_s(plan) if schedule is None else to_s(int(schedule[-1, 0]))
         report = _send(folder, limit_s=last_s + plan.timeout_s + GRACE_S, progress=progress)
         measured = join(read_records(folder / RECORDS), schedule)
@@ -121,8 +153,8 @@ def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: D
     return np.stack([due[order], elapsed[order]], axis=1)
 
 
-def orders_of(plan: LoadPlan, bodies: list[Body]) -> Orders:
-    """The orders for the sending process."""
+def orders_of(plan: LoadPlan, bodies: list[Body], *, start_ns: int = 0) -> Orders:
+    """The orders for the sending process; `start_ns` as in `Orders`."""
     url = split_url(plan.url)
     host = url.hostname or ""
     orders = Orders(
@@ -137,6 +169,7 @@ def orders_of(plan: LoadPlan, bodies: list[Body]) -> Orders:
         warm_connections=plan.warm_connections,
         timeout_ns=s(plan.timeout_s),
         cpus=plan.cpus,
+        start_ns=start_ns,
     )
     if not isinstance(plan.arrivals, ClosedLoop):
         return orders

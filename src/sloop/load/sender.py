@@ -59,6 +59,8 @@ class Orders(msgspec.Struct, frozen=True):
     timeout_ns: int
     cpus: tuple[int, ...]
     closed: Closed | None = None
+    start_ns: int = 0
+    """When the schedule starts, on the clock of `time.monotonic_ns`; 0: as soon as everything is prepared."""
 
 
 class ProgressReport(msgspec.Struct, frozen=True):
@@ -212,6 +214,8 @@ class Target:
     timeout_ns: int
     keep: Callable[[int, bytes], None] | None = None
     """Called with the number and the body of every answer with status 200."""
+    start_ns: int = 0
+    """The earliest start, on the clock of `time.monotonic_ns`."""
 
 
 @dataclass(slots=True)
@@ -259,7 +263,7 @@ class _Run:
 
     async def warm(self, count: int) -> None:
         await self.connections.warm(count)
-        self.start_ns = time.monotonic_ns() + LEAD_NS
+        self.start_ns = max(self._target.start_ns, time.monotonic_ns() + LEAD_NS)
 
     async def watch(self) -> None:
         """Check timeouts at every tick and report progress every second, until the run is finished."""
@@ -469,6 +473,7 @@ def _target(orders: Orders, bodies: list[bytes], *, connections_max: int) -> Tar
         connections_max=connections_max,
         warm_connections=min(orders.warm_connections, connections_max),
         timeout_ns=orders.timeout_ns,
+        start_ns=orders.start_ns,
     )
 
 
