@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sloop.errors import InputError
 from sloop.options import (
-    Limits,
+    Range,
     OutOfRange,
     Value,
     adjust,
@@ -164,7 +164,7 @@ def test_what_is_in_range_passes() -> None:
     check_range("queue_max", 1, least=1)
     check_range("cores", 0.1, above=0)
     check_range("margin", 1, above=0, most=1)
-    assert Limits(least=0, most=1).check(1, "here") == 1
+    assert Range(least=0, most=1).check(1, "here") == 1
 
 
 @pytest.mark.parametrize("number", [0, -1, math.nan, math.inf])
@@ -173,7 +173,7 @@ def test_what_is_out_of_range_is_named(number: float) -> None:
         check_range("cores", number, above=0)
     assert caught.value.key == "cores"
     with pytest.raises(InputError, match=r"^f\.csv:3: must be a number above 0 and at most 1, not"):
-        Limits(above=0, most=1).check(number, "f.csv:3")
+        Range(above=0, most=1).check(number, "f.csv:3")
 
 
 def test_durations_are_named_as_users_write_them() -> None:

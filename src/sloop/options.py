@@ -45,7 +45,7 @@ class OutOfRange(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Range:
     """The range of a number: above < value, least ≤ value ≤ most."""
 
     above: float = -inf
@@ -73,19 +73,19 @@ class Limits:
         return lower + (" and" if lower and upper else "") + upper
 
 
-NO_LIMITS: Final = Limits()
+ANY_NUMBER: Final = Range()
 
 
 def limited(
     default: object = MISSING,
-    limits: Limits | None = None,
+    limits: Range | None = None,
     *,
     above: float = -inf,
     least: float = -inf,
     most: float = inf,
 ) -> Any:  # noqa: ANN401  # as dataclasses.field
     """A dataclass field for a number, or several; its range is checked when the option is read."""
-    metadata = {"limits": limits or Limits(above, least, most)}
+    metadata = {"limits": limits or Range(above, least, most)}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
@@ -95,11 +95,11 @@ def check_range(key: str, value: float, *, above: float = -inf, least: float = -
     For the `__post_init__` of options that can also be constructed in Python. A `key` that ends in `_ns` is reported in
     milliseconds.
     """
-    limits = Limits(above, least, most)
+    limits = Range(above, least, most)
     if limits.hold(value):
         return
     if key.endswith("_ns") and isfinite(value):
-        limits = Limits(above / NS_PER_MS, least / NS_PER_MS, most / NS_PER_MS)
+        limits = Range(above / NS_PER_MS, least / NS_PER_MS, most / NS_PER_MS)
         wrong = f"must be a time{limits.text(value / NS_PER_MS, ' ms')}, not {to_ms(int(value)):g} ms"
     else:
         wrong = f"must be a number{limits.text(value)}, not {describe(value)}"
@@ -204,17 +204,17 @@ class Value:
 
     def number(self, *, above: float = -inf, least: float = -inf, most: float = inf) -> float:
         """A finite number with above < number and least ≤ number ≤ most."""
-        return self._number("a number", Limits(above, least, most))
+        return self._number("a number", Range(above, least, most))
 
     def integer(self, *, above: float = -inf, least: float = -inf, most: float = INT_MAX) -> int:
         """A whole number with above < number and least ≤ number ≤ most; 1e9 is one."""
-        limits = Limits(above, least, min(most, INT_MAX))
+        limits = Range(above, least, min(most, INT_MAX))
         number = self._number("a whole number", limits)
         if number != int(number):
             self.wrong("a whole number" + limits.text(number))
         return self.content if isinstance(self.content, int) else int(number)
 
-    def _number(self, noun: str, limits: Limits) -> float:
+    def _number(self, noun: str, limits: Range) -> float:
         content = self.content
         if isinstance(content, bool) or not isinstance(content, int | float):
             has_digits = isinstance(content, str) and any(map(str.isdigit, content))
@@ -270,7 +270,7 @@ class _Option:
 
     name: str
     hint: Any
-    limits: Limits
+    limits: Range
     required: bool
 
 
@@ -278,12 +278,12 @@ def _options_of(kind: type[object]) -> Mapping[str, _Option]:
     """The fields that `__init__` of a dataclass or msgspec Struct takes, by name."""
     hints = typing.get_type_hints(kind)
     if not is_dataclass(kind):
-        return {f.name: _Option(f.name, hints[f.name], NO_LIMITS, f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
+        return {f.name: _Option(f.name, hints[f.name], ANY_NUMBER, f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
     return {
         f.name: _Option(
             f.name,
             hints[f.name],
-            f.metadata.get("limits", NO_LIMITS),
+            f.metadata.get("limits", ANY_NUMBER),
             required=f.default is MISSING and f.default_factory is MISSING,
         )
         for f in fields(kind)
@@ -397,7 +397,7 @@ def _read_fields(
     return found
 
 
-def _read(value: Value, hint: Any, limits: Limits) -> Any:  # noqa: ANN401  # of the type that `hint` says
+def _read(value: Value, hint: Any, limits: Range) -> Any:  # noqa: ANN401  # of the type that `hint` says
     """The value as the type `hint`, which may be nested: number, text, choice, list, mapping or class of options."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType) and NoneType in arguments:
@@ -414,7 +414,7 @@ def _read(value: Value, hint: Any, limits: Limits) -> Any:  # noqa: ANN401  # of
     return read_options(hint, value) if is_nested else _read_scalar(value, hint, limits)
 
 
-def _read_scalar(value: Value, kind: type[object], limits: Limits) -> object:
+def _read_scalar(value: Value, kind: type[object], limits: Range) -> object:
     if kind is bool:
         return value.boolean()
     if kind is float:

@@ -1,12 +1,15 @@
-"""An application: its stages and their models, the deadline, the system that runs it, and the cluster.
+"""An application: its stages and their models, the deadline, the system that runs it, and the cluster. A deployment:
+the applications that share a cluster.
 
 Plain values as the user declared them; `sloop.app.load` reads and checks them. Must not depend on YAML or on the
 meaning of a system's parameters.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+from msgspec import structs
 
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.options import Value, limited
@@ -24,6 +27,13 @@ class Variant:
     """Absolute path of the model file."""
     accuracy: float | None = None
     profile: Profile | None = None
+    """Its speed on every kind of hardware that `profiles` does not name."""
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    """Its speed by kind of hardware."""
+
+    def on(self, hardware: str) -> Profile | None:
+        """Its profile on a kind of hardware; None if it has none there."""
+        return self.profiles.get(hardware, self.profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +62,15 @@ class SystemChoice:
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
-    path: str = ""
-    """The dotted key of the system in the application's file, for error messages; empty if it is not from the file."""
+    path: str = field(default="", compare=False)
+    """The dotted key of the system in `file`, for error messages; empty if it is not from a file."""
+    file: str = field(default="", compare=False)
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def declared(self) -> Value:
+        """The parameters as the user declared them, so that errors name their line."""
+        return Value(self.parameters, self.path or "system", self.file, self.lines)
 
     @property
     def label(self) -> str:
@@ -69,9 +86,19 @@ class Estimates:
     margin: float = limited(1.0, above=0, most=100)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a server holds at once, of one application or of all together; 0 for no limit."""
+
+    requests: int = limited(0, least=0)
+    """Open requests."""
+    bytes: int = limited(0, least=0)
+    """Bodies of open requests, in bytes."""
+
+
 @dataclass(frozen=True)
 class Application:
-    """What `serve`, `plan` and `simulate` run."""
+    """One model or graph of models, with its deadline, on a cluster that it may share with other applications."""
 
     name: str
     slo_ms: float
@@ -81,9 +108,22 @@ class Application:
     estimates: Estimates = Estimates()
     declared_paths: tuple[Path, ...] = ()
     """The paths that the user declared, with their deadlines and shares; empty if there are none."""
+    version: str = "1"
+    weight: float = 1.0
+    """Its weight if the applications of a deployment want more cores than there are."""
+    rest_after_s: float = 0.0
+    """After how many seconds without a request it gives up its replicas; 0: never."""
+    limits: Limits = Limits()
     file: str = ""
+    path: str = ""
+    """The dotted key of the application in its file; empty for the whole file."""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """The line of every dotted key of the file."""
+
+    @property
+    def key(self) -> str:
+        """Unique among all versions of all applications of a deployment."""
+        return self.name if self.version == "1" else f"{self.name}@{self.version}"
 
     @property
     def slo_ns(self) -> int:
@@ -123,13 +163,122 @@ class Application:
             done[ready.name] = ready
         return tuple(done.values())
 
+    @cached_property
+    def accelerators(self) -> Mapping[str, frozenset[str]]:
+        """By kind of hardware, in the cluster's order, the kinds of its accelerators; {"": none} without a cluster."""
+        found: dict[str, frozenset[str]] = {} if self.cluster else {"": frozenset()}
+        for node in self.cluster:
+            found[node.hardware] = found.get(node.hardware, frozenset()).union(each.kind for each in node.devices)
+        return found
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """The kinds of hardware in the cluster, in its order."""
+        return tuple(self.accelerators)
+
+    def profiles_of(self, variant: Variant) -> dict[str, Profile]:
+        """The variant's profile on each kind of hardware in the cluster where it can run: it has a profile there, and
+        the kind has the accelerator that the profile is for."""
+        return {
+            hardware: profile
+            for hardware, accelerators in self.accelerators.items()
+            if (profile := variant.on(hardware)) is not None and profile.accelerator in ("", *accelerators)
+        }
+
+    def qualified(self, version: str = "1") -> "Application":
+        """This application as `version`, with stage names that are unique among all versions of all applications:
+        `NAME/stage`, or `NAME@2/stage` for version 2."""
+        made = replace(self, version=version)
+        names = {stage.name: f"{made.key}/{stage.name}" for stage in self.stages}
+        return replace(
+            made,
+            stages=tuple(_renamed(stage, names) for stage in self.stages),
+            declared_paths=tuple(
+                structs.replace(path, stages=tuple(names[name] for name in path.stages)) for path in self.declared_paths
+            ),
+        )
+
     def declared(self, path: str, content: object = None) -> Value:
-        """`content` as the value of the dotted key `path` of the application's file, so that errors name its line."""
+        """`content` as the value of the application's dotted key `path`, so that errors name its line."""
+        if self.path:
+            path = f"{self.path}.{path}" if path else self.path
         return Value(content, path, self.file, self.lines)
 
     def locate(self, path: str) -> str:
-        """`file:line: key` of a dotted key such as `system.margin`, or the line of the nearest enclosing key."""
+        """`file:line: key` of a dotted key such as `stages[0].model`, or the line of the nearest enclosing key."""
         return self.declared(path).where
+
+
+def _renamed(stage: Stage, names: Mapping[str, str]) -> Stage:
+    """The stage and its references to others under their new names."""
+    return replace(
+        stage,
+        name=names[stage.name],
+        after=tuple(names[name] for name in stage.after),
+        when=tuple(replace(when, of=names[when.of]) for when in stage.when),
+        each=stage.each and replace(stage.each, of=names[stage.each.of]),
+    )
+
+
+def declared_name(stage: str) -> str:
+    """The name of a stage in the application's file, without the prefix of `Application.qualified`."""
+    return stage.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The applications that one system plans for, side by side on one cluster.
+
+    A deployment of several has qualified stage names; the stages of a single application keep those of its file.
+    """
+
+    name: str
+    applications: tuple[Application, ...]
+    """Each with the cluster of the deployment, and with the system that is in force for it."""
+    system: SystemChoice
+    """The system of the applications that declare none."""
+    cluster: tuple[Node, ...] = ()
+    limits: Limits = Limits()
+    """Of all applications together."""
+    file: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, application: Application) -> "Deployment":
+        """The deployment of a single application."""
+        return cls(
+            application.name,
+            (application,),
+            application.system,
+            application.cluster,
+            file=application.file,
+            lines=application.lines,
+        )
+
+    @property
+    def application(self) -> Application:
+        """The only application. ValueError if there are several."""
+        (application,) = self.applications
+        return application
+
+    def under(self, choice: SystemChoice) -> "Deployment":
+        """This deployment under another system. An application of several that itself declares this system keeps its
+        parameters."""
+        systems = [
+            own if own.name == choice.name and own != self.system else choice
+            for own in (application.system for application in self.applications)
+        ]
+        applications = tuple(replace(each, system=own) for each, own in zip(self.applications, systems, strict=True))
+        return replace(self, applications=applications, system=choice)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Application]:
+        """The applications by name, in the file's order."""
+        return {application.name: application for application in self.applications}
+
+    def declared(self, path: str, content: object = None) -> Value:
+        """`content` as the value of the dotted key `path` of the deployment's file, so that errors name its line."""
+        return Value(content, path, self.file, self.lines)
 
 
 def find_cycle(after: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

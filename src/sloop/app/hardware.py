@@ -3,7 +3,8 @@
 Every price names its source. Only `local` and `foreign_profiles` read the local machine.
 
 Sources: prices and instance types of Ribbon (Li et al., SC 2021, price list of its artefact) and of Paldia (Table II);
-cores and memory as Amazon lists them for those types.
+cores, memory and memory of the accelerators as Amazon lists them for those types; clients of an accelerator as NVIDIA's
+documentation of MPS (48 since Volta, 16 before).
 """
 
 import os
@@ -11,13 +12,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from sloop.app.application import Application
 from sloop.machine import processor, usable_cpus
-from sloop.vocabulary import Node
+from sloop.text import listed
+from sloop.vocabulary import Device, Node
 
 GIB = 1 << 30
 LOCAL, CUSTOM = "local", "custom"
+ACQUIRE_S: Final = 60.0
+"""Seconds from the order of a node on demand until it can start replicas. Assumed for every kind: no source measured
+all of them. Studies of EC2 found one to two minutes, and Amazon's newer images boot faster."""
 ANY_BYTES = 1 << 62
 """The memory of a node with unknown memory: so large that every replica fits."""
 
@@ -27,24 +33,39 @@ _PALDIA = "EC2 on demand, us-east-1, as listed by Paldia (Table II)"
 
 @dataclass(frozen=True, slots=True)
 class HardwareKind:
-    """A kind of node: virtual cores, the names of its accelerators, its on-demand price and the source of both."""
+    """A kind of node: virtual cores, memory, accelerators, its on-demand price and the source of all of them."""
 
     name: str
     cores: float
     memory_bytes: int
-    devices: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
     usd_per_h: float = 0.0
     source: str = ""
+    acquire_s: float = ACQUIRE_S
+    """Seconds until a node on demand can start replicas."""
 
     def node(self, name: str) -> Node:
         """One node of this kind."""
         return Node(name, self.name, self.cores, self.memory_bytes, self.devices, self.usd_per_h)
 
 
+ACCELERATORS: dict[str, Device] = {
+    device.kind: device
+    for device in (
+        Device("M60", "M60", 8 * GIB, clients_max=16),
+        Device("K80", "K80", 12 * GIB, clients_max=16),
+        Device("T4", "T4", 16 * GIB),
+        Device("V100", "V100", 16 * GIB),
+    )
+}
+"""Accelerators by kind: one GPU as EC2 rents it, which of the M60 and the K80 is half a board."""
+
+
 def _kind(
     name: str, cores: int, memory_gib: float, usd_per_h: float, device: str = "", source: str = _RIBBON
 ) -> HardwareKind:
-    return HardwareKind(name, cores, int(memory_gib * GIB), (device,) if device else (), usd_per_h, source)
+    devices = (ACCELERATORS[device],) if device else ()
+    return HardwareKind(name, cores, int(memory_gib * GIB), devices, usd_per_h, source)
 
 
 KINDS: dict[str, HardwareKind] = {
@@ -107,9 +128,26 @@ def known_kinds() -> tuple[str, ...]:
     return (LOCAL, CUSTOM, *KINDS)
 
 
+def acquire_s(hardware: str) -> float:
+    """Seconds until a node on demand of this kind can start replicas."""
+    return KINDS[hardware].acquire_s if hardware in KINDS else ACQUIRE_S
+
+
 def unpriced(nodes: Iterable[Node]) -> tuple[str, ...]:
     """The hardware of those nodes that have no price, each once."""
     return tuple(dict.fromkeys(node.hardware for node in nodes if not node.usd_per_h))
+
+
+def shared_profiles(application: Application) -> tuple[str, ...]:
+    """An assumption for each variant whose only profile is taken as its speed on several kinds of hardware."""
+    found: list[str] = []
+    for stage in application.stages:
+        for variant in stage.variants:
+            kinds = [kind for kind in application.profiles_of(variant) if kind not in variant.profiles]
+            if len(kinds) > 1:
+                what = f"one profile is taken as its speed on {listed(kinds)}; `profiles` can name one for each"
+                found.append(f"{stage.name}/{variant.name}: {what}")
+    return tuple(found)
 
 
 def foreign_profiles(application: Application) -> tuple[str, ...]:
@@ -126,7 +164,7 @@ def foreign_profiles(application: Application) -> tuple[str, ...]:
         f"measure it here with `sloop profile {variant.model or 'MODEL'}`"
         for stage in application.stages
         for variant in stage.variants
-        if variant.profile is not None and (there := _processor_of(variant.profile.hardware)) not in ("", here)
+        if (profile := variant.on(LOCAL)) is not None and (there := _processor_of(profile.hardware)) not in ("", here)
     )
 
 

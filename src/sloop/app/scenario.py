@@ -1,4 +1,4 @@
-"""A scenario: an application, its requests, and the true behaviour of the simulated world.
+"""A scenario: a deployment, its requests, and the true behaviour of the simulated world.
 
 Plain values. The simulator acts on `Truth`; no policy sees it (law 2).
 
@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sloop.app.application import Application, SystemChoice
-from sloop.options import OutOfRange, limited
+from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.options import OutOfRange, Value, limited
 from sloop.units import s
+from sloop.vocabulary import Canary
 
 ResizeRule = Literal["next_batch", "rescale"]
 """A resize during a batch takes effect at the next batch, or shortens (lengthens) the rest of the running one."""
@@ -77,6 +78,19 @@ class FailureTruth:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTruth:
+    """The true life of nodes. A node on demand is ready `acquire_s` after its order (uniform within ± `jitter`, a
+    fraction of it); a node that fails loses its replicas and is ready again after `repair_s`."""
+
+    acquire_s: float | None = limited(None, least=0, most=1e6)
+    """The default is that of the node's kind: 60 s, which is assumed."""
+    jitter: float = limited(0.0, least=0, most=1)
+    mtbf_s: float | None = limited(None, above=0, most=1e12)
+    """Mean time between failures of each node; without it no node fails."""
+    repair_s: float = limited(300.0, above=0, most=1e9)
+
+
+@dataclass(frozen=True, slots=True)
 class Truth:
     """The true behaviour of the simulated world, which no policy knows."""
 
@@ -88,6 +102,9 @@ class Truth:
     cold_start: ColdStartTruth = ColdStartTruth()
     network: NetworkTruth | None = None
     failures: FailureTruth | None = None
+    nodes: NodeTruth = NodeTruth()
+    plan_ms: float = limited(5.0, least=0, most=1e6)
+    """How long a plan is computed that is not computed within the event loop; the old plan is in force until then."""
     fan_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """For stages with `each`: the number of parts of a request, or several, all equally likely."""
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -95,18 +112,57 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Somebody changes the deployment during the run: exactly one of `deploy`, `promote` and `remove`."""
+
+    at_s: float
+    deploy: Application | None = None
+    """A new application, or a new version of one with its name. Its stage names are not yet qualified."""
+    canary: Canary | None = None
+    """For `deploy`; None: the new version gets all requests as soon as it is ready."""
+    profile_error: float = 1.0
+    """For `deploy`: its true durations = profile's durations × this."""
+    promote: str = ""
+    """Name of an application."""
+    remove: str = ""
+    """Name of an application."""
+    version: str = ""
+    """For `promote` and `remove`; empty: the newest version, or all versions."""
+
+    @property
+    def at_ns(self) -> int:
+        """When it happens, in ns from the start of the run."""
+        return s(self.at_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One experiment: all `systems` serve the same requests under the same truth."""
 
-    application: Application
-    trace: Mapping[str, object]
-    """Options of `sloop.workload.trace_from`; `file`, if present, is an absolute path."""
+    deployment: Deployment
+    traces: Mapping[str, Mapping[str, object]]
+    """By name of an application, also of one that is only deployed by a change: options of
+    `sloop.workload.trace_from`; `file`, if present, is an absolute path."""
     duration_s: float
     seed: int
     truth: Truth
     systems: tuple[SystemChoice, ...]
+    changes: tuple[Change, ...] = ()
+    """In order of time."""
+
+    @property
+    def application(self) -> Application:
+        """The only application. ValueError if there are several."""
+        return self.deployment.application
 
     @property
     def duration_ns(self) -> int:
         """The length of the run in ns."""
         return s(self.duration_s)
+
+    def declared_trace(self, name: str) -> Value:
+        """The trace of an application as declared, so that errors name its line."""
+        path, deployment = f"traces.{name}", self.deployment
+        if len(deployment.applications) == 1 and path not in deployment.lines:
+            path = "trace"
+        return deployment.declared(path, self.traces[name])

@@ -11,6 +11,7 @@ from itertools import chain
 
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
+from sloop.vocabulary import Slot
 
 CORRECTION_MIN, CORRECTION_MAX = 0.8, 1.5
 EVERY = 64
@@ -28,9 +29,11 @@ CACHED_MAX = 512
 
 
 class Estimate:
-    """The latency estimate of one variant: profile × correction × margin.
+    """The latency estimate of one variant on one kind of hardware: profile × correction × margin.
 
     With `margin` > 1 every batch is estimated slower than profiled. With `correct=False` finished batches are ignored.
+    Of a slot only the cores count: a profile for an accelerator is of the whole accelerator, and no published profile
+    says how much slower a share of it is.
     """
 
     __slots__ = (
@@ -42,15 +45,26 @@ class Estimate:
         "_costs_ns",
         "_highest",
         "accuracy",
+        "hardware",
         "margin",
         "profile",
+        "variant",
     )
 
     def __init__(
-        self, profile: Profile, *, accuracy: float | None = None, margin: float = 1.0, correct: bool = True
+        self,
+        profile: Profile,
+        *,
+        variant: str = "",
+        hardware: str = "",
+        accuracy: float | None = None,
+        margin: float = 1.0,
+        correct: bool = True,
     ) -> None:
         assert margin > 0, margin
         self.profile = profile
+        self.variant = variant
+        self.hardware = hardware
         self.accuracy = accuracy
         self.margin = margin
         self._correct = correct
@@ -60,6 +74,11 @@ class Estimate:
         self._highest: list[list[float]] = []
         self._base_ns: dict[float, tuple[int, ...]] = {}
         self._costs_ns: dict[float, tuple[int, ...]] = {}
+
+    @property
+    def accelerator(self) -> str:
+        """The kind of accelerator that the variant runs on; "" for none."""
+        return self.profile.accelerator
 
     @property
     def batch_max(self) -> int:
@@ -82,17 +101,27 @@ class Estimate:
         return self.profile.memory_bytes
 
     @property
+    def device_memory_bytes(self) -> int:
+        """Memory one replica takes on its accelerator."""
+        return self.profile.device_memory_bytes
+
+    def slot(self, cores: float) -> Slot:
+        """The slot of a replica with `cores` cores, and with the whole accelerator if the variant uses one."""
+        return Slot(cores, self.hardware, self.profile.accelerator)
+
+    @property
     def correction(self) -> float:
         """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them."""
         return self._applied
 
-    def latency_ms(self, batch: int, cores: float) -> float:
-        """Estimated duration in ms of a batch of `batch` ≥ 1 on `cores` > 0; always positive."""
-        profiled_ms = self.profile.latency_ms.latency_ms(batch, cores)
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
+        profiled_ms = self.profile.latency_ms.latency_ms(batch, slot.cores)
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
-    def costs_ns(self, cores: float) -> tuple[int, ...]:
+    def costs_ns(self, slot: Slot) -> tuple[int, ...]:
         """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
+        cores = slot.cores
         costs_ns = self._costs_ns.get(cores)
         if costs_ns is None:
             factor = self._applied * self.margin
@@ -102,14 +131,15 @@ class Estimate:
             self._costs_ns[cores] = costs_ns
         return costs_ns
 
-    def is_extrapolated(self, batch: int, cores: float) -> bool:
+    def is_extrapolated(self, batch: int, slot: Slot) -> bool:
         """Whether this point lies outside the measured region of the profile."""
-        return self.profile.is_extrapolated(batch, cores)
+        return self.profile.is_extrapolated(batch, slot.cores)
 
-    def observe(self, batch: int, cores: float, taken_ns: int) -> None:
+    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         """Learn from a finished batch: `taken_ns` from its start to its answer. Called for every batch."""
         if not self._correct:
             return
+        cores = slot.cores
         base_ns = self._base_ns.get(cores) or self._base(cores)
         if 0 < batch < len(base_ns) and taken_ns > 0:
             block = self._block

@@ -248,6 +248,12 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parts of `load_s`, if it was measured."""
     memory_bytes: int = 0
     hardware: str = ""
+    """The machine as text, with its processor."""
+    accelerator: str = ""
+    """The kind of accelerator that the model runs on, as the devices of a node name it; "" for none. The latencies are
+    those of a replica that has the whole accelerator."""
+    device_memory_bytes: int = 0
+    """Memory that a replica takes on its accelerator."""
     origin: Origin = "assumed"
     source: str = ""
     """A document with its table or section, or the command that measured it."""
@@ -273,6 +279,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"load_s is {self.load_s}; it must not be negative")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; it must not be negative")
+        if self.device_memory_bytes < 0:
+            raise ValueError(f"device_memory_bytes is {self.device_memory_bytes}; it must not be negative")
+        if self.device_memory_bytes and not self.accelerator:
+            raise ValueError("device_memory_bytes is given without an accelerator; name it, for example T4")
         for batch in (1, self.max_batch):
             latency_ms = self.latency_ms.latency_ms(batch, self.max_cores)
             if not (latency_ms > 0 and isfinite(latency_ms)):
@@ -311,8 +321,8 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 2
-"""2 added passes and start-up times; 1 is still read."""
+VERSION: Final = 3
+"""2 added passes and start-up times, 3 accelerators; older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""
@@ -366,7 +376,7 @@ def load_profile(path: Path) -> Profile:
     again = "measure it again with `sloop profile MODEL`"
     try:
         version = msgspec.json.decode(raw, type=_Version).version
-        if version in (1, VERSION):
+        if 1 <= version <= VERSION:
             return msgspec.json.decode(raw, type=_File).profile
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise InputError(f"not a profile: {error}", where=str(path), help=again) from error

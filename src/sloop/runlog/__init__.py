@@ -18,11 +18,13 @@ from sloop.actions import Action
 from sloop.errors import InputError, MachineError
 from sloop.events import Event
 from sloop.text import QUOTED_CHARS_MAX, quoted
+from sloop.vocabulary import Node
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the file's format, raised when an old reader would misread a new file, or a new one an old file.
 
 2: `finished` has `edge_counts` and `faults` (was `ways`, with a negative number for a fault).
+3: replicas have slots (were cores); several applications, in versions; nodes come and go; records omit defaults.
 """
 
 RECORDS_PER_WRITE: Final = 1024
@@ -40,13 +42,15 @@ class Header(Struct, frozen=True, kw_only=True):
 
     origin: str
     """`live` or `sim`."""
-    application: dict[str, Any]
-    """The application as declared, with the defaults filled in."""
+    name: str
+    """The deployment's name: that of its application if it has only one."""
     system: str
-    parameters: dict[str, Any] = {}  # msgspec copies the empty dict for each instance
-    """The system's parameters that differ from its published ones."""
-    profiles: dict[str, Any] = {}
-    """Per `stage/variant`, the profile that the core's estimates used, with its provenance."""
+    """The system of the applications that declare none; `definitions` has the system and the parameters of each."""
+    definitions: dict[str, dict[str, Any]] = {}  # msgspec copies the empty dict for each instance
+    """By key, the applications that are there from the start, as `sloop.systems.setup` defines them: as declared, with
+    the defaults filled in, the profiles with their provenance, and the system's parameters that differ from its
+    published ones."""
+    cluster: tuple[Node, ...] = ()
     seed: int | None = None
     """The seed of the simulated world; None for a live run."""
     software: dict[str, str] = {}
@@ -54,7 +58,8 @@ class Header(Struct, frozen=True, kw_only=True):
     date: str = ""
     """When the run began (ISO 8601)."""
     assumed_starts: dict[str, str] = {}
-    """Per `stage/variant`, the cold start that the simulator assumed because it was neither measured nor declared."""
+    """Per `stage/variant` (` on KIND`, if the cluster has several kinds), the cold start that the simulator assumed
+    because it was neither measured nor declared."""
 
 
 class Sink(Protocol):

@@ -1,7 +1,8 @@
 """Replay: rebuilds the core of a recorded run from the log's header, and compares its actions with the recorded ones.
 
-The core of `rebuild(header_of(setup, …))` decides as the recorded one did: the header has the application with its
-profiles, and the system with its parameters. Must not depend on a driver or clock.
+The core of `rebuild(header_of(setup, …))` decides as the recorded one did: the header has the cluster, and the
+applications with their profiles and their system's parameters. Applications that were deployed later are in the log's
+`Deployed` events. Must not depend on a driver or clock.
 """
 
 import platform
@@ -15,16 +16,16 @@ from msgspec import Struct
 
 from sloop import __version__
 from sloop.actions import Action
-from sloop.app.application import Application, SystemChoice
+from sloop.app.application import Application, Deployment
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import Event
+from sloop.events import Deployed, Event
 from sloop.profile.fit import Percentile
 from sloop.profile.passes import refined
 from sloop.profile.profile import Profile, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, batch_durations
-from sloop.systems.setup import Setup, set_up
+from sloop.systems.setup import Setup, application_in, definition_of, set_up
 
 
 def header_of(
@@ -37,16 +38,13 @@ def header_of(
 ) -> Header:
     """The header of this run's log; `origin` is `live` or `sim`, `date` an ISO 8601 instant. For the others see
     `Header`."""
-    application = replace(setup.application, lines={})  # a copy without cached values; lines belong to the file
+    deployment = setup.deployment
     return Header(
         origin=origin,
-        application=msgspec.to_builtins(application, str_keys=True),
-        system=application.system.name,
-        parameters=dict(application.system.parameters),
-        profiles={
-            f"{stage}/{variant}": msgspec.to_builtins(belief.profile, str_keys=True)
-            for (stage, variant), belief in setup.beliefs.items()
-        },
+        name=deployment.name,
+        system=deployment.system.name,
+        definitions={each.application.key: definition_of(each) for each in setup.applications},
+        cluster=deployment.cluster,
         seed=seed,
         software={"sloop": __version__, "python": platform.python_version()},
         date=date,
@@ -56,14 +54,14 @@ def header_of(
 
 def rebuild(header: Header) -> Setup:
     """The setup with which a log was recorded, fresh. InputError for a header that does not describe it completely."""
-    try:
-        application = msgspec.convert(header.application, Application, strict=False)
-        application.graph  # noqa: B018  # computed, and fails if stages refer to missing ones or form a cycle
-    except (msgspec.ValidationError, KeyError, AssertionError) as error:
-        raise InputError(
-            f"the log's header does not describe an application: {error!r}", help="record the run again with this sloop"
-        ) from error
-    return set_up(application, SystemChoice(header.system, header.parameters))
+    applications = tuple(
+        replace(application_in(definition), cluster=header.cluster) for definition in header.definitions.values()
+    )
+    system = next((each.system for each in applications if each.system.name == header.system), None)
+    if system is None or tuple(each.key for each in applications) != tuple(header.definitions):
+        what = "the log's header does not describe its applications"
+        raise InputError(what, help="record the run again with this sloop")
+    return set_up(Deployment(header.name, applications, system, header.cluster), must_fit=False)
 
 
 def refined_profiles(
@@ -78,18 +76,24 @@ def refined_profiles(
     if header.origin != "live":
         raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
     durations_ns = batch_durations(log)
+    variants = {
+        (stage.name, variant.name): variant
+        for application in _applications_of(log)
+        for stage in application.stages
+        for variant in stage.variants
+    }
     profiles: dict[Path, Profile] = {}
     runs_ns: dict[Path, dict[tuple[int, float], list[int]]] = {}
-    for stage in rebuild(header).application.stages:
-        for variant in stage.variants:
-            cells = durations_ns.get((stage.name, variant.name))
-            if not cells or variant.model is None or variant.profile is None:
-                continue
-            path = Path(variant.model)
-            if model is None or path.resolve() == model.resolve():
-                profiles[path] = _newest(path, variant.profile)
-                for cell, found_ns in cells.items():
-                    runs_ns.setdefault(path, {}).setdefault(cell, []).extend(found_ns)
+    for (stage, name, hardware), cells in durations_ns.items():
+        variant = variants.get((stage, name))
+        profile = variant.on(hardware) if variant is not None else None
+        if not cells or variant is None or variant.model is None or profile is None:
+            continue
+        path = Path(variant.model)
+        if model is None or path.resolve() == model.resolve():
+            profiles[path] = _newest(path, profile)
+            for (batch, slot), found_ns in cells.items():
+                runs_ns.setdefault(path, {}).setdefault((batch, slot.cores), []).extend(found_ns)
     if not profiles:
         of = f"{model.name!r}" if model else "any model"
         what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"
@@ -99,6 +103,15 @@ def refined_profiles(
         path: refined(profile, runs_ns[path], date=header.date, beside=beside, percentile=percentile)
         for path, profile in profiles.items()
     }
+
+
+def _applications_of(log: RecordedLog) -> Iterator[Application]:
+    """Every application version of a log: those of its header, and those deployed later."""
+    for definition in log.header.definitions.values():
+        yield application_in(definition)
+    for _, record in log:
+        if isinstance(record, Deployed):
+            yield application_in(record.definition)
 
 
 def _newest(model: Path, logged: Profile) -> Profile:

@@ -1,104 +1,242 @@
-"""Builds a core for an application: the first step of both drivers, of planning and of replay.
+"""Builds a core for a deployment: the first step of both drivers, of planning and of replay.
 
-A setup is fresh: its policies and beliefs have no history. Its system has a plan for the application, and each replica
-of that plan alone fits on some node. Must not depend on a driver, clock or file.
+A setup is fresh: its policies and beliefs have no history. The system of each application has a plan for it, and each
+replica of that plan alone fits on some node. Must not depend on a driver, clock or file.
+
+An application version that is deployed while others serve is described by its definition: plain values that JSON can
+hold, from which `build` makes the same parts wherever it is called, in a server or in a replay.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from sloop.app.application import Application, SystemChoice
+import msgspec
+from msgspec import structs
+
+from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.hardware import ANY_BYTES, GIB
-from sloop.core import Core
-from sloop.core.ledger import fits
+from sloop.core import ApplicationParts, Core
+from sloop.core.ledger import Ledger, lacks, sites
+from sloop.core.views import NodeView
 from sloop.errors import InputError
 from sloop.events import WOKE
-from sloop.options import Value, placed
+from sloop.options import placed
 from sloop.profile.estimate import Estimate
 from sloop.systems import build_system
-from sloop.systems.system import System
-from sloop.text import counted
-from sloop.vocabulary import Node
+from sloop.systems.system import System, is_system_file
+from sloop.text import counted, listed
+from sloop.units import s
+from sloop.user_code import raise_user_error
+from sloop.vocabulary import Node, ReplicaSpec
+
+EstimateMap = dict[tuple[str, str, str], Estimate]
+"""The estimate of each stage, variant and kind of hardware."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationSetup:
+    """One version of an application with fresh policies and beliefs."""
+
+    application: Application
+    system: System
+    beliefs: EstimateMap
+
+    def parts(self) -> ApplicationParts:
+        """What a core needs of it. Two cores of one setup would share the state of policies and beliefs."""
+        application = self.application
+        return ApplicationParts(
+            graph=application.graph,
+            beliefs=self.beliefs,
+            policies=self.system.policies,
+            name=application.name,
+            version=application.version,
+            weight=application.weight,
+            rest_after_ns=s(application.rest_after_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The input of a run; `beliefs`, by (stage, variant), and the policies in `system` are fresh."""
+    """The input of a run: every application of a deployment, set up."""
 
-    application: Application
-    system: System
-    beliefs: Mapping[tuple[str, str], Estimate]
+    deployment: Deployment
+    applications: tuple[ApplicationSetup, ...]
+
+    @property
+    def application(self) -> Application:
+        """The only application. ValueError if there are several."""
+        return self.deployment.application
+
+    @property
+    def system(self) -> System:
+        """The system of the only application. ValueError if there are several."""
+        (only,) = self.applications
+        return only.system
+
+    @property
+    def beliefs(self) -> EstimateMap:
+        """The estimates of all applications."""
+        return {key: belief for each in self.applications for key, belief in each.beliefs.items()}
 
     def core(self) -> Core:
         """The core of this run. Call it once: two cores of one setup would share the state of policies and beliefs."""
-        return Core(self.application.graph, self.beliefs, self.system.policies, self.application.cluster)
+        return Core([each.parts() for each in self.applications], self.deployment.cluster, build)
 
 
-def set_up(application: Application, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
-    """The setup of an application with its declared system, or with `choice`.
+def set_up(
+    declared: Application | Deployment, choice: SystemChoice | None = None, *, must_fit: bool = True
+) -> Setup:
+    """The setup of a deployment, or of one application, with the declared system, or with `choice`.
 
-    InputError for a variant without a profile, for a system that cannot plan for this application and, with `must_fit`,
+    InputError for a variant without a profile, for a system that cannot plan for an application and, with `must_fit`,
     for a plan with a replica that fits on no node. `sloop plan` sets `must_fit=False`, to explain what is missing.
     """
+    deployment = declared if isinstance(declared, Deployment) else Deployment.of(declared)
     if choice is not None:
-        application = replace(application, system=choice)
-    choice = application.system
-    in_file = application.declared(choice.path, choice.parameters)
-    declared = in_file if choice.path else Value(choice.parameters, "system")
-    setup = Setup(application, build_system(choice.name, declared), beliefs_of(application))
-    _rehearse(setup, declared, must_fit=must_fit)
+        deployment = deployment.under(choice)
+    setup = Setup(deployment, tuple(map(_set_up, deployment.applications)))
+    _rehearse(setup, must_fit=must_fit)
     return setup
 
 
-def _rehearse(setup: Setup, declared: Value, *, must_fit: bool) -> None:
-    """Let a core make its first plan, so that an impossible plan is refused before anything starts.
+def _set_up(application: Application) -> ApplicationSetup:
+    choice = application.system
+    return ApplicationSetup(application, build_system(choice.name, choice.declared), beliefs_of(application))
 
-    `declared` is the place of the system in the application's file.
-    """
-    core = Setup(setup.application, setup.system.fresh(), setup.beliefs).core()
-    empty_nodes = core.state.ledger.views()
-    with placed(declared):
-        core.handle(0, WOKE)
-    if core.plan is None:
+
+def beliefs_of(application: Application) -> EstimateMap:
+    """A fresh estimate for every stage, variant and kind of hardware on which the variant can run. InputError for a
+    variant that can run nowhere."""
+    found: EstimateMap = {}
+    chosen = application.estimates
+    for index, stage in enumerate(application.stages):
+        for variant in stage.variants:
+            profiles = application.profiles_of(variant)
+            if not profiles:
+                what, where = f"{stage.name}/{variant.name} has no profile", application.locate(f"stages[{index}]")
+                if variant.profiles or variant.profile is not None:
+                    kinds = listed(application.hardware)
+                    help = "add the kind's profile under `profiles`, or nodes of a kind that has one"
+                    raise InputError(f"{what} for {kinds}: the cluster has no other kinds", where=where, help=help)
+                help = f"measure it with `sloop profile {variant.model or 'MODEL'}`"
+                raise InputError(f"{what}, so its speed is unknown", where=where, help=help)
+            for hardware, profile in profiles.items():
+                found[stage.name, variant.name, hardware] = Estimate(
+                    profile,
+                    variant=variant.name,
+                    hardware=hardware,
+                    accuracy=variant.accuracy,
+                    margin=chosen.margin,
+                    correct=chosen.correct,
+                )
+    return found
+
+
+# Definitions: an application version as plain values.
+
+
+def definition_of(setup: ApplicationSetup) -> dict[str, Any]:
+    """The application version as JSON can hold it: as declared, with profiles, system and parameters. Of the cluster,
+    which other applications share, it has one node of each kind."""
+    application, kinds = setup.application, {}
+    for node in application.cluster:
+        kinds.setdefault((node.hardware, *(device.kind for device in node.devices)), node)
+    bare = replace(  # lines belong to the file; a copy has no cached values
+        application,
+        cluster=tuple(kinds.values()),
+        system=replace(application.system, lines={}),
+        lines={},
+    )
+    return msgspec.to_builtins(bare, str_keys=True)  # type: ignore[no-any-return]  # a mapping
+
+
+def application_in(definition: Mapping[str, Any]) -> Application:
+    """The application that a definition describes. InputError if it describes none."""
+    try:
+        application = msgspec.convert(definition, Application, strict=False)
+        application.graph  # noqa: B018  # computed, and fails if stages refer to missing ones or form a cycle
+    except (msgspec.ValidationError, KeyError, AssertionError) as error:
+        what = f"the definition does not describe an application: {error!r}"
+        raise InputError(what, help="record the run again with this sloop") from error
+    return application
+
+
+def build(name: str, version: str, definition: Mapping[str, Any]) -> ApplicationParts:
+    """The parts of an application version, fresh, from its definition. A core calls it when the version is deployed."""
+    application = application_in(definition)
+    assert (application.name, application.version) == (name, version), (application.key, name, version)
+    return _set_up(application).parts()
+
+
+# The rehearsal of the first plan.
+
+
+def _rehearse(setup: Setup, *, must_fit: bool) -> None:
+    """Let a core make its first plans, so that an impossible plan is refused before anything starts."""
+    fresh = [replace(each, system=each.system.fresh()) for each in setup.applications]
+    core = Core([each.parts() for each in fresh], setup.deployment.cluster)
+    core.handle(0, WOKE)
+    if core.plan_input is not None:
+        core.handle(0, core.planner.plan(core.plan_input))
+    empty = [structs.replace(node, on_demand=False) for node in setup.deployment.cluster]
+    nodes = Ledger(empty).views()
+    for each in fresh:
+        error = core.planner.failures.get(each.application.key)
+        if error is not None:
+            _raise(error, each, setup)
+        plan = core.plan_of(each.application.key)
+        if plan is None or not nodes or not must_fit:
+            continue
+        wanted = dict.fromkeys(group.spec for target in plan.stages for group in target.groups if group.count)
+        for spec in wanted:
+            _check_room(spec, each, nodes)
+
+
+def _raise(error: BaseException, failed: ApplicationSetup, setup: Setup) -> None:
+    """Raise the exception of a policy at the place of its system in the user's file."""
+    choice = failed.application.system
+    if is_system_file(choice.name) and not isinstance(error, InputError):
+        raise_user_error(error, Path(choice.name), "it cannot plan")
+    of = f"application {failed.application.name!r}: " if len(setup.applications) > 1 else ""
+    with placed(choice.declared):
+        if isinstance(error, InputError) and not error.where:
+            raise InputError(f"{of}{error.what}", help=error.help) from error
+        raise error
+
+
+def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[NodeView]) -> None:
+    """InputError if no node could hold the replica although it were empty."""
+    belief = planned.beliefs[spec.stage, spec.variant, spec.slot.hardware]
+    if sites(spec, belief, nodes):
         return
-    for group in (group for target in core.plan.stages for group in target.groups):
-        if group.count < 0:
-            wanted = f"{group.count} replicas of {group.spec.stage}/{group.spec.variant}"
-            declared.fail(f"system {setup.system.name} wants {wanted}", "correct its scaling policy")
-    if not empty_nodes or not must_fit:
-        return
-    for spec in (group.spec for target in core.plan.stages for group in target.groups):
-        memory_bytes = setup.beliefs[spec.stage, spec.variant].memory_bytes
-        allowed = [node for node in empty_nodes if spec.node in (None, node.node.name)]
-        if not any(fits(spec, memory_bytes, node) for node in allowed):
-            wanted = f"{spec.stage}/{spec.variant} with {_size(spec.cores, memory_bytes, spec.device)}"
-            what = f"system {setup.system.name} wants replicas of {wanted}, which no node could hold"
-            declared.fail(what, f"the largest node, {_largest(setup.application.cluster)}")
+    what = f"system {planned.system.name} wants replicas of {spec.stage}/{spec.variant} with {_size_of(spec, belief)}"
+    declared = planned.application.system.declared
+    cluster = [view.node for view in nodes]
+    why = lacks(spec, cluster)
+    if why:
+        declared.fail(f"{what}: {why}", "name hardware of the cluster, or add such nodes")
+    of_kind = [node for node in cluster if spec.slot.hardware in ("", node.hardware)]
+    declared.fail(f"{what}, which no node could hold", f"the largest node, {_largest(of_kind)}")
+
+
+def _size_of(spec: ReplicaSpec, belief: Estimate) -> str:
+    device = ""
+    if spec.slot.accelerator:
+        device = f"{spec.slot.share:g} of a {spec.slot.accelerator}" + _memory(belief.device_memory_bytes, " with ")
+    return _size(spec.cores, belief.memory_bytes, device)
 
 
 def _largest(nodes: Sequence[Node]) -> str:
     node = max(nodes, key=lambda node: (node.cores, node.memory_bytes))
-    return f"{node.name}, has {_size(node.cores, node.memory_bytes, ', '.join(node.devices))}"
+    devices = ", ".join(f"{each.kind}{_memory(each.memory_bytes, ' with ')}" for each in node.devices)
+    return f"{node.name}, has {_size(node.cores, node.memory_bytes, devices)}"
 
 
 def _size(cores: float, memory_bytes: int, devices: str) -> str:
-    memory = f", {memory_bytes / GIB:.3g} GiB" if GIB / 1000 <= memory_bytes < ANY_BYTES else ""
-    return counted(cores, "core") + memory + (f", {devices}" if devices else "")
+    return counted(cores, "core") + _memory(memory_bytes, ", ") + (f", {devices}" if devices else "")
 
 
-def beliefs_of(application: Application) -> dict[tuple[str, str], Estimate]:
-    """A fresh estimate for every (stage, variant). InputError for a variant without a profile."""
-    found: dict[tuple[str, str], Estimate] = {}
-    for index, stage in enumerate(application.stages):
-        for variant in stage.variants:
-            if variant.profile is None:
-                raise InputError(
-                    f"{stage.name}/{variant.name} has no profile, so its speed is unknown",
-                    where=application.locate(f"stages[{index}]"),
-                    help=f"measure it with `sloop profile {variant.model or 'MODEL'}`",
-                )
-            chosen = application.estimates
-            found[stage.name, variant.name] = Estimate(
-                variant.profile, accuracy=variant.accuracy, margin=chosen.margin, correct=chosen.correct
-            )
-    return found
+def _memory(memory_bytes: int, before: str) -> str:
+    return f"{before}{memory_bytes / GIB:.3g} GiB" if GIB / 1000 <= memory_bytes < ANY_BYTES else ""

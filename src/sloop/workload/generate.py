@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Protocol
 
 from sloop.errors import InputError
-from sloop.options import Declared, Limits, as_value, limited, read_options
+from sloop.options import Declared, Range, as_value, limited, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_S, to_s
 from sloop.workload.trace import BLOCK_ARRIVALS, NOT_NEGATIVE, POSITIVE, RATE, RATE_ABOVE_0, Trace
@@ -170,7 +170,7 @@ class Burst:
     """
 
     rate: float = limited(limits=RATE)
-    mean_ms: float = limited(50.0, limits=Limits(above=0, most=60_000.0))
+    mean_ms: float = limited(50.0, limits=Range(above=0, most=60_000.0))
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         counts = counts_at(self.rate, duration_ns)
@@ -182,7 +182,7 @@ class Gamma:
     """Independent gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, more is burstier."""
 
     rate: float = limited(limits=RATE_ABOVE_0)
-    cv: float = limited(limits=Limits(least=0.01, most=100.0))
+    cv: float = limited(limits=Range(least=0.01, most=100.0))
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         shape = self.cv**-2.0
@@ -266,7 +266,7 @@ class Diurnal(RateCurve):
     """
 
     rate: float = limited(limits=RATE)
-    swing: float = limited(0.5, limits=Limits(least=0, most=1.0))
+    swing: float = limited(0.5, limits=Range(least=0, most=1.0))
     period_s: float = limited(86_400.0, limits=POSITIVE)
     phase_s: float = limited(0.0, limits=NOT_NEGATIVE)
 
@@ -326,7 +326,7 @@ class Map:
     the same state. The diagonal of D0 makes each row of D0 + D1 sum to zero. If D1 is diagonal, the process is an MMPP.
     """
 
-    d0: tuple[tuple[float, ...], ...] = limited(limits=Limits(least=-1e7, most=1e7))
+    d0: tuple[tuple[float, ...], ...] = limited(limits=Range(least=-1e7, most=1e7))
     d1: tuple[tuple[float, ...], ...] = limited(limits=RATE)
 
     def __post_init__(self) -> None:
@@ -407,7 +407,7 @@ class Mmpp:
     """
 
     rates: tuple[float, ...] = limited(limits=RATE)
-    mean_s: tuple[float, ...] = limited(limits=Limits(least=1e-6, most=1e9))
+    mean_s: tuple[float, ...] = limited(limits=Range(least=1e-6, most=1e9))
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.rates) == len(self.mean_s) <= STATES_MAX:

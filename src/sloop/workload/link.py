@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from sloop.options import Declared, Limits, Value, as_value, limited, read_options
+from sloop.options import Declared, Range, Value, as_value, limited, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.workload.parse import SourceText, column_place, csv_header, csv_rows, read_number, read_text, refuse
@@ -23,8 +23,8 @@ from sloop.workload.trace import NOT_NEGATIVE, POSITIVE
 BYTES_PER_MS_PER_MBPS: Final = 125.0
 BYTES_PER_MS_PER_MIB_S: Final = 1048.576
 GHENT_COLUMNS: Final = "unix_ms ms_since_start latitude longitude bytes interval_ms"
-RTT_MS: Final = Limits(least=0, most=60_000.0)
-MBPS: Final = Limits(least=0, most=1e6)
+RTT_MS: Final = Range(least=0, most=60_000.0)
+MBPS: Final = Range(least=0, most=1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class LinkFile:
     column: str = "throughput_mbps"
     only: Mapping[str, str] = field(default_factory=dict)
     """For CSV: read only the rows with these values, such as `{carrier: VERIZON, run_num: 1}`."""
-    start_s: int = limited(0, limits=Limits(least=0, most=1e8))
-    rows_max: int = limited(10_000_000, limits=Limits(least=1, most=1e8))
+    start_s: int = limited(0, limits=Range(least=0, most=1e8))
+    rows_max: int = limited(10_000_000, limits=Range(least=1, most=1e8))
     rtt_ms: float = limited(0.0, limits=RTT_MS)
 
 
@@ -81,7 +81,7 @@ class LinkFile:
 class Constant:
     """The same bandwidth all the time."""
 
-    mbps: float = limited(limits=Limits(above=0, most=1e6))
+    mbps: float = limited(limits=Range(above=0, most=1e6))
     rtt_ms: float = limited(0.0, limits=RTT_MS)
 
     def link(self, seed: int) -> Link:
@@ -97,13 +97,13 @@ class Lte:
     clipped to `[low, high]`. On average every `fade_every_s` seconds, the bandwidth fades to 15 to 40 % for 1 or 2 s.
     """
 
-    seconds: int = limited(600, limits=Limits(least=1, most=1e7))
-    mu: float = limited(1.108, limits=Limits(least=-20.0, most=20.0))
-    sigma: float = limited(0.435, limits=Limits(least=0, most=5.0))
-    share: float = limited(0.88, limits=Limits(least=0, most=1.0))
-    phi: float = limited(0.84, limits=Limits(least=-0.999, most=0.999))
-    low: float = limited(0.4, limits=Limits(above=0, most=1e5))
-    high: float = limited(7.0, limits=Limits(above=0, most=1e5))
+    seconds: int = limited(600, limits=Range(least=1, most=1e7))
+    mu: float = limited(1.108, limits=Range(least=-20.0, most=20.0))
+    sigma: float = limited(0.435, limits=Range(least=0, most=5.0))
+    share: float = limited(0.88, limits=Range(least=0, most=1.0))
+    phi: float = limited(0.84, limits=Range(least=-0.999, most=0.999))
+    low: float = limited(0.4, limits=Range(above=0, most=1e5))
+    high: float = limited(7.0, limits=Range(above=0, most=1e5))
     fade_every_s: float = limited(200.0, limits=POSITIVE)
     rtt_ms: float = limited(0.0, limits=RTT_MS)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, NoReturn
 
 from sloop.errors import InputError
-from sloop.options import Limits, nearest
+from sloop.options import Range, nearest
 from sloop.text import quoted
 from sloop.units import NS_PER_S
 
@@ -223,7 +223,7 @@ def column_place(header: list[str], name: str, candidates: Iterable[str], where:
     refuse(where, "it is not clear which column to read", help_text, 1)
 
 
-def read_number(text: str, limits: Limits, where: str) -> float:
+def read_number(text: str, limits: Range, where: str) -> float:
     """A number in `limits`. InputError, at `where`, for anything else."""
     try:
         return limits.check(float(text), where)

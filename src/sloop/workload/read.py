@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from sloop.errors import InputError
-from sloop.options import Declared, Limits, Value, as_value, keys_of, limited, nearest, read_options
+from sloop.options import Declared, Range, Value, as_value, keys_of, limited, nearest, read_options
 from sloop.streams import stream
 from sloop.text import in_s
 from sloop.units import NS_PER_S, ms, s, to_s
@@ -105,13 +105,13 @@ class TraceFile:
     """The client of a DISB workload to read; without it, all open-loop clients together."""
     gaps: MissingCounts = MissingCounts.REFUSE
     spread: Spread = Spread.UNIFORM
-    mean_ms: float = limited(50.0, limits=Limits(above=0, most=60_000.0))
+    mean_ms: float = limited(50.0, limits=Range(above=0, most=60_000.0))
     """The mean of the exponential times after the start of a second, with `spread: burst`. Default as Sponge's."""
-    dwell_s: float = limited(3600.0, limits=Limits(above=0, most=1e5))
+    dwell_s: float = limited(3600.0, limits=Range(above=0, most=1e5))
     """How long each pair of matrices applies. BATCH published one pair per hour."""
     start_s: float = limited(0.0, limits=NOT_NEGATIVE)
     duration_s: float | None = limited(None, limits=POSITIVE)
-    scale: float = limited(1.0, limits=Limits(above=0, most=1e6))
+    scale: float = limited(1.0, limits=Range(above=0, most=1e6))
 
 
 def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:
@@ -309,7 +309,7 @@ def parse_disb(text: SourceText, *, client: str, seed: int) -> Trace:
     except (msgspec.MsgspecError, RecursionError) as error:
         help_text = "a JSON trace is a list of gaps between arrivals, or a DISB workload with `time` and `tasks`"
         raise InputError(f"not a DISB workload: {error}", where=text.where, help=help_text) from None
-    Limits(above=0, most=1e7).check(workload.time, f"{text.where} time")
+    Range(above=0, most=1e7).check(workload.time, f"{text.where} time")
     chosen = [one for one in workload.clients if client in ("", one.id)]
     if not chosen and client:
         refuse(text.where, f"no client {client!r}", nearest(client, [one.id for one in workload.clients]))
@@ -342,7 +342,7 @@ def _client_times_ns(client: _DisbClient, duration_ns: int, seed: int, where: st
 def _listed_times_ns(times_ms: list[float], duration_ns: int, where: str) -> Iterator[int]:
     if not times_ms:
         refuse(where, "the trace is empty", "list times of arrival in ms")
-    limits = Limits(least=0, most=1e10)
+    limits = Range(least=0, most=1e10)
     times_ns = [ms(limits.check(at_ms, f"{where}.trace[{place}]")) for place, at_ms in enumerate(times_ms)]
     if times_ns != sorted(times_ns):
         refuse(where, "the trace is not sorted", "sort it by time")
@@ -406,7 +406,7 @@ def _process(number: int, pair: dict[str, SourceText], where: str) -> Map:
 
 
 def _matrix(text: SourceText) -> Matrix:
-    limits = Limits(least=-1e7, most=1e7)
+    limits = Range(least=-1e7, most=1e7)
     rows: list[tuple[float, ...]] = []
     for line, content in islice(enumerate(text.text.splitlines(), start=1), STATES_MAX + 1):
         if cells := content.replace(",", " ").split():
@@ -472,7 +472,7 @@ def trace_from(spec: Declared, *, seed: int, duration_s: float | None, folder: P
         assert isinstance(changes, GeneratedChanges), f"{options.source} is generated"
         trace = _generated(options.source, changes, value, seed=seed, duration_s=duration_s)
     changed = repeat(compress(thin(trace, changes.thin, seed=seed), changes.compress), changes.repeat)
-    Limits(least=0, most=LENGTH_S_MAX).check(to_s(changed.duration_ns), value.under("duration_s", None).where)
+    Range(least=0, most=LENGTH_S_MAX).check(to_s(changed.duration_ns), value.under("duration_s", None).where)
     return changed if duration_s is None else cut(changed, duration_ns=s(duration_s))
 
 
@@ -484,5 +484,5 @@ def _generated(
         if duration_s is None:
             value.fail("the trace has no duration", "add `duration_s:` to the trace or to the whole run")
         length_s = duration_s * changes.compress / changes.repeat
-    Limits(above=0, most=LENGTH_S_MAX).check(length_s, value.under("duration_s", None).where)
+    Range(above=0, most=LENGTH_S_MAX).check(length_s, value.under("duration_s", None).where)
     return scale(generated(process, seed=seed, duration_ns=max(1, s(length_s))), changes.scale, seed=seed)

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from sloop.errors import MachineError
-from sloop.options import Limits
+from sloop.options import Range
 from sloop.streams import stream
 from sloop.units import NS_PER_S, quantile, to_s
 
@@ -30,11 +30,11 @@ Blocks = Callable[[], Iterator[Sequence[int]]]
 BLOCK_ARRIVALS: Final = 65_536
 """Arrivals per block of a trace in memory, and lines per write: large enough that Python's cost per block is hidden."""
 
-POSITIVE: Final = Limits(above=0, most=1e12)
-NOT_NEGATIVE: Final = Limits(least=0, most=1e12)
-RATE: Final = Limits(least=0, most=1e7)
+POSITIVE: Final = Range(above=0, most=1e12)
+NOT_NEGATIVE: Final = Range(least=0, most=1e12)
+RATE: Final = Range(least=0, most=1e7)
 """Requests per second. The upper limit catches a wrong unit; no single machine serves 10 million a second."""
-RATE_ABOVE_0: Final = Limits(above=0, most=1e7)
+RATE_ABOVE_0: Final = Range(above=0, most=1e7)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
