@@ -37,6 +37,14 @@ class End(Struct, frozen=True, gc=False, tag="end", omit_defaults=True):
     """The stage that dropped, rejected or failed the request; empty if no single stage did."""
 
 
+class Assigned(Struct, frozen=True, gc=False, tag="assigned"):
+    """A request goes to this version of its application; logged only while there are several versions."""
+
+    request: RequestId
+    application: str
+    """Key of the version."""
+
+
 class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):
     """Start a replica on the node `spec.node`. The driver answers with `ReplicaProgressed`, then ready or lost."""
 
@@ -126,6 +134,7 @@ Action = (
     | AcquireNode
     | ReleaseNode
     | RequestPlan
+    | Assigned
     | Rollout
     | Decided
 )

@@ -105,6 +105,8 @@ class Planned(Struct, frozen=True, tag="planned", omit_defaults=True):
     plans: dict[str, Plan]
     errors: dict[str, str] = {}  # msgspec copies the empty dict for each instance
     """By key, why a policy could not plan; the current plan stays in force."""
+    restarted: bool = False
+    """Whether the planner's policies begin anew from here on, because its process has just started."""
 
 
 class Deployed(Struct, frozen=True, tag="deployed", omit_defaults=True):

@@ -1,13 +1,15 @@
 """A small scene for core tests: a belief with round numbers, a system of plain policies, and a core to talk to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import structs
 
 from sloop.actions import Action, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import ApplicationParts, Core
-from sloop.core.protocols import Batch, Drop, Forecast, Order, Policies
+from sloop.core.protocols import Policies
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
 from sloop.policies.admit import Bounded
@@ -59,10 +61,31 @@ class Script:
     is_quick: bool = True
     period_ns: int = s(1)
     seen: list[ClusterView] = field(default_factory=list)
+    obeys: bool = False
+    """Whether replicas get at most as many cores as the cluster has."""
+    error: Exception | None = None
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        if self.error is not None:
+            raise self.error
         self.seen.append(view)
-        return self.target
+        if not self.obeys or self.target is None:
+            return self.target
+        cores = sum(node.node.cores for node in view.nodes)
+        stages = [
+            structs.replace(
+                target,
+                groups=tuple(
+                    structs.replace(group, spec=group.spec.with_cores(min(cores, group.spec.cores)))
+                    for group in target.groups
+                ),
+            )
+            for target in self.target.stages
+        ]
+        return structs.replace(self.target, stages=tuple(stages))
+
+    def __deepcopy__(self, memo: object) -> "Script":
+        return replace(self, seen=list(self.seen))
 
 
 def plan_of(
@@ -89,10 +112,17 @@ def graph(**edges: dict[str, Any]) -> Application:
 
 
 def request(
-    id: int, *, at_ms: float = 0, slo_ms: float = 1000, elapsed_ms: float = 0, enters: tuple[str, ...] = ()
+    id: int,
+    *,
+    at_ms: float = 0,
+    slo_ms: float = 1000,
+    elapsed_ms: float = 0,
+    enters: tuple[str, ...] = (),
+    application: str = "",
+    version: str = "",
 ) -> Request:
     sent = ms(at_ms - elapsed_ms)
-    return Request(RequestId(id), sent, ms(at_ms), sent + ms(slo_ms), enters)
+    return Request(RequestId(id), sent, ms(at_ms), sent + ms(slo_ms), enters, application, version)
 
 
 APPLICATION = Application(
@@ -101,43 +131,38 @@ APPLICATION = Application(
 NODE = Node("n0", "local", cores=4, memory_bytes=1000)
 
 
-class Scene:
+def policies_of(script: Script, **others: Any) -> Policies:
+    """A plain policy for each verb, unless `others` has one."""
+    plain: dict[str, Any] = {
+        "order": Edf(),
+        "batch": WorkConserving(),
+        "route": FirstIdle(),
+        "drop": PredictiveDrop(),
+        "admit": Bounded(queue_max=100),
+        "place": BestFit(),
+        "forecast": Last(),
+        "divide": MaxMin(),
+    }
+    return Policies(scale=script, **plain | others)
+
+
+def beliefs_of(
+    application: Application, times: Mapping[str, float] | None = None
+) -> dict[tuple[str, str, str], Belief]:
+    """A belief for each stage and variant; `times` has the factors of variants that are slower."""
+    return {
+        (s.name, v.name, ""): Belief(v.name, times=(times or {}).get(v.name, 1.0))
+        for s in application.stages
+        for v in s.variants
+    }
+
+
+class Acting:
     """A core and its actions so far. `act` hands it events and returns the new actions."""
 
-    def __init__(
-        self,
-        target: Plan | None = None,
-        *,
-        application: Application = APPLICATION,
-        nodes: Sequence[Node] = (NODE,),
-        order: Order | None = None,
-        batch: Batch | None = None,
-        drop: Drop | None = None,
-        forecast: Forecast | None = None,
-        queue_max: int = 100,
-        times: Mapping[str, float] | None = None,
-    ) -> None:
-        self.script = Script(target)
-        slow = times or {}
-        self.beliefs = {
-            (s.name, v.name, ""): Belief(v.name, times=slow.get(v.name, 1.0))
-            for s in application.stages
-            for v in s.variants
-        }
-        policies = Policies(
-            order=order or Edf(),
-            batch=batch or WorkConserving(),
-            route=FirstIdle(),
-            drop=drop or PredictiveDrop(),
-            admit=Bounded(queue_max=queue_max),
-            place=BestFit(),
-            forecast=forecast or Last(),
-            scale=self.script,
-            divide=MaxMin(),
-        )
-        parts = ApplicationParts(graph=application.graph, beliefs=self.beliefs, policies=policies)
-        self.core = Core([parts], nodes)
-        (self.application,) = self.core.state.applications.values()
+    core: Core
+
+    def __init__(self) -> None:
         self.actions: list[Action] = []
 
     def act(self, at_ms: float, *events: object) -> list[Action]:
@@ -152,3 +177,100 @@ class Scene:
         started = [a.replica for a in self.act(0, WOKE) if isinstance(a, StartReplica)]
         for id in started:
             self.act(0, ReplicaReady(ReplicaId(id)))
+
+
+class Scene(Acting):
+    """A core for one application."""
+
+    def __init__(
+        self,
+        target: Plan | None = None,
+        *,
+        application: Application = APPLICATION,
+        nodes: Sequence[Node] = (NODE,),
+        queue_max: int = 100,
+        times: Mapping[str, float] | None = None,
+        **policies: Any,
+    ) -> None:
+        super().__init__()
+        self.script = Script(target)
+        self.beliefs = beliefs_of(application, times)
+        chosen = {verb: policy for verb, policy in policies.items() if policy is not None}
+        made = policies_of(self.script, **{"admit": Bounded(queue_max=queue_max)} | chosen)
+        parts = ApplicationParts(graph=application.graph, beliefs=self.beliefs, policies=made)
+        self.core = Core([parts], nodes)
+        (self.application,) = self.core.state.applications.values()
+
+
+class Deployment(Acting):
+    """A core for several applications of one stage each, which want these cores at first. Their stages are `NAME/only`.
+
+    Version 2 of an application is deployed by `deploy`; its script is under the key `NAME@2`.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[str, float],
+        *,
+        cores: float = 4,
+        nodes: Sequence[Node] = (),
+        obeys: bool = False,
+        is_quick: bool = True,
+        weights: Mapping[str, float] | None = None,
+        rest_after_s: float = 0,
+        **policies: Any,
+    ) -> None:
+        super().__init__()
+        self.node = Node("n0", "local", cores, 1000)
+        self._script = Script(obeys=obeys, is_quick=is_quick)
+        self._weights, self._rest_after_s, self._policies = weights or {}, rest_after_s, policies
+        self.scripts: dict[str, Script] = {}
+        for name, each in wanted.items():
+            self.wants(**{name: each})
+        parts = [self._parts(name, "1", {}) for name in wanted]
+        self.core = Core(parts, [self.node, *nodes], build=self._parts)
+        self._replace_scripts()
+
+    def _parts(self, name: str, version: str, definition: Mapping[str, Any]) -> ApplicationParts:
+        key = name if version == "1" else f"{name}@{version}"
+        if definition.get("broken"):
+            raise ValueError("a broken definition")
+        application = graph(**{f"{key}/only": {}})
+        if key not in self.scripts:
+            self.scripts[key] = replace(self._script, target=self.plan(key, definition.get("cores", 1.0)), seen=[])
+        return ApplicationParts(
+            graph=application.graph,
+            beliefs=beliefs_of(application),
+            policies=policies_of(self.scripts[key], **self._policies),
+            name=name,
+            version=version,
+            weight=self._weights.get(name, 1.0),
+            rest_after_ns=s(self._rest_after_s),
+        )
+
+    def _replace_scripts(self) -> None:
+        """Follow the planner, which replaces a policy by the copy that planned."""
+        planner = self.core.planner
+        self.scripts = {key: planner._policies[key].scale for key in planner._policies}  # type: ignore[misc]
+
+    def act(self, at_ms: float, *events: object) -> list[Action]:
+        new = super().act(at_ms, *events)
+        self._replace_scripts()
+        return new
+
+    def plan(self, key: str, cores: float) -> Plan:
+        """The plan for one replica with these cores; for none with 0 cores."""
+        spec = ReplicaSpec(f"{key}/only", "a", Slot(cores))
+        groups = (Group(spec, 1),) if cores else ()
+        return Plan((StagePlan(spec.stage, groups, 4),), why="the test says so")
+
+    def wants(self, **cores: float) -> None:
+        """Change what the scripts plan."""
+        for key, each in cores.items():
+            script = self.scripts.setdefault(key, replace(self._script, seen=[]))
+            script.target = self.plan(key, each)
+
+    def planned_cores(self, key: str) -> float:
+        """The cores of the plan in force."""
+        plan = self.core.plan_of(key)
+        return sum(group.count * group.spec.cores for target in plan.stages for group in target.groups) if plan else 0.0

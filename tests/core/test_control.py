@@ -228,7 +228,7 @@ def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
 
 
 def replica(id: int, life: Life = Life.READY, cores: float = 1, variant: str = "a", node: str = "n0") -> ReplicaView:
-    return ReplicaView(ReplicaId(id), ReplicaSpec("s", variant, Slot(cores), node), life, 0, 0)
+    return ReplicaView(ReplicaId(id), ReplicaSpec("s", variant, Slot(cores)), life, 0, 0, node)
 
 
 def plan(

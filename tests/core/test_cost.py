@@ -20,7 +20,7 @@ from tests.counting import calls_of, instructions_of
 CALLS_A_REQUEST = 18
 INSTRUCTIONS_A_REQUEST = 850
 CALLS_A_BATCH_OF_EIGHT = 70
-CALLS_A_REPLICA = 65
+CALLS_A_REPLICA = 70
 
 
 def warm(replicas: int, batch_max: int = 1) -> Scene:

@@ -37,7 +37,7 @@ def test_a_reservation_that_does_not_fit_reserves_nothing() -> None:
         assert not ledger.reserve(ReplicaId(1), refused)
     view = ledger.views()[0]
     assert (view.free_cores, view.free_memory_bytes) == (0.5, 40)
-    assert view.devices == (DeviceView(GPU, pytest.approx(0.3), 20, 2),)
+    assert view.devices == (DeviceView(GPU, 0.3, 20, 2),)
 
 
 def test_a_device_has_a_limited_number_of_clients_even_if_they_reserve_no_share() -> None:

@@ -65,7 +65,9 @@ def test_rates_are_those_of_the_largest_batches_that_the_plan_allows() -> None:
     made.limits.follow(StagePlan("only", (), 4))
     assert made.pool.rate_rps(ReplicaSpec("only", "a", Slot(2.0))) == pytest.approx(2 * 4 / 0.014)
     made.limits.follow(StagePlan("only", (), 100))
-    assert made.pool.rate_rps(ReplicaSpec("only", "a", Slot(1.0))) == pytest.approx(8 / 0.018), "the variant takes no more than eight"
+    assert made.pool.rate_rps(ReplicaSpec("only", "a", Slot(1.0))) == pytest.approx(8 / 0.018), (
+        "the variant takes no more than eight"
+    )
 
 
 def test_batches_and_rates_belong_to_the_group_of_a_slot() -> None:

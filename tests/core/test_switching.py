@@ -112,7 +112,9 @@ TWO = graph(a={}, b={"after": ("a",)})
 
 
 def sizes(a: float, b: float) -> Plan:
-    stages = [StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(cores)), 1),), 4) for name, cores in (("a", a), ("b", b))]
+    stages = [
+        StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(cores)), 1),), 4) for name, cores in (("a", a), ("b", b))
+    ]
     return Plan(tuple(stages), why="two")
 
 
@@ -182,7 +184,9 @@ def test_between_any_two_plans_ready_capacity_does_not_fall_below_either(
     scene.warm_up()
     scene.script.target = plan(*second)
     before_rps = ready_rps(scene)
-    wanted_rps = second[1] * scene.application.stages["only"].pool.rate_rps(second[0], second[2])
+    wanted_rps = second[1] * scene.application.stages["only"].pool.rate_rps(
+        ReplicaSpec("only", second[0], Slot(second[2]))
+    )
     waiting, at_ms = list(orders(scene.act(1000, WOKE))), 1000.0
     while waiting:
         assert ready_rps(scene) >= min(before_rps, wanted_rps) * (1 - 1e-6)

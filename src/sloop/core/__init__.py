@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
-from sloop.actions import Action, End, Rollout, VersionState
+from sloop.actions import Action, Assigned, End, Rollout, VersionState
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
@@ -63,9 +63,10 @@ class Core:
         """The data path of each application version, by key."""
         self._control = ControlPath(self.state, self._lose)
         self._rollouts = Rollouts(self._control)
+        self._compared = self._rollouts.compared
         self._steps: dict[type, Step] = {}
-        self._active: tuple[tuple[StageState, DataPath], ...] = ()
-        """The stages that may have waiting visits, with their data path. Others are skipped when batches are formed."""
+        self._active: tuple[StageState, ...] = ()
+        """The stages that may have waiting visits. Others are skipped when batches are formed."""
         self._active_keys: set[str] = set()
         self._is_plain = False
         """Whether there is only one application, in one version."""
@@ -79,7 +80,9 @@ class Core:
         application = ApplicationState(parts, self.state.replicas, now_ns)
         assert application.key not in self.state.applications, application.key
         self.state.applications[application.key] = application
-        self._paths[application.key] = DataPath(application, parts.policies, self._batch_ids)
+        self._paths[application.key] = path = DataPath(application, parts.policies, self._batch_ids)
+        for stage in application.all_stages:
+            stage.dispatch = path.dispatch
         control = self._control.add(application, now_ns)
         self.wake_ns = now_ns
         application.refuses = self._draining_why
@@ -178,18 +181,18 @@ class Core:
         kind = type(event)
         self._steps[kind](now_ns, event, out)
         if more_at_this_instant:
-            if self._rollouts.compared:
+            if self._compared:
                 self._rollouts.count(out)
             return out
         # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
         # is inlined, and comparisons replace the slower calls of min.
         wake_ns = self._control.wake_ns
-        for stage, path in self._active:
+        for stage in self._active:
             queue = stage.queue
             if not queue.visits:
                 continue
             if stage.pool.idle:
-                wait_until_ns = path.dispatch(now_ns, stage, out)
+                wait_until_ns = stage.dispatch(now_ns, stage, out)
                 if wait_until_ns < wake_ns:  # noqa: PLR1730
                     wake_ns = wait_until_ns
             elif kind is Request and not stage.pool.replicas:
@@ -197,7 +200,7 @@ class Core:
             if queue.sweep_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = queue.sweep_ns
         self.wake_ns = wake_ns
-        if self._rollouts.compared:
+        if self._compared:
             self._rollouts.count(out)
         return out
 
@@ -207,9 +210,9 @@ class Core:
             self._control.tick(now_ns, out)
             if not self._is_plain:
                 self._advance_rollouts(now_ns, out)
-        for stage, path in self._active:
+        for stage in self._active:
             if now_ns >= stage.queue.sweep_ns:
-                path.sweep(now_ns, stage, out)
+                self._paths[stage.application.key].sweep(now_ns, stage, out)
 
     def _lose(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
         application = replica.stage.application
@@ -228,8 +231,7 @@ class Core:
         """Look at the stages of an application when batches are formed."""
         if application.key not in self._active_keys:
             self._active_keys.add(application.key)
-            path = self._paths[application.key]
-            self._active += tuple((stage, path) for stage in application.all_stages)
+            self._active += application.all_stages
 
     def _activate(self, applications: Iterable[ApplicationState]) -> None:
         """Look at the stages of these applications only."""
@@ -244,6 +246,8 @@ class Core:
             why = f"application {request.application!r}{version} is not served"
             out.append(End(request.id, Outcome.REJECTED, why, SHUTDOWN_RETRY_NS))
             return
+        if len(self._rollouts.versions(application.parts.name)) > 1:
+            out.append(Assigned(request.id, application.key))
         self._touch(application)
         self._paths[application.key].arrive(now_ns, request, out)
 

@@ -247,6 +247,9 @@ class ControlPath:
         self._nodes = NodePool(state.ledger)
         self._stuck_check_ns = 0
         """No batch can be stuck before this time."""
+        self._plans_beside = False
+        """Whether plans are computed beside the event loop: so from the first policy that is not quick on, because
+        all policies' state is then in the planner beside the loop."""
         self._requested = 0
         """Number of the last plan request."""
         self.planner = Planner()
@@ -259,6 +262,8 @@ class ControlPath:
     def add(self, application: ApplicationState, now_ns: int) -> ControlledApplication:
         """Plan for one more application version from now on."""
         self.planner.add(application.key, application.parts.policies)
+        if not getattr(application.parts.policies.scale, "is_quick", False):
+            self._plans_beside = True
         self._applications[application.key] = made = ControlledApplication(
             application, next_plan_ns=now_ns, active_ns=now_ns
         )
@@ -279,6 +284,7 @@ class ControlPath:
         for application in self._applications.values():
             application.state.roll(now_ns)
             application.note_activity(now_ns)
+        self._nodes.retry_lost(now_ns)
         self._give_up_stuck(now_ns, out)
         due = []
         for application in self._applications.values():
@@ -426,11 +432,11 @@ class ControlPath:
             return  # the planner is still at work
         self._requested += 1
         given = self._plan_input(now_ns, due)
-        if all(getattr(each.state.parts.policies.scale, "is_quick", False) for each in due):
+        if self._plans_beside:
+            self.plan_input = given
+            out.append(RequestPlan(self._requested))
+        else:
             self._accept(now_ns, given, self.planner.plan(given), out)
-            return
-        self.plan_input = given
-        out.append(RequestPlan(self._requested))
 
     def _plan_input(self, now_ns: int, due: Sequence[ControlledApplication]) -> PlanInput:
         keys = {each.state.key for each in due}
@@ -529,6 +535,9 @@ class ControlPath:
         replicas without room."""
         shortage = self._resize(difference.grow, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
+        moves = shortage is not None and self._move(now_ns, stage, difference.grow, out)
+        if moves:
+            shortage = None
         if not is_too_soon:
             started = self._start(now_ns, application, stage, difference.start, out)
             if started < len(difference.start):
@@ -544,7 +553,19 @@ class ControlPath:
             return PlanProgress.RETRY
         if is_too_soon:
             return PlanProgress.RETRY
-        return PlanProgress.WAITING if difference.holds else PlanProgress.MET
+        return PlanProgress.WAITING if difference.holds or moves else PlanProgress.MET
+
+    def _move(self, now_ns: int, stage: StageState, grow: Resizes, out: list[Action]) -> bool:
+        """Start a larger replica on another node for each one that cannot grow on its own; returns whether all found
+        room. The smaller one serves until the larger one is ready."""
+        if now_ns < stage.backoff.not_before_ns:
+            return False
+        stuck = [(self._state.replicas[id], cores) for id, cores in grow]
+        return all(
+            self._place(now_ns, stage, replica.spec.with_cores(cores), out)
+            for replica, cores in stuck
+            if replica.target_cores != cores
+        )
 
     def _resize(self, resizes: Resizes, out: list[Action]) -> Shortage | None:
         """Order resizes; returns the last one without room, if any."""

@@ -158,11 +158,11 @@ class DataPath:
         while visits and idle:
             index = self._route.choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
             replica = idle[index]
-            costs_ns = replica.service_rate.costs_ns
-            limit = replica.service_rate.batch_max
-            least_ns = replica.service_rate.least_ns
-            alone_ns = least_ns[0] + times.remaining_ns
-            full_ns = least_ns[1] + times.remaining_full_ns
+            rate = replica.service_rate
+            costs_ns = rate.costs_ns
+            limit = rate.batch_max
+            alone_ns = rate.least_alone_ns + times.remaining_ns
+            full_ns = rate.least_full_ns + times.remaining_full_ns
             for visit in visits[:limit]:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     open_requests is not None and visit.request.id not in open_requests

@@ -39,7 +39,9 @@ class NodePool:
         nodes, states = self._ledger.nodes, self._ledger.states
         open_states = (NodeState.RELEASED, NodeState.ACQUIRING, NodeState.RELEASING)
         return any(
-            states[name] in open_states for name, node in nodes.items() if node.on_demand and node.hardware == hardware
+            states[name] in open_states
+            for name, node in nodes.items()
+            if node.on_demand and hardware in ("", node.hardware)
         )
 
     def acquire_for(self, now_ns: int, lacking: Sequence[tuple[ReplicaSpec, Belief]], out: list[Action]) -> None:
@@ -69,13 +71,16 @@ class NodePool:
             why = f"acquires {counted(count, 'node')} of {hardware}: {replicas} lack room"
             out.append(Decided("node", why))
 
-    def release_unused(self, now_ns: int, *, is_short: bool, out: list[Action]) -> None:
-        """Release nodes on demand that have been empty for `UNUSED_NS`, unless planned replicas lack room."""
-        ledger = self._ledger
+    def retry_lost(self, now_ns: int) -> None:
+        """Let nodes on demand that were lost be acquired again after a while."""
         for name, lost_ns in list(self._lost_ns.items()):
             if now_ns >= lost_ns + RETRY_NS:
                 del self._lost_ns[name]
-                ledger.set_state(name, NodeState.RELEASED)
+                self._ledger.set_state(name, NodeState.RELEASED)
+
+    def release_unused(self, now_ns: int, *, is_short: bool, out: list[Action]) -> None:
+        """Release nodes on demand that have been empty for `UNUSED_NS`, unless planned replicas lack room."""
+        ledger = self._ledger
         for name, since_ns in list(self._empty_since_ns.items()):
             if not ledger.is_empty(name):
                 self._empty_since_ns[name] = now_ns

@@ -9,6 +9,7 @@ that wanted more plan again for a cluster of that size. If the cores suffice, th
 without other applications.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -18,9 +19,15 @@ from msgspec import structs
 from sloop.core.ledger import millicores
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput
+from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.units import ROUNDING
-from sloop.vocabulary import NodeState, Plan, StagePlan
+from sloop.vocabulary import Group, NodeState, Plan, StagePlan
+
+FAILURES = (Exception, SystemExit)
+"""What a user's policy may raise; the plans of the other applications are made nevertheless."""
+REPLICAS_MAX = 1_000_000
+"""More replicas of one group are a mistake, and would occupy the core for minutes."""
 
 
 class Planner:
@@ -28,8 +35,10 @@ class Planner:
 
     def __init__(self) -> None:
         self._policies: dict[str, Policies] = {}
-        self.failures: dict[str, Exception] = {}
-        """The last exception of an application's policies, until they plan again."""
+        self.failures: dict[str, BaseException] = {}
+        """The exceptions of policies in the last plans, by application."""
+        self.limits: dict[tuple[str, str], float] = {}
+        """By application and hardware, the cores of those that could not have what they wanted in the last plans."""
 
     def add(self, key: str, policies: Policies) -> None:
         """Plan for one more application version."""
@@ -43,11 +52,11 @@ class Planner:
     def plan(self, given: PlanInput) -> Planned:
         """New plans for the applications that are due. An application whose policy keeps its plan is left out."""
         views: dict[str, ClusterView] = {}
-        self.failures = {}
+        self.failures, self.limits = {}, {}
         for application in given.due:
             try:
                 views[application.key] = self._view(given, application)
-            except Exception as error:  # a user's policy may raise anything; the others must still be planned
+            except FAILURES as error:
                 self.failures[application.key] = error
         if len(given.due) + len(given.others) > 1:
             plans = self._together(given, views)
@@ -74,10 +83,13 @@ class Planner:
 
     def _plan(self, now_ns: int, key: str, view: ClusterView, scale: Scale) -> Plan | None:
         try:
-            return scale.plan(now_ns, view)
-        except Exception as error:
+            plan = scale.plan(now_ns, view)
+            if plan is not None:
+                check(plan, view)
+        except FAILURES as error:
             self.failures[key] = error
             return None
+        return plan
 
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
         """Plans that together fit the cluster. A first attempt uses copies of the policies, because an application that
@@ -89,14 +101,14 @@ class Planner:
             for application in given.due
             for hardware, cores in cores_by_hardware(plans.get(application.key) or application.plan).items()
         ]
-        limits = self._limits(given, wanted)
+        self.limits = limits = self._limits(given, wanted)
         for key, view in views.items():
             own = {hardware: cores for (name, hardware), cores in limits.items() if name == key}
             if own and not any(map(millicores, own.values())):
                 plans[key] = _nothing(view)
             elif own:
                 plan = self._plan(given.now_ns, key, _limited(view, own), self._policies[key].scale)
-                plans[key] = plan and _with_reason(plan, own)
+                plans[key] = plan and _with_reason(trimmed(plan, own), own)
             else:
                 self._policies[key] = replace(self._policies[key], scale=tried[key])
         return plans
@@ -105,7 +117,7 @@ class Planner:
         """By application and hardware, the cores of those that cannot have what they want."""
         limits: dict[tuple[str, str], float] = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
-            total = sum(view.node.cores for view in given.nodes if view.node.hardware == hardware and _counts(view))
+            total = sum(view.node.cores for view in given.nodes if _is_of(view, hardware))
             total -= sum(demand.cores for demand in given.others if demand.hardware == hardware)
             demands = [demand for demand in wanted if demand.hardware == hardware]
             if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
@@ -115,6 +127,31 @@ class Planner:
                 if cores < demand.cores * (1 - ROUNDING):
                     limits[demand.key, hardware] = cores
         return limits
+
+
+def check(plan: Plan, view: ClusterView) -> None:
+    """InputError for a plan that the core could not carry out: it is wrong, whatever room there is."""
+    stages = {stage.name: stage for stage in view.stages}
+    for target in plan.stages:
+        stage = stages.get(target.stage)
+        if stage is None:
+            raise InputError(
+                f"the plan has an unknown stage {target.stage!r}", help=f"the stages are {', '.join(stages)}"
+            )
+        for group in target.groups:
+            slot, variant = group.spec.slot, group.spec.variant
+            if group.count < 0 or not (0 < slot.cores < math.inf) or not 0 <= slot.share <= 1:
+                what = f"{group.count} replicas with {slot.cores} cores and a share of {slot.share}"
+                raise InputError(f"the plan of stage {target.stage} has {what}", help="correct the scaling policy")
+            if group.count > REPLICAS_MAX:
+                what = (
+                    f"the plan of stage {target.stage} has {group.count} replicas; at most {REPLICAS_MAX} are possible"
+                )
+                raise InputError(what, help="correct the scaling policy")
+            if group.spec.stage != target.stage or (variant, slot.hardware) not in stage.beliefs:
+                known = ", ".join(f"{name} on {kind}" if kind else name for name, kind in stage.beliefs)
+                what = f"a replica of {group.spec.stage}/{variant} on hardware {slot.hardware!r}"
+                raise InputError(f"the plan of stage {target.stage} has {what}", help=f"it can run {known}")
 
 
 def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
@@ -127,9 +164,9 @@ def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
     return found
 
 
-def _counts(view: NodeView) -> bool:
-    """Whether the node has, or can have, cores for replicas."""
-    return view.state is not NodeState.LOST
+def _is_of(view: NodeView, hardware: str) -> bool:
+    """Whether the node has, or can have, cores for replicas on this kind of hardware; "" is any kind."""
+    return hardware in ("", view.node.hardware) and view.state is not NodeState.LOST
 
 
 def _limited(view: ClusterView, cores: Mapping[str, float]) -> ClusterView:
@@ -139,12 +176,12 @@ def _limited(view: ClusterView, cores: Mapping[str, float]) -> ClusterView:
 
 def _first_nodes(nodes: Iterable[NodeView], left: dict[str, float]) -> Iterable[NodeView]:
     for each in nodes:
-        cores = left.get(each.node.hardware)
-        if cores is None or not _counts(each):
+        hardware = next((kind for kind in left if _is_of(each, kind)), None)
+        if hardware is None:
             yield each
-        elif cores > 0:
-            own = min(cores, each.node.cores)
-            left[each.node.hardware] = cores - own
+        elif left[hardware] > 0:
+            own = min(left[hardware], each.node.cores)
+            left[hardware] -= own
             yield replace(each, node=structs.replace(each.node, cores=own), free_cores=min(each.free_cores, own))
 
 
@@ -152,6 +189,41 @@ def _nothing(view: ClusterView) -> Plan:
     """The plan of an application for which no cores are left."""
     stages = tuple(StagePlan(stage.name, (), batch_max=1) for stage in view.stages)
     return Plan(stages, "the other applications need all cores", feasible=False)
+
+
+def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
+    """The plan with at most this many cores of each kind of hardware, for policies that do not look at the nodes.
+
+    Replicas go one at a time, each from the group with the most of them, down to one of each group; if that does not
+    suffice, the replicas of the kind get fewer cores, in proportion.
+    """
+    groups = [(target.stage, group) for target in plan.stages for group in target.groups if group.count]
+    counts = [group.count for _, group in groups]
+    factors: dict[str, float] = {}
+    for hardware, limit in limits.items():
+        own = [index for index, (_, group) in enumerate(groups) if group.spec.slot.hardware == hardware]
+        excess = sum(counts[index] * groups[index][1].spec.cores for index in own) - limit * (1 + ROUNDING)
+        while excess > 0 and (most := max(own, key=lambda index: counts[index])) is not None and counts[most] > 1:
+            counts[most] -= 1
+            excess -= groups[most][1].spec.cores
+        if excess > 0:
+            factors[hardware] = limit / sum(groups[index][1].spec.cores for index in own)
+    kept = {(stage, group): count for (stage, group), count in zip(groups, counts, strict=True)}
+
+    def trim(stage: str, group: Group) -> Group:
+        spec, count = group.spec, kept.get((stage, group), 0)
+        factor = factors.get(spec.slot.hardware)
+        if count == group.count and factor is None:
+            return group
+        rate_rps = group.rate_rps * count / group.count if group.count else 0.0
+        spec = spec if factor is None else spec.with_cores(spec.cores * factor)
+        return structs.replace(group, spec=spec, count=count, rate_rps=rate_rps)
+
+    stages = tuple(
+        structs.replace(target, groups=tuple(trim(target.stage, group) for group in target.groups))
+        for target in plan.stages
+    )
+    return plan if stages == plan.stages else structs.replace(plan, stages=stages, feasible=False)
 
 
 def _with_reason(plan: Plan, cores: Mapping[str, float]) -> Plan:

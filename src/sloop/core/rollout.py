@@ -146,8 +146,8 @@ class Rollouts:
                     attainment.served += action.outcome is Outcome.SERVED
 
     def traffic(self, application: ApplicationState) -> Traffic:
-        """The requests of all versions of an application."""
-        versions = self._versions.get(application.parts.name, ())
+        """The requests of all versions of an application. Those of ending versions are part of the others' history."""
+        versions = [each for each in self._versions.get(application.parts.name, ()) if each.state not in ENDING_STATES]
         if len(versions) < 2:
             return own_traffic(application)
         bucket_ns = application.ingress.bucket_ns
@@ -184,12 +184,13 @@ class Rollouts:
         """Advance every rollout. Returns the versions that have ended."""
         ended: list[ApplicationState] = []
         for versions in self._versions.values():
-            for version in list(versions):
+            for version in versions:
                 if version.state is VersionState.STARTING:
                     self._start(now_ns, version, out)
                 elif version.state is VersionState.CANARY:
                     self._judge(now_ns, version, out)
-                elif version.state is VersionState.RETIRING and self._has_ended(now_ns, version, out):
+            for version in list(versions):
+                if version.state is VersionState.RETIRING and self._has_ended(now_ns, version, out):
                     ended.append(version.application)
                     versions.remove(version)
         for name in [name for name, versions in self._versions.items() if not versions]:
@@ -246,8 +247,6 @@ class Rollouts:
         ]
         version.canary = None
         version.control.share = 1.0
-        for other in others:
-            version.application.ingress.absorb(other.application.ingress)
         self._enter(now_ns, version, VersionState.SERVING, 1.0, why, out)
         for other in others:
             self._retire(now_ns, other, f"version {version.name} serves all requests", out)
@@ -258,8 +257,9 @@ class Rollouts:
         self._enter(now_ns, version, VersionState.RETIRING, 0.0, why, out)
         version.retires_why = why
         self._control.freeze(version.application.key)
-        for other in self._serving(version):
-            other.share = 1.0
+        for heir in self._serving(version):
+            heir.share = 1.0
+            heir.application.ingress.absorb(version.application.ingress)
 
     def _has_ended(self, now_ns: int, version: Version, out: list[Action]) -> bool:
         """Whether a retiring version has neither requests nor replicas; orders its replicas to stop."""

@@ -17,11 +17,12 @@ Nothing here depends on whether the driver is a live server or the simulator. In
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
 
+from sloop.actions import Action
 from sloop.app.graph import Graph
 from sloop.app.progress import RequestProgress
 from sloop.core.graph_estimates import EdgeHistory, LeastTimes, VisitRates, remaining_times
@@ -189,7 +190,8 @@ class ServiceRate:
     """The largest batch that these replicas get."""
     weight: float = 0.0
     """The rate that the plan expects each of them to serve; their cores if the plan does not say."""
-    least_ns: LeastTimes = (0, 0)
+    least_alone_ns: int = 0
+    least_full_ns: int = 0
     """Durations of a batch of one and of a full batch that drop policies reckon with. On a stage with several kinds of
     hardware they are those of the fastest replica: a slow one must not drop what a fast one can still serve."""
     replicas: int = 0
@@ -202,7 +204,7 @@ class ServiceRate:
         self.costs_ns = costs_ns = self.belief.costs_ns(self.slot)
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot)
-        self.least_ns = costs_ns[1], costs_ns[self.batch_max]
+        self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
 
     def count(self, life: Life, change: int) -> None:
         """Count `change` more (or fewer) replicas in this state."""
@@ -380,9 +382,10 @@ class ReplicaPool:
                 ready += rate.ready * per_ns
                 starting += rate.starting * per_ns
         if len({rate.slot.hardware for rate in self._rates.values() if rate.replicas}) > 1:
-            least_ns = self.least_ns()
+            alone_ns, full_ns = self.least_ns()
             for rate in self._rates.values():
-                rate.least_ns = min(rate.least_ns[0], least_ns[0]), min(rate.least_ns[1], least_ns[1])
+                rate.least_alone_ns = min(rate.least_alone_ns, alone_ns)
+                rate.least_full_ns = min(rate.least_full_ns, full_ns)
         return ready, starting
 
     def least_ns(self) -> LeastTimes:
@@ -450,6 +453,8 @@ class StageState:
         self.beliefs = beliefs
         self.application: ApplicationState
         """Set by the `ApplicationState` that it belongs to."""
+        self.dispatch: Callable[[int, StageState, list[Action]], int]
+        """Starts batches from its queue (`DataPath.dispatch`); set by the core."""
         self.runs_for_parts = False
         self.queue = Queue(order)
         self.monitor = monitor

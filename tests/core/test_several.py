@@ -1,0 +1,343 @@
+"""Several applications on one cluster: names, plans together, resting, nodes on demand, plans beside the loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    Decided,
+    End,
+    ReleaseNode,
+    RequestPlan,
+    ResizeReplica,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+)
+from sloop.core.planner import cores_by_hardware, trimmed
+from sloop.events import (
+    WOKE,
+    Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    Planned,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.policies.divide import Priority, Proportional
+from sloop.units import ms
+from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
+from tests.core.scene import Deployment, request
+
+
+def kinds(actions: Sequence[Action]) -> list[type]:
+    return [type(action) for action in actions]
+
+
+def notes(actions: Sequence[Action]) -> list[tuple[str, str]]:
+    return [(action.kind, action.application) for action in actions if isinstance(action, Decided)]
+
+
+def started(actions: Sequence[Action]) -> list[tuple[str, float]]:
+    return [(a.spec.stage, a.spec.cores) for a in actions if isinstance(a, StartReplica)]
+
+
+# Names decide where a request goes
+
+
+def test_a_request_runs_on_a_replica_of_its_application() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0})
+    scene.warm_up()
+    first, second = scene.act(1, request(1, application="y"), request(2, application="x"))
+    assert isinstance(first, StartBatch)
+    assert isinstance(second, StartBatch)
+    assert (first.stage, second.stage) == ("y/only", "x/only")
+    (end,) = scene.act(12, Finished(first.batch, first.replica, ms(11)))
+    assert end == End(RequestId(1), Outcome.SERVED)
+
+
+def test_an_unknown_application_is_refused_by_name() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0})
+    (end,) = scene.act(1, request(1, application="z"))[-1:]
+    assert isinstance(end, End)
+    assert (end.outcome, end.why) == (Outcome.REJECTED, "application 'z' is not served")
+
+
+def test_idle_applications_cost_no_look_at_their_queues() -> None:
+    scene = Deployment({f"a{index}": 0.01 for index in range(100)})
+    scene.warm_up()
+    scene.act(1000, WOKE)
+    scene.act(1001, request(1, application="a7", at_ms=1001))
+    assert {stage.name for stage in scene.core._active} == {"a7/only"}
+
+
+# One budget of cores
+
+
+def test_plans_that_fit_together_are_the_same_as_alone() -> None:
+    scene = Deployment({"x": 1.0, "y": 3.0}, cores=4)
+    assert started(scene.act(0, WOKE)) == [("x/only", 1.0), ("y/only", 3.0)]
+    assert [len(script.seen) for script in scene.scripts.values()] == [1, 1]
+
+
+def test_too_few_cores_are_divided_and_the_reason_says_so() -> None:
+    scene = Deployment({"x": 1.0, "y": 9.0}, cores=4, obeys=True)
+    actions = scene.act(0, WOKE)
+    assert started(actions) == [("x/only", 1.0), ("y/only", 3.0)]
+    whys = {a.application: a.why for a in actions if isinstance(a, Decided) and a.kind == "plan"}
+    assert whys["y"].startswith("limited to 3 cores by the other applications")
+    assert scene.scripts["y"].seen[-1].nodes[0].node.cores == 3
+
+
+@pytest.mark.parametrize(
+    ("divide", "expected"),
+    [(Proportional(), [("x/only", 1.5), ("y/only", 3.0)]), (Priority(), [("x/only", 2.0), ("y/only", 2.5)])],
+)
+def test_the_divide_policy_decides_who_gets_how_many(divide: Any, expected: list[tuple[str, float]]) -> None:
+    weights = {"x": 2.0} if isinstance(divide, Priority) else {}
+    scene = Deployment({"x": 2.0, "y": 4.0}, cores=4.5, obeys=True, divide=divide, weights=weights)
+    assert started(scene.act(0, WOKE)) == expected
+
+
+def test_an_application_without_cores_gets_no_replicas() -> None:
+    scene = Deployment({"x": 4.0, "y": 1.0}, cores=4, obeys=True, divide=Priority(), weights={"x": 2.0})
+    actions = scene.act(0, WOKE)
+    assert started(actions) == [("x/only", 4.0)]
+    assert any(a.kind == "plan" and "need all cores" in a.why for a in actions if isinstance(a, Decided))
+
+
+def test_a_policy_that_plans_again_for_fewer_cores_remembers_only_that() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True)
+    scene.act(0, WOKE)
+    assert [[view.nodes[0].node.cores for view in script.seen] for script in scene.scripts.values()] == [[2], [2]]
+
+
+def test_cores_move_from_a_quiet_application_to_a_busy_one() -> None:
+    scene = Deployment({"x": 3.0, "y": 1.0}, cores=4)
+    scene.warm_up()
+    scene.wants(x=1.0, y=3.0)
+    assert [a for a in scene.act(1000, WOKE) if not isinstance(a, Decided)] == [ResizeReplica(ReplicaId(0), 1.0)]
+    grown = scene.act(1010, Resized(ReplicaId(0), 1.0))
+    assert [a for a in grown if not isinstance(a, Decided)] == [ResizeReplica(ReplicaId(1), 3.0)]
+
+
+def test_a_policy_that_raises_keeps_its_plan_and_disturbs_nobody() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0})
+    scene.warm_up()
+    scene.scripts["x"].error = ZeroDivisionError("a bug")
+    scene.wants(y=2.0)
+    actions = scene.act(1000, WOKE)
+    assert notes(actions) == [("planner", "x"), ("plan", "y")]
+    assert scene.core.plan_of("x") == scene.plan("x", 1.0)
+
+
+@given(
+    st.lists(st.floats(0.01, 5), min_size=2, max_size=6),
+    st.floats(0.5, 12),
+    st.sampled_from([None, Proportional(), Priority()]),
+)
+def test_plans_never_want_more_cores_than_there_are(wanted: list[float], cores: float, divide: Any) -> None:
+    names = {f"a{index}": each for index, each in enumerate(wanted)}
+    scene = Deployment(names, cores=cores, obeys=True, **({"divide": divide} if divide else {}))
+    scene.act(0, WOKE)
+    total = sum(scene.planned_cores(name) for name in names)
+    assert total <= cores + 1e-6
+    if sum(wanted) <= cores:
+        assert [scene.planned_cores(name) for name in names] == pytest.approx(wanted)
+    else:
+        assert total == pytest.approx(cores, abs=0.01 * len(wanted))
+
+
+groups_of = st.lists(
+    st.tuples(st.sampled_from(["s", "t"]), st.sampled_from(["c5", "g4dn"]), st.floats(0.1, 4), st.integers(0, 9)),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda each: each[:3],
+)
+
+
+@given(groups_of, st.floats(0.05, 60))
+def test_a_plan_is_trimmed_to_its_limit_and_no_further(groups: list[tuple[str, str, float, int]], limit: float) -> None:
+    by_stage: dict[str, list[Group]] = {}
+    for stage, hardware, cores, count in groups:
+        by_stage.setdefault(stage, []).append(Group(ReplicaSpec(stage, "a", Slot(cores, hardware)), count))
+    plan = Plan(tuple(StagePlan(stage, tuple(own), 4) for stage, own in by_stage.items()), "")
+    made, before = trimmed(plan, {"c5": limit}), cores_by_hardware(plan)
+    after = cores_by_hardware(made)
+    assert after.get("g4dn") == before.get("g4dn"), "the other kind is not limited"
+    assert after.get("c5", 0.0) <= limit * (1 + 1e-9) or before.get("c5", 0.0) <= limit * (1 + 1e-9)
+    stages = zip(plan.stages, made.stages, strict=True)
+    pairs = [pair for old, new in stages for pair in zip(old.groups, new.groups, strict=True)]
+    assert all(bool(new.count) is bool(old.count) for old, new in pairs), "each group keeps a replica"
+    if before.get("c5", 0.0) <= limit:
+        assert made is plan
+    elif all(new.spec == old.spec for old, new in pairs):
+        largest = max(old.spec.cores for old, _ in pairs if old.spec.slot.hardware == "c5")
+        assert after["c5"] > limit - largest - 1e-6, "one replica less than needed would be too few"
+
+
+# Resting
+
+
+def test_an_application_without_requests_rests_and_wakes_with_the_next() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0}, rest_after_s=5)
+    scene.warm_up()
+    scene.act(500, request(1, application="y", at_ms=500))
+    for second in range(1, 5):
+        assert StopReplica not in kinds(scene.act(second * 1000, WOKE))
+    actions = scene.act(5000, WOKE)
+    assert ("rest", "x") in notes(actions)
+    assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0]
+    assert scene.core.is_resting("x")
+    assert not scene.core.is_resting("y")
+    scene.act(5001, ReplicaStopped(ReplicaId(0)))
+    scene.act(6000, WOKE)
+    actions = scene.act(6100, request(2, application="x", at_ms=6100))
+    assert started(actions) == [("x/only", 1.0)]
+    assert not scene.core.is_resting("x")
+
+
+def test_an_application_of_its_own_rests_too() -> None:
+    scene = Deployment({"x": 1.0}, rest_after_s=2)
+    scene.warm_up()
+    scene.act(1000, WOKE)
+    assert StopReplica in kinds(scene.act(2000, WOKE))
+
+
+def test_quiet_applications_are_not_planned_again() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0})
+    scene.warm_up()
+    for second in range(1, 70):
+        scene.act(second * 1000, request(second, application="y", at_ms=second * 1000), WOKE)
+    calls = len(scene.scripts["x"].seen)
+    scene.act(70_000, WOKE)
+    assert len(scene.scripts["x"].seen) == calls < 65
+    assert len(scene.scripts["y"].seen) > 65
+
+
+# Nodes on demand
+
+
+def rented(name: str, cores: float = 2) -> Node:
+    return Node(name, "local", cores, 1000, on_demand=True)
+
+
+def test_nodes_are_acquired_when_replicas_lack_room_and_only_as_many_as_they_need() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0, "z": 2.0}, cores=2, nodes=[rented("r0"), rented("r1"), rented("r2")])
+    actions = scene.act(0, WOKE)
+    assert [a.node for a in actions if isinstance(a, AcquireNode)] == ["r0", "r1"]
+    assert not any(kind == "shortage" for kind, _ in notes(actions)), "room is on its way"
+    assert AcquireNode not in kinds(scene.act(1000, WOKE))
+    assert started(scene.act(1500, NodeReady(rented("r0")))) == [("y/only", 2.0)]
+    assert started(scene.act(1600, NodeReady(rented("r1")))) == [("z/only", 2.0)]
+
+
+def test_an_empty_node_is_released_after_a_while_and_can_be_acquired_again() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")])
+    scene.warm_up()
+    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
+        scene.act(200, ReplicaReady(replica))
+    scene.wants(y=0.0)
+    assert StopReplica in kinds(scene.act(1000, WOKE))
+    scene.act(1001, ReplicaStopped(ReplicaId(1)))
+    released = [second for second in range(2, 80) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))]
+    assert released == [61]
+    scene.act(63_500, NodeReleased("r0"))
+    scene.wants(y=2.0)
+    scene.act(64_000, request(9, application="y", at_ms=64_000))
+    assert AcquireNode in kinds(scene.act(80_000, WOKE) + scene.actions[-3:])
+
+
+def test_a_node_that_cannot_be_acquired_is_tried_again_later() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")])
+    scene.warm_up()
+    scene.act(500, NodeLost("r0", "no capacity"))
+    tries = [second for second in range(1, 60) if AcquireNode in kinds(scene.act(second * 1000, WOKE))]
+    assert tries == [31]
+
+
+def test_replicas_of_a_lost_node_start_elsewhere() -> None:
+    other = Node("n1", "local", 2, 1000)
+    scene = Deployment({"x": 2.0}, cores=2, nodes=[other])
+    scene.warm_up()
+    scene.act(500, NodeLost("n0", "power"))
+    actions = scene.act(500, ReplicaLost(ReplicaId(0), "node n0 is lost"))
+    assert [a.spec.node for a in actions if isinstance(a, StartReplica)] == ["n1"]
+    scene.act(900, NodeReady(scene.node))
+    assert scene.core.state.ledger.views()[0].state == "ready"
+
+
+def test_replicas_that_cannot_grow_in_place_move_to_a_node_that_joins() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0}, cores=2)
+    scene.warm_up()
+    assert started(scene.actions) == [("x/only", 1.0), ("y/only", 1.0)], "two cores, divided"
+    scene.act(500, NodeReady(Node("new", "local", 2, 1000)))
+    actions = scene.act(1000, WOKE)
+    assert [(a.spec.stage, a.spec.node, a.spec.cores) for a in actions if isinstance(a, StartReplica)] == [
+        ("x/only", "new", 2.0)
+    ]
+    actions = scene.act(1500, ReplicaReady(ReplicaId(2)))
+    assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0], "the small replica served until now"
+    assert ResizeReplica(ReplicaId(1), 2.0) in scene.act(1600, ReplicaStopped(ReplicaId(0)))
+
+
+# Plans beside the loop
+
+
+def test_a_slow_policy_is_called_beside_the_loop() -> None:
+    scene = Deployment({"x": 1.0}, is_quick=False)
+    assert scene.act(0, WOKE) == [RequestPlan(1)]
+    assert scene.scripts["x"].seen == []
+    given = scene.core.plan_input
+    assert given is not None
+    assert scene.act(1000, WOKE) == [], "the planner is still at work"
+    actions = scene.act(1500, scene.core.planner.plan(given))
+    assert started(actions) == [("x/only", 1.0)]
+    assert scene.core.plan_input is None
+    assert scene.act(2000, WOKE) == [RequestPlan(2)]
+
+
+def test_answers_to_earlier_requests_are_ignored() -> None:
+    scene = Deployment({"x": 1.0}, is_quick=False)
+    scene.act(0, WOKE)
+    assert scene.act(100, Planned(7, {"x": scene.plan("x", 2.0)})) == []
+    assert scene.act(200, Planned(1, {"gone": scene.plan("x", 2.0), "x": scene.plan("x", 1.0)})) != []
+    assert scene.act(300, Planned(1, {"x": scene.plan("x", 2.0)})) == []
+
+
+def test_a_planner_that_never_answers_is_asked_again() -> None:
+    scene = Deployment({"x": 1.0}, is_quick=False)
+    asked = [second for second in range(65) if kinds(scene.act(second * 1000, WOKE)) == [RequestPlan]]
+    assert asked == [0, 30, 60]
+
+
+def test_requests_are_served_while_a_plan_is_computed() -> None:
+    scene = Deployment({"x": 1.0}, is_quick=False)
+    scene.act(0, WOKE)
+    for replica in [
+        a.replica for a in scene.act(5, Planned(1, {"x": scene.plan("x", 1.0)})) if isinstance(a, StartReplica)
+    ]:
+        scene.act(10, ReplicaReady(replica))
+    scene.act(1000, WOKE)
+    (batch,) = scene.act(1100, request(1, at_ms=1100))
+    assert isinstance(batch, StartBatch)
+
+
+def test_one_application_and_several_decide_alike() -> None:
+    """The events of one application give the same actions whether it is alone or beside a quiet one."""
+    alone = Deployment({"x": 1.0}, cores=8)
+    beside = Deployment({"x": 1.0, "y": 0.0}, cores=8)
+    for scene in (alone, beside):
+        scene.warm_up()
+        for index in range(20):
+            scene.act(5 * index + 1, request(index, application="x", at_ms=5 * index + 1))
+    batches = [[a for a in scene.actions if isinstance(a, StartBatch)] for scene in (alone, beside)]
+    assert [b.requests for b in batches[0]] == [b.requests for b in batches[1]]
