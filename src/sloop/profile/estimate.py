@@ -114,6 +114,12 @@ class Estimate:
         """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them."""
         return self._applied
 
+    def apply(self, correction: float) -> None:
+        """Use a correction that another estimate of the same variant has learnt."""
+        if correction != self._applied:
+            self._applied = correction
+            self._costs_ns.clear()
+
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
         profiled_ms = self.profile.latency_ms.latency_ms(batch, slot.cores)
