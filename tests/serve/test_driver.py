@@ -2,11 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
 
-from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    RequestPlan,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
+from sloop.core.planner import Planner
+from sloop.core.views import PlanInput
 from sloop.errors import MachineError
 from sloop.events import (
     WOKE,
@@ -22,18 +38,18 @@ from sloop.events import (
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.dataflow import APPLICATION, Decision, Source, Wiring, wire
-from sloop.serve.driver import Driver
+from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.protocols import BackendListener, RequestResult
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from tests.serve.graphs import graph_of
 
 PORT = Port("x", "UINT8", (-1, -1))
 MODEL = Signature((PORT,), (Port("y", "UINT8", (-1, -1)),))
 ONE = wire(graph_of({"a": ()}), {("a", "v"): MODEL})
 TWO = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): MODEL, ("b", "v"): MODEL})
-R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", 1.0, "here")
+R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", Slot(1.0), "here")
 
 
 async def turn() -> None:
@@ -72,6 +88,34 @@ class Notes:
     async def close(self) -> None:
         self.orders.append(("close",))
 
+    def acquire(self, node: str) -> None:
+        self.orders.append(("acquire", node))
+
+    def release(self, node: str) -> None:
+        self.orders.append(("release", node))
+
+    def forget(self, stages: Iterable[str]) -> None:
+        self.orders.append(("forget", tuple(stages)))
+
+
+class Plans:
+    """A planner that writes down what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[object, ...]] = []
+
+    def request(self, given: PlanInput) -> None:
+        self.notes.append(("request", given.number))
+
+    def traffic_changed(self, key: str) -> None:
+        self.notes.append(("traffic", key))
+
+    def discard(self, key: str) -> None:
+        self.notes.append(("discard", key))
+
+    async def close(self) -> None:
+        self.notes.append(("close",))
+
 
 class Script:
     """A core that answers events by a function, writes them down, and checks that no call happens inside another."""
@@ -79,6 +123,8 @@ class Script:
     def __init__(self, answer: Callable[[Event], list[Action]], wake_ns: int = FOREVER_NS) -> None:
         self._answer = answer
         self.wake_ns = wake_ns
+        self.planner = Planner()
+        self.plan_input: PlanInput | None = None
         self.events: list[Event] = []
         self.more: list[bool] = []
         self._is_inside = False
@@ -99,14 +145,17 @@ def play(
     scene: Callable[[Driver, Notes, Script], Awaitable[None]],
     answer: Callable[[Event], list[Action]] = lambda _: [],
     *,
-    wiring: object = ONE,
+    wiring: Wiring = ONE,
+    others: Sequence[ServedVersion] = (),
+    planner: Plans | None = None,
     log: MemoryLog | None = None,
     wake_ns: int = FOREVER_NS,
 ) -> None:
     async def main() -> None:
         core, backend = Script(answer, wake_ns), Notes()
         recorders = [] if log is None else [log]
-        driver = Driver(core, backend, wiring, slo_ns=ms(200), recorders=recorders)  # type: ignore[arg-type]
+        versions = [ServedVersion("app", "app", "1", ms(200), wiring), *others]
+        driver = Driver(core, backend, versions, planner=planner or Plans(), recorders=recorders)
         await scene(driver, backend, core)
 
     asyncio.run(main())
@@ -127,7 +176,11 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
         first = driver.submit(
-            {"x": tensor(b"in")}, elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2), on_end=ended.append
+            {"x": tensor(b"in")},
+            application="app",
+            elapsed_ns=ms(5),
+            began_ns=time.monotonic_ns() - ms(2),
+            on_end=ended.append,
         )
         await turn()
         assert backend.orders == [("run", 1, R, [[b"in"]])]
@@ -159,7 +212,7 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
-        driver.submit({"x": tensor(b"1")}, slo_ns=ms(1), on_end=ended.append)
+        driver.submit({"x": tensor(b"1")}, application="app", slo_ns=ms(1), on_end=ended.append)
         await turn()
         driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"2")]])
         await turn()
@@ -191,7 +244,7 @@ def test_what_one_turn_brings_is_told_together_at_an_instant_of_its_own() -> Non
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         for size in (3, 1, 2):
             for _ in range(size):
-                driver.submit({"x": tensor(b"in")}, on_end=lambda _: None)
+                driver.submit({"x": tensor(b"in")}, application="app", on_end=lambda _: None)
             await turn()
         assert core.more == [True, True, False, False, True, False]
         instants = [now_ns for now_ns, record in log if isinstance(record, Request)]
@@ -206,7 +259,7 @@ def test_a_rejection_is_answered_without_outputs() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
-        driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
         assert not ended, "answered from within"
         await turn()
         assert ended == [RequestResult(Outcome.REJECTED, {}, "full", s(2))]
@@ -217,7 +270,7 @@ def test_a_rejection_is_answered_without_outputs() -> None:
 def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
-        request = driver.submit({"x": tensor(b"in")}, on_end=ended.append)
+        request = driver.submit({"x": tensor(b"in")}, application="app", on_end=ended.append)
         driver.cancel(request)
         driver.cancel(request)
         await turn()
@@ -261,7 +314,7 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
         for content in (b"quick", b"stuck"):
-            driver.submit({"x": tensor(content)}, on_end=ended.append)
+            driver.submit({"x": tensor(content)}, application="app", on_end=ended.append)
         await turn()
         draining = asyncio.ensure_future(driver.drain(0.05))
         await turn()
@@ -273,7 +326,7 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
         assert "it waited 0.05 s" in ended[1].why
         assert backend.orders[-1] == ("close",)
         driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"out")]])
-        driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
         assert [(end.outcome, end.retry_after_ns) for end in ended[2:]] == [(Outcome.REJECTED, s(1))]
 
     play(scene, finish_at_once)
@@ -287,10 +340,10 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
         for _ in range(2):
-            driver.submit({"x": tensor(b"")}, on_end=ended.append)
+            driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
         driver.on_event(ReplicaLost(R, "gone"))
         await turn()
-        driver.submit({"x": tensor(b"")}, on_end=ended.append)
+        driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
         assert [end.outcome for end in ended] == [Outcome.FAILED] * 3
         assert "a bug" in ended[2].why
         assert isinstance(driver.crash, AssertionError)
@@ -311,7 +364,7 @@ def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
         for on_end in (raises, ended.append):
-            request = driver.submit({"x": tensor(b"in")}, on_end=on_end)
+            request = driver.submit({"x": tensor(b"in")}, application="app", on_end=on_end)
             await turn()
             driver.on_finished(Finished(BatchId(request), ReplicaId(request), 7), [[tensor(b"out")]])
         await turn()
@@ -357,7 +410,7 @@ def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> No
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
         for content in (b"1", b"2"):
-            driver.submit({"x": tensor(content)}, on_end=ended.append)
+            driver.submit({"x": tensor(content)}, application="app", on_end=ended.append)
         await turn()
         driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"12")], [tensor(b"\1")]])
         await turn()
@@ -373,7 +426,7 @@ def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_i
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
         for content in (b"1", b"2"):
-            driver.submit({"x": tensor(content)}, on_end=ended.append)
+            driver.submit({"x": tensor(content)}, application="app", on_end=ended.append)
         await turn()
         driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"\1")], [tensor(b"\1")]])
         await turn()
@@ -399,7 +452,7 @@ def test_a_batch_of_which_nothing_can_be_run_has_failed() -> None:
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         ended: list[RequestResult] = []
-        driver.submit({"x": tensor(b"1")}, on_end=ended.append)
+        driver.submit({"x": tensor(b"1")}, application="app", on_end=ended.append)
         await turn()
         why = "stage 'c' needs an output of 'b', which did not run for this request"
         assert core.events[1:] == [BatchFailed(BatchId(1), R, why)]
@@ -407,3 +460,128 @@ def test_a_batch_of_which_nothing_can_be_run_has_failed() -> None:
         assert not backend.orders
 
     play(scene, alone, wiring=PARTED)
+
+
+def version_of(name: str, version: str, *, output: str = "y", slo_ns: int = ms(50)) -> ServedVersion:
+    """A version with one stage, `KEY/only`."""
+    key = name if version == "1" else f"{name}@{version}"
+    model = Signature((PORT,), (Port(output, "UINT8", (-1, -1)),))
+    wiring = wire(graph_of({f"{key}/only": ()}), {(f"{key}/only", "v"): model})
+    return ServedVersion(key, name, version, slo_ns, wiring)
+
+
+def test_a_request_names_its_application_only_where_there_are_several() -> None:
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        driver.submit({"x": tensor(b"1")}, application="app", on_end=lambda _: None)
+        driver.submit({"x": tensor(b"2")}, application="app", version="1", on_end=lambda _: None)
+        driver.add(version_of("shop", "1", slo_ns=ms(70)))
+        for name in ("app", "shop"):
+            driver.submit({"x": tensor(b"3")}, application=name, on_end=lambda _: None)
+        await turn()
+        requests = [event for event in core.events if isinstance(event, Request)]
+        assert [(each.application, each.version) for each in requests] == [
+            ("", ""),
+            ("app", "1"),
+            ("app", ""),
+            ("shop", ""),
+        ]
+        assert [each.slo_ns for each in requests] == [ms(200), ms(200), ms(200), ms(70)]
+
+    play(scene)
+
+
+def test_the_outputs_are_those_of_the_version_that_ran_the_request() -> None:
+    def answer(event: Event) -> list[Action]:
+        match event:
+            case Request(id=1):
+                return [Assigned(event.id, "shop@2"), StartBatch(BatchId(1), R, "shop@2/only", (event.id,))]
+            case Request(id=2):
+                return [StartBatch(BatchId(2), ReplicaId(2), "shop/only", (event.id,))]
+            case Finished():
+                return [End(RequestId(event.batch), Outcome.SERVED)]
+        return []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        ended: list[RequestResult] = []
+        for _ in range(2):
+            driver.submit({"x": tensor(b"in")}, application="shop", on_end=ended.append)
+        await turn()
+        for number in (1, 2):
+            driver.on_finished(Finished(BatchId(number), ReplicaId(number), 7), [[tensor(b"out")]])
+        await turn()
+        assert [(list(each.outputs), each.version) for each in ended] == [(["new"], "2"), (["old"], "1")]
+
+    others = [version_of("shop", "1", output="old"), version_of("shop", "2", output="new")]
+    play(scene, answer, others=others)
+
+
+def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgotten() -> None:
+    rollouts = iter(
+        [
+            Rollout("shop", "2", VersionState.SERVING, 1.0, "it is ready"),
+            Rollout("shop", "1", VersionState.RETIRED, 0.0, "version 2 serves all requests"),
+            Rollout("shop", "2", VersionState.RETIRED, 0.0, "it was removed"),
+        ]
+    )
+    planner = Plans()
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        core._answer = lambda event: [next(rollouts)] if isinstance(event, Woke) else []
+        ended: list[RequestResult] = []
+        for left in (3, 2, 1, 0):
+            driver.submit({"x": tensor(b"in")}, application="shop", on_end=ended.append)
+            driver.submit({"x": tensor(b"in")}, application="shop", version="1", on_end=ended.append)
+            await turn()
+            if left:
+                driver.on_event(WOKE)
+            await turn()
+        requests = [event for event in core.events if isinstance(event, Request)]
+        assert [(each.version, each.slo_ns) for each in requests] == [
+            ("", ms(50)),
+            ("1", ms(50)),
+            ("", ms(90)),
+            ("1", ms(50)),
+            ("", ms(90)),
+        ]
+        assert [each.why for each in ended] == ["application 'shop' has ended"] * 3
+        assert [order for order in backend.orders if order[0] == "forget"] == [
+            ("forget", ("shop/only",)),
+            ("forget", ("shop@2/only",)),
+        ]
+        assert planner.notes == [
+            ("traffic", "shop"),
+            ("traffic", "shop@2"),
+            ("discard", "shop"),
+            ("traffic", "shop@2"),
+            ("discard", "shop@2"),
+        ]
+
+    others = [version_of("shop", "1"), version_of("shop", "2", slo_ns=ms(90))]
+    play(scene, others=others, planner=planner)
+
+
+def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
+    planner = Plans()
+
+    def answer(event: Event) -> list[Action]:
+        return [RequestPlan(3), AcquireNode("n"), ReleaseNode("n"), Decided("node", "why")]
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        core.plan_input = PlanInput(3, 0, (), ())
+        driver.start()
+        await turn()
+        assert planner.notes == [("request", 3)]
+        assert backend.orders == [("acquire", "n"), ("release", "n")]
+        await driver.close()
+        assert planner.notes[-1] == backend.orders[-1] == ("close",)
+
+    play(scene, answer, planner=planner)
+
+
+def test_an_unknown_action_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        driver.start()
+        await turn()
+        assert "does not know the action" in str(driver.crash)
+
+    play(scene, lambda _: [object()])  # type: ignore[list-item]

@@ -22,9 +22,9 @@ from sloop.serve.transport import (
     TABLE_BYTES_MAX,
     Frame,
     FrameKind,
+    ProcessChannel,
+    ProcessLink,
     ProtocolError,
-    WorkerChannel,
-    WorkerLink,
     drop_sent,
     is_batchable,
     pack_batch,
@@ -40,7 +40,7 @@ from sloop.tensor import ITEM_BYTES, Port, Signature, Tensor
 pytestmark = pytest.mark.live
 LARGE_BYTES = 3 << 20
 
-Scene = Callable[[WorkerLink, socket.socket, list[Frame], list[str]], Awaitable[None]]
+Scene = Callable[[ProcessLink, socket.socket, list[Frame], list[str]], Awaitable[None]]
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -52,7 +52,7 @@ def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
             ours, theirs = socket_pair()
             frames: list[Frame] = []
             ends: list[str] = []
-            link = WorkerLink(asyncio.get_running_loop(), ours, frames.append, ends.append)
+            link = ProcessLink(asyncio.get_running_loop(), ours, frames.append, ends.append)
             with theirs:
                 try:
                     await asyncio.wait_for(scene(link, theirs, frames, ends), 10)
@@ -71,9 +71,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None:
-    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         large = bytes(range(256)) * (LARGE_BYTES // 256)
-        channel = WorkerChannel(theirs)
+        channel = ProcessChannel(theirs)
 
         def speak() -> None:
             channel.send(FrameKind.READY)
@@ -94,7 +94,7 @@ def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None
 
 
 def test_a_frame_may_come_byte_by_byte(play: Callable[[Scene], None]) -> None:
-    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         for byte in pack_head(FrameKind.DONE, 3, 4, 2, 3) + b"ab" + b"xyz":
             theirs.send(bytes([byte]))
             await asyncio.sleep(0)
@@ -105,14 +105,14 @@ def test_a_frame_may_come_byte_by_byte(play: Callable[[Scene], None]) -> None:
 
 
 def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Scene], None]) -> None:
-    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         rows = [
             bytes([n % 251]) * 4096 for n in range(2500)
         ]  # more buffers than one call takes, more bytes than it holds
         link.send(FrameKind.RUN, 1, 0, b"table", rows)
         link.send(FrameKind.STOP)
         assert link.unsent_bytes > 0
-        channel = WorkerChannel(theirs)
+        channel = ProcessChannel(theirs)
 
         def listen() -> tuple[int, bytes, FrameKind]:
             received = channel.receive_head()
@@ -136,7 +136,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
     [(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "begins with"), (HEADER.pack(b"SL", 1, 0, 0, 0, 0, 0), "kind 0")],
 )
 def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], None], data: bytes, says: str) -> None:
-    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         theirs.send(data)
         await until(lambda: bool(ends))
         assert says in ends[0]
@@ -146,7 +146,7 @@ def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], Non
 
 
 def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> None:
-    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         theirs.close()
         link.send(FrameKind.RUN, 1, 0, b"", [b"x"])
         await until(lambda: bool(ends))
@@ -157,8 +157,8 @@ def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> No
 
 
 def test_after_closing_nothing_is_told(play: Callable[[Scene], None]) -> None:
-    async def scene(link: WorkerLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        WorkerChannel(theirs).send(FrameKind.READY)
+    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+        ProcessChannel(theirs).send(FrameKind.READY)
         link.close()
         link.close()
         await asyncio.sleep(0.01)
@@ -172,13 +172,13 @@ def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:
     ours, theirs = socket_pair()
     with theirs:
         ours.close()
-        assert WorkerChannel(theirs).receive_head() is None
+        assert ProcessChannel(theirs).receive_head() is None
     ours, theirs = socket_pair()
     with theirs:
         ours.send(pack_head(FrameKind.RUN, 1, 0, 8, 0) + b"half")
         ours.close()
         with pytest.raises(ProtocolError, match="4 B before"):
-            WorkerChannel(theirs).receive_head()
+            ProcessChannel(theirs).receive_head()
 
 
 def test_nothing_in_the_server_unpickles_or_evaluates() -> None:

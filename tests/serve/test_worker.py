@@ -13,7 +13,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from sloop.serve.transport import FrameKind, Head, ProtocolError, WorkerChannel, pack_table, socket_pair, unpack_table
+from sloop.serve.transport import FrameKind, Head, ProcessChannel, ProtocolError, pack_table, socket_pair, unpack_table
 from sloop.serve.worker import MILLIONTHS, InputMemory, Worker
 from sloop.shared_memory import ALIGNMENT, SharedMemory, write_tensors
 
@@ -26,13 +26,13 @@ class Server:
     def __init__(self, model: str, prepared: int = 0) -> None:
         self.sock, theirs = socket_pair()
         self.sock.settimeout(10)
-        self.channel = WorkerChannel(self.sock)
+        self.channel = ProcessChannel(self.sock)
         self.error: BaseException | None = None
 
         def work() -> None:
             with theirs:
                 try:
-                    Worker(WorkerChannel(theirs), model, 1, prepared).serve()
+                    Worker(ProcessChannel(theirs), model, 1, prepared).serve()
                 except Exception as error:
                     self.error = error
 
@@ -202,7 +202,7 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
     command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
-        channel = WorkerChannel(ours)
+        channel = ProcessChannel(ours)
         while (received := channel.receive_head()) is not None and received[0].kind is not FrameKind.READY:
             pass
         channel.send(FrameKind.STOP)

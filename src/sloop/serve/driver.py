@@ -7,20 +7,38 @@ takes no decisions. Everything runs in the event loop's thread, without a corout
 All events of one turn of the event loop belong to one instant: the driver passes them to the core together at the end
 of the turn (at most `TOGETHER_MAX` at a time), and the core then forms batches from all of them. A busy server
 therefore forms larger batches, and in an idle server nothing waits.
+
+The applications of a deployment share core and backend. The names of their stages are unique, so a batch's stage tells
+which version of which application it belongs to.
 """
 
 import asyncio
 import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from math import ceil
-from typing import Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from sloop.actions import Action, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    RequestPlan,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
+from sloop.core.protocols import CoreInterface
 from sloop.errors import SloopError
 from sloop.events import (
     WOKE,
@@ -33,8 +51,8 @@ from sloop.events import (
     ReplicaStopped,
 )
 from sloop.runlog import Record, Recorder
-from sloop.serve.dataflow import APPLICATION, RequestTensors, Sources, Wiring
-from sloop.serve.protocols import Backend, RequestResult
+from sloop.serve.dataflow import APPLICATION, Decision, RequestTensors, Sources, Wiring
+from sloop.serve.protocols import Backend, PlannerInterface, RequestResult
 from sloop.tensor import Tensor
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
@@ -47,13 +65,18 @@ FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaSt
 """Events after which a replica no longer runs its batch."""
 
 
-class CoreInterface(Protocol):
-    """The part of `sloop.core.Core` that the driver uses."""
+class ServedVersion:
+    """A version of an application: how its tensors flow, and the deadline of its requests. `key` is that of the
+    core."""
 
-    @property
-    def wake_ns(self) -> int: ...
+    __slots__ = ("answers", "application", "inputs", "key", "slo_ns", "version", "wiring")
 
-    def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> Sequence[Action]: ...
+    def __init__(self, key: str, application: str, version: str, slo_ns: int, wiring: Wiring) -> None:
+        self.key, self.application, self.version = key, application, version
+        self.slo_ns, self.wiring = slo_ns, wiring
+        self.inputs = [port.name for port in wiring.signature.inputs]
+        outputs = zip(wiring.signature.outputs, wiring.outputs, strict=True)
+        self.answers = [(port.name, sources) for port, sources in outputs]
 
 
 class OpenRequest(Struct):
@@ -61,33 +84,54 @@ class OpenRequest(Struct):
 
     on_end: Callable[[RequestResult], None] | None
     tensors: RequestTensors
+    served: ServedVersion
+    """The version that serves it; until a batch of it runs, the version that serves most requests."""
     fault: str = ""
     """Why its tensors fit no edge of the graph; empty if they do. The core receives only the failure."""
 
 
 class Driver:
-    """Connects gateway, core and backend. Create it inside the running event loop, then call `start`.
+    """Connects gateway, core, planner and backend. Create it inside the running event loop, then call `start`.
 
-    The clock of the core and of the log starts at 0 when the driver is created.
+    The clock of the core and of the log starts at 0 when the driver is created. `on_rollout` is called for every
+    `Rollout`, after the driver has followed it.
     """
 
     def __init__(
         self,
         core: CoreInterface,
         backend: Backend,
-        wiring: Wiring,
+        versions: Iterable[ServedVersion],
         *,
-        slo_ns: int,
+        planner: PlannerInterface,
         recorders: Sequence[Recorder] = (),
+        on_rollout: Callable[[Rollout], None] = lambda _: None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._core, self._backend, self._wiring, self._slo_ns = core, backend, wiring, slo_ns
+        self._core, self._backend, self._planner, self._on_rollout = core, backend, planner, on_rollout
         self._recorders = list(recorders)
         self._zero_ns, self._instant_ns = time.monotonic_ns(), -1
         self._loop = loop or asyncio.get_running_loop()
-        self._names = [port.name for port in wiring.signature.inputs]
-        outputs = zip(wiring.signature.outputs, wiring.outputs, strict=True)
-        self._answers = [(port.name, sources) for port, sources in outputs]
+        self._served: dict[tuple[str, str], ServedVersion] = {}
+        """By application and version."""
+        self._main: dict[str, ServedVersion] = {}
+        """By application, the version that serves most of its requests."""
+        self._by_stage: dict[str, ServedVersion] = {}
+        self._decisions: dict[str, tuple[Decision, ...]] = {}
+        """For stages with a branch or a fan-out, of all applications."""
+        self._has_several_applications = self._has_several_versions = False
+        self._orders: Mapping[type, Callable[[Any], None]] = {
+            StartBatch: self._run,
+            StartReplica: lambda order: backend.start(order.replica, order.spec),
+            StopReplica: lambda order: backend.stop(order.replica),
+            ResizeReplica: lambda order: backend.resize(order.replica, order.cores),
+            AcquireNode: lambda order: backend.acquire(order.node),
+            ReleaseNode: lambda order: backend.release(order.node),
+            RequestPlan: self._request_plan,
+            Rollout: self._follow,
+            Assigned: _note,
+            Decided: _note,
+        }
         self._inbox: list[Event] = []
         self._is_due = self._is_delivering = False
         self._open: dict[RequestId, OpenRequest] = {}
@@ -102,6 +146,8 @@ class Driver:
         self.crash: Exception | None = None
         """The exception of a core that failed, which is a bug. Every request is then answered as failed."""
         backend.attach(self)
+        for served in versions:
+            self.add(served)
 
     @property
     def now_ns(self) -> int:
@@ -113,14 +159,35 @@ class Driver:
         """The number of requests that have been submitted and not answered."""
         return len(self._open)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it takes no more requests or events."""
+        return bool(self._stopped_why)
+
     def start(self) -> None:
         """Make the core compute its first plan and start replicas."""
         self.on_event(WOKE)
+
+    def add(self, served: ServedVersion) -> None:
+        """Serve one more version. It must be known here before the core hears of it (`Deployed`)."""
+        self._served[served.application, served.version] = served
+        self._main.setdefault(served.application, served)
+        self._by_stage |= dict.fromkeys(served.wiring.inputs, served)
+        self._decisions |= served.wiring.decisions
+        # The log of a server that has only ever had one application does not name it in every request.
+        self._has_several_applications = self._has_several_applications or len(self._main) > 1
+        self._has_several_versions = len(self._served) > len(self._main)
+
+    def served(self, application: str) -> ServedVersion | None:
+        """The version of an application that serves most of its requests; None for an unknown application."""
+        return self._main.get(application)
 
     def submit(
         self,
         tensors: Mapping[str, Tensor],
         *,
+        application: str,
+        version: str = "",
         slo_ns: int | None = None,
         elapsed_ns: int = 0,
         began_ns: int | None = None,
@@ -129,16 +196,21 @@ class Driver:
         """See `sloop.serve.protocols.RequestSink`."""
         self._last_id += 1
         request = RequestId(self._last_id)
-        if self._stopped_why:
+        served = self._main.get(application) if not version else self._served.get((application, version))
+        if self._stopped_why or served is None:
             refused = Outcome.REJECTED if self.crash is None else Outcome.FAILED
-            on_end(RequestResult(refused, why=self._stopped_why, retry_after_ns=NS_PER_S))
+            why = self._stopped_why or f"application {application!r} has ended"
+            on_end(RequestResult(refused, why=why, retry_after_ns=NS_PER_S))
             return request
         arrived_ns = (time.monotonic_ns() if began_ns is None else began_ns) - self._zero_ns
         sent_ns = arrived_ns - elapsed_ns
-        self._open[request] = OpenRequest(
-            on_end, RequestTensors({APPLICATION: [tensors[name] for name in self._names]})
-        )
-        self.on_event(Request(request, sent_ns, arrived_ns, sent_ns + (slo_ns or self._slo_ns)))
+        deadline_ns = sent_ns + (slo_ns or served.slo_ns)
+        given = RequestTensors({APPLICATION: [tensors[name] for name in served.inputs]})
+        self._open[request] = OpenRequest(on_end, given, served)
+        if self._has_several_applications or version:
+            self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns, (), application, version))
+        else:
+            self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns))
         return request
 
     def cancel(self, request: RequestId) -> None:
@@ -160,10 +232,11 @@ class Driver:
         await self.close()
 
     async def close(self) -> None:
-        """Stop all replicas at once; open requests fail."""
+        """Stop planner and replicas at once; open requests fail."""
         self._end_all("the server has stopped")
         if self._timer is not None:
             self._timer.cancel()
+        await self._planner.close()
         await self._backend.close()
 
     # Reports of the backend
@@ -176,7 +249,7 @@ class Driver:
             return
         stage, parts = running.stage, running.parts or repeat(None)
         skipped = self._skipped.pop(event.replica, None)
-        if skipped is not None or stage in self._wiring.decisions:
+        if skipped is not None or stage in self._decisions:
             self._add_edge_counts(event, running, outputs, skipped or frozenset())
             return
         for request, part, tensors in zip(running.requests, parts, outputs, strict=False):
@@ -191,7 +264,7 @@ class Driver:
         """Add each request's edge counts to the event of a finished batch; needed if its stage has branches or if some
         requests were skipped. A request whose tensors fit no edge fails alone."""
         stage, given = running.stage, iter(outputs)
-        decisions = self._wiring.decisions.get(stage, ())
+        decisions = self._decisions.get(stage, ())
         edge_counts: list[tuple[int, ...]] = []
         faults: list[int] = []
         for place, (request, part) in enumerate(zip(running.requests, running.parts or repeat(None), strict=False)):
@@ -276,20 +349,22 @@ class Driver:
         finally:
             self._record(now_ns, records)
 
+    # Actions of the core
+
     def _execute(self, action: Action) -> None:
-        if isinstance(action, StartBatch):
-            self._run(action)
-        elif isinstance(action, StartReplica):
-            self._backend.start(action.replica, action.spec)
-        elif isinstance(action, StopReplica):
-            self._backend.stop(action.replica)
-        elif isinstance(action, ResizeReplica):
-            self._backend.resize(action.replica, action.cores)
+        execute = self._orders.get(type(action))
+        if execute is None:
+            raise TypeError(f"the driver does not know the action {action!r}")
+        execute(action)
 
     def _run(self, action: StartBatch) -> None:
-        wires = self._wiring.inputs[action.stage]
+        served = self._by_stage[action.stage]
+        wires = served.wiring.inputs[action.stage]
         self._running[action.replica] = action
-        if self._wiring.is_plain:
+        if self._has_several_versions:
+            for request in action.requests:
+                self._open[request].served = served
+        if served.wiring.is_plain:
             wholes = [self._open[request].tensors.whole for request in action.requests]
             requests = [[whole[wire.stage][wire.position] for (wire,) in wires] for whole in wholes]
         else:
@@ -317,19 +392,54 @@ class Driver:
             self._skipped[action.replica] = frozenset(skipped)
         return requests
 
+    def _request_plan(self, action: RequestPlan) -> None:
+        given = self._core.plan_input
+        assert given is not None, action
+        self._planner.request(given)
+
+    def _follow(self, action: Rollout) -> None:
+        """A version has entered a state: keep what requests and planner need to know of it."""
+        name, version = action.application, action.version
+        served = self._served[name, version]
+        if action.state is VersionState.SERVING:
+            self._main[name] = served
+        elif action.state is VersionState.RETIRED:
+            self._forget(served)
+        for (other, _), each in self._served.items():
+            if other == name:
+                self._planner.traffic_changed(each.key)
+        self._on_rollout(action)
+
+    def _forget(self, served: ServedVersion) -> None:
+        """A version has ended: it has neither requests nor replicas."""
+        stages = served.wiring.inputs
+        del self._served[served.application, served.version]
+        for stage in stages:
+            del self._by_stage[stage]
+            self._decisions.pop(stage, None)
+        if self._main.get(served.application) is served:
+            left = [each for (name, _), each in self._served.items() if name == served.application]
+            del self._main[served.application]
+            if left:
+                self._main[served.application] = left[-1]
+        self._has_several_versions = len(self._served) > len(self._main)
+        self._backend.forget(stages)
+        self._planner.discard(served.key)
+
     def _end(self, end: End) -> None:
         found = self._open.pop(end.request)
         on_end = found.on_end
         if on_end is not None:
+            served = found.served
             outputs: Mapping[str, Tensor] = {}
             if end.outcome in ANSWERED:
-                if self._wiring.is_plain:
+                if served.wiring.is_plain:
                     whole = found.tensors.whole
-                    outputs = {name: whole[source.stage][source.position] for name, (source,) in self._answers}
+                    outputs = {name: whole[source.stage][source.position] for name, (source,) in served.answers}
                 else:
-                    outputs = found.tensors.outputs(self._answers)
+                    outputs = found.tensors.outputs(served.answers)
             why = found.fault if found.fault and end.outcome is Outcome.FAILED else end.why
-            self._answer(on_end, RequestResult(end.outcome, outputs, why, end.retry_after_ns))
+            self._answer(on_end, RequestResult(end.outcome, outputs, why, end.retry_after_ns, served.version))
         if not self._open:
             self._emptied.set()
 
@@ -346,7 +456,7 @@ class Driver:
         left, self._open = self._open, {}
         for found in left.values():
             if found.on_end is not None:
-                self._answer(found.on_end, RequestResult(Outcome.FAILED, why=why))
+                self._answer(found.on_end, RequestResult(Outcome.FAILED, why=why, version=found.served.version))
         self._emptied.set()
 
     def _record(self, now_ns: int, records: Sequence[Record]) -> None:
@@ -377,3 +487,7 @@ class Driver:
             self.on_event(WOKE)
         else:
             self._arm()
+
+
+def _note(action: Action) -> None:
+    """An action for the log only."""

@@ -1,14 +1,16 @@
-"""The two interfaces of the driver: towards the gateway (`RequestSink`) and towards the worker processes (`Backend`).
+"""The three interfaces of the driver: towards the gateway (`RequestSink`), the worker processes (`Backend`) and the
+planner process (`PlannerInterface`).
 
 The gateway handles network protocols but no queues, the driver the core but no HTTP, a backend processes but no
 requests. Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
+from sloop.core.views import PlanInput
 from sloop.events import Event, Finished
 from sloop.tensor import Signature, Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, RequestId
@@ -22,6 +24,8 @@ class RequestResult(Struct, frozen=True, gc=False):
     why: str = ""
     retry_after_ns: int = 0
     """For a rejected request: how long the client should wait before it tries again."""
+    version: str = "1"
+    """The version of the application that served it, or would have."""
 
 
 class RequestSink(Protocol):
@@ -31,17 +35,19 @@ class RequestSink(Protocol):
         self,
         tensors: Mapping[str, Tensor],
         *,
-        slo_ns: int | None,
-        elapsed_ns: int,
+        application: str,
+        version: str = "",
+        slo_ns: int | None = None,
+        elapsed_ns: int = 0,
         began_ns: int | None = None,
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         """Submit one request whose `tensors` match the application's signature and have the same number of rows.
 
-        `slo_ns` overrides the application's end-to-end deadline; `elapsed_ns` of it has passed before the request
-        arrived. `began_ns` (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the
-        time of a slow upload counts. `on_end` is called once, possibly before `submit` returns, and never after
-        `cancel`.
+        `version` asks for one version of the application; empty, the rollout decides. `slo_ns` overrides the
+        application's end-to-end deadline; `elapsed_ns` of it has passed before the request arrived. `began_ns`
+        (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the time of a slow upload
+        counts. `on_end` is called once, possibly before `submit` returns, and never after `cancel`.
         """
         ...
 
@@ -73,7 +79,8 @@ class BackendListener(Protocol):
 
 
 class Backend(Protocol):
-    """Starts, runs, resizes and stops replicas. It takes no decisions and reports each order's result exactly once.
+    """Acquires nodes, and starts, runs, resizes and stops replicas on them. It takes no decisions and reports each
+    order's result exactly once.
 
     A backend may report from inside a call.
     """
@@ -103,4 +110,37 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Stop all replicas without reporting, and release everything."""
+        ...
+
+    def acquire(self, node: str) -> None:
+        """Acquire a node. Reports `NodeReady` or `NodeLost`."""
+        ...
+
+    def release(self, node: str) -> None:
+        """Give back a node without replicas. Reports `NodeReleased`."""
+        ...
+
+    def forget(self, stages: Iterable[str]) -> None:
+        """The version of an application with these stages has ended; nothing of it will be started again."""
+        ...
+
+
+class PlannerInterface(Protocol):
+    """Makes plans beside the event loop, for every application version that it was told of when it was created or by
+    other means than the driver. `sloop.serve.planner.PlannerProcess` implements it."""
+
+    def request(self, given: PlanInput) -> None:
+        """Make the plans of `given`. Reports one `Planned` with its number, possibly before this call returns."""
+        ...
+
+    def traffic_changed(self, key: str) -> None:
+        """The past traffic of an application version has changed, because other versions have begun or ended."""
+        ...
+
+    def discard(self, key: str) -> None:
+        """An application version has ended."""
+        ...
+
+    async def close(self) -> None:
+        """End without a further report."""
         ...

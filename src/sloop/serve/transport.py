@@ -1,4 +1,5 @@
-"""The connection between the server and one worker process: frame format, batch layout, and both ends of the socket.
+"""The connection between the server and a child process, a worker or the planner: frame format, batch layout, and both
+ends of the socket.
 
 A frame is `HEADER` · table · payload. The table lists the forward passes: their number, the tensors per pass, and for
 each tensor a datatype code, the rank and the dimensions. The payload holds the elements of those tensors,
@@ -58,6 +59,12 @@ class FrameKind(IntEnum):
     """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on."""
     STOP = 3
     """To a worker: finish the current batch and exit."""
+    ADD = 4
+    """To the planner: plan for one more application version, which the payload defines."""
+    DISCARD = 5
+    """To the planner: stop planning for the version whose key is in the payload."""
+    PLAN = 6
+    """To the planner: make the plans of request `subject`; the payload has what has changed since the last one."""
     STEP = 10
     """From a worker: it has entered step `subject` of its cold start."""
     READY = 11
@@ -70,6 +77,8 @@ class FrameKind(IntEnum):
     """From a worker: it runs the following batches on `subject` threads."""
     REFUSED = 15
     """From a worker: it cannot start and exits; the payload is the reason in UTF-8."""
+    PLANNED = 16
+    """From the planner: the payload is the answer to request `subject`."""
 
 
 Shape = tuple[int, ...]
@@ -288,8 +297,8 @@ def drop_sent(unsent: deque[memoryview], sent: int) -> None:
         unsent[0] = unsent[0][sent:]
 
 
-class WorkerLink:
-    """The server's end of one worker's socket, driven by the event loop.
+class ProcessLink:
+    """The server's end of a child's socket, driven by the event loop.
 
     `on_frame` is called for every frame. `on_end` is called once, with the reason, when the peer closes the socket or
     violates the format; after `close` neither is called. Bytes that the kernel does not accept at once are kept and
@@ -423,8 +432,8 @@ class WorkerLink:
             self._on_end(why)
 
 
-class WorkerChannel:
-    """The worker's end of the socket: blocking, one frame at a time."""
+class ProcessChannel:
+    """The child's end of the socket: blocking, one frame at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -2,7 +2,7 @@
 outputs.
 
 A backend starts it as `python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED SHARED`. It never outlives the
-server (on Linux by the parent-death signal, elsewhere because its socket closes), answers each batch once, reuses the
+server (`processes`), answers each batch once, reuses the
 memory of its inputs, and exits with a message when it receives a malformed frame.
 
 A resize sets the thread count of the following batches. Sessions for other thread counts are opened in the background;
@@ -11,10 +11,8 @@ enforces it with a duty cycle: after computing for t it sleeps for tÂ·(1/duty âˆ
 """
 
 import contextlib
-import ctypes
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -24,8 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from sloop.serve.processes import begin
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
-from sloop.serve.transport import FrameKind, Head, ProtocolError, TensorLayout, WorkerChannel, pack_table, unpack_table
+from sloop.serve.transport import FrameKind, Head, ProcessChannel, ProtocolError, TensorLayout, pack_table, unpack_table
 from sloop.shared_memory import ALIGNMENT, SharedMemory, offsets
 from sloop.tensor import NUMPY_TYPES, arrays_at, bytes_of
 
@@ -33,7 +32,6 @@ STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """The steps of a cold start. The `subject` of a STEP frame is an index into this tuple."""
 
 MILLIONTHS: Final = 1_000_000
-PR_SET_PDEATHSIG: Final = 1
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
@@ -72,7 +70,7 @@ class Worker:
     """Serves one model over one socket until the server sends STOP or closes the socket."""
 
     def __init__(
-        self, channel: WorkerChannel, model: str, threads: int, prepared: int = 0, shared: SharedMemory | None = None
+        self, channel: ProcessChannel, model: str, threads: int, prepared: int = 0, shared: SharedMemory | None = None
     ) -> None:
         self._channel, self._model = channel, model
         self._threads, self._prepared = threads, prepared
@@ -153,34 +151,16 @@ class Worker:
         self._channel.send(FrameKind.DONE, head.subject, service_ns, pack_table(described), payload)
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the server dies, and exit if it has died already.
-
-    On systems other than Linux the worker exits when its socket closes.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
     fd, parent, model, threads, prepared, memory = arguments
-    die_with(int(parent))
-    # Service managers signal every process of a group; the server stops its workers itself after it has
-    # drained.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    for inherited in (int(fd), int(memory)):
-        if inherited >= 0:
-            os.set_inheritable(inherited, False)
+    begin(int(parent), (int(fd), int(memory)))
     shared = SharedMemory(int(memory)) if int(memory) >= 0 else None
     with (
         socket.socket(fileno=int(fd)) as sock,
         contextlib.suppress(ConnectionError),
     ):  # the server has closed the socket
-        Worker(WorkerChannel(sock), model, int(threads), int(prepared), shared).serve()
+        Worker(ProcessChannel(sock), model, int(threads), int(prepared), shared).serve()
 
 
 if __name__ == "__main__":

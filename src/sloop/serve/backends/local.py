@@ -17,21 +17,32 @@ import signal
 import subprocess
 import sys
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
 from sloop.errors import MachineError
-from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import (
+    BatchFailed,
+    Finished,
+    NodeReady,
+    NodeReleased,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
 from sloop.serve.cpu_quota import CpuActuator, Grant
+from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import BackendListener, Servable
 from sloop.serve.transport import (
     CLOSED,
     Frame,
     FrameKind,
     PackedBatch,
+    ProcessLink,
     ProtocolError,
-    WorkerLink,
     is_batchable,
     pack_batch,
     socket_pair,
@@ -40,7 +51,7 @@ from sloop.serve.transport import (
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
 from sloop.tensor import Tensor
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -53,8 +64,6 @@ SHRINK_S_MAX: Final = 0.010
 """How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
-ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Limits NumPy's thread pools, which would compete with the model's threads."""
 
 
 class _Replica:
@@ -64,7 +73,7 @@ class _Replica:
         self.id, self.servable = replica, servable
         self.batchable = not servable.obstacle and is_batchable(servable.signature)
         self.process: subprocess.Popen[bytes] | None = None
-        self.link: WorkerLink | None = None
+        self.link: ProcessLink | None = None
         self.shared: SharedMemory | None = None
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
@@ -79,7 +88,8 @@ class _Replica:
 class LocalBackend:
     """Runs worker processes on this machine. Create it inside the running event loop.
 
-    `servables` maps (stage, variant) to its model. Each worker prepares sessions for 1 to `threads_prepared` threads in
+    `servables` maps (stage, variant) to its model; `nodes` are those that the core may acquire, which are this machine
+    and therefore always there. Each worker prepares sessions for 1 to `threads_prepared` threads in
     the background, so that its first resize is as fast as later ones. Each session costs memory; if there are more
     counts than a runtime keeps, sessions are created when they are first needed.
     """
@@ -89,11 +99,13 @@ class LocalBackend:
         servables: Mapping[tuple[str, str], Servable],
         actuator: CpuActuator,
         *,
+        nodes: Iterable[Node] = (),
         threads_prepared: int = 0,
         start_s_max: float = START_S_MAX,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._servables, self._actuator = servables, actuator
+        self._servables, self._actuator = dict(servables), actuator
+        self._nodes = {node.name: node for node in nodes}
         self._threads_prepared, self._start_s_max = threads_prepared, start_s_max
         self._loop = loop or asyncio.get_running_loop()
         self._replicas: dict[ReplicaId, _Replica] = {}
@@ -108,13 +120,29 @@ class LocalBackend:
         found = self._replicas.get(replica)
         return found.process.pid if found and found.process else None
 
+    def learn(self, servables: Mapping[tuple[str, str], Servable], *, threads_prepared: int) -> None:
+        """Know the models of one more application version."""
+        self._servables |= servables
+        self._threads_prepared = max(self._threads_prepared, threads_prepared)
+
+    def forget(self, stages: Iterable[str]) -> None:
+        ended = frozenset(stages)
+        self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
+
+    def acquire(self, node: str) -> None:
+        self._report(NodeReady(self._nodes[node]))
+
+    def release(self, node: str) -> None:
+        self._report(NodeReleased(node))
+
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
         made = _Replica(replica, self._servables[spec.stage, spec.variant])
         self._replicas[replica] = made
         self._report(ReplicaProgressed(replica, "spawning"))
         try:
-            if spec.device:
-                raise MachineError(f"device {spec.device!r} is requested", help="local replicas run on CPU cores only")
+            if spec.device is not None:
+                what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
+                raise MachineError(f"{what}, but local replicas run on CPU cores only")
             self._spawn(made, spec.cores)
         except (OSError, MachineError) as error:
             self._give_up(made, str(error))
@@ -184,7 +212,7 @@ class LocalBackend:
     def _spawn(self, replica: _Replica, cores: float) -> None:
         ours, theirs = socket_pair()
         with theirs:
-            replica.link = WorkerLink(
+            replica.link = ProcessLink(
                 self._loop,
                 ours,
                 lambda frame: self._on_frame(replica, frame),
@@ -195,14 +223,7 @@ class LocalBackend:
             fds = [theirs.fileno(), *([replica.shared.fd] if replica.shared else [])]
             own = (theirs.fileno(), os.getpid(), replica.servable.model, expected.threads, self._threads_prepared)
             arguments = (*own, replica.shared.fd if replica.shared else -1)
-            replica.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sloop.serve.worker", *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # keeps what libraries print out of the server's own output
-                env=os.environ | ONE_THREAD,
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            replica.process = spawn("sloop.serve.worker", arguments, fds)
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
         self._set_timer(replica, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
@@ -235,8 +256,7 @@ class LocalBackend:
         if process is not None and process.poll() is None:
             may_exit_by_itself = replica.error == CLOSED and checks < 5
             if not may_exit_by_itself:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill(process)
             self._loop.call_later(REAP_S, self._reap, replica, checks + 1)
             return
         if process is not None:
@@ -345,7 +365,14 @@ class LocalBackend:
 
     def _report(
         self,
-        event: BatchFailed | ReplicaLost | ReplicaProgressed | ReplicaReady | ReplicaStopped | Resized,
+        event: BatchFailed
+        | NodeReady
+        | NodeReleased
+        | ReplicaLost
+        | ReplicaProgressed
+        | ReplicaReady
+        | ReplicaStopped
+        | Resized,
     ) -> None:
         if self._listener is not None:
             self._listener.on_event(event)

@@ -1,0 +1,555 @@
+"""The planner process: it makes the plans of scaling policies that may take long, beside the event loop.
+
+It has policies and estimates of its own, built from the definitions of the applications. The server sends what the
+core's view of them is at each request for a plan, as changes: monitoring buckets are sent once, not all 600 of them
+every second; replicas, plans and corrections of estimates only if they have changed. From the changes the process
+builds the same `PlanInput`, so that a replay, which asks the policies of the core itself, gets the same plans.
+
+The process runs at the lowest priority, so that a policy at work does not delay requests. If a plan is late because all
+cores are busy, the process gets the usual priority until it answers. A process that dies, or does not answer for
+`ANSWER_S_MAX`, is replaced; meanwhile the plan in force stays.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from sloop.core import ApplicationParts
+from sloop.core.monitor import SLACK_BUCKETS_KEPT
+from sloop.core.planner import Planner
+from sloop.core.views import (
+    ApplicationView,
+    Belief,
+    BeliefKey,
+    Bucket,
+    CoreDemand,
+    NodeView,
+    PlanInput,
+    ReplicaView,
+    StageView,
+    Traffic,
+)
+from sloop.events import Planned
+from sloop.profile.estimate import Estimate
+from sloop.serve.processes import begin, kill, spawn
+from sloop.serve.transport import Frame, FrameKind, Head, ProcessChannel, ProcessLink, socket_pair
+from sloop.systems.setup import build
+from sloop.vocabulary import Plan, Visit
+
+ANSWER_S_MAX: Final = 20.0
+"""Seconds after which a process that has not answered is replaced; less than the core waits (`PLANNER_NS_MAX`)."""
+LATE_S: Final = 2.0
+"""Seconds after which a process that has not answered gets the usual priority."""
+RESTART_S_MAX: Final = 30.0
+"""The longest delay before the process is replaced: at once first, then after 1, 2, 4, … seconds."""
+CALM_S: Final = 60.0
+"""Seconds without a failure after which the next one is the first again."""
+REAP_S: Final = 0.002
+"""How often to check whether a killed process has ended."""
+CLOSE_S_MAX: Final = 1.0
+NEVER: Final = -(2**62)
+"""The start of a bucket before all others."""
+
+_log: Final = logging.getLogger("sloop.planner")
+
+
+# What is sent. Structs as arrays: without the names of their fields, they take half the time and bytes.
+
+
+class Series(Struct, array_like=True):
+    """The buckets of a stage, or of an application: those that the process does not have."""
+
+    count: int
+    """How many there are now, with those that the process has."""
+    new: Sequence[Bucket]
+    is_complete: bool
+    """Whether `new` are all of them."""
+
+
+class StageChanges(Struct, array_like=True):
+    """What has changed at a stage since the last request; None for what has not."""
+
+    running: int
+    visits: float
+    queue: Sequence[Visit]
+    series: Series
+    replicas: tuple[ReplicaView, ...] | None
+    corrections: Sequence[float] | None
+
+
+class ApplicationChanges(Struct, array_like=True):
+    """What has changed at an application version since it was last planned."""
+
+    key: str
+    share: float
+    weight: float
+    bucket_ns: int
+    stages: Sequence[StageChanges]
+    ingress: Series | None
+    """None: the same as of its only stage."""
+    has_plan: bool
+    """Whether the plan in force is in `plan`; otherwise it is the one that the process has."""
+    plan: Plan | None
+
+
+class PlanRequest(Struct, array_like=True):
+    """The changes since the last request."""
+
+    number: int
+    now_ns: int
+    nodes: Sequence[tuple[int, NodeView]]
+    """The nodes that have changed, by position."""
+    node_count: int
+    due: Sequence[ApplicationChanges]
+    others: Sequence[CoreDemand]
+
+
+class Definition(Struct, array_like=True):
+    """An application version (`sloop.systems.setup.build`)."""
+
+    application: str
+    version: str
+    definition: Mapping[str, Any]
+
+
+class _Sent:
+    """What the process knows of an application version."""
+
+    def __init__(self, stages: int) -> None:
+        self.plan: Plan | None = None
+        self.has_plan = False
+        self.replicas: list[tuple[ReplicaView, ...]] = [()] * stages
+        self.corrections: list[Sequence[float]] = [()] * stages
+        self.last_ns = [NEVER] * (stages + 1)
+        """Start of the last bucket of each stage and of the application."""
+
+
+class Differ:
+    """Turns a `PlanInput` into what has changed since the last one."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, _Sent] = {}
+        self._nodes: tuple[NodeView, ...] = ()
+
+    def forget(self, key: str) -> None:
+        """Send everything about an application version again."""
+        self._sent.pop(key, None)
+
+    def forget_traffic(self, key: str) -> None:
+        """Send all buckets of an application version again, because old ones have changed."""
+        if key in self._sent:
+            self._sent[key].last_ns = [NEVER] * len(self._sent[key].last_ns)
+
+    def keep(self, plans: Mapping[str, Plan]) -> None:
+        """The process has answered with these plans, so it has them."""
+        for key, plan in plans.items():
+            if key in self._sent:
+                self._sent[key].plan, self._sent[key].has_plan = plan, True
+
+    def changes(self, given: PlanInput) -> PlanRequest:
+        """The changes that lead from the previous input to this one."""
+        nodes, before = given.nodes, self._nodes
+        self._nodes = nodes
+        known = len(before)
+        changed = [(at, view) for at, view in enumerate(nodes) if at >= known or view is not before[at]]
+        due = [self._application(view) for view in given.due]
+        return PlanRequest(given.number, given.now_ns, changed, len(nodes), due, given.others)
+
+    def _application(self, view: ApplicationView) -> ApplicationChanges:
+        sent = self._sent.get(view.key)
+        if sent is None:
+            self._sent[view.key] = sent = _Sent(len(view.stages))
+        stages = [self._stage(sent, at, stage) for at, stage in enumerate(view.stages)]
+        has_plan = not sent.has_plan or view.plan is not sent.plan
+        sent.plan, sent.has_plan = view.plan, True
+        is_same = len(stages) == 1 and _are_same(view.ingress.buckets, view.stages[0].buckets)
+        return ApplicationChanges(
+            key=view.key,
+            share=view.share,
+            weight=view.weight,
+            bucket_ns=view.ingress.bucket_ns,
+            stages=stages,
+            ingress=None if is_same else _series(sent, -1, view.ingress.buckets),
+            has_plan=has_plan,
+            plan=view.plan if has_plan else None,
+        )
+
+    def _stage(self, sent: _Sent, at: int, stage: StageView) -> StageChanges:
+        replicas = None if stage.replicas == sent.replicas[at] else stage.replicas
+        sent.replicas[at] = stage.replicas
+        corrections: Sequence[float] | None = [_correction(belief) for belief in stage.beliefs.values()]
+        if corrections == sent.corrections[at]:
+            corrections = None
+        else:
+            sent.corrections[at] = corrections or ()
+        series = _series(sent, at, stage.buckets)
+        return StageChanges(stage.running, stage.visits, stage.queue, series, replicas, corrections)
+
+
+def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> Series:
+    last_ns, first = sent.last_ns[at], len(buckets)
+    while first and buckets[first - 1].start_ns > last_ns:
+        first -= 1
+    if buckets:
+        sent.last_ns[at] = buckets[-1].start_ns
+    return Series(len(buckets), buckets[first:], last_ns == NEVER)
+
+
+def _are_same(one: Sequence[Bucket], other: Sequence[Bucket]) -> bool:
+    """Whether these are the same objects; the first and the last decide."""
+    return len(one) == len(other) and (not one or (one[0] is other[0] and one[-1] is other[-1]))
+
+
+def _correction(belief: Belief) -> float:
+    assert isinstance(belief, Estimate), belief
+    return belief.correction
+
+
+# The server's side
+
+
+class PlannerProcess:
+    """The planner process as the driver sees it. It is started by `start`, and then kept alive until `close`.
+
+    `report` receives the answer to each request, and a `Planned` that says `restarted` when a process has died.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[Planned], None],
+        loop: AbstractEventLoop,
+        *,
+        answer_s_max: float = ANSWER_S_MAX,
+        late_s: float = LATE_S,
+    ) -> None:
+        self._report, self._loop = report, loop
+        self._answer_s_max, self._late_s = answer_s_max, late_s
+        self._definitions: dict[str, bytes] = {}
+        self._differ = Differ()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Planned)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: ProcessLink | None = None
+        self._asked: tuple[int, tuple[str, ...]] | None = None
+        """Number and keys of the request that is not answered."""
+        self._number = 0
+        self._late_timer: TimerHandle | None = None
+        self._answer_timer: TimerHandle | None = None
+        self._restart_timer: TimerHandle | None = None
+        self._failures = 0
+        self._failed_s = -CALM_S
+        self._is_humble = True
+        """Whether the process runs at the lowest priority."""
+        self._is_hurried = False
+        self._is_closed = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` was called."""
+        return self._process is not None or self._restart_timer is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, for monitoring and fault tests."""
+        return self._process.pid if self._process is not None else None
+
+    def add(self, key: str, definition: Definition) -> None:
+        """Let the process plan for one more application version."""
+        self._definitions[key] = encoded = self._encoder.encode((key, definition))
+        if self._link is not None:
+            self._link.send(FrameKind.ADD, payload=[encoded])
+
+    def discard(self, key: str) -> None:
+        """An application version has ended."""
+        self._differ.forget(key)
+        if self._definitions.pop(key, None) is not None and self._link is not None:
+            self._link.send(FrameKind.DISCARD, payload=[key.encode()])
+
+    def traffic_changed(self, key: str) -> None:
+        """The past traffic of an application version has changed, because other versions have begun or ended."""
+        self._differ.forget_traffic(key)
+
+    def start(self) -> None:
+        """Start the process."""
+        self._restart_timer = None
+        ours, theirs = socket_pair()
+        with theirs:
+            self._link = link = ProcessLink(self._loop, ours, self._on_frame, self._fail)
+            try:
+                arguments = (theirs.fileno(), os.getpid(), int(self._is_humble))
+                self._process = spawn("sloop.serve.planner", arguments, [theirs.fileno()])
+            except OSError as error:
+                self._fail(f"cannot be started: {error}")
+                return
+        for encoded in self._definitions.values():
+            link.send(FrameKind.ADD, payload=[encoded])
+
+    def request(self, given: PlanInput) -> None:
+        """Ask for the plans of `given`. The answer is reported later, or at once if there is no process."""
+        self._number = given.number
+        keys = tuple(view.key for view in given.due)
+        if self._link is None:
+            why = "the planner process has died and is not yet replaced"
+            self._report(Planned(given.number, {}, dict.fromkeys(keys, why)))
+            return
+        self._asked = (given.number, keys)
+        self._link.send(FrameKind.PLAN, given.number, payload=[self._encoder.encode(self._differ.changes(given))])
+        self._late_timer = self._loop.call_later(self._late_s, self._hurry)
+        self._answer_timer = self._loop.call_later(self._answer_s_max, self._give_up)
+
+    async def close(self) -> None:
+        """End the process."""
+        self._is_closed = True
+        self._stop_timers()
+        if self._restart_timer is not None:
+            self._restart_timer.cancel()
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            kill(self._process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await self._loop.run_in_executor(None, self._process.wait, CLOSE_S_MAX)
+
+    def _on_frame(self, frame: Frame) -> None:
+        try:
+            planned = self._decoder.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            self._fail(f"sent an answer that cannot be read: {error}")
+            return
+        self._asked = None
+        self._stop_timers()
+        if self._is_hurried and self._process is not None:
+            self._is_hurried = False
+            set_priority(self._process.pid, humble=True)
+        self._differ.keep(planned.plans)
+        self._report(planned)
+
+    def _hurry(self) -> None:
+        """The answer is late. Perhaps all cores are busy, and the lowest priority gets no time."""
+        if self._process is not None and self._is_humble:
+            self._is_hurried = set_priority(self._process.pid, humble=False)
+
+    def _give_up(self) -> None:
+        # Without the right to raise a priority, a busy machine can be the reason.
+        self._is_humble = self._is_humble and self._is_hurried
+        self._fail(f"has not answered for {self._answer_s_max:g} s")
+
+    def _fail(self, why: str) -> None:
+        """The process has died, or must: report it, and start another one."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._stop_timers()
+        process, self._process = self._process, None
+        if process is not None:
+            kill(process)
+            self._reap(process)
+        if self._is_closed:
+            return
+        now_s = self._loop.time()
+        self._failures = self._failures + 1 if now_s - self._failed_s < CALM_S else 1
+        self._failed_s = now_s
+        after_s = min(RESTART_S_MAX, 2.0 ** (self._failures - 2)) if self._failures > 1 else 0.0
+        again = f"in {after_s:g} s" if after_s else "at once"
+        _log.error("the planner process %s; the plans in force stay, and another process starts %s", why, again)
+        self._differ = Differ()
+        self._is_hurried = False
+        number, keys = self._asked or (self._number, ())
+        self._asked = None
+        self._restart_timer = self._loop.call_later(after_s, self.start)
+        self._report(Planned(number, {}, dict.fromkeys(keys, f"the planner process {why}"), restarted=True))
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            self._loop.call_later(REAP_S, self._reap, process)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._late_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
+        self._late_timer = self._answer_timer = None
+
+
+def set_priority(pid: int, *, humble: bool) -> bool:
+    """Give a process the lowest priority, or the usual one. Returns whether the operating system has allowed it.
+
+    SCHED_IDLE gives way to all other processes at once; Linux allows its opposite to root only.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        policy = os.SCHED_IDLE if humble else os.SCHED_OTHER
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+        return True
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, 19 if humble else 0)
+        return True
+    return False
+
+
+# The process's side
+
+
+class _Known:
+    """What the process knows of an application version."""
+
+    def __init__(self, parts: ApplicationParts) -> None:
+        graph = parts.graph
+        self.paths = graph.paths
+        self.slo_ns = graph.slo_ns
+        self.stages = tuple((name, stage.after) for name, stage in graph.stages.items())
+        self.beliefs: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in graph.stages}
+        for (name, variant, hardware), belief in parts.beliefs.items():
+            self.beliefs[name][variant, hardware] = belief
+        self.plan: Plan | None = None
+        self.replicas: dict[str, tuple[ReplicaView, ...]] = {}
+        self.buckets: dict[str, list[Bucket]] = {}
+        """By stage; those of the application under ""."""
+
+    def view(self, changes: ApplicationChanges) -> ApplicationView:
+        """The application version after these changes."""
+        stages = tuple(
+            [self._stage(*pair, changes.bucket_ns) for pair in zip(self.stages, changes.stages, strict=True)]
+        )
+        if changes.has_plan:
+            self.plan = changes.plan
+        ingress = stages[0].buckets if changes.ingress is None else self._follow("", changes.ingress)
+        return ApplicationView(
+            key=changes.key,
+            stages=stages,
+            ingress=Traffic(buckets=ingress, bucket_ns=changes.bucket_ns),
+            share=changes.share,
+            weight=changes.weight,
+            paths=self.paths,
+            plan=self.plan,
+        )
+
+    def _stage(self, declared: tuple[str, tuple[str, ...]], changes: StageChanges, bucket_ns: int) -> StageView:
+        name, after = declared
+        if changes.replicas is not None:
+            self.replicas[name] = changes.replicas
+        beliefs = self.beliefs[name]
+        for belief, correction in zip(beliefs.values(), changes.corrections or (), strict=bool(changes.corrections)):
+            assert isinstance(belief, Estimate), belief
+            belief.apply(correction)
+        return StageView(
+            name=name,
+            slo_ns=self.slo_ns,
+            after=after,
+            beliefs=beliefs,
+            replicas=self.replicas.get(name, ()),
+            queue=tuple(changes.queue),
+            running=changes.running,
+            buckets=self._follow(name, changes.series),
+            bucket_ns=bucket_ns,
+            visits=changes.visits,
+        )
+
+    def _follow(self, name: str, series: Series) -> tuple[Bucket, ...]:
+        """The buckets after these changes, as the core's monitor keeps them."""
+        kept = self.buckets.setdefault(name, [])
+        if series.is_complete:
+            kept[:] = series.new
+        else:
+            kept += series.new
+            del kept[: len(kept) - series.count]
+            for bucket in kept[-SLACK_BUCKETS_KEPT - len(series.new) : -SLACK_BUCKETS_KEPT]:
+                bucket.slack_ns = []
+        assert len(kept) == series.count, f"{len(kept)} buckets of {name!r}, not {series.count}"
+        return tuple(kept)
+
+
+class PlanningProcess:
+    """Answers the requests of the server until it closes the socket."""
+
+    def __init__(self, channel: ProcessChannel) -> None:
+        self._channel = channel
+        self._planner = Planner()
+        self._known: dict[str, _Known] = {}
+        self._broken: dict[str, str] = {}
+        """By key, why an application version cannot be built."""
+        self._nodes: list[NodeView] = []
+        self._definitions = msgspec.msgpack.Decoder(tuple[str, Definition])
+        self._requests = msgspec.msgpack.Decoder(PlanRequest)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._answers = msgspec.msgpack.Decoder(Planned)
+
+    def serve(self) -> None:
+        """Process frames; returns when the server closes the socket."""
+        while (received := self._channel.receive_head()) is not None:
+            head, _ = received
+            payload = self._payload(head)
+            if head.kind is FrameKind.PLAN:
+                self._channel.send(FrameKind.PLANNED, head.subject, payload=[self._answer(payload)])
+            elif head.kind is FrameKind.ADD:
+                self._add(*self._definitions.decode(payload))
+            elif head.kind is FrameKind.DISCARD:
+                self._discard(str(payload, "utf-8"))
+
+    def _payload(self, head: Head) -> bytearray:
+        payload = bytearray(head.payload_bytes)
+        self._channel.receive_into(memoryview(payload))
+        return payload
+
+    def _add(self, key: str, given: Definition) -> None:
+        try:
+            parts = build(given.application, given.version, given.definition)
+        except (Exception, SystemExit) as error:  # a user's file may do anything
+            self._broken[key] = f"{type(error).__name__}: {error}"
+            return
+        self._known[key] = _Known(parts)
+        self._planner.add(key, parts.policies)
+
+    def _discard(self, key: str) -> None:
+        self._broken.pop(key, None)
+        if self._known.pop(key, None) is not None:
+            self._planner.discard(key)
+
+    def _answer(self, payload: bytearray) -> bytes:
+        request = self._requests.decode(payload)
+        nodes = self._nodes
+        del nodes[request.node_count :]
+        for at, view in request.nodes:
+            nodes[at : at + 1] = [view]
+        due = tuple(self._known[each.key].view(each) for each in request.due if each.key in self._known)
+        given = PlanInput(request.number, request.now_ns, tuple(nodes), due, tuple(request.others))
+        planned = self._planner.plan(given)
+        broken = {each.key: self._broken[each.key] for each in request.due if each.key in self._broken}
+        planned = msgspec.structs.replace(planned, errors=planned.errors | broken)
+        encoded = self._checked(planned)
+        for key, plan in planned.plans.items():
+            self._known[key].plan = plan
+        return encoded
+
+    def _checked(self, planned: Planned) -> bytes:
+        """The answer as bytes. A plan whose values have wrong types, such as NumPy's, becomes an error."""
+        for key, plan in list(planned.plans.items()):
+            try:
+                self._answers.decode(self._encoder.encode(Planned(0, {key: plan})))
+            except (TypeError, ValueError, OverflowError) as error:
+                del planned.plans[key]
+                planned.errors[key] = f"the plan has values of wrong types: {error}"
+        return self._encoder.encode(planned)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the process: socket, process id of the server, whether to run at the lowest priority."""
+    fd, parent, humble = map(int, arguments)
+    begin(parent, (fd,))
+    if humble:
+        set_priority(0, humble=True)
+    with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
+        PlanningProcess(ProcessChannel(sock)).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(0)  # threads that policies have started must not keep it
