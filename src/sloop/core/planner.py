@@ -182,7 +182,9 @@ def _first_nodes(nodes: Iterable[NodeView], left: dict[str, float]) -> Iterable[
         elif left[hardware] > 0:
             own = min(left[hardware], each.node.cores)
             left[hardware] -= own
-            yield replace(each, node=structs.replace(each.node, cores=own), free_cores=min(each.free_cores, own))
+            usd_per_h = each.node.usd_per_h * own / each.node.cores
+            part = structs.replace(each.node, cores=own, usd_per_h=usd_per_h)
+            yield replace(each, node=part, free_cores=min(each.free_cores, own))
 
 
 def _nothing(view: ClusterView) -> Plan:
