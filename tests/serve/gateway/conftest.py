@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sloop.serve.gateway.http import BodyMemory, HttpServer
+from sloop.serve.gateway.http import HttpServer
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
 from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service
@@ -22,9 +22,9 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     """One gateway per test module; `gateway` hands it out with a clean driver."""
     gateway = Gateway(FakeDriver())
     service = make_service(gateway)
-    listener = HttpServer(Rest(service).answer, bodies=BodyMemory(100_000), requests_max=64)
+    listener = HttpServer(Rest(service).answer, bodies=service.bodies, requests_max=64)
     gateway.port = loop_thread.call(listener.start(gateway.host, 0))
-    rpc = Rpc(service, bodies=BodyMemory(100_000), requests_max=64)
+    rpc = Rpc(service, requests_max=64)
     gateway.grpc_port = loop_thread.call(rpc.start(gateway.host, 0))
     yield gateway
     loop_thread.call(rpc.close(1.0))
@@ -35,7 +35,8 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
 def gateway(shared_gateway: Gateway) -> Gateway:
     driver = shared_gateway.driver
     driver.respond, driver.at_once = None, False
-    for record in (driver.seen, driver.ages_ns, driver.cancelled, driver.heard, driver.gone):
+    for record in (driver.seen, driver.asked, driver.ages_ns, driver.cancelled, driver.heard, driver.gone):
         record.clear()
     shared_gateway.why_unready = ""
+    shared_gateway.states.clear()
     return shared_gateway

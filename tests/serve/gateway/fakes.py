@@ -3,15 +3,18 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
+from sloop.app.application import Limits
+from sloop.serve.gateway.http import BodyMemory
 from sloop.serve.gateway.inputs import InputValidator
-from sloop.serve.gateway.service import InferenceService
+from sloop.serve.gateway.service import InferenceService, Model, ModelState, Readiness
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
@@ -31,6 +34,8 @@ class FakeDriver:
 
     respond: Callable[[Mapping[str, Tensor]], RequestResult | None] | None = None
     seen: list[tuple[Mapping[str, Tensor], int | None, int]] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """The application and version of each request."""
     ages_ns: list[int] = field(default_factory=list)
     cancelled: list[RequestId] = field(default_factory=list)
     at_once: bool = False
@@ -41,13 +46,16 @@ class FakeDriver:
         self,
         tensors: Mapping[str, Tensor],
         *,
-        slo_ns: int | None,
-        elapsed_ns: int,
+        application: str,
+        version: str = "",
+        slo_ns: int | None = None,
+        elapsed_ns: int = 0,
         began_ns: int | None = None,
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         self.ages_ns.append(0 if began_ns is None else time.monotonic_ns() - began_ns)
         self.seen.append((tensors, slo_ns, elapsed_ns))
+        self.asked.append((application, version))
         self.heard.set()
         ended = (self.respond or scaled)(tensors)
         if ended is not None and self.at_once:
@@ -75,32 +83,56 @@ def scaled(tensors: Mapping[str, Tensor]) -> RequestResult:
 
 @dataclass
 class Gateway:
-    """A running gateway and the knobs of what stands behind it."""
+    """A running gateway and the knobs of what stands behind it; the run whose pages it shows."""
 
     driver: FakeDriver
     host: str = "127.0.0.1"
     port: int = 0
     grpc_port: int = 0
     why_unready: str = ""
+    served: dict[str, list[str]] = field(default_factory=lambda: {"demo": ["1"]})
+    """By model, the versions that serve."""
+    states: dict[str, Readiness] = field(default_factory=dict)
+    """By model, its readiness if it is not ready."""
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
+    def versions(self, model: str) -> Sequence[str]:
+        return self.served.get(model, [])
 
-def make_service(gateway: Gateway, *, api_key: str = "") -> InferenceService:
-    """The fake application."""
-    return InferenceService(
-        model="demo",
-        slo_ns=200_000_000,
-        validator=InputValidator(SIGNATURE),
-        submitter=gateway.driver,
-        unready=lambda: gateway.why_unready,
-        metrics=lambda: b"# no metrics\n",
-        state=lambda: b'{"stages":[]}',
-        decisions=lambda limit: b'{"decisions":[],"limit":%d}' % limit,
-        api_key=api_key,
-    )
+    def readiness(self, model: str, version: str = "") -> Readiness | None:
+        if version and version not in self.versions(model):
+            return None
+        if self.why_unready:
+            return Readiness(ModelState.STARTING, self.why_unready)
+        return self.states.get(model, Readiness(ModelState.READY))
+
+    def unready(self) -> str:
+        return self.why_unready
+
+    def metrics(self) -> bytes:
+        return b"# no metrics\n"
+
+    def state(self, model: str = "") -> bytes:
+        return msgspec.json.encode({"applications": [], "model": model})
+
+    def decisions(self, limit: int, model: str = "") -> bytes:
+        return msgspec.json.encode({"decisions": [], "limit": limit, "model": model})
+
+
+def make_service(
+    gateway: Gateway,
+    *,
+    bodies: BodyMemory | None = None,
+    api_key: str = "",
+    limits: Limits = Limits(),  # noqa: B008  # frozen
+) -> InferenceService:
+    """The service of one fake application."""
+    service = InferenceService(gateway.driver, gateway, bodies or BodyMemory(100_000), api_key)
+    service.add(Model("demo", 200_000_000, InputValidator(SIGNATURE), limits))
+    return service
 
 
 class LoopThread:

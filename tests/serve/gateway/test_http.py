@@ -228,9 +228,9 @@ def test_a_declared_body_that_does_not_arrive_reserves_no_memory() -> None:
 
 def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_room(loop_thread: LoopThread) -> None:
     driver, bodies = FakeDriver(), BodyMemory(2000, 2000)
-    service = make_service(Gateway(driver))
+    service = make_service(Gateway(driver), bodies=bodies)
     listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=8)
-    rpc = Rpc(service, bodies=bodies, requests_max=8)
+    rpc = Rpc(service, requests_max=8)
     port, grpc_port = loop_thread.call(listener.start("127.0.0.1", 0)), loop_thread.call(rpc.start("127.0.0.1", 0))
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]},
@@ -272,9 +272,6 @@ def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_
         trailing: Any = caught.value.trailing_metadata()
         assert dict(trailing)["retry-after"] == "1"
     assert dict(bodies.refused) == {"all": 2}
-    [held, refusals] = bodies.collect()
-    assert held.samples[0].value == len(body)
-    assert {sample.labels["bound"]: sample.value for sample in refusals.samples} == {"each": 0, "all": 2}
     first.close()  # the client goes: so does what it sent
     loop_thread.call(asyncio.wait_for(driver.gone.wait(), 5))
     driver.respond = lambda _: RequestResult(Outcome.FAILED, why="told to")

@@ -14,7 +14,9 @@ from tests.serve.gateway.fakes import FakeDriver, Gateway, make_service
 
 def service_of(*inputs: Port, api_key: str = "") -> InferenceService:
     service = make_service(Gateway(FakeDriver()), api_key=api_key)
-    return replace(service, validator=InputValidator(Signature(inputs, (Port("y", "FP32", (-1,)),), 8)))
+    validator = InputValidator(Signature(inputs, (Port("y", "FP32", (-1,)),), 8))
+    service.add(replace(service.models["demo"], validator=validator))
+    return service
 
 
 def body_of(service: InferenceService) -> Any:
@@ -23,9 +25,16 @@ def body_of(service: InferenceService) -> Any:
 
 
 def test_describes_every_path_and_method_there_is() -> None:
-    service = make_service(Gateway(FakeDriver()))
+    gateway = Gateway(FakeDriver(), served={"demo": ["1", "2"], "other": ["1"]})
+    service = make_service(gateway)
+    service.add(replace(service.models["demo"], name="other"))
     described: Any = describe(service)
-    routes = {path: sorted(verbs) for path, verbs in Rest(service)._routes.items() if not path.endswith("/v2/")}
+    rest = Rest(service)
+    routes: dict[str, list[str]] = {path: [*verbs] for path, verbs in rest.pages.items() if not path.endswith("/v2/")}
+    for name, versions in gateway.served.items():
+        for base in (name, *(f"{name}/versions/{version}" for version in versions)):
+            for page, verbs in rest.model_pages.items():
+                routes[f"/v2/models/{base}/{page}".rstrip("/")] = [*verbs]
     assert {path: sorted(verbs) for path, verbs in described["paths"].items()} == {
         path: [verb.lower() for verb in verbs if verb != "HEAD"] for path, verbs in routes.items()
     }
@@ -38,7 +47,7 @@ def test_describes_every_path_and_method_there_is() -> None:
 def test_the_example_is_a_request_that_is_read(datatype: str) -> None:
     service = service_of(Port("x", datatype, (-1, 3, -1)), Port("z", datatype, (-1,)))
     example = body_of(service)["example"]
-    assert set(read(json.dumps(example).encode(), None, service.validator).tensors) == {"x", "z"}
+    assert set(read(json.dumps(example).encode(), None, service.models["demo"].validator).tensors) == {"x", "z"}
 
 
 def test_inputs_are_described_with_type_and_shape() -> None:

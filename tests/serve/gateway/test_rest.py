@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.serve.gateway.http import BodyMemory, HttpServer
+from sloop.serve.gateway.http import HttpServer
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
@@ -267,8 +267,8 @@ def test_describes_server_and_model(ask: Ask) -> None:
     assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
     assert model["versions"] == ["1"]
     assert ask("GET", "/openapi.json").body == ask("GET", "/v2/sloop/openapi").body
-    assert ask("GET", "/v2/sloop/decisions?limit=3").json == {"decisions": [], "limit": 3}
-    assert ask("GET", "/v2/sloop/state").json == {"stages": []}
+    assert ask("GET", "/v2/sloop/decisions?limit=3").json == {"decisions": [], "limit": 3, "model": ""}
+    assert ask("GET", "/v2/sloop/state").json == {"applications": [], "model": ""}
     assert ask("GET", "/metrics").headers["content-type"].startswith("text/plain")
     head = ask("HEAD", "/v2")
     assert (head.status, head.body) == (200, b"")
@@ -341,7 +341,7 @@ def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: Loo
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dict[str, str], status: int) -> None:
     gateway = Gateway(FakeDriver())
     service = make_service(gateway, api_key="secret")
-    listener = HttpServer(Rest(service).answer, bodies=BodyMemory(1000), requests_max=8)
+    listener = HttpServer(Rest(service).answer, bodies=service.bodies, requests_max=8)
     port = loop_thread.call(listener.start("127.0.0.1", 0))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state", "/nothing"):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sloop.errors import MachineError
-from sloop.serve.gateway.http import BodyMemory
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
@@ -194,7 +193,7 @@ def test_a_client_that_gives_up_is_cancelled(stub: Stub, gateway: Gateway, loop_
 
 
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
-    rpc = Rpc(make_service(Gateway(FakeDriver()), api_key="secret"), bodies=BodyMemory(1000), requests_max=8)
+    rpc = Rpc(make_service(Gateway(FakeDriver()), api_key="secret"), requests_max=8)
     stub = Stub(loop_thread.call(rpc.start("127.0.0.1", 0)))
     assert stub.refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAUTHENTICATED
     wrong = stub.refused("ModelInfer", infer(), metadata=(("x-api-key", "no"),))
@@ -206,6 +205,6 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
 
 
 def test_a_port_in_use_is_named(loop_thread: LoopThread, gateway: Gateway) -> None:
-    rpc = Rpc(make_service(Gateway(FakeDriver())), bodies=BodyMemory(1000), requests_max=8)
+    rpc = Rpc(make_service(Gateway(FakeDriver())), requests_max=8)
     with pytest.raises(MachineError, match=f"port {gateway.grpc_port} on 127.0.0.1 is in use"):
         loop_thread.call(rpc.start("127.0.0.1", gateway.grpc_port))

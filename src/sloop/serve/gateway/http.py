@@ -11,7 +11,7 @@ import errno
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from http import HTTPStatus
 from typing import Final, Protocol
 from urllib.parse import unquote
@@ -21,14 +21,14 @@ from granian.constants import Interfaces
 from granian.http import HTTP1Settings
 from granian.rsgi import Scope
 from granian.server.embed import Server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from sloop.errors import MachineError
 from sloop.serve.gateway.refusal import Refusal
 from sloop.units import NS_PER_S
 
 ALL_BYTES_MAX: Final = 2**30
+MODELS: Final = "/v2/models/"
+INFER: Final = "/infer"
 LINGER_S: Final = 2.0
 """Seconds to read and discard a rejected body."""
 WHOLE_BYTES_MAX: Final = 2**20
@@ -43,8 +43,40 @@ class Incoming(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
-class BodyMemory(Collector):
-    """Limits the memory for request bodies: `each_bytes_max` for one body, `all_bytes_max` for all open requests."""
+class Quota:
+    """Limits the open requests of one model and the bytes of their bodies. 0 stands for no limit."""
+
+    __slots__ = ("bytes_max", "held_bytes", "model", "refused", "requests", "requests_max")
+
+    def __init__(self, model: str, requests_max: int, bytes_max: int) -> None:
+        self.model, self.requests_max, self.bytes_max = model, requests_max, bytes_max
+        self.requests = self.held_bytes = 0
+        self.refused: Counter[str] = Counter()
+        """The number of refused requests, by the limit they exceeded."""
+
+    def has_room(self, requests: int, size: int) -> bool:
+        """Whether so many more requests and bytes of bodies stay within the limits."""
+        if self.requests_max and self.requests + requests > self.requests_max:
+            return False
+        return not self.bytes_max or self.held_bytes + size <= self.bytes_max
+
+    def full(self, held_bytes: int, size: int) -> Refusal:
+        """Count and return the refusal of a request that holds `held_bytes` and needs `size` more."""
+        is_large = self.bytes_max and self.held_bytes + size > self.bytes_max
+        limit, most = ("bytes", self.bytes_max) if is_large else ("requests", self.requests_max)
+        self.refused[limit] += 1
+        fix = f"`limits: {{{limit}: {most}}}` of the application sets the limit"
+        if is_large and held_bytes + size > most:
+            what = f"the body has at least {held_bytes + size} bytes; the limit of model {self.model!r} is {most}"
+            return Refusal(413, what, f"send fewer rows; {fix}")
+        held = f"{self.held_bytes} bytes of open requests" if is_large else f"{self.requests} open requests"
+        what = f"rejected: model {self.model!r} has {held}; its limit is {most}"
+        return Refusal(503, what, f"try again in 1 s; {fix}", retry_after_s=1)
+
+
+class BodyMemory:
+    """Limits the memory for request bodies: `each_bytes_max` for one body, `all_bytes_max` for all open requests, and
+    the quotas of single models."""
 
     def __init__(self, each_bytes_max: int, all_bytes_max: int = ALL_BYTES_MAX) -> None:
         assert each_bytes_max <= all_bytes_max, f"{each_bytes_max} bytes for one body, {all_bytes_max} for all"
@@ -52,6 +84,20 @@ class BodyMemory(Collector):
         self.held_bytes = 0
         self.refused: Counter[str] = Counter()
         """The number of rejected bodies, by the limit they exceeded."""
+        self.quotas: dict[str, Quota] = {}
+        """By model; only models with limits have one."""
+
+    def set_quota(self, model: str, requests_max: int, bytes_max: int) -> None:
+        """Limit the open requests of a model and the bytes of their bodies; 0 stands for no limit."""
+        self.quotas.pop(model, None)
+        if requests_max or bytes_max:
+            self.quotas[model] = Quota(model, requests_max, bytes_max)
+
+    def quota_of(self, path: str) -> Quota | None:
+        """The quota of the model that a request to this path infers with, if any."""
+        if not (path.startswith(MODELS) and path.endswith(INFER)):
+            return None
+        return self.quotas.get(path[len(MODELS) :].partition("/")[0])
 
     def too_large(self, size: int, *, at_least: bool = False) -> Refusal:
         """Count and return the refusal of a body that exceeds `each_bytes_max`."""
@@ -72,26 +118,18 @@ class BodyMemory(Collector):
             retry_after_s=1,
         )
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics for Prometheus."""
-        yield GaugeMetricFamily("sloop_body_bytes", "Bytes of requests held by the gateway.", value=self.held_bytes)
-        refused = CounterMetricFamily(
-            "sloop_bodies_refused",
-            "Requests rejected because of the size of their body or of all bodies.",
-            labels=["bound"],
-        )
-        for bound in ("each", "all"):
-            refused.add_metric([bound], self.refused[bound])
-        yield refused
-
 
 class BodyReservation:
-    """The memory that one request's body has reserved; released when the context ends."""
+    """The memory that one request's body has reserved, of the server and of its model's quota; released when the
+    context ends."""
 
-    __slots__ = ("_bodies", "size")
+    __slots__ = ("_bodies", "_is_counted", "quota", "size")
 
-    def __init__(self, bodies: BodyMemory) -> None:
+    def __init__(self, bodies: BodyMemory, quota: Quota | None = None) -> None:
         self._bodies = bodies
+        self.quota = quota
+        self._is_counted = False
+        """Whether the quota counts this request."""
         self.size = 0
 
     def __enter__(self) -> "BodyReservation":
@@ -105,12 +143,18 @@ class BodyReservation:
         bodies = self._bodies
         if bodies.held_bytes + size > bodies.all_bytes_max:
             raise bodies.full()
+        if self.quota is not None and not self._has_counted(self.quota, size):
+            raise self.quota.full(self.size, size)
         bodies.held_bytes += size
         self.size += size
 
     def drop(self) -> None:
         """Release all reserved bytes."""
         self._bodies.held_bytes -= self.size
+        if self.quota is not None and self._is_counted:
+            self.quota.held_bytes -= self.size
+            self.quota.requests -= 1
+            self._is_counted = False
         self.size = 0
 
     def has_taken(self, size: int) -> bool:
@@ -120,8 +164,20 @@ class BodyReservation:
         held_bytes = bodies.held_bytes + size
         if size > WHOLE_BYTES_MAX or size > bodies.each_bytes_max or held_bytes > bodies.all_bytes_max:
             return False
+        if self.quota is not None and not self._has_counted(self.quota, size):
+            return False
         bodies.held_bytes = held_bytes
         self.size += size
+        return True
+
+    def _has_counted(self, quota: Quota, size: int) -> bool:
+        """Count the request, once, and `size` more bytes of its body; returns whether the quota has room for them."""
+        is_new = not self._is_counted
+        if not quota.has_room(is_new, size):
+            return False
+        quota.requests += is_new
+        quota.held_bytes += size
+        self._is_counted = True
         return True
 
     async def read(self, incoming: Incoming, declared: int | None, *, asks_first: bool = False) -> bytes:
@@ -129,18 +185,16 @@ class BodyReservation:
 
         A client that waits for permission to send the body (`asks_first`, the HTTP header `Expect`) is refused at once.
         """
-        if declared is None:
-            return await self._gather(incoming)
         try:
-            if declared > self._bodies.each_bytes_max:
+            if declared is not None and declared > self._bodies.each_bytes_max:
                 raise self._bodies.too_large(declared)
-            if declared <= WHOLE_BYTES_MAX:
-                self.take(declared)
+            is_whole = declared is not None and declared <= WHOLE_BYTES_MAX
+            self.take(declared if declared is not None and is_whole else 0)
         except Refusal:
             if not asks_first:
                 await throw_away(incoming)
             raise
-        return await (incoming() if declared <= WHOLE_BYTES_MAX else self._gather(incoming))
+        return await (incoming() if is_whole else self._gather(incoming))
 
     async def _gather(self, incoming: AsyncIterable[bytes]) -> bytes:
         """Read a body in parts and reserve memory for each part."""
@@ -336,9 +390,11 @@ class HttpServer:
 
     async def __rsgi__(self, scope: Scope, wire: Wire) -> None:
         """Granian calls this for each request, in a new task."""
-        loop, inside = self._loop, self._inside
+        loop, inside, bodies = self._loop, self._inside, self._bodies
         assert loop is not None
-        exchange, hold = Exchange(scope, wire), BodyReservation(self._bodies)
+        exchange, hold = Exchange(scope, wire), BodyReservation(bodies)
+        if bodies.quotas:
+            hold.quota = bodies.quota_of(exchange.path)
         inside[exchange] = None
         try:
             length = exchange.headers.get("content-length")

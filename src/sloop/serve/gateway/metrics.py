@@ -1,39 +1,51 @@
-"""`/metrics`: the run state of a server in Prometheus' text format.
+"""`/metrics`: the state of a server's run in Prometheus' text format.
 
 All events of all worker processes reach one core, and the run state receives every event and action, so the numbers are
 exact across processes: nothing is sampled, merged or kept in shared memory. Names and units follow
 Prometheus' practices: base units, the unit in the name, `_total` for counters.
+
+The families are written here rather than by `prometheus_client`, which takes 7 µs for a row: with 200 models, each
+scrape would stop the event loop for some 20 ms.
 Source: Prometheus text exposition format 0.0.4.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from sloop.app.application import Application
+from sloop.app.graph import declared_name
 from sloop.runlog.cost import MICROCORES
-from sloop.runlog.fold import RunState
+from sloop.runlog.fold import Build, DeploymentState, Kept, VersionParts, VersionRecord
+from sloop.serve.gateway.http import BodyMemory
 from sloop.units import NS_PER_S, to_s
-from sloop.vocabulary import Life, Outcome
+from sloop.vocabulary import Life, Node, Outcome
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 START_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-SECONDS_KEPT: Final = 60
 DECISIONS_KEPT: Final = 10_000
 """For `/v2/sloop/decisions`; at one a second this covers almost three hours."""
+RECORDS_MAX: Final = 100
 SAMPLES_MAX: Final = 4_096
-"""Latencies and waits are added to histograms once there are this many, or at a scrape. A block takes some tenths of a
-millisecond; one at a time, every request would need two bisections in Python."""
+"""Latencies and waits are added to histograms once a version has this many, or at a scrape. A block takes some tenths
+of a millisecond; one at a time, every request would need two bisections in Python."""
 
-Labels = tuple[str, ...]
+Labels = str
+"""Labels as the text format has them: `model="digits",version="1"`."""
+
+
+def labelled(**labels: str) -> Labels:
+    """Labels with their values, escaped."""
+    return ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+
+
+def escaped(value: str) -> str:
+    """A label's value as the text format wants it."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class Histogram:
@@ -57,9 +69,9 @@ class Histogram:
 class Histograms(dict[Labels, Histogram]):
     """One histogram per combination of labels. Dividing by `scale` gives the unit of the metric."""
 
-    def __init__(self, name: str, about: str, labels: Labels, bounds: Sequence[float], scale: int = NS_PER_S) -> None:
+    def __init__(self, name: str, about: str, bounds: Sequence[float], scale: int = NS_PER_S) -> None:
         super().__init__()
-        self.name, self.about, self.labels, self.scale = name, about, labels, scale
+        self.name, self.about, self.scale = name, about, scale
         self._names = [*map(str, bounds), "+Inf"]
         self._bounds = [round(bound * scale) for bound in bounds]
 
@@ -67,150 +79,311 @@ class Histograms(dict[Labels, Histogram]):
         self[labels] = made = Histogram(self._bounds)
         return made
 
-    def drain(self, labels: Labels, samples: "array[int]") -> None:
-        """Count all samples, and empty their array."""
-        if samples:
+    def drain(self, labels: Labels, samples: "array[int]") -> int:
+        """Count all samples, and empty their array; returns how many there were."""
+        count = len(samples)
+        if count:
             self[labels].observe(samples)
             del samples[:]
+        return count
 
-    def family(self) -> Metric:
-        """As prometheus_client writes it: `(le, count of values ≤ le)`."""
-        family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
+    def discard(self, labels: Labels) -> None:
+        """Forget the histograms whose labels begin with these."""
+        for key in [key for key in self if key == labels or key.startswith(f"{labels},")]:
+            del self[key]
+
+    def family(self) -> "Family":
+        """As the text format has it: for each bound, the count of values up to it."""
+        family = Family(self.name, "histogram", self.about)
         for labels, histogram in self.items():
-            cumulative = zip(self._names, np.cumsum(histogram.counts).astype(float), strict=True)
-            family.add_metric(labels, list(cumulative), histogram.total / self.scale)
+            count, prefix = 0, f"{labels}," if labels else ""
+            for bound, more in zip(self._names, histogram.counts.tolist(), strict=True):
+                count += more
+                family.add(f'{prefix}le="{bound}"', count, "_bucket")
+            family.add(labels, count, "_count")
+            family.add(labels, histogram.total / self.scale, "_sum")
         return family
 
 
-class Metrics(Collector):
-    """The Prometheus metrics of a server. Every record must be appended to its run `state`. `others` are collectors of
-    metrics that the event log does not have, such as bytes of request bodies."""
+class Family:
+    """One metric with all its rows. `name` is without the `_total` of counters."""
 
-    def __init__(self, application: Application, *others: Collector) -> None:
-        self.state = RunState(
-            application.graph, seconds_kept=SECONDS_KEPT, decisions_kept=DECISIONS_KEPT, routes=False, service=True
+    __slots__ = ("_name", "lines")
+
+    def __init__(self, name: str, kind: str, about: str) -> None:
+        self._name = f"{name}_total" if kind == "counter" else name
+        self.lines = [f"# HELP {self._name} {about}", f"# TYPE {self._name} {kind}"]
+
+    def add(self, labels: Labels, value: float, suffix: str = "") -> None:
+        """Add a row."""
+        self.lines.append(f"{self._name}{suffix}{{{labels}}} {value}" if labels else f"{self._name}{suffix} {value}")
+
+
+class VersionLabels:
+    """The labels of a version of a model, of its stages, and of its batches and replicas; made once, because there may
+    be hundreds of models."""
+
+    __slots__ = ("model", "stages", "version")
+
+    def __init__(self, record: VersionRecord) -> None:
+        self.model = labelled(model=record.application)
+        self.version = labelled(model=record.application, version=record.version)
+        self.stages = {name: f"{self.version},{labelled(stage=declared_name(name))}" for name in record.run.stages}
+        """By the full name of the stage."""
+
+    def variant(self, key: tuple[str, str], hardware: str) -> Labels:
+        """The labels of a variant of a stage on a kind of hardware."""
+        return f"{self.stages[key[0]]},{labelled(variant=key[1], hardware=hardware)}"
+
+
+class Metrics:
+    """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of the memory
+    for request bodies, which the event log does not have.
+
+    `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[VersionParts],
+        bodies: BodyMemory,
+        *,
+        nodes: Iterable[Node] = (),
+        build: Build | None = None,
+    ) -> None:
+        self.state = DeploymentState(
+            parts,
+            nodes=nodes,
+            build=build,
+            kept=Kept(seconds=1, decisions=DECISIONS_KEPT, routes=False, service=True),
+            on_second=self._bound_samples,
         )
-        self.state.on_second = self._bound_samples
-        self._durations = Histograms(
-            "sloop_request_duration_seconds", "From sending to the end, by outcome.", ("outcome",), SECONDS
-        )
-        self._waits = Histograms("sloop_queue_wait_seconds", "From entering a queue to batch.", ("stage",), SECONDS)
-        per_variant = ("stage", "variant")
+        self._bodies = bodies
+        self._records_max = RECORDS_MAX
+        """With more versions than this, those that have ended are forgotten before the next scrape."""
+        self._labels: dict[str, VersionLabels] = {}
+        """By the key of a version."""
+        self._ended: dict[str, Counter[Outcome]] = {}
+        """By the key of a version, its ended requests by outcome."""
+        self._durations = Histograms("sloop_request_duration_seconds", "From sending to the end, by outcome.", SECONDS)
+        self._waits = Histograms("sloop_queue_wait_seconds", "From entering a queue to batch.", SECONDS)
         self._services = Histograms(
-            "sloop_service_time_seconds", "Forward pass of a batch, without transport.", per_variant, SECONDS
+            "sloop_service_time_seconds", "Forward pass of a batch, without transport.", SECONDS
         )
-        self._starts = Histograms(
-            "sloop_cold_start_seconds", "Steps of cold starts.", (*per_variant, "step"), START_SECONDS
-        )
-        self._resizes = Histograms("sloop_resize_seconds", "From order to effect.", ("stage",), SECONDS)
-        self._registry = CollectorRegistry(auto_describe=False)
-        for collector in (self, *others):
-            self._registry.register(collector)
+        self._starts = Histograms("sloop_cold_start_seconds", "Steps of cold starts.", START_SECONDS)
+        self._resizes = Histograms("sloop_resize_seconds", "From order to effect.", SECONDS)
+        self._plans = Histograms("sloop_plan_duration_seconds", "From the request of a plan to its arrival.", SECONDS)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        self._update()
+        lines = [line for family in self._families() for line in family.lines]
+        return "\n".join([*lines, ""]).encode()
 
-    @property
-    def ended(self) -> Counter[Outcome]:
-        """Ended requests by outcome."""
-        self._drain()
-        return Counter({outcome: int(self._durations[outcome.value,].counts.sum()) for outcome in Outcome})
+    def ended(self, model: str = "") -> Counter[Outcome]:
+        """Ended requests by outcome, of one model or of all that serve."""
+        self._update()
+        found: Counter[Outcome] = Counter()
+        for name in [model] if model else dict.fromkeys(record.application for record in self.state.records):
+            found += self._ended_of(name)
+        return found
 
-    @property
-    def attainment(self) -> float:
-        """Share of ended requests that were served by their deadline; 1 before the first end."""
-        ended = self.ended
-        return ended[Outcome.SERVED] / ended.total() if ended.total() else 1.0
+    def _ended_of(self, model: str) -> Counter[Outcome]:
+        """Of all versions of a model, also of those that have ended."""
+        labels = labelled(model=model)
+        durations = {outcome: self._durations.get(f'{labels},outcome="{outcome.value}"') for outcome in Outcome}
+        return Counter({outcome: int(found.counts.sum()) for outcome, found in durations.items() if found is not None})
 
-    def _bound_samples(self) -> None:
+    # Samples
+
+    def _labels_of(self, record: VersionRecord) -> VersionLabels:
+        found = self._labels.get(record.key)
+        if found is None:
+            found = self._labels[record.key] = VersionLabels(record)
+        return found
+
+    def _bound_samples(self, record: VersionRecord) -> None:
+        """At the end of a second in which a version had records."""
+        if len(self.state.records) > self._records_max:
+            self._forget_ended()
+            self._records_max = max(RECORDS_MAX, 2 * len(self.state.records))
+        run = record.run
+        waits = sum(len(stage.waits_ns) for stage in run.stages.values())
+        if len(run.served_ns) + sum(map(len, run.missed_ns.values())) + waits > SAMPLES_MAX:
+            self._drain(record)
+
+    def _update(self) -> None:
+        """Bring everything up to date, and forget versions that have ended."""
         state = self.state
-        waits = sum(len(stage.waits_ns) for stage in state.stages.values())
-        if len(state.served_ns) + sum(map(len, state.missed_ns.values())) + waits > SAMPLES_MAX:
-            self._drain()
+        state.advance()
+        self._plans.drain("", state.plan_ns)
+        for record in state.records:
+            self._drain(record)
+        self._forget_ended()
 
-    def _drain(self) -> None:
-        """Sort the samples of the run state into histograms."""
-        state = self.state
+    def _drain(self, record: VersionRecord) -> None:
+        """Sort the samples of a version into histograms."""
+        run, labels = record.run, self._labels_of(record)
+        ended = self._ended.setdefault(record.key, Counter())
         for outcome, samples in (
-            (Outcome.SERVED, state.served_ns),
-            (Outcome.LATE, state.late_ns),
-            *state.missed_ns.items(),
+            (Outcome.SERVED, run.served_ns),
+            (Outcome.LATE, run.late_ns),
+            *run.missed_ns.items(),
         ):
-            self._durations.drain((outcome.value,), samples)
-        for name, stage in state.stages.items():
-            self._waits.drain((name,), stage.waits_ns)
-        for group in state.groups.values():
-            self._services.drain(group.key, group.service_ns)
+            if samples:
+                ended[outcome] += self._durations.drain(f'{labels.model},outcome="{outcome.value}"', samples)
+        for name, stage in run.stages.items():
+            self._waits.drain(labels.stages[name], stage.waits_ns)
+        for group in run.groups.values():
+            if group.service_ns:
+                self._services.drain(labels.variant(group.key, group.hardware), group.service_ns)
             group.durations_ns.clear()
             group.resized_ns.clear()
-        for key, samples in state.cold_start_ns.items():
-            self._starts.drain(key, samples)
-        for name, samples in state.resize_ns.items():
-            self._resizes.drain((name,), samples)
+        for (name, variant, step), samples in run.cold_start_ns.items():
+            self._starts.drain(f"{labels.stages[name]},{labelled(variant=variant, step=step)}", samples)
+        for name, samples in run.resize_ns.items():
+            self._resizes.drain(labels.stages[name], samples)
 
-    def collect(self) -> Iterator[Metric]:
-        """All metric families; prometheus_client calls this."""
-        state, ended = self.state, self.ended
-        requests = CounterMetricFamily("sloop_requests", "Requests ended, by outcome.", labels=["outcome"])
-        for outcome, count in ended.items():
-            requests.add_metric([outcome.value], count)
-        yield requests
-        yield GaugeMetricFamily(
-            "sloop_attainment_ratio", "Served by the deadline, of all ended since the start.", value=self.attainment
-        )
-        yield GaugeMetricFamily("sloop_requests_open", "Requests that have not ended.", value=len(state.open))
-        queued = {name: state.queued(name) for name in state.stages}
-        yield self._by_stage("sloop_queue_length", "Requests that wait.", queued)
+    def _forget_ended(self) -> None:
+        """Forget versions that have ended, but not the requests that they served: counters of a model never fall."""
+        state = self.state
+        ended = [record for record in state.records if record.has_ended]
+        for record in ended:
+            self._drain(record)
+            state.forget(record)
+            labels = self._labels.pop(record.key)
+            del self._ended[record.key]
+            for histograms in (self._waits, self._services, self._starts, self._resizes):
+                histograms.discard(labels.version)
+        present = {record.application for record in state.records}
+        for model in {record.application for record in ended} - present:
+            self._durations.discard(labelled(model=model))
+
+    # Families
+
+    def _families(self) -> Iterator[Family]:
+        models: dict[str, list[VersionRecord]] = {}
+        for record in self.state.versions.values():
+            models.setdefault(record.application, []).append(record)
+        yield from self._request_families(models)
+        yield from self._version_families()
+        yield from self._stage_families()
         for histograms in (self._durations, self._waits, self._sizes(), self._services, self._starts, self._resizes):
             yield histograms.family()
         yield from self._replica_families()
-        for name, about, counts in (
-            ("sloop_batches_failed", "Batches on which the model raised.", state.failed_batches),
-            ("sloop_replicas_lost", "Replicas that went without being asked.", state.lost_replicas),
-        ):
-            family = CounterMetricFamily(name, about, labels=["stage", "variant"])
-            for key, count in counts.items():
-                family.add_metric(key, count)
-            yield family
-        drops = CounterMetricFamily("sloop_drops", "Requests given up, by the stage they waited at.", labels=["stage"])
-        for name, stage in state.stages.items():
-            drops.add_metric([name], stage.dropped)
-        yield drops
-        decisions = CounterMetricFamily("sloop_decisions", "Decisions, by kind.", labels=["kind"])
-        for kind, count in state.decisions.items():
-            decisions.add_metric([kind], count)
-        yield decisions
+        yield from self._cluster_families()
+        yield from self._body_families()
+
+    def _request_families(self, models: Mapping[str, Sequence[VersionRecord]]) -> Iterator[Family]:
+        requests = Family("sloop_requests", "counter", "Requests ended, by outcome.")
+        attainment = Family("sloop_attainment_ratio", "gauge", "Served by the deadline, of all ended since the start.")
+        waiting = Family("sloop_requests_open", "gauge", "Requests that have not ended.")
+        for model, records in models.items():
+            labels, ended = labelled(model=model), self._ended_of(model)
+            for outcome in Outcome:
+                requests.add(f'{labels},outcome="{outcome.value}"', ended[outcome])
+            total = ended.total()
+            attainment.add(labels, ended[Outcome.SERVED] / total if total else 1.0)
+            waiting.add(labels, sum(len(record.run.open) for record in records))
+        yield from (requests, attainment, waiting)
+
+    def _version_families(self) -> Iterator[Family]:
+        share = Family("sloop_version_share", "gauge", "Fraction of the model's requests that the version gets.")
+        rollout = Family("sloop_version_state", "gauge", "1 for the state of the version's rollout.")
+        requests = Family("sloop_version_requests", "counter", "Requests that the version has ended, by outcome.")
+        for record in self.state.versions.values():
+            labels, ended = self._labels_of(record).version, self._ended[record.key]
+            share.add(labels, record.share)
+            rollout.add(f'{labels},state="{record.state.value}"', 1)
+            for outcome in Outcome:
+                requests.add(f'{labels},outcome="{outcome.value}"', ended[outcome])
+        rollouts = Family("sloop_rollouts", "counter", "States that versions have entered.")
+        for (model, state), count in self.state.rollouts.items():
+            rollouts.add(labelled(model=model, state=state.value), count)
+        yield from (share, rollout, requests, rollouts)
+
+    def _stage_families(self) -> Iterator[Family]:
+        queued = Family("sloop_queue_length", "gauge", "Requests that wait.")
+        drops = Family("sloop_drops", "counter", "Requests given up, by the stage they waited at.")
+        allocated = Family("sloop_cores_allocated", "gauge", "Cores held by replicas.")
+        in_use = Family("sloop_cores_in_use", "gauge", "Cores of replicas that run a batch.")
+        core_seconds = Family("sloop_core_seconds", "counter", "Cores held, over time.")
+        for record in self.state.versions.values():
+            run, stages = record.run, self._labels_of(record).stages
+            busy: dict[str, float] = {}
+            for replica in run.batches():
+                busy[replica.spec.stage] = busy.get(replica.spec.stage, 0.0) + replica.cores
+            for name, stage in run.stages.items():
+                labels = stages[name]
+                queued.add(labels, run.queued(name))
+                drops.add(labels, stage.dropped)
+                allocated.add(labels, run.cost.microcores.get(name, 0) / MICROCORES)
+                in_use.add(labels, busy.get(name, 0.0))
+                core_seconds.add(labels, to_s(run.cost.microcore_ns.get(name, 0)) / MICROCORES)
+        yield from (queued, drops, allocated, in_use, core_seconds)
 
     def _sizes(self) -> Histograms:
-        sizes = Histograms("sloop_batch_size", "Requests per batch started.", ("stage", "variant"), SIZES, scale=1)
-        for group in self.state.groups.values():
-            if group.sizes:
-                sizes[group.key].observe([*group.sizes], [*group.sizes.values()])
+        sizes = Histograms("sloop_batch_size", "Requests per batch started.", SIZES, scale=1)
+        for record in self.state.versions.values():
+            labels = self._labels_of(record)
+            for group in record.run.groups.values():
+                if group.sizes:
+                    sizes[labels.variant(group.key, group.hardware)].observe([*group.sizes], [*group.sizes.values()])
         return sizes
 
-    def _replica_families(self) -> Iterator[Metric]:
-        state = self.state
-        lives = Counter((*replica.group.key, replica.life.value) for replica in state.replicas.values())
-        replicas = GaugeMetricFamily("sloop_replicas", "Replicas by life.", labels=["stage", "variant", "life"])
-        for key in sorted({replica.group.key for replica in state.replicas.values()}):
-            for life in Life:
-                replicas.add_metric((*key, life.value), lives[*key, life.value])
-        yield replicas
-        state.cost.charge(state.now_ns)
-        allocated = {name: microcores / MICROCORES for name, microcores in state.cost.microcores.items()}
-        busy = dict.fromkeys(state.stages, 0.0)
-        for replica in state.batches():
-            busy[replica.spec.stage] += replica.cores
-        yield self._by_stage("sloop_cores_allocated", "Cores held by replicas.", allocated)
-        yield self._by_stage("sloop_cores_in_use", "Cores of replicas that run a batch.", busy)
-        core_seconds = CounterMetricFamily("sloop_core_seconds", "Cores held, over time.", labels=["stage"])
-        for name in state.stages:
-            core_seconds.add_metric([name], to_s(state.cost.microcore_ns.get(name, 0)) / MICROCORES)
-        yield core_seconds
+    def _replica_families(self) -> Iterator[Family]:
+        replicas = Family("sloop_replicas", "gauge", "Replicas by life.")
+        failed = Family("sloop_batches_failed", "counter", "Batches on which the model raised.")
+        lost = Family("sloop_replicas_lost", "counter", "Replicas that went without being asked.")
+        for record in self.state.versions.values():
+            run, labels = record.run, self._labels_of(record)
+            lives: dict[Labels, Counter[Life]] = {}
+            for replica in run.replicas.values():
+                key = labels.variant(replica.group.key, replica.group.hardware)
+                lives.setdefault(key, Counter())[replica.life] += 1
+            for key, counts in sorted(lives.items()):
+                for life in Life:
+                    replicas.add(f'{key},life="{life.value}"', counts[life])
+            for family, found in ((failed, run.failed_batches), (lost, run.lost_replicas)):
+                for (name, variant), count in found.items():
+                    family.add(f"{labels.stages[name]},{labelled(variant=variant)}", count)
+        yield from (replicas, failed, lost)
 
-    def _by_stage(self, name: str, about: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(name, about, labels=["stage"])
-        for stage in self.state.stages:
-            family.add_metric([stage], values.get(stage, 0))
-        return family
+    def _cluster_families(self) -> Iterator[Family]:
+        state = self.state
+        decisions = Family("sloop_decisions", "counter", 'Decisions, by kind; about no single model with model="".')
+        counts: Counter[tuple[str, str]] = Counter()
+        for (key, kind), count in state.decisions.items():
+            counts[key.partition("@")[0], kind] += count
+        for (model, kind), count in counts.items():
+            decisions.add(labelled(model=model, kind=kind), count)
+        yield decisions
+        yield self._plans.family()
+        nodes = Family("sloop_nodes", "gauge", "Nodes by kind of hardware and state.")
+        there = Counter((each.node.hardware, each.state.value) for each in state.nodes.records.values())
+        for (hardware, life), count in sorted(there.items()):
+            nodes.add(labelled(hardware=hardware, state=life), count)
+        held = Family("sloop_node_seconds", "counter", "Nodes held, over time.")
+        money = Family("sloop_node_usd", "counter", "What the nodes have cost, in US dollars.")
+        for row in state.nodes.rows():
+            held.add(labelled(hardware=row.hardware), row.held_s)
+            money.add(labelled(hardware=row.hardware), row.usd)
+        yield from (nodes, held, money)
+
+    def _body_families(self) -> Iterator[Family]:
+        bodies = self._bodies
+        held = Family("sloop_body_bytes", "gauge", "Bytes of requests held by the gateway.")
+        held.add("", bodies.held_bytes)
+        refused = Family(
+            "sloop_bodies_refused", "counter", "Requests rejected because of the size of their body or of all bodies."
+        )
+        for bound in ("each", "all"):
+            refused.add(labelled(bound=bound), bodies.refused[bound])
+        yield from (held, refused)
+        of_model = Family("sloop_model_body_bytes", "gauge", "Bytes of requests to a model that has a limit.")
+        over = Family("sloop_model_refused", "counter", "Requests rejected because of a limit of their model.")
+        for model, quota in bodies.quotas.items():
+            of_model.add(labelled(model=model), quota.held_bytes)
+            for bound in ("requests", "bytes"):
+                over.add(labelled(model=model, bound=bound), quota.refused[bound])
+        yield from (of_model, over)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the REST interface for one application: its inputs, outputs, types and shapes.
+"""The OpenAPI 3.1 description of the REST interface: for each model its inputs, outputs, types and shapes.
 
 Tests fuzz the server with it, so that the description matches the server.
 Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
@@ -9,7 +9,7 @@ from typing import Final
 
 from sloop.serve.gateway import service as offered
 from sloop.serve.gateway.inputs import MS_MAX
-from sloop.serve.gateway.service import InferenceService
+from sloop.serve.gateway.service import NAMES_MAX, InferenceService, Model
 from sloop.tensor import Port
 
 Schema = dict[str, object]
@@ -40,39 +40,54 @@ REASONS: Final = {
     413: "The body is larger than this server takes.",
     415: "The body is compressed.",
     500: "The model failed on this request.",
-    503: "Rejected by admission, or not ready; see Retry-After.",
+    503: "Rejected by admission or a limit, or not ready; see Retry-After.",
     504: "Dropped: its deadline could not be met.",
 }
 
 
 def describe(service: InferenceService) -> Schema:
-    """The complete description."""
-    name = service.model
-    model = f"/v2/models/{name}"
+    """The complete description, with the models and versions that serve now."""
     answers: Schema = {"type": "object"}
+    of_one = query("model", "Only this model.", {"type": "string"})
     paths: Schema = {
         "/v2": get("Server metadata", having(name="string", version="string", extensions="array")),
         "/v2/health/live": get("Whether the server runs", having(live="boolean"), needs_key=False),
-        "/v2/health/ready": get("Whether it would infer", having(ready="boolean"), 503, needs_key=False),
+        "/v2/health/ready": get("Whether every model would infer", having(ready="boolean"), 503, needs_key=False),
+        "/v2/models": get("The models with their versions and states", having(models="array")),
         "/metrics": get("Prometheus metrics", {"type": "string"}, media="text/plain"),
         "/openapi.json": get("This description", answers),
         "/v2/sloop/openapi": get("This description", answers),
-        "/v2/sloop/state": get("Stages, replicas and plan as they are now", answers),
-        "/v2/sloop/decisions": get("The last decisions with their reasons", answers, 400, parameters=[limit()]),
+        "/v2/sloop/state": get("Models, replicas, plans and nodes as they are now", answers, 404, parameters=[of_one]),
+        "/v2/sloop/decisions": get(
+            "The last decisions with their reasons", answers, 400, 404, parameters=[limit(), of_one]
+        ),
     }
-    for base in (model, f"{model}/versions/{offered.MODEL_VERSION}"):
-        paths[base] = get("Model metadata", having(name="string", platform="string", inputs="array", outputs="array"))
-        paths[f"{base}/ready"] = get("Whether the model would infer", having(name="string", ready="boolean"), 503)
-        paths[f"{base}/infer"] = infer(service)
+    for name, model in service.models.items():
+        pages = model_pages(model)
+        for version in ("", *service.pages.versions(name)):
+            base = f"/v2/models/{name}/versions/{version}" if version else f"/v2/models/{name}"
+            paths |= {f"{base}{path}": page for path, page in pages.items()}
+    names = ", ".join(service.models) if len(service.models) <= NAMES_MAX else f"{len(service.models)} models"
     description: Schema = {
         "openapi": "3.1.0",
-        "info": {"title": f"{name}, served by sloop", "version": offered.SERVER_VERSION},
+        "info": {"title": f"{names}, served by sloop", "version": offered.SERVER_VERSION},
         "paths": paths,
     }
     if service.api_key:
         description["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
         description["security"] = [{"key": []}]
     return description
+
+
+def model_pages(model: Model) -> dict[str, Schema]:
+    """The paths of one model, by what follows its name or version."""
+    metadata = having(name="string", versions="array", platform="string", inputs="array", outputs="array")
+    readiness = having(name="string", ready="boolean", state="string")
+    return {
+        "": get("Model metadata", metadata, 404),
+        "/ready": get("Whether the model would infer", readiness, 404, 503),
+        "/infer": infer(model),
+    }
 
 
 def get(
@@ -94,14 +109,15 @@ def get(
     return {"get": operation}
 
 
-def infer(service: InferenceService) -> Schema:
+def infer(model: Model) -> Schema:
     """The path for inference, with the method POST."""
-    validator, ports = service.validator, service.validator.signature.inputs
+    signature = model.validator.signature
+    ports = signature.inputs
     output: Schema = {
         "type": "object",
         "required": ["name"],
         "properties": {
-            "name": {"enum": [port.name for port in validator.signature.outputs]},
+            "name": {"enum": [port.name for port in signature.outputs]},
             "parameters": or_null(TENSOR_PARAMETERS),
         },
     }
@@ -125,7 +141,7 @@ def infer(service: InferenceService) -> Schema:
         "type": "object",
         "required": ["model_name", "outputs"],
         "properties": {
-            "model_name": {"const": service.model},
+            "model_name": {"const": model.name},
             "model_version": {"type": "string"},
             "id": {"type": "string"},
             "outputs": {"type": "array", "items": {"type": "object", "required": ["name", "datatype", "shape"]}},
@@ -147,7 +163,7 @@ def infer(service: InferenceService) -> Schema:
                 header("Inference-Header-Content-Length", "Bytes of JSON before binary tensors.", "integer", 0, None),
             ],
             "requestBody": {"required": True, "content": {"application/json": body}},
-            "responses": outputs | errors(400, 401, 405, 413, 415, 500, 503, 504),
+            "responses": outputs | errors(400, 401, 404, 405, 413, 415, 500, 503, 504),
         }
     }
 
@@ -202,8 +218,12 @@ def header(name: str, description: str, kind: str, minimum: float, maximum: floa
 
 def limit() -> Schema:
     """The query parameter `limit`: the number of decisions to show."""
-    schema: Schema = {"type": "integer", "minimum": 1, "maximum": 10_000}
-    return {"name": "limit", "in": "query", "required": False, "schema": schema}
+    return query("limit", "How many decisions.", {"type": "integer", "minimum": 1, "maximum": 10_000})
+
+
+def query(name: str, description: str, schema: Schema) -> Schema:
+    """An optional query parameter."""
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 
 def errors(*statuses: int) -> Schema:

@@ -1,19 +1,20 @@
-"""The Open Inference Protocol v2 over REST: routes, headers and status codes of an `InferenceService`.
+"""The Open Inference Protocol v2 over REST: paths, headers and status codes of an `InferenceService`.
 
 Every request is answered, and every answer that is not a success is `{"error": …}`. Source: Open Inference Protocol v2,
 "HTTP/REST"; docs/serving.md lists the status codes and headers.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
 
 from sloop.serve.gateway import service as offered
-from sloop.serve.gateway.http import Exchange
+from sloop.serve.gateway.http import MODELS, Exchange
 from sloop.serve.gateway.inputs import ELAPSED, HEADER_LENGTH, SLO, ParsedRequest, budget_ns, read, write
 from sloop.serve.gateway.openapi import describe
 from sloop.serve.gateway.refusal import Refusal, bad, refusal_of
@@ -27,12 +28,15 @@ MET: Final = ("x-slo-met", "true")
 NOT_MET: Final = ("x-slo-met", "false")
 EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 OCTETS: Final = "application/octet-stream"
+VERSIONS: Final = "versions/"
 DECISIONS: Final = 100
 DECISIONS_MAX: Final = 10_000
 
 _log = logging.getLogger(__name__)
 
-Answer = Callable[[Exchange], None]
+Page = Callable[[Exchange], None]
+ModelPage = Callable[[Exchange, str, str], None]
+"""Answers a request about a model, given its name and version; the version is empty if the path has none."""
 
 
 class Rest:
@@ -40,83 +44,103 @@ class Rest:
 
     def __init__(self, service: InferenceService) -> None:
         self.service = service
-        self._openapi = msgspec.json.encode(describe(service))
-        self._routes = self._route()
-
-    def answer(self, exchange: Exchange) -> None:
-        """Answer a complete request, now or later. Never raises."""
-        try:
-            if self.service.api_key and not exchange.path.startswith("/v2/health/"):
-                self._authorise(exchange)
-            verbs = self._routes.get(exchange.path)
-            if verbs is None:
-                raise self._unknown_path(exchange.path)
-            answer = verbs.get(exchange.method)
-            if answer is None:
-                allowed = ", ".join(verbs)
-                refusal = Refusal(405, f"{exchange.path} does not support {exchange.method}", f"use {allowed}")
-                exchange.reply_error(405, refusal.what, refusal.fix, headers=(("allow", allowed),))
-                return
-            answer(exchange)
-        except Refusal as refusal:
-            exchange.refuse(refusal)
-        except Exception as error:
-            self._break(exchange, error)
-
-    def _route(self) -> Mapping[str, Mapping[str, Answer]]:
-        model = f"/v2/models/{self.service.model}"
-        gets: dict[str, Answer] = {
+        self._openapi: tuple[object, bytes] = (None, b"")
+        """The models and versions that the description was last made for, and the description."""
+        pages: dict[str, Page] = {
             "/v2": self._server,
             "/v2/": self._server,
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
+            "/v2/models": self._models,
             "/metrics": self._metrics,
             "/openapi.json": self._description,
             "/v2/sloop/openapi": self._description,
             "/v2/sloop/state": self._state,
             "/v2/sloop/decisions": self._decisions,
         }
-        posts: dict[str, Answer] = {}
-        for path in (model, f"{model}/versions/{offered.MODEL_VERSION}"):
-            gets[path] = self._model
-            gets[f"{path}/ready"] = self._model_ready
-            posts[f"{path}/infer"] = self._infer
-        return {path: {"GET": answer, "HEAD": answer} for path, answer in gets.items()} | {
-            path: {"POST": answer} for path, answer in posts.items()
+        self.pages: Mapping[str, Mapping[str, Page]] = {
+            path: {"GET": page, "HEAD": page} for path, page in pages.items()
         }
+        """By path and method."""
+        self.model_pages: Mapping[str, Mapping[str, ModelPage]] = {
+            "": {"GET": self._model, "HEAD": self._model},
+            "ready": {"GET": self._model_ready, "HEAD": self._model_ready},
+            "infer": {"POST": self._infer},
+        }
+        """By what follows the name, or the version, of the model, and by method. There is no table of all models: they
+        come and go."""
 
-    def _unknown_path(self, path: str) -> Refusal:
-        parts = path.split("/")
-        if path.startswith("/v2/models/") and len(parts) > 3:
-            try:
-                self.service.check_model(parts[3], parts[5] if len(parts) > 5 and parts[4] == "versions" else "")
-            except Refusal as refusal:
-                return refusal
-        return Refusal(404, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
+    def answer(self, exchange: Exchange) -> None:
+        """Answer a complete request, now or later. Never raises."""
+        path, method = exchange.path, exchange.method
+        try:
+            if self.service.api_key and not path.startswith("/v2/health/"):
+                self._authorise(exchange)
+            if path.startswith(MODELS):
+                name, _, rest = path[len(MODELS) :].partition("/")
+                version = ""
+                if rest.startswith(VERSIONS):
+                    version, _, rest = rest[len(VERSIONS) :].partition("/")
+                model_verbs = self.model_pages.get(rest)
+                if model_verbs is None:
+                    raise self._unknown_path(path, name, version)
+                if method not in model_verbs:
+                    self._refuse_method(exchange, model_verbs)
+                else:
+                    model_verbs[method](exchange, name, version)
+            else:
+                verbs = self.pages.get(path)
+                if verbs is None:
+                    raise self._unknown_path(path)
+                if method not in verbs:
+                    self._refuse_method(exchange, verbs)
+                else:
+                    verbs[method](exchange)
+        except Refusal as refusal:
+            exchange.refuse(refusal)
+        except Exception as error:
+            self._break(exchange, error)
+
+    def _refuse_method(self, exchange: Exchange, verbs: Iterable[str]) -> None:
+        allowed = ", ".join(verbs)
+        what = f"{exchange.path} does not support {exchange.method}"
+        exchange.reply_error(HTTPStatus.METHOD_NOT_ALLOWED, what, f"use {allowed}", headers=(("allow", allowed),))
+
+    def _unknown_path(self, path: str, name: str = "", version: str = "") -> Refusal:
+        if name:
+            self.service.readiness(name, version)  # raises a refusal that says more
+        return Refusal(HTTPStatus.NOT_FOUND, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
 
     def _authorise(self, exchange: Exchange) -> None:
         self.service.authorise(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
 
-    def _infer(self, exchange: Exchange) -> None:
-        headers = exchange.headers
+    def _infer(self, exchange: Exchange, name: str, version: str) -> None:
+        service, headers = self.service, exchange.headers
+        model = service.models.get(name)
+        if model is None or version:
+            model = service.model(name, version)
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding != "identity":
             raise Refusal(415, f"content-encoding: {quoted(encoding)} is not supported", "send the body uncompressed")
-        wanted = read(exchange.body, headers.get(HEADER_LENGTH), self.service.validator)
+        wanted = read(exchange.body, headers.get(HEADER_LENGTH), model.validator)
         exchange.body = b""
         slo_ns, elapsed_ns = budget_ns(
             headers.get(SLO, wanted.parameters.get(SLO)),
             headers.get(ELAPSED, wanted.parameters.get(ELAPSED)),
         )
-        submitter = self.service.submitter
-        on_end = partial(self._end, exchange, wanted)
-        request = submitter.submit(
-            wanted.tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, began_ns=exchange.began_ns, on_end=on_end
+        request = service.sink.submit(
+            wanted.tensors,
+            application=name,
+            version=version,
+            slo_ns=slo_ns,
+            elapsed_ns=elapsed_ns,
+            began_ns=exchange.began_ns,
+            on_end=partial(self._end, exchange, name, wanted),
         )
         if exchange.is_open:
-            exchange.on_gone = partial(submitter.cancel, request)
+            exchange.on_gone = partial(service.sink.cancel, request)
 
-    def _end(self, exchange: Exchange, wanted: ParsedRequest, ended: RequestResult) -> None:
+    def _end(self, exchange: Exchange, name: str, wanted: ParsedRequest, ended: RequestResult) -> None:
         """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
         if not exchange.is_open:
             return
@@ -124,7 +148,7 @@ class Rest:
             outcome = ended.outcome
             if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
                 raise refusal_of(ended)
-            body, json_bytes = write(self.service.model, offered.MODEL_VERSION, wanted, ended.outputs)
+            body, json_bytes = write(name, ended.version, wanted, ended.outputs)
             met = MET if outcome is Outcome.SERVED else NOT_MET
             if json_bytes is None:
                 exchange.reply(200, body, headers=(met,))
@@ -147,24 +171,26 @@ class Rest:
         say(exchange, {"live": True})
 
     def _ready(self, exchange: Exchange) -> None:
-        self._say_ready(exchange, {})
+        say_ready(exchange, self.service.pages.unready())
 
-    def _model_ready(self, exchange: Exchange) -> None:
-        self._say_ready(exchange, {"name": self.service.model})
+    def _model_ready(self, exchange: Exchange, name: str, version: str) -> None:
+        readiness = self.service.readiness(name, version)
+        named = {"name": name, "version": version} if version else {"name": name}
+        say_ready(exchange, readiness.why, **named, state=readiness.state.value)
 
-    def _say_ready(self, exchange: Exchange, names: Mapping[str, object]) -> None:
-        why = self.service.unready()
-        if why:
-            body = {**names, "ready": False, "error": f"not ready: {why}; help: ask again in a moment"}
-            exchange.reply(503, msgspec.json.encode(body), headers=(("retry-after", "1"),))
-        else:
-            say(exchange, {**names, "ready": True})
+    def _models(self, exchange: Exchange) -> None:
+        models = []
+        for name in self.service.models:
+            readiness = self.service.readiness(name)
+            versions = self.service.pages.versions(name)
+            models.append({"name": name, "versions": versions, "ready": readiness.is_ready, "state": readiness.state})
+        say(exchange, {"models": models})
 
-    def _model(self, exchange: Exchange) -> None:
-        signature = self.service.validator.signature
+    def _model(self, exchange: Exchange, name: str, version: str) -> None:
+        signature = self.service.model(name, version).validator.signature
         body = {
-            "name": self.service.model,
-            "versions": [offered.MODEL_VERSION],
+            "name": name,
+            "versions": self.service.pages.versions(name),
             "platform": offered.PLATFORM,
             "inputs": list(map(of_port, signature.inputs)),
             "outputs": list(map(of_port, signature.outputs)),
@@ -172,19 +198,44 @@ class Rest:
         say(exchange, body)
 
     def _metrics(self, exchange: Exchange) -> None:
-        exchange.reply(200, self.service.metrics(), content_type=EXPOSITION)
+        exchange.reply(200, self.service.pages.metrics(), content_type=EXPOSITION)
 
     def _description(self, exchange: Exchange) -> None:
-        exchange.reply(200, self._openapi)
+        versions = [(name, *self.service.pages.versions(name)) for name in self.service.models]
+        if self._openapi[0] != versions:
+            self._openapi = versions, msgspec.json.encode(describe(self.service))
+        exchange.reply(200, self._openapi[1])
 
     def _state(self, exchange: Exchange) -> None:
-        exchange.reply(200, self.service.state())
+        exchange.reply(200, self.service.pages.state(self._model_asked(options_of(exchange))))
 
     def _decisions(self, exchange: Exchange) -> None:
-        text = parse_qs(exchange.query_string, keep_blank_values=True).get("limit", [str(DECISIONS)])[-1]
+        options = options_of(exchange)
+        text = options.get("limit", str(DECISIONS))
         if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= DECISIONS_MAX):
             raise bad("limit", f"{quoted(text)} is not a number of decisions", f"ask for 1 to {DECISIONS_MAX}")
-        exchange.reply(200, self.service.decisions(int(text)))
+        exchange.reply(200, self.service.pages.decisions(int(text), self._model_asked(options)))
+
+    def _model_asked(self, options: Mapping[str, str]) -> str:
+        """The model in the query; empty for all. Raises a 404 if there is no such model."""
+        name = options.get("model", "")
+        if "model" in options and name not in self.service.models:
+            raise self.service.unknown(name)
+        return name
+
+
+def options_of(exchange: Exchange) -> dict[str, str]:
+    """The options in the query string; of a repeated one, the last value."""
+    return {key: values[-1] for key, values in parse_qs(exchange.query_string, keep_blank_values=True).items()}
+
+
+def say_ready(exchange: Exchange, why: str, **fields: object) -> None:
+    """Answer 200 if `why` is empty, otherwise 503 with the reason."""
+    if not why:
+        say(exchange, {**fields, "ready": True})
+        return
+    body = {**fields, "ready": False, "error": f"not ready: {why}; help: ask again in a moment"}
+    exchange.reply(503, msgspec.json.encode(body), headers=(("retry-after", "1"),))
 
 
 def say(exchange: Exchange, body: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from sloop.errors import MachineError
 from sloop.serve.gateway import service as offered
-from sloop.serve.gateway.http import BodyMemory, BodyReservation, refused_port
-from sloop.serve.gateway.inputs import ELAPSED, SLO, budget_ns, check_raw, pack
+from sloop.serve.gateway.http import BodyReservation, refused_port
+from sloop.serve.gateway.inputs import ELAPSED, SLO, InputValidator, budget_ns, check_raw, pack
 from sloop.serve.gateway.refusal import Refusal, bad, refusal_of
 from sloop.serve.gateway.service import InferenceService
 from sloop.serve.protocols import RequestResult
@@ -195,6 +195,7 @@ CONTENTS: Final = {
 """The field that holds the elements of a datatype; FP16 and BF16 are sent as raw bytes only."""
 HEADROOM_BYTES: Final = 64 * 1024
 """Extra bytes of a message for names, shapes and parameters."""
+INFER: Final = "ModelInfer"
 KEYLESS: Final = frozenset({"ServerLive", "ServerReady"})
 
 _log = logging.getLogger(__name__)
@@ -203,14 +204,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Rpc:
-    """A gRPC server for one application. At most `requests_max` calls are open; gRPC rejects more
-    (RESOURCE_EXHAUSTED)."""
+    """A gRPC server. At most `requests_max` calls are open; gRPC rejects more (RESOURCE_EXHAUSTED)."""
 
-    def __init__(self, service: InferenceService, *, bodies: BodyMemory, requests_max: int) -> None:
+    def __init__(self, service: InferenceService, *, requests_max: int) -> None:
         self.service = service
-        self._bodies = bodies
         self._requests_max = requests_max
-        self._limit_bytes = bodies.each_bytes_max + HEADROOM_BYTES
+        self._limit_bytes = service.bodies.each_bytes_max + HEADROOM_BYTES
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -254,12 +253,15 @@ class Rpc:
     ) -> object:
         """Run one method; convert refusals and unexpected exceptions to gRPC errors."""
         refusal: Refusal
+        bodies = self.service.bodies
+        request: Any
         request, size = sized
         try:
             if self.service.api_key and method not in KEYLESS:
                 metadata = metadata_of(context)
                 self.service.authorise(metadata.get("authorization"), metadata.get("x-api-key"))
-            with BodyReservation(self._bodies) as hold:
+            quota = bodies.quotas.get(request.model_name) if bodies.quotas and method == INFER else None
+            with BodyReservation(bodies, quota) as hold:
                 hold.take(size)
                 return await answer(request, context)
         except Refusal as found:
@@ -276,11 +278,12 @@ class Rpc:
         return message_class("ServerLiveResponse")(live=True)
 
     async def _ServerReady(self, _request: object, _context: Context) -> object:
-        return message_class("ServerReadyResponse")(ready=not self.service.unready())
+        return message_class("ServerReadyResponse")(ready=not self.service.pages.unready())
 
-    async def _ModelReady(self, request: Any, _context: Context) -> object:  # noqa: ANN401
-        self.service.check_model(request.name, request.version)
-        return message_class("ModelReadyResponse")(ready=not self.service.unready())
+    async def _ModelReady(self, request: Any, context: Context) -> object:  # noqa: ANN401
+        readiness = self.service.readiness(request.name, request.version)
+        context.set_trailing_metadata((("x-sloop-state", readiness.state.value),))
+        return message_class("ModelReadyResponse")(ready=readiness.is_ready)
 
     async def _ServerMetadata(self, _request: object, _context: Context) -> object:
         return message_class("ServerMetadataResponse")(
@@ -288,11 +291,10 @@ class Rpc:
         )
 
     async def _ModelMetadata(self, request: Any, _context: Context) -> object:  # noqa: ANN401
-        self.service.check_model(request.name, request.version)
-        signature = self.service.validator.signature
+        signature = self.service.model(request.name, request.version).validator.signature
         return message_class("ModelMetadataResponse")(
-            name=self.service.model,
-            versions=[offered.MODEL_VERSION],
+            name=request.name,
+            versions=self.service.pages.versions(request.name),
             platform=offered.PLATFORM,
             inputs=list(map(of_port, signature.inputs)),
             outputs=list(map(of_port, signature.outputs)),
@@ -300,86 +302,95 @@ class Rpc:
 
     async def _ModelInfer(self, request: Any, context: Context) -> object:  # noqa: ANN401
         began_ns = time.monotonic_ns()
-        self.service.check_model(request.model_name, request.model_version)
-        validator = self.service.validator
-        tensors = validator.complete(self._inputs(request))
+        model = self.service.model(request.model_name, request.model_version)
+        validator = model.validator
+        tensors = validator.complete(inputs_of(request, validator))
         names = [validator.output(out.name, f"outputs[{i}].name") for i, out in enumerate(request.outputs)]
-        slo_ns, elapsed_ns = self._budget_ns(request, context)
-        ended = await self._submitted(tensors, slo_ns, elapsed_ns, began_ns)
+        slo_ns, elapsed_ns = asked_budget_ns(request, context, model.slo_ns)
+        ended = await self._submitted(
+            tensors,
+            application=model.name,
+            version=request.model_version,
+            slo_ns=slo_ns,
+            elapsed_ns=elapsed_ns,
+            began_ns=began_ns,
+        )
         if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
             raise refusal_of(ended)
         met = "true" if ended.outcome is Outcome.SERVED else "false"
         context.set_trailing_metadata((("x-slo-met", met),))
-        return self._answer(request.id, names or [port.name for port in validator.signature.outputs], ended.outputs)
+        return answer_of(request, names or [port.name for port in validator.signature.outputs], ended)
 
-    async def _submitted(
-        self, tensors: Mapping[str, Tensor], slo_ns: int | None, elapsed_ns: int, began_ns: int
-    ) -> RequestResult:
-        """Submit a request and wait for its end; cancel it if the client disconnects."""
+    async def _submitted(self, tensors: Mapping[str, Tensor], **options: Any) -> RequestResult:  # noqa: ANN401
+        """Submit a request and wait for its end; cancel it if the client disconnects. `options` are those of
+        `RequestSink.submit`."""
         future: asyncio.Future[RequestResult] = asyncio.get_running_loop().create_future()
 
         def on_end(ended: RequestResult) -> None:
             if not future.done():
                 future.set_result(ended)
 
-        submitter = self.service.submitter
-        request: RequestId = submitter.submit(
-            tensors, slo_ns=slo_ns, elapsed_ns=elapsed_ns, began_ns=began_ns, on_end=on_end
-        )
+        sink = self.service.sink
+        request: RequestId = sink.submit(tensors, on_end=on_end, **options)
         try:
             return await future
         except asyncio.CancelledError:
-            submitter.cancel(request)
+            sink.cancel(request)
             raise
 
-    def _budget_ns(self, request: Any, context: Context) -> tuple[int | None, int]:  # noqa: ANN401
-        metadata = metadata_of(context)
-        parameters = {key: parameter(request.parameters[key]) for key in (SLO, ELAPSED) if key in request.parameters}
-        slo_ns, elapsed_ns = budget_ns(
-            metadata.get(SLO, parameters.get(SLO)), metadata.get(ELAPSED, parameters.get(ELAPSED))
-        )
-        remaining_s = context.time_remaining()
-        if remaining_s is not None:
-            # An answer after the client's own gRPC deadline is useless, so the tighter of the two holds.
-            until_ns = elapsed_ns + max(1, round(min(remaining_s, 1e6) * NS_PER_S))
-            asked_ns = self.service.slo_ns if slo_ns is None else slo_ns
-            slo_ns = until_ns if until_ns < asked_ns else slo_ns
-        return slo_ns, elapsed_ns
 
-    def _inputs(self, request: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        validator = self.service.validator
-        raws = request.raw_input_contents
-        if raws and len(raws) != len(request.inputs):
-            fix = "send one for each input, in the same order"
-            raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
-        tensors: dict[str, Tensor] = {}
-        for index, given in enumerate(request.inputs):
-            shape = tuple(given.shape)
-            try:
-                count = validator.count(given.name, given.datatype, shape)
-                if given.name in tensors:
-                    raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
-                if raws and given.HasField("contents"):
-                    raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
-                data = raws[index] if raws else typed(given.datatype, shape, count, given.contents)
-            except Refusal as refusal:
-                raise refusal.within(f"inputs[{index}]") from None
-            if raws:
-                check_raw(given.datatype, shape, data, f"raw_input_contents[{index}]")
-            tensors[given.name] = Tensor(given.datatype, shape, data)
-        return tensors
+def asked_budget_ns(request: Any, context: Context, own_ns: int) -> tuple[int | None, int]:  # noqa: ANN401
+    """(slo_ns, elapsed_ns) of a call, from its metadata, parameters and gRPC deadline; `own_ns` is the model's SLO."""
+    metadata = metadata_of(context)
+    parameters = {key: parameter(request.parameters[key]) for key in (SLO, ELAPSED) if key in request.parameters}
+    slo_ns, elapsed_ns = budget_ns(
+        metadata.get(SLO, parameters.get(SLO)), metadata.get(ELAPSED, parameters.get(ELAPSED))
+    )
+    remaining_s = context.time_remaining()
+    if remaining_s is not None:
+        # An answer after the client's own gRPC deadline is useless, so the tighter of the two holds.
+        until_ns = elapsed_ns + max(1, round(min(remaining_s, 1e6) * NS_PER_S))
+        asked_ns = own_ns if slo_ns is None else slo_ns
+        slo_ns = until_ns if until_ns < asked_ns else slo_ns
+    return slo_ns, elapsed_ns
 
-    def _answer(self, identifier: str, names: list[str], outputs: Mapping[str, Tensor]) -> object:
-        answer = message_class("ModelInferResponse")(
-            model_name=self.service.model, model_version=offered.MODEL_VERSION, id=identifier
-        )
-        for name in names:
-            tensor = outputs.get(name)
-            if tensor is None:
-                continue  # an output of a branch that this request did not take
-            answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-            answer.raw_output_contents.append(bytes(tensor.data))
-        return answer
+
+def inputs_of(request: Any, validator: InputValidator) -> dict[str, Tensor]:  # noqa: ANN401
+    """The input tensors of a call by name. Raises a 400 that names the field."""
+    raws = request.raw_input_contents
+    if raws and len(raws) != len(request.inputs):
+        fix = "send one for each input, in the same order"
+        raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
+    tensors: dict[str, Tensor] = {}
+    for index, given in enumerate(request.inputs):
+        shape = tuple(given.shape)
+        try:
+            count = validator.count(given.name, given.datatype, shape)
+            if given.name in tensors:
+                raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
+            if raws and given.HasField("contents"):
+                raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
+            data = raws[index] if raws else typed(given.datatype, shape, count, given.contents)
+        except Refusal as refusal:
+            raise refusal.within(f"inputs[{index}]") from None
+        if raws:
+            check_raw(given.datatype, shape, data, f"raw_input_contents[{index}]")
+        tensors[given.name] = Tensor(given.datatype, shape, data)
+    return tensors
+
+
+def answer_of(request: Any, names: Sequence[str], ended: RequestResult) -> object:  # noqa: ANN401
+    """`ModelInferResponse` with the outputs of these names."""
+    answer = message_class("ModelInferResponse")(
+        model_name=request.model_name, model_version=ended.version, id=request.id
+    )
+    for name in names:
+        tensor = ended.outputs.get(name)
+        if tensor is None:
+            continue  # an output of a branch that this request did not take
+        answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        answer.raw_output_contents.append(bytes(tensor.data))
+    return answer
 
 
 def received(parse: Callable[[bytes], object], message: bytes) -> tuple[object, int]:
