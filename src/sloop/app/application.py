@@ -5,7 +5,7 @@ Plain values as the user declared them; `sloop.app.load` reads and checks them. 
 meaning of a system's parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -63,7 +63,7 @@ class SystemChoice:
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
     path: str = field(default="", compare=False)
-    """The dotted key of the system in `file`, for error messages; empty if it is not from a file."""
+    """The dotted key of the system in `file`, for error messages; empty if nobody declared it there."""
     file: str = field(default="", compare=False)
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -166,10 +166,7 @@ class Application:
     @cached_property
     def accelerators(self) -> Mapping[str, frozenset[str]]:
         """By kind of hardware, in the cluster's order, the kinds of its accelerators; {"": none} without a cluster."""
-        found: dict[str, frozenset[str]] = {} if self.cluster else {"": frozenset()}
-        for node in self.cluster:
-            found[node.hardware] = found.get(node.hardware, frozenset()).union(each.kind for each in node.devices)
-        return found
+        return accelerators_in(self.cluster) or {"": frozenset()}
 
     @property
     def hardware(self) -> tuple[str, ...]:
@@ -209,6 +206,14 @@ class Application:
         return self.declared(path).where
 
 
+def accelerators_in(cluster: Iterable[Node]) -> dict[str, frozenset[str]]:
+    """By kind of hardware, in the cluster's order, the kinds of its accelerators."""
+    found: dict[str, frozenset[str]] = {}
+    for node in cluster:
+        found[node.hardware] = found.get(node.hardware, frozenset()).union(each.kind for each in node.devices)
+    return found
+
+
 def _renamed(stage: Stage, names: Mapping[str, str]) -> Stage:
     """The stage and its references to others under their new names."""
     return replace(
@@ -218,11 +223,6 @@ def _renamed(stage: Stage, names: Mapping[str, str]) -> Stage:
         when=tuple(replace(when, of=names[when.of]) for when in stage.when),
         each=stage.each and replace(stage.each, of=names[stage.each.of]),
     )
-
-
-def declared_name(stage: str) -> str:
-    """The name of a stage in the application's file, without the prefix of `Application.qualified`."""
-    return stage.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Deployment:
     applications: tuple[Application, ...]
     """Each with the cluster of the deployment, and with the system that is in force for it."""
     system: SystemChoice
-    """The system of the applications that declare none."""
+    """The system of the applications that declare none. Its path is empty if only the applications declare a system."""
     cluster: tuple[Node, ...] = ()
     limits: Limits = Limits()
     """Of all applications together."""
@@ -249,7 +249,7 @@ class Deployment:
         return cls(
             application.name,
             (application,),
-            application.system,
+            replace(application.system, path=""),
             application.cluster,
             file=application.file,
             lines=application.lines,
@@ -261,11 +261,24 @@ class Deployment:
         (application,) = self.applications
         return application
 
+    def joined_by(self, application: Application) -> Application:
+        """The application as one of this deployment: on its cluster, and with its system; an application that declares
+        the same system keeps its parameters. InputError if it declares another system, unless the deployment's file
+        overrules it."""
+        own, system = application.system, self.system
+        if own.path and own.name == system.name:
+            system = own
+        elif own.path and not system.path:
+            what = f"application {application.name!r} declares the system {own.label!r}, not {system.label!r}"
+            place = f" ({system.declared.where})" if system.file else ""
+            own.declared.fail(f"{what} as its deployment{place}", "one system plans for all: name the same, or none")
+        return replace(application, cluster=self.cluster, system=system)
+
     def under(self, choice: SystemChoice) -> "Deployment":
         """This deployment under another system. An application of several that itself declares this system keeps its
         parameters."""
         systems = [
-            own if own.name == choice.name and own != self.system else choice
+            own if own.path and own.name == choice.name and own != self.system else choice
             for own in (application.system for application in self.applications)
         ]
         applications = tuple(replace(each, system=own) for each, own in zip(self.applications, systems, strict=True))

@@ -6,6 +6,8 @@ that refer to each other. Must not depend on the meaning of the keys.
 Differences from plain YAML 1.1: a duplicate key is an error, dates and binaries stay text, `1e3` is a number.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,7 @@ DEPTH_MAX: Final = 40
 KINDS: Final = ("binary", "bool", "float", "int", "map", "null", "seq", "str", "timestamp")
 TAGS: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
 MERGE: Final = "tag:yaml.org,2002:merge"
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def read_yaml(path: Path) -> Value:
@@ -64,6 +67,25 @@ def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
     if not found:
         value.fail(f"no {noun} {text!r} in {str(folder)!r}", "relative paths start at the folder of this file")
     return path
+
+
+def read_name(value: Value) -> str:
+    """A name that is safe in a URL."""
+    name = value.text()
+    if not NAME.fullmatch(name):
+        value.wrong("a name of letters, digits, '.', '_' and '-' (100 at most)", "it becomes part of the URL")
+    return name
+
+
+def check_unique(names: Iterable[Value], noun: str) -> None:
+    """InputError, with the place of the first, if two of these values are equal."""
+    seen: dict[object, Value] = {}
+    for name in names:
+        first = seen.setdefault(name.content, name)
+        if first is not name:
+            place = f"line {first.line}" if first.file == name.file else f"{first.file}:{first.line}"
+            help = f"the first is in {place}; rename one" if first.line else "rename one"
+            name.fail(f"two {noun}s are called {name.content!r}", help)
 
 
 class _Builder:

@@ -1,4 +1,4 @@
-"""Hardware: the resources and price of each kind of node, and the local machine.
+"""Hardware: the resources and price of each kind of node, the local machine, and the clusters that users declare.
 
 Every price names its source. Only `local` and `foreign_profiles` read the local machine.
 
@@ -9,13 +9,18 @@ documentation of MPS (48 since Volta, 16 before).
 
 import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from msgspec import structs
+
 from sloop.app.application import Application
+from sloop.app.document import read_name
 from sloop.machine import processor, usable_cpus
+from sloop.options import Value, limited, read_options
 from sloop.text import listed
 from sloop.vocabulary import Device, Node
 
@@ -26,6 +31,10 @@ ACQUIRE_S: Final = 60.0
 all of them. Studies of EC2 found one to two minutes, and Amazon's newer images boot faster."""
 ANY_BYTES = 1 << 62
 """The memory of a node with unknown memory: so large that every replica fits."""
+NODES_MAX: Final = 100_000
+
+Kinds = Mapping[str, frozenset[str]]
+"""Kinds of hardware, each with the kinds of its accelerators."""
 
 _RIBBON = "EC2 on demand, us-east-1, as listed by Ribbon (SC 2021)"
 _PALDIA = "EC2 on demand, us-east-1, as listed by Paldia (Table II)"
@@ -128,6 +137,11 @@ def known_kinds() -> tuple[str, ...]:
     return (LOCAL, CUSTOM, *KINDS)
 
 
+def accelerators_of(hardware: str) -> frozenset[str] | None:
+    """The kinds of accelerators of a known kind of hardware; None if nothing is known of it."""
+    return frozenset(each.kind for each in KINDS[hardware].devices) if hardware in KINDS else None
+
+
 def acquire_s(hardware: str) -> float:
     """Seconds until a node on demand of this kind can start replicas."""
     return KINDS[hardware].acquire_s if hardware in KINDS else ACQUIRE_S
@@ -171,3 +185,116 @@ def foreign_profiles(application: Application) -> tuple[str, ...]:
 def _processor_of(hardware: str) -> str:
     """The name of the processor in `sloop.machine.hardware_name`, without the number of cores."""
     return re.sub(r", \d+ cores$", "", hardware)
+
+
+# The cluster of an application or a deployment, as a user declares it.
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeGroup:
+    """The options of a group of equal nodes; the hardware kind gives the omitted ones."""
+
+    hardware: str
+    count: int = limited(1, least=0, most=NODES_MAX)
+    most: int | None = limited(None, least=1, most=NODES_MAX)
+    """The nodes from `count` up to `most` are acquired when they are needed."""
+    name: str = ""
+    cores: float | None = limited(None, above=0, most=1e6)
+    memory_bytes: int | None = limited(None, least=0)
+    devices: tuple[Device, ...] | None = None
+    usd_per_h: float | None = limited(None, least=0, most=1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeclaredDevice:
+    """The options of an accelerator that is declared as a mapping."""
+
+    kind: str
+    memory_gib: float = limited(above=0, most=1e6)
+    name: str = ""
+    clients: int = limited(48, least=1, most=1_000_000)
+
+
+def read_cluster(value: Value) -> tuple[Node, ...]:
+    """The nodes under `cluster`, those on demand included."""
+    groups = value.mapping(("nodes",), required=("nodes",))["nodes"]
+    nodes: list[Node] = []
+    for group in groups.elements():
+        nodes += _nodes(group, taken=len(nodes))
+    if not nodes:
+        groups.wrong("at least one group of nodes", "for example [{hardware: local, count: 1}]")
+    if len({node.name for node in nodes}) < len(nodes):
+        groups.fail("two nodes have the same name", "give each group its own 'name'")
+    return tuple(nodes)
+
+
+def _nodes(value: Value, *, taken: int) -> list[Node]:
+    group = read_options(_NodeGroup, value, readers={"name": read_name, "devices": _devices})
+    fields = value.mapping()
+    kind = _hardware(fields, group)
+    total = group.count if group.most is None else group.most
+    if total < max(group.count, 1):
+        what = f"most {total} is less than count {group.count}" if group.count else "the group has no node"
+        value.fail(what, "`count` nodes are always there, and up to `most` on demand")
+    if taken + total > NODES_MAX:
+        value.fail(f"more than {NODES_MAX} nodes", "lower 'count' or 'most'")
+    start = 0 if group.name else taken
+    return [
+        Node(
+            f"{group.name or kind.name}-{start + index}",
+            kind.name,
+            kind.cores if group.cores is None else group.cores,
+            kind.memory_bytes if group.memory_bytes is None else group.memory_bytes,
+            kind.devices if group.devices is None else group.devices,
+            kind.usd_per_h if group.usd_per_h is None else group.usd_per_h,
+            on_demand=index >= group.count,
+        )
+        for index in range(total)
+    ]
+
+
+def _hardware(fields: Mapping[str, Value], group: _NodeGroup) -> HardwareKind:
+    value = fields["hardware"]
+    if group.hardware == LOCAL:
+        return local()
+    if group.hardware == CUSTOM:
+        if group.cores is None:
+            value.fail("custom hardware needs 'cores'", "add 'cores: 8' and, where known, memory_bytes and usd_per_h")
+        if group.name in known_kinds():
+            fields["name"].fail(
+                f"{group.name!r} is the name of a known kind of hardware",
+                "a custom group's name is its kind, which `profiles` can name; choose another",
+            )
+        return HardwareKind(group.name or CUSTOM, 1.0, ANY_BYTES)
+    return value.entry({kind: KINDS.get(kind, local()) for kind in known_kinds()}, "hardware")
+
+
+def _devices(value: Value) -> tuple[Device, ...]:
+    """The accelerators of a node: each a known kind, or a mapping. Equal names get a number."""
+    named: set[str] = set()
+    found: list[Device] = []
+    for each in value.one_or_more():
+        if isinstance(each.content, Mapping):
+            options = read_options(_DeclaredDevice, each, readers={"kind": read_name, "name": read_name})
+            if options.name in named:
+                each.fail(f"two devices are called {options.name!r}", "rename one; names are unique on a node")
+            named.update({options.name} - {""})
+            memory_bytes = round(options.memory_gib * GIB)
+            found.append(Device(options.name or options.kind, options.kind, memory_bytes, options.clients))
+        elif isinstance(each.content, str) and each.content not in ACCELERATORS:
+            known = ", ".join(ACCELERATORS)
+            each.fail(
+                f"unknown accelerator {each.content!r}; known are {known}",
+                f"declare it: {{kind: {each.content}, memory_gib: 24}}",
+            )
+        else:
+            found.append(each.entry(ACCELERATORS, "accelerator"))
+    counts = Counter(device.name for device in found)
+    numbers: Counter[str] = Counter()
+    for index, device in enumerate(found):
+        if counts[device.name] > 1 and device.name not in named:
+            found[index] = structs.replace(device, name=f"{device.name}-{numbers[device.name]}")
+            numbers[device.name] += 1
+    if len({device.name for device in found}) < len(found):
+        value.fail("two devices have the same name", "give each its own 'name'")
+    return tuple(found)

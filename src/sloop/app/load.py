@@ -4,65 +4,88 @@ Any input gives values that keep all rules, or an InputError that names file, li
 for profiles, and to check that named files exist. `sloop.systems` reads the parameters of a system.
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Final
 
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant, find_cycle
-from sloop.app.document import existing_file, read_yaml
-from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
-from sloop.app.hardware import ANY_BYTES, CUSTOM, KINDS, LOCAL, HardwareKind, known_kinds, local
-from sloop.app.scenario import NetworkTruth, Scenario, Truth
-from sloop.errors import InputError
-from sloop.options import Value, as_value, keys_of, limited, nearest, placed, read_options
-from sloop.profile.profile import (
-    Amdahl,
-    Cells,
-    Latency,
-    LatencyTable,
-    Origin,
-    Profile,
-    Quadratic,
-    is_of,
-    load_profile,
-    path_beside,
+from sloop.app.application import (
+    Application,
+    Deployment,
+    Estimates,
+    Limits,
+    Stage,
+    SystemChoice,
+    accelerators_in,
+    find_cycle,
 )
-from sloop.profile.published import PUBLISHED
+from sloop.app.document import check_unique, existing_file, read_name, read_yaml
+from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
+from sloop.app.hardware import Kinds, local, read_cluster
+from sloop.app.scenario import Change, NetworkTruth, Scenario, Truth
+from sloop.app.variants import VARIANT_KEYS, read_variants
+from sloop.errors import InputError
+from sloop.options import Value, as_value, check_range, nearest, placed, read_options
 from sloop.units import ms
-from sloop.vocabulary import Node, Path
+from sloop.vocabulary import Canary, Node, Path
 from sloop.workload.link import link_options
 from sloop.workload.read import trace_options
 
-APPLICATION_KEYS: Final = ("name", "slo_ms", "stages", "paths", "system", "cluster", "estimates")
-SCENARIO_KEYS: Final = ("trace", "duration_s", "seed", "truth", "systems")
+SHARED_KEYS: Final = ("weight", "rest_after_s", "limits")
+"""Keys of an application that a deployment may give instead of the application's file."""
+APPLICATION_KEYS: Final = ("name", "slo_ms", "stages", "paths", "system", "cluster", "estimates", *SHARED_KEYS)
+DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits")
+SCENARIO_KEYS: Final = ("trace", "traces", "duration_s", "seed", "truth", "systems", "changes")
+SYSTEM_KEYS: Final = {"system", "systems"}
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
-VARIANT_KEYS: Final = ("model", "accuracy", "profile")
-FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
-STAGES_MAX, NODES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 100_000, 65_536
-SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
+APPLICATIONS_MAX, STAGES_MAX, FAN_OUT_MAX, CHANGES_MAX = 1_000, 100, 100_000, 10_000
+SLO_MS_MAX: Final = 1e9
+NAME_CHARS_MAX: Final = 100
 SHARE_SLACK: Final = 1e-6
 """The sum of shares may exceed 1 by this much, because people write them with few digits."""
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEFAULT_SYSTEM, DEFAULT_SYSTEM_OF_GRAPHS = "sponge", "biscale"
 
 Source = str | FilePath | Mapping[str, object]
 """The path of a file, or its content as a mapping."""
 
 
-def load_application(source: Source, *, folder: FilePath | None = None) -> Application:
+def load_application(
+    source: Source, *, folder: FilePath | None = None, cluster: Sequence[Node] | None = None
+) -> Application:
     """The application in a file or a mapping, which may also be a scenario; all keys of the scenario are checked.
 
-    Relative paths start at `folder`, by default the folder of the file.
+    Relative paths start at `folder`, by default the folder of the file. `cluster` is the cluster that the application
+    joins, if there is one already.
     """
     document, base = _document(source, folder)
-    is_scenario = "trace" in document.mapping()
-    return read_scenario(document, base).application if is_scenario else read_application(document, base)
+    fields = document.mapping()
+    if "applications" in fields:
+        what = "a deployment of several applications; one application is needed here"
+        fields["applications"].fail(what, "name the file of one application")
+    if _is_scenario(fields):
+        return read_scenario(document, base).application
+    return read_application(document, base, None if cluster is None else DeclaredCluster(tuple(cluster)))
+
+
+def load_deployment(sources: Source | Sequence[Source], *, folder: FilePath | None = None) -> Deployment:
+    """The deployment in a file or a mapping, or the deployment of several applications side by side. A single
+    application is a deployment as well."""
+    if isinstance(sources, str | FilePath | Mapping):
+        sources = (sources,)
+    documents = [_document(source, folder) for source in sources]
+    if len(documents) == 1:
+        return read_deployment(*documents[0])
+    members = [_Member(document, base) for document, base in documents]
+    for member in members:
+        fields = member.document.mapping()
+        if "applications" in fields:
+            what = "a deployment of several applications beside other files"
+            fields["applications"].fail(what, "give it alone, or list all applications in one deployment file")
+    return _deployment(members, Deployment(_joined_name(members), (), SystemChoice("")), None)
 
 
 def load_scenario(source: Source, *, folder: FilePath | None = None) -> Scenario:
-    """The scenario in a file or a mapping. InputError also if it has no `trace`."""
+    """The scenario in a file or a mapping. InputError also if it has no traces."""
     return read_scenario(*_document(source, folder))
 
 
@@ -73,23 +96,137 @@ def _document(source: Source, folder: FilePath | None) -> tuple[Value, FilePath]
     return read_yaml(path), folder or path.parent
 
 
+def _is_scenario(fields: Mapping[str, Value]) -> bool:
+    return "trace" in fields or "traces" in fields
+
+
+# Deployments
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredCluster:
+    """The cluster of a deployment, which its applications need not declare; `value` is where it is declared."""
+
+    nodes: tuple[Node, ...]
+    value: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An application of a deployment: its document, and what the deployment says of it instead."""
+
+    document: Value
+    folder: FilePath
+    instead: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def name(self) -> Value:
+        """Its name; where it is missing, its document."""
+        return self.instead.get("name") or self.document.mapping().get("name", self.document)
+
+
+def read_deployment(document: Value, folder: FilePath) -> Deployment:
+    """The deployment in `document`, which may declare a single application. Its relative paths start at `folder`."""
+    fields = document.mapping()
+    if "applications" not in fields:
+        return Deployment.of(read_application(document, folder))
+    fields = document.mapping((*DEPLOYMENT_KEYS, *SCENARIO_KEYS), required=("name", "applications"))
+    values = fields["applications"].elements()
+    if not 1 <= len(values) <= APPLICATIONS_MAX:
+        what = f"{len(values)} applications; a deployment has 1 to {APPLICATIONS_MAX:,}"
+        fields["applications"].fail(what, "add or remove applications")
+    given = Deployment(
+        name=read_name(fields["name"]),
+        applications=(),
+        system=_systems(fields, folder, 1)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
+        limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
+        file=document.file,
+        lines=document.lines,
+    )
+    cluster = DeclaredCluster(read_cluster(fields["cluster"]), fields["cluster"]) if "cluster" in fields else None
+    return _deployment([_member(each, folder) for each in values], given, cluster)
+
+
+def _member(value: Value, folder: FilePath) -> _Member:
+    """An application as a deployment names it: a file, a mapping with `file`, or the application itself."""
+    if isinstance(value.content, Mapping) and "stages" in value.content:
+        value.mapping(APPLICATION_KEYS)
+        return _Member(value, folder)
+    fields = value.mapping(("file", "name", *SHARED_KEYS)) if isinstance(value.content, Mapping) else {"file": value}
+    if "file" not in fields:
+        value.fail("an application needs 'file' or 'stages'", "name its file: `- file: ./app.yaml`")
+    path = existing_file(fields["file"], folder, "application file")
+    document = read_yaml(path)
+    if "applications" in document.mapping():
+        itself = value.file and path == FilePath(value.file).resolve()
+        what = "a deployment cannot list itself" if itself else f"{path.name} is a deployment, not an application"
+        fields["file"].fail(what, "list files of single applications")
+    return _Member(document, path.parent, fields)
+
+
+def _deployment(members: Sequence[_Member], given: Deployment, cluster: DeclaredCluster | None) -> Deployment:
+    """The members in one deployment, for which `given` has everything but applications and cluster."""
+    check_unique((member.name for member in members), "application")
+    if cluster is None:
+        declared = (member.document.mapping().get("cluster") for member in members)
+        value = next((value for value in declared if value is not None), None)
+        cluster = _own_machine() if value is None else DeclaredCluster(read_cluster(value), value)
+    applications = [read_application(each.document, each.folder, cluster, each.instead) for each in members]
+    system = given.system
+    if not system.name:
+        named = (each.system for each in applications if each.system.path)
+        most = max(len(each.stages) for each in applications)
+        system = replace(next(named, _default_system(most)), path="")
+    made = replace(given, cluster=cluster.nodes, system=system)
+    joined = [made.joined_by(application) for application in applications]
+    if len(joined) > 1:
+        joined = [application.qualified() for application in joined]
+    return replace(made, applications=tuple(joined))
+
+
+def _own_machine() -> DeclaredCluster:
+    return DeclaredCluster((local().node("local-0"),))
+
+
+def _joined_name(members: Sequence[_Member]) -> str:
+    """A name for applications that are deployed side by side without a deployment file."""
+    names = [read_name(member.name) for member in members]
+    joined = "+".join(names)
+    return joined if len(joined) <= NAME_CHARS_MAX else f"{names[0]}+{len(names) - 1}"
+
+
 # Applications
 
 
-def read_application(document: Value, folder: FilePath) -> Application:
-    """The application in `document`, whose relative paths start at `folder`."""
-    fields = document.mapping((*APPLICATION_KEYS, *SCENARIO_KEYS), required=("name", "slo_ms", "stages"))
+def read_application(
+    document: Value,
+    folder: FilePath,
+    cluster: DeclaredCluster | None = None,
+    instead: Mapping[str, Value] | None = None,
+) -> Application:
+    """The application in `document`, whose relative paths start at `folder`.
+
+    In a deployment it has the deployment's `cluster`, and the values of `instead` instead of its own.
+    """
+    own = document.mapping((*APPLICATION_KEYS, *SCENARIO_KEYS), required=("name", "slo_ms", "stages"))
+    fields = {**own, **(instead or {})}
     slo_ms = fields["slo_ms"].number(above=0, most=SLO_MS_MAX)
-    stages = _stages(fields["stages"], folder)
+    nodes = _joined_cluster(own, cluster)
+    kinds = accelerators_in(nodes)
+    stages = _stages(fields["stages"], folder, kinds)
     application = Application(
-        name=_name(fields["name"]),
+        name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
         system=_systems(fields, folder, len(stages))[0],
         declared_paths=_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
-        cluster=_cluster(fields["cluster"]) if "cluster" in fields else (local().node("local-0"),),
+        cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
+        weight=fields["weight"].number(above=0, most=1e6) if "weight" in fields else 1.0,
+        rest_after_s=fields["rest_after_s"].number(least=0, most=1e9) if "rest_after_s" in fields else 0.0,
+        limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
         file=document.file,
+        path=document.path,
         lines=document.lines,
     )
     try:
@@ -101,34 +238,44 @@ def read_application(document: Value, folder: FilePath) -> Application:
     return application
 
 
-def _name(value: Value) -> str:
-    """A name that is safe in a URL."""
-    name = value.text()
-    if not NAME.fullmatch(name):
-        value.wrong("a name of letters, digits, '.', '_' and '-' (100 at most)", "it becomes part of the URL")
-    return name
+def _joined_cluster(fields: Mapping[str, Value], cluster: DeclaredCluster | None) -> tuple[Node, ...]:
+    """The cluster of an application: its own, or that of the deployment, which its own must equal."""
+    if cluster is None:
+        return read_cluster(fields["cluster"]) if "cluster" in fields else _own_machine().nodes
+    if "cluster" in fields and read_cluster(fields["cluster"]) != cluster.nodes:
+        place = f" ({cluster.value.where})" if cluster.value is not None else ""
+        fields["cluster"].fail(
+            f"the application declares another cluster than its deployment{place}",
+            "applications of one deployment share its cluster: remove it here",
+        )
+    return cluster.nodes
 
 
 def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tuple[SystemChoice, ...]:
-    """The systems under `systems` or `system`; without both keys, the default system for this number of stages."""
+    """The systems under `systems` or `system`; without both keys, the default system for this number of stages, with an
+    empty path."""
     if "systems" in fields and "system" in fields:
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     declared = fields.get("systems", fields.get("system"))
     if declared is None:
-        return (SystemChoice(DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS, path="system"),)
+        return (_default_system(stages),)
     choices = tuple(_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")
     return choices
 
 
+def _default_system(stages: int) -> SystemChoice:
+    return SystemChoice(DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS)
+
+
 def _system(value: Value, folder: FilePath) -> SystemChoice:
     """A system as `sponge` or `{name: sponge, margin: 0.9}`; the path of a Python file may replace the name."""
     if not isinstance(value.content, Mapping):
-        return SystemChoice(_system_name(value, folder), path=value.path)
+        return SystemChoice(_system_name(value, folder), {}, value.path, value.file, value.lines)
     fields = value.mapping(required=("name",))
     parameters = {key: field.content for key, field in fields.items() if key != "name"}
-    return SystemChoice(_system_name(fields["name"], folder), parameters, value.path)
+    return SystemChoice(_system_name(fields["name"], folder), parameters, value.path, value.file, value.lines)
 
 
 def _system_name(value: Value, folder: FilePath) -> str:
@@ -137,14 +284,14 @@ def _system_name(value: Value, folder: FilePath) -> str:
     return str(existing_file(value, folder, "system file")) if name.endswith(".py") else name
 
 
-def _stages(value: Value, folder: FilePath) -> tuple[Stage, ...]:
+def _stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ...]:
     values = value.elements()
     if not 1 <= len(values) <= STAGES_MAX:
         value.fail(f"{len(values)} stages; an application has 1 to {STAGES_MAX}", "add or remove stages")
-    stages = tuple(_stage(each, folder) for each in values)
+    stages = tuple(_stage(each, folder, kinds) for each in values)
     fields = [each.mapping() for each in values]
     names = tuple(stage.name for stage in stages)
-    _check_unique((each["name"] for each in fields), "stage")
+    check_unique((each["name"] for each in fields), "stage")
     for each, stage in zip(fields, stages, strict=True):
         for after in each["after"].one_or_more() if stage.after else ():
             if after.content not in names:
@@ -157,172 +304,19 @@ def _stages(value: Value, folder: FilePath) -> tuple[Stage, ...]:
     return stages
 
 
-def _stage(value: Value, folder: FilePath) -> Stage:
+def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
     fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS), required=("name",))
-    name = _name(fields["name"])
+    name = read_name(fields["name"])
     after = _after(fields)
     return Stage(
         name,
-        _variants(fields, folder) if "variants" in fields else (_variant(value, name, folder),),
+        read_variants(value, name, folder, kinds),
         after=after,
         when=_conditions(fields["when"], after) if "when" in fields else (),
         each=_each(fields["each"], after) if "each" in fields else None,
         join=fields["join"].boolean() if "join" in fields else False,
         entry=fields["entry"].boolean() if "entry" in fields else False,
     )
-
-
-def _variants(stage: Mapping[str, Value], folder: FilePath) -> tuple[Variant, ...]:
-    for key in VARIANT_KEYS:
-        if key in stage:
-            stage[key].fail(f"a stage has either {key!r} or 'variants', not both", "move it to a variant")
-    values = stage["variants"].elements()
-    if not values:
-        stage["variants"].wrong("at least one variant")
-    names = [each.mapping(("name", *VARIANT_KEYS), required=("name",))["name"] for each in values]
-    _check_unique(names, "variant")
-    return tuple(_variant(each, _name(name), folder) for each, name in zip(values, names, strict=True))
-
-
-def _variant(value: Value, name: str, folder: FilePath) -> Variant:
-    fields = value.mapping()
-    if "model" not in fields and "profile" not in fields:
-        value.fail(
-            f"{name!r} has neither a 'model' (an ONNX or Python file) nor a 'profile'", "add 'model: ./FILE.onnx'"
-        )
-    model = existing_file(fields["model"], folder, "model file") if "model" in fields else None
-    profile: Profile | None = None
-    if "profile" in fields:
-        profile = read_profile(fields["profile"], folder)
-    elif model is not None and path_beside(model).is_file():
-        profile = _profile_beside(model, fields["model"])
-    accuracy = fields["accuracy"].number(least=0, most=100) if "accuracy" in fields else None
-    return Variant(name, str(model) if model else None, accuracy, profile)
-
-
-def _check_unique(names: Iterable[Value], noun: str) -> None:
-    seen: dict[object, Value] = {}
-    for name in names:
-        first = seen.setdefault(name.content, name)
-        if first is not name:
-            place = f"the first is in line {first.line}; " if first.line else ""
-            name.fail(f"two {noun}s are called {name.content!r}", f"{place}rename one")
-
-
-# Profiles
-
-
-def read_profile(value: Value, folder: FilePath) -> Profile:
-    """The profile that `value` declares: a mapping, the name of a published profile, or the path of a file."""
-    if isinstance(value.content, Mapping):
-        return _inline_profile(value)
-    text = value.text()
-    if text in PUBLISHED:
-        return PUBLISHED[text]
-    path = folder / text
-    try:
-        found = path.is_file()
-    except (OSError, ValueError):  # not a valid file name
-        found = False
-    if not found:
-        value.fail(f"no profile file {str(path)!r} and no published profile {text!r}", nearest(text, tuple(PUBLISHED)))
-    try:
-        return load_profile(path)
-    except InputError as error:
-        value.fail(error.what, error.help)
-
-
-def _profile_beside(model: FilePath, value: Value) -> Profile:
-    """The profile that `sloop profile` wrote next to a model."""
-    path = path_beside(model)
-    try:
-        profile = load_profile(path)
-    except InputError as error:
-        value.fail(f"its profile {path.name!r} is unusable: {error.what}", error.help)
-    if not is_of(profile, model):
-        again = f"measure it again with `sloop profile {value.content}`, or remove {path.name!r}"
-        value.fail(f"its profile {path.name!r} was measured on another version of this model", again)
-    return profile
-
-
-@dataclass(frozen=True, slots=True)
-class _InlineProfile:
-    """The options of an inline profile, except its latency; see `Profile`."""
-
-    max_batch: int = limited(least=1, most=BATCH_MAX)
-    max_cores: float | None = limited(None, above=0, most=CORES_MAX)
-    load_s: float = limited(0.0, least=0, most=1e6)
-    memory_bytes: int = limited(0, least=0)
-    origin: Origin = "assumed"
-    hardware: str = ""
-    source: str | None = None
-    software: str = ""
-    date: str = ""
-
-
-def _inline_profile(value: Value) -> Profile:
-    fields = value.mapping(("latency_ms", *keys_of(_InlineProfile)), required=("latency_ms",))
-    latency = read_latency(fields["latency_ms"])
-    options = read_options(_InlineProfile, value, also=("latency_ms",))
-    cores_max = max(max(row) for row in latency.table.values()) if isinstance(latency, LatencyTable) else 16.0
-    with placed(value):
-        return Profile(
-            latency_ms=latency,
-            max_batch=options.max_batch,
-            max_cores=options.max_cores or (1.0 if isinstance(latency, Quadratic) else cores_max),
-            load_s=options.load_s,
-            memory_bytes=options.memory_bytes,
-            origin=options.origin,
-            hardware=options.hardware,
-            source=value.where if options.source is None else options.source,
-            software=options.software,
-            date=options.date,
-        )
-
-
-def read_latency(value: Value) -> Latency:
-    """A latency model: `{form: amdahl, gamma: …}`, or with the form as the only key: `{amdahl: {gamma: …}}`."""
-    forms = (*FORMS, "table")
-    fields = value.content
-    if not isinstance(fields, Mapping) or not fields:
-        value.wrong(f"a form of latency ({', '.join(forms)})", "for example {form: amdahl, gamma: 36, ...}")
-    if "form" in fields:
-        form = value.under("form", fields["form"]).choice(forms)
-        rest = replace(value, content={key: field for key, field in fields.items() if key != "form"})
-    elif len(fields) == 1 and next(iter(fields)) in forms:
-        (form,) = fields
-        rest = value.under(form, fields[form])
-    else:
-        value.fail("the key 'form' is missing", f"add 'form:' with one of {', '.join(forms)}")
-    if form == "table":
-        return LatencyTable(_cells(rest))
-    latency = read_options(FORMS[form], rest)
-    for key in latency.__struct_fields__:
-        rest.under(key, getattr(latency, key)).number(least=-LATENCY_MS_MAX, most=LATENCY_MS_MAX)
-    return latency
-
-
-def _cells(value: Value) -> Cells:
-    if isinstance(value.content, Mapping) and set(value.content) == {"table"}:
-        value = value.under("table", value.content["table"])
-    if not isinstance(value.content, Mapping) or not value.content:
-        value.wrong("a table {batch: {cores: ms}}", "for example {1: {1: 46.0, 2: 28.9}, 4: {1: 145.4, 2: 82.4}}")
-    table: Cells = {}
-    for batch, content in value.content.items():
-        row = value.under(batch, content)
-        if not isinstance(batch, int) or not 1 <= batch <= BATCH_MAX:
-            row.fail(f"the batch {batch!r} must be a whole number from 1", "rows are batches, columns cores")
-        if not isinstance(content, Mapping) or not content:
-            row.wrong("a mapping of cores to milliseconds")
-        cells = {cores: row.under(cores, latency_ms) for cores, latency_ms in content.items()}
-        table[batch] = {_cores(cores, cell): cell.number(above=0, most=LATENCY_MS_MAX) for cores, cell in cells.items()}
-    return table
-
-
-def _cores(cores: object, cell: Value) -> float:
-    if not isinstance(cores, int | float) or not 0 < cores <= CORES_MAX:
-        cell.fail(f"the cores {cores!r} must be a positive number", "rows are batches, columns cores")
-    return float(cores)
 
 
 # The graph: edges and paths
@@ -474,81 +468,49 @@ def _path(value: Value, stages: Sequence[Stage], slo_ms: float, share: float) ->
     )
 
 
-# The cluster
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeGroup:
-    """The options of a group of equal nodes; the hardware kind gives the omitted ones."""
-
-    hardware: str
-    count: int = limited(1, least=1, most=NODES_MAX)
-    name: str | None = None
-    cores: float | None = limited(None, above=0, most=CORES_MAX)
-    memory_bytes: int | None = limited(None, least=0)
-    devices: tuple[str, ...] | None = None
-    usd_per_h: float | None = limited(None, least=0, most=1e6)
-
-
-def _cluster(value: Value) -> tuple[Node, ...]:
-    groups = value.mapping(("nodes",), required=("nodes",))["nodes"]
-    nodes: list[Node] = []
-    for group in groups.elements():
-        nodes += _nodes(group, taken=len(nodes))
-    if not nodes:
-        groups.wrong("at least one group of nodes", "for example [{hardware: local, count: 1}]")
-    if len({node.name for node in nodes}) < len(nodes):
-        groups.fail("two nodes have the same name", "give each group its own 'name'")
-    return tuple(nodes)
-
-
-def _nodes(value: Value, *, taken: int) -> list[Node]:
-    group = read_options(_NodeGroup, value, readers={"name": _name})
-    kind = _hardware(value.mapping()["hardware"], group)
-    if taken + group.count > NODES_MAX:
-        value.fail(f"more than {NODES_MAX} nodes", "lower 'count'")
-    devices = kind.devices if group.devices is None else group.devices
-    if len(set(devices)) < len(devices):
-        devices = tuple(f"{device}-{index}" for index, device in enumerate(devices))
-    start = 0 if group.name else taken
-    return [
-        Node(
-            f"{group.name or kind.name}-{start + index}",
-            kind.name,
-            kind.cores if group.cores is None else group.cores,
-            kind.memory_bytes if group.memory_bytes is None else group.memory_bytes,
-            devices,
-            kind.usd_per_h if group.usd_per_h is None else group.usd_per_h,
-        )
-        for index in range(group.count)
-    ]
-
-
-def _hardware(value: Value, group: _NodeGroup) -> HardwareKind:
-    if group.hardware == LOCAL:
-        return local()
-    if group.hardware == CUSTOM:
-        if group.cores is None:
-            value.fail("custom hardware needs 'cores'", "add 'cores: 8' and, where known, memory_bytes and usd_per_h")
-        return HardwareKind(CUSTOM, 1.0, ANY_BYTES)
-    return value.entry({kind: KINDS.get(kind, local()) for kind in known_kinds()}, "hardware")
-
-
 # Scenarios
 
 
 def read_scenario(document: Value, folder: FilePath) -> Scenario:
     """The scenario in `document`, whose relative paths start at `folder`."""
-    application = read_application(document, folder)
-    fields = document.mapping(required=("trace",))
+    deployment = read_deployment(document, folder)
+    fields = document.mapping()
+    duration_s = fields["duration_s"].number(above=0, most=1e8) if "duration_s" in fields else 60.0
+    changes = _changes(fields["changes"], folder, deployment, duration_s) if "changes" in fields else ()
+    later = [change.deploy for change in changes if change.deploy is not None]
+    applications = {each.name: each for each in (*later, *deployment.applications)}
+    stages = [stage for each in deployment.applications for stage in each.stages]
+    stages += [stage for each in later if each.name not in deployment.by_name for stage in each.qualified().stages]
     return Scenario(
-        application=application,
-        trace=_trace(fields["trace"], folder),
-        duration_s=fields["duration_s"].number(above=0, most=1e8) if "duration_s" in fields else 60.0,
+        deployment=deployment,
+        traces=_traces(document, fields, folder, deployment, tuple(applications)),
+        duration_s=duration_s,
         seed=fields["seed"].integer(least=0) if "seed" in fields else 0,
-        truth=_truth(fields["truth"], folder, application.stages) if "truth" in fields else Truth(),
-        systems=_systems(fields, folder, len(application.stages)),
+        truth=_truth(fields["truth"], folder, stages) if "truth" in fields else Truth(),
+        systems=_systems(fields, folder, 1) if fields.keys() & SYSTEM_KEYS else (deployment.system,),
+        changes=changes,
     )
+
+
+def _traces(
+    document: Value, fields: Mapping[str, Value], folder: FilePath, deployment: Deployment, names: Collection[str]
+) -> dict[str, dict[str, object]]:
+    """The traces by application. Every application that is there from the start has one; an empty one is no request."""
+    if "trace" in fields:
+        if "traces" in fields:
+            fields["traces"].fail("a scenario has either 'trace' or 'traces', not both", "keep 'traces'")
+        if len(deployment.applications) > 1:
+            names_text = ", ".join(deployment.by_name)
+            fields["trace"].fail("one trace for several applications", f"give each its own: `traces: {{{names_text}}}`")
+        return {deployment.applications[0].name: _trace(fields["trace"], folder)}
+    if "traces" not in fields:
+        key = "trace" if len(deployment.applications) == 1 else "traces"
+        document.fail(f"the key {key!r} is missing", f"add '{key}:' here")
+    declared = fields["traces"].mapping(names)
+    missing = next((name for name in deployment.by_name if name not in declared), None)
+    if missing is not None:
+        fields["traces"].fail(f"no trace for application {missing!r}", f"add '{missing}:', empty if nobody calls it")
+    return {name: _trace(each, folder) for name, each in declared.items() if each.content is not None}
 
 
 def _trace(value: Value, folder: FilePath) -> dict[str, object]:
@@ -611,3 +573,74 @@ def _per_stage(value: Value, names: Collection[str], key: str) -> dict[str, Valu
     if not names and value.mapping():
         value.fail(f"no stage has `{key}`", "remove it")
     return value.mapping(names)
+
+
+# Changes of the deployment during a scenario
+
+
+def _changes(value: Value, folder: FilePath, deployment: Deployment, duration_s: float) -> tuple[Change, ...]:
+    """The changes in order of time. InputError for one that concerns an application or version that is not deployed
+    then."""
+    values = value.elements()
+    if len(values) > CHANGES_MAX:
+        value.fail(f"{len(values)} changes; at most {CHANGES_MAX:,}", "leave some out")
+    read = [(each, _change(each, folder, deployment, duration_s)) for each in values]
+    read.sort(key=lambda pair: pair[1].at_s)
+    versions = dict.fromkeys(deployment.by_name, 1)
+    """By name, the number of versions so far."""
+    serving = set(versions)
+    for each, change in read:
+        if change.deploy is not None:
+            versions[change.deploy.name] = versions.get(change.deploy.name, 0) + 1
+            serving.add(change.deploy.name)
+            continue
+        name, fields = change.promote or change.remove, each.mapping()
+        place = fields["promote" if change.promote else "remove"]
+        if name not in serving:
+            place.fail(f"no application {name!r} is deployed at {change.at_s:g} s", nearest(name, sorted(serving)))
+        if change.version and int(change.version) > versions[name]:
+            place.fail(f"{name!r} has no version {change.version} at {change.at_s:g} s", "versions count from 1")
+        if change.remove and not change.version:
+            serving.remove(name)
+    return tuple(change for _, change in read)
+
+
+def _change(value: Value, folder: FilePath, deployment: Deployment, duration_s: float) -> Change:
+    fields = value.mapping(("at_s", "deploy", "canary", "truth", "promote", "remove"), required=("at_s",))
+    at_s = fields["at_s"].number(least=0, most=duration_s)
+    orders = fields.keys() & {"deploy", "promote", "remove"}
+    if len(orders) != 1:
+        value.fail("a change has one of 'deploy', 'promote' and 'remove'", "write each change as an entry of its own")
+    for key in ("canary", "truth"):
+        if key in fields and "deploy" not in fields:
+            fields[key].fail(f"{key!r} is only for 'deploy'", "remove it")
+    if "deploy" not in fields:
+        (order,) = orders
+        name, _, version = fields[order].text().partition("@")
+        if version and not (version.isdigit() and version.isascii() and 0 < int(version[:9]) == int(version)):
+            fields[order].fail(f"the version {version!r} is not a number", "write NAME, or NAME@2 for version 2")
+        is_promote = order == "promote"
+        return Change(at_s, version=version, promote=name if is_promote else "", remove="" if is_promote else name)
+    member = _member(fields["deploy"], folder)
+    cluster = DeclaredCluster(deployment.cluster)
+    application = read_application(member.document, member.folder, cluster, member.instead)
+    truth = fields["truth"].mapping(("profile_error",)) if "truth" in fields else {}
+    return Change(
+        at_s,
+        deploy=deployment.joined_by(application),
+        canary=read_canary(fields["canary"]) if "canary" in fields else None,
+        profile_error=truth["profile_error"].number(above=0, most=100) if truth else 1.0,
+    )
+
+
+def read_canary(value: Value) -> Canary:
+    """How a new version gets its traffic; omitted options keep their defaults."""
+    canary = read_options(Canary, value)
+    with placed(value):
+        check_range("share", canary.share, above=0, most=1)
+        check_range("promote_after_s", canary.promote_after_s, least=0, most=1e9)
+        check_range("tolerance", canary.tolerance, least=0, most=1)
+        check_range("requests_min", canary.requests_min, least=1, most=1e9)
+    if canary.share >= 1:
+        value.under("share", canary.share).fail("a canary gets less than all requests", "leave 'canary' out")
+    return canary

@@ -92,8 +92,8 @@ def refined_profiles(
         path = Path(variant.model)
         if model is None or path.resolve() == model.resolve():
             profiles[path] = _newest(path, profile)
-            for (batch, slot), found_ns in cells.items():
-                runs_ns.setdefault(path, {}).setdefault((batch, slot.cores), []).extend(found_ns)
+            for cell, found_ns in cells.items():
+                runs_ns.setdefault(path, {}).setdefault(cell, []).extend(found_ns)
     if not profiles:
         of = f"{model.name!r}" if model else "any model"
         what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"

@@ -80,14 +80,16 @@ class Setup:
         """The estimates of all applications."""
         return {key: belief for each in self.applications for key, belief in each.beliefs.items()}
 
+    def parts(self) -> tuple[ApplicationParts, ...]:
+        """What a core needs of each application."""
+        return tuple(each.parts() for each in self.applications)
+
     def core(self) -> Core:
         """The core of this run. Call it once: two cores of one setup would share the state of policies and beliefs."""
-        return Core([each.parts() for each in self.applications], self.deployment.cluster, build)
+        return Core(self.parts(), self.deployment.cluster, build)
 
 
-def set_up(
-    declared: Application | Deployment, choice: SystemChoice | None = None, *, must_fit: bool = True
-) -> Setup:
+def set_up(declared: Application | Deployment, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
     """The setup of a deployment, or of one application, with the declared system, or with `choice`.
 
     InputError for a variant without a profile, for a system that cannot plan for an application and, with `must_fit`,

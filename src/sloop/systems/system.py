@@ -26,6 +26,8 @@ class System:
     source: str
     policies: Policies
     runs: tuple[str, ...] = ("live", "sim")
+    mixed: str = ""
+    """What it does on a cluster with several kinds of hardware, in one sentence."""
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
