@@ -31,6 +31,7 @@ from sloop.events import (
     Draining,
     Event,
     Finished,
+    Planned,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -103,6 +104,8 @@ class Plans:
 
     def __init__(self) -> None:
         self.notes: list[tuple[object, ...]] = []
+
+    def attach(self, report: Callable[[Planned], None]) -> None: ...
 
     def request(self, given: PlanInput) -> None:
         self.notes.append(("request", given.number))

@@ -93,8 +93,7 @@ class OpenRequest(Struct):
 class Driver:
     """Connects gateway, core, planner and backend. Create it inside the running event loop, then call `start`.
 
-    The clock of the core and of the log starts at 0 when the driver is created. `on_rollout` is called for every
-    `Rollout`, after the driver has followed it.
+    The clock of the core and of the log starts at 0 when the driver is created.
     """
 
     def __init__(
@@ -105,10 +104,9 @@ class Driver:
         *,
         planner: PlannerInterface,
         recorders: Sequence[Recorder] = (),
-        on_rollout: Callable[[Rollout], None] = lambda _: None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._core, self._backend, self._planner, self._on_rollout = core, backend, planner, on_rollout
+        self._core, self._backend, self._planner = core, backend, planner
         self._recorders = list(recorders)
         self._zero_ns, self._instant_ns = time.monotonic_ns(), -1
         self._loop = loop or asyncio.get_running_loop()
@@ -145,7 +143,10 @@ class Driver:
         self._stopped_why = ""
         self.crash: Exception | None = None
         """The exception of a core that failed, which is a bug. Every request is then answered as failed."""
+        self.on_rollout: Callable[[Rollout], None] = lambda _: None
+        """Called for every `Rollout`, after the driver has followed it."""
         backend.attach(self)
+        planner.attach(self.on_event)
         for served in versions:
             self.add(served)
 
@@ -408,7 +409,7 @@ class Driver:
         for (other, _), each in self._served.items():
             if other == name:
                 self._planner.traffic_changed(each.key)
-        self._on_rollout(action)
+        self.on_rollout(action)
 
     def _forget(self, served: ServedVersion) -> None:
         """A version has ended: it has neither requests nor replicas."""

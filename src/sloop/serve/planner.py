@@ -220,18 +220,12 @@ def _correction(belief: Belief) -> float:
 class PlannerProcess:
     """The planner process as the driver sees it. It is started by `start`, and then kept alive until `close`.
 
-    `report` receives the answer to each request, and a `Planned` that says `restarted` when a process has died.
+    It reports the answer to each request, and a `Planned` that says `restarted` when a process has died.
     """
 
-    def __init__(
-        self,
-        report: Callable[[Planned], None],
-        loop: AbstractEventLoop,
-        *,
-        answer_s_max: float = ANSWER_S_MAX,
-        late_s: float = LATE_S,
-    ) -> None:
-        self._report, self._loop = report, loop
+    def __init__(self, loop: AbstractEventLoop, *, answer_s_max: float = ANSWER_S_MAX, late_s: float = LATE_S) -> None:
+        self._loop = loop
+        self._report: Callable[[Planned], None] = lambda _: None
         self._answer_s_max, self._late_s = answer_s_max, late_s
         self._definitions: dict[str, bytes] = {}
         self._differ = Differ()
@@ -261,6 +255,10 @@ class PlannerProcess:
     def pid(self) -> int | None:
         """The id of the process, for monitoring and fault tests."""
         return self._process.pid if self._process is not None else None
+
+    def attach(self, report: Callable[[Planned], None]) -> None:
+        """Set the receiver of reports."""
+        self._report = report
 
     def add(self, key: str, definition: Definition) -> None:
         """Let the process plan for one more application version."""
@@ -315,7 +313,7 @@ class PlannerProcess:
         if self._link is not None:
             self._link.close()
         if self._process is not None:
-            kill(self._process)
+            kill(self._process.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await self._loop.run_in_executor(None, self._process.wait, CLOSE_S_MAX)
 
@@ -351,7 +349,7 @@ class PlannerProcess:
         self._stop_timers()
         process, self._process = self._process, None
         if process is not None:
-            kill(process)
+            kill(process.pid)
             self._reap(process)
         if self._is_closed:
             return

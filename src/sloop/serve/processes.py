@@ -32,10 +32,10 @@ def spawn(module: str, arguments: Sequence[object], fds: Sequence[int]) -> subpr
     )
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it has started. Its end must still be awaited."""
+def kill(pid: int) -> None:
+    """Kill a process that leads a process group, and all that it has started. Its end must still be awaited."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def begin(parent: int, fds: Sequence[int]) -> None:

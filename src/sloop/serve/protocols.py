@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sloop.core.views import PlanInput
-from sloop.events import Event, Finished
+from sloop.events import Event, Finished, Planned
 from sloop.tensor import Signature, Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, RequestId
 
@@ -126,8 +126,12 @@ class Backend(Protocol):
 
 
 class PlannerInterface(Protocol):
-    """Makes plans beside the event loop, for every application version that it was told of when it was created or by
-    other means than the driver. `sloop.serve.planner.PlannerProcess` implements it."""
+    """Makes plans beside the event loop; `sloop.serve.planner.PlannerProcess`. Whoever creates it tells it which
+    application versions there are."""
+
+    def attach(self, report: Callable[[Planned], None]) -> None:
+        """Set the receiver of reports. Called once, before any other method."""
+        ...
 
     def request(self, given: PlanInput) -> None:
         """Make the plans of `given`. Reports one `Planned` with its number, possibly before this call returns."""

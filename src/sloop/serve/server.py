@@ -1,4 +1,5 @@
-"""`sloop serve`: starts core, driver, backend and gateway in one process and one event loop, and stops them again.
+"""`sloop serve`: starts core, driver, planner, backend and gateway, all but the planner and the workers in one process
+and one event loop, and stops them again.
 
 A port, state folder or model that is not available is reported before anything starts. SIGTERM and SIGINT drain the
 server within a bounded time and stop all workers. Everything that was started is stopped on every way out.
@@ -12,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,25 +23,35 @@ from typing import Final
 
 import uvloop
 
-from sloop.app.application import Application, SystemChoice
-from sloop.app.hardware import foreign_profiles
-from sloop.errors import InputError, MachineError
-from sloop.profile.examine import examine
+from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.errors import MachineError
 from sloop.runlog import FileLog, Header, Record
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
-from sloop.serve.dataflow import wire
-from sloop.serve.driver import Driver
+from sloop.serve.deploy import (
+    Deployer,
+    Models,
+    check_live,
+    is_quick,
+    model_of,
+    rows_max,
+    servables_of,
+    served_version,
+    threads_of,
+    warnings_of,
+)
+from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.gateway.http import ALL_BYTES_MAX, BodyMemory, HttpServer
-from sloop.serve.gateway.inputs import InputValidator
 from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
 from sloop.serve.gateway.rpc import Rpc
 from sloop.serve.gateway.service import InferenceService
+from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.protocols import Servable
 from sloop.systems.replay import header_of
-from sloop.systems.setup import Setup, set_up
+from sloop.systems.setup import Setup, build, definition_of, set_up
 
 LOCK: Final = "lock"
 EVENTS: Final = "events.jsonl"
@@ -136,15 +147,13 @@ Python's default of 5 ms, the server handled half as many requests at 64 connect
 GARBAGE_MIN: Final = 50_000
 """Allocations before Python searches for cyclic garbage. Requests create none; with Python's default of 700, the search
 took a third of a request's time."""
-ROWS_MAX: Final = 2**31 - 1
-"""The largest dimension, for models whose first dimension is not the number of rows."""
 LEAVE_S: Final = 1.0
 """How long clients have to receive their last answers after the drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an application is served. Port 0 selects a free port."""
+    """How a deployment is served. Port 0 selects a free port."""
 
     host: str = "127.0.0.1"
     http_port: int = 8000
@@ -156,7 +165,8 @@ class Settings:
     requests_max: int = 16_384
     """Open requests at the same time; further connections wait unread."""
     state_folder: Path | None = None
-    """The folder of lock and event log; None: `.sloop/NAME` in the working directory."""
+    """The folder of lock, control socket and event log; None: `.sloop/NAME` in the working directory, with the name of
+    the deployment."""
     log_bytes_max: int = 2**30
     """The size at which the event log stops; 0: no event log."""
     drain_s: float = 30.0
@@ -172,13 +182,16 @@ class Serving:
     grpc_port: int
     driver: Driver
     backend: LocalBackend
+    planner: PlannerProcess
     metrics: Metrics
     insight: Insight
     journal: Journal | None
+    folder: Path
+    """The state folder, with the control socket."""
 
 
 def serve(
-    application: Application,
+    declared: Application | Deployment,
     settings: Settings = Settings(),
     *,
     choice: SystemChoice | None = None,
@@ -189,8 +202,8 @@ def serve(
     Raises `InputError` for an application that cannot be served, and `MachineError` for what the machine does not
     allow.
     """
-    setup = set_up(application, choice)
-    models = servables_of(application)
+    setup = set_up(declared, choice)
+    models = models_of(setup)
 
     async def main() -> None:
         stop_requested = asyncio.Event()
@@ -214,37 +227,27 @@ def serve(
 
 
 @asynccontextmanager
-async def serving(
-    setup: Setup, models: Mapping[tuple[str, str], Servable], settings: Settings
-) -> AsyncIterator[Serving]:
+async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIterator[Serving]:
     """A running server, which is drained when the context ends. `models` maps (stage, variant) to its model."""
-    application = setup.application
-    if "live" not in setup.system.runs:
-        raise InputError(
-            f"system {setup.system.name!r} runs in the simulator only",
-            where=application.locate(application.system.path),
-            help="`sloop systems` shows which ones run live",
-        )
-    wiring = wire(
-        application.graph,
-        {key: model.signature for key, model in models.items()},
-        rows_max=rows_max(setup, models),
-        where=application.file,
-    )
-    check_cores(setup)
-    for line in foreign_profiles(application):
-        _log.warning("%s", line)
+    deployment, versions = setup.deployment, versions_of(setup, models)
+    check_cores(deployment)
+    for each in setup.applications:
+        for line in warnings_of(each, models):
+            _log.warning("%s", line)
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / application.name))
+        folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / deployment.name))
+        planner = planner_of(setup)
+        stack.push_async_callback(planner.close)
         core = setup.core()
         bodies = BodyMemory(settings.body_bytes_max, max(settings.bodies_bytes_max, settings.body_bytes_max))
-        metrics = Metrics(application, bodies)
+        metrics = Metrics(setup.parts(), bodies, nodes=deployment.cluster, build=build)
         insight = Insight(
             core,
-            metrics.state,
-            application=application.name,
-            system=setup.system.name,
+            metrics,
+            deployment=deployment.name,
+            system=setup.applications[0].system,
             clock=lambda: driver.now_ns,
+            failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
         )
         journal = open_journal(setup, folder, settings.log_bytes_max)
         if journal is not None:
@@ -252,26 +255,20 @@ async def serving(
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
         limits = detect()
         _log.info("cores of replicas are limited by %s", limits.why)
-        backend = LocalBackend(models, limits.actuator, threads_prepared=threads_of(setup))
+        threads = max(threads_of(each.beliefs) for each in setup.applications)
+        backend = LocalBackend(models, limits.actuator, nodes=deployment.cluster, threads_prepared=threads)
         stack.push_async_callback(backend.close)
-        driver = Driver(core, backend, wiring, slo_ns=application.slo_ns, recorders=recorders)
-        service = InferenceService(
-            model=application.name,
-            slo_ns=application.slo_ns,
-            validator=InputValidator(wiring.signature),
-            submitter=driver,
-            unready=lambda: insight.unready() if driver.crash is None else f"the core failed: {driver.crash!r}",
-            metrics=metrics.exposition,
-            state=insight.state,
-            decisions=insight.decisions,
-            api_key=settings.api_key,
-        )
+        driver = Driver(core, backend, versions, planner=planner, recorders=recorders)
+        service = InferenceService(driver, insight, bodies, settings.api_key)
+        for application, served in zip(deployment.applications, versions, strict=True):
+            service.add(model_of(application, served))
+        deployer = Deployer(deployment, core, driver, backend, planner, service)
         if not (settings.api_key or is_loopback(settings.host)):
             _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
         listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=settings.requests_max)
         http_port = await listener.start(settings.host, settings.http_port)
         stack.push_async_callback(listener.close)
-        rpc = Rpc(service, bodies=bodies, requests_max=settings.requests_max)
+        rpc = Rpc(service, requests_max=settings.requests_max)
         grpc_port = await rpc.start(settings.host, settings.grpc_port)
         stack.push_async_callback(rpc.close, LEAVE_S)
         if journal is not None:
@@ -279,7 +276,10 @@ async def serving(
             stack.callback(flushing.cancel)
         driver.start()
         stack.push_async_callback(driver.drain, settings.drain_s)
-        yield Serving(settings.host, http_port, grpc_port, driver, backend, metrics, insight, journal)
+        control = ControlSocket(deployer.handle)
+        await control.start(folder)
+        stack.push_async_callback(control.close)
+        yield Serving(settings.host, http_port, grpc_port, driver, backend, planner, metrics, insight, journal, folder)
 
 
 def is_loopback(host: str) -> bool:
@@ -290,48 +290,40 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
-    """The model and signature of every variant, read from its file. Raises `InputError` for a variant without a
-    model."""
-    found: dict[tuple[str, str], Servable] = {}
-    for index, stage in enumerate(application.stages):
-        for variant in stage.variants:
-            if variant.model is None:
-                raise InputError(
-                    f"variant {variant.name!r} of stage {stage.name!r} has no model",
-                    where=application.locate(f"stages[{index}]"),
-                    help="add `model: FILE` to serve it; a variant with only a profile can be planned and simulated",
-                )
-            found[stage.name, variant.name] = Servable(variant.model, *examine(Path(variant.model)))
+def models_of(setup: Setup) -> dict[tuple[str, str], Servable]:
+    """The models of all applications. InputError for a variant without one."""
+    return {key: model for each in setup.applications for key, model in servables_of(each.application).items()}
+
+
+def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
+    """The applications as the driver serves them. InputError for one that cannot be served."""
+    found: list[ServedVersion] = []
+    for each in setup.applications:
+        check_live(each)
+        own = {key: model for key, model in models.items() if key[0] in each.application.by_name}
+        found.append(served_version(each.application, own, rows_max(each.beliefs, own)))
     return found
 
 
-def rows_max(setup: Setup, models: Mapping[tuple[str, str], Servable]) -> int:
-    """The most rows of one request: the smallest `max_batch` of all models that have a batch dimension."""
-    limit = ROWS_MAX
-    for key, belief in setup.beliefs.items():
-        found = models[key].obstacle
-        if not found:
-            limit = min(limit, belief.batch_max)
-        elif belief.batch_max > 1:
-            advice = "each request runs alone, but the profile has larger batches; measure it with --batches 1"
-            _log.warning("%s: %s: %s", models[key].model, found, advice)
-    return limit
+def planner_of(setup: Setup) -> PlannerProcess:
+    """The planner process of the deployment. It is started only if a policy is not quick."""
+    planner = PlannerProcess(asyncio.get_running_loop())
+    for each in setup.applications:
+        application = each.application
+        planner.add(application.key, Definition(application.name, application.version, definition_of(each)))
+    if not all(map(is_quick, setup.applications)):
+        planner.start()
+    return planner
 
 
-def check_cores(setup: Setup) -> None:
-    """Raise `MachineError` if the application's cluster has more cores than this machine."""
-    claimed, there = sum(node.cores for node in setup.application.cluster), capacity_cores()
+def check_cores(deployment: Deployment) -> None:
+    """Raise `MachineError` if the deployment's cluster has more cores than this machine."""
+    claimed, there = sum(node.cores for node in deployment.cluster), capacity_cores()
     if claimed > there:
         raise MachineError(
-            f"the application's cluster has {claimed:g} cores, this machine {there:g}",
+            f"the cluster has {claimed:g} cores, this machine {there:g}",
             help="serve it with `cluster: {nodes: [{hardware: local, count: 1}]}`; other clusters can be simulated",
         )
-
-
-def threads_of(setup: Setup) -> int:
-    """The largest thread count that a replica can be resized to."""
-    return round(min(capacity_cores(), max(belief.cores_max for belief in setup.beliefs.values())))
 
 
 def open_journal(setup: Setup, folder: Path, bytes_max: int) -> Journal | None:

@@ -256,7 +256,7 @@ class LocalBackend:
         if process is not None and process.poll() is None:
             may_exit_by_itself = replica.error == CLOSED and checks < 5
             if not may_exit_by_itself:
-                kill(process)
+                kill(process.pid)
             self._loop.call_later(REAP_S, self._reap, replica, checks + 1)
             return
         if process is not None:

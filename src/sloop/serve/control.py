@@ -1,0 +1,232 @@
+"""The control socket of a server: the orders of `sloop deploy`, how a server receives and how a client sends them.
+
+The socket is a file in the server's state folder that only the server's own user may open (0600). It is never a network
+port: a model or a system may be a Python file, so whoever may deploy may run code as the server's user.
+
+One order per connection. Client and server exchange lines of JSON: the client sends an `Order`, the server answers with
+any number of `Progress` and one `Done` or `Failed`.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from sloop.errors import InputError, MachineError, SloopError
+from sloop.vocabulary import Canary
+
+CONTROL: Final = "control"
+"""The name of the socket in the state folder."""
+LINE_BYTES_MAX: Final = 1 << 20
+ORDERS_MAX: Final = 64
+"""Connections that wait to be accepted."""
+
+
+class Deploy(Struct, frozen=True, tag="deploy"):
+    """Start the application in `file`, or a new version of it beside the one that serves."""
+
+    file: str
+    """Absolute path."""
+    version: str = ""
+    """The name of the version; empty for the next number."""
+    canary: Canary | None = None
+
+
+class Promote(Struct, frozen=True, tag="promote"):
+    """Give all requests of an application to its canary, or to this version of it."""
+
+    application: str
+    version: str = ""
+
+
+class Remove(Struct, frozen=True, tag="remove"):
+    """End an application, or one version of it."""
+
+    application: str
+    version: str = ""
+
+
+class ListVersions(Struct, frozen=True, tag="list"):
+    """List all versions of all applications."""
+
+
+Order = Deploy | Promote | Remove | ListVersions
+
+
+class VersionStatus(Struct, frozen=True):
+    """A version of an application: its state in its rollout, and the fraction of the requests that it gets."""
+
+    application: str
+    version: str
+    state: str
+    share: float
+    why: str = ""
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """What happens now."""
+
+    text: str
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """The order was carried out, or was given up for a reason that is no mistake of the user (`is_good` False)."""
+
+    versions: tuple[VersionStatus, ...]
+    is_good: bool = True
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The order was refused; everything serves as before."""
+
+    what: str
+    help: str
+
+
+Tell = Callable[[str], None]
+"""Reports progress."""
+Handler = Callable[[Order, Tell], Awaitable[Done]]
+"""Carries out an order. Raises `SloopError` to refuse it."""
+
+
+class ControlSocket:
+    """The server's end: passes each order to `handle`. Orders of several clients run at the same time.
+
+    If the client disconnects, `handle` is cancelled.
+    """
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+        self._server: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._encode = msgspec.json.Encoder().encode
+        self._decode = msgspec.json.Decoder(Order).decode
+
+    async def start(self, folder: Path) -> None:
+        """Listen in `folder`, which this server has locked. Raises `MachineError` if that is impossible."""
+        self._path = path = folder / CONTROL
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, sock=_listening(path), limit=LINE_BYTES_MAX)
+        except OSError as error:
+            what = f"{path}: the control socket cannot be opened: {error.strerror or error}"
+            raise MachineError(what, help="name another folder with --state") from error
+
+    async def close(self) -> None:
+        """Stop listening, and drop all orders."""
+        if self._server is not None:
+            self._server.close()
+            with contextlib.suppress(OSError):
+                (self._path or Path()).unlink()
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        def send(reply: Progress | Done | Failed) -> None:
+            if not writer.is_closing():
+                writer.write(self._encode(reply) + b"\n")
+
+        try:
+            order = self._decode(await reader.readline())
+            work = asyncio.ensure_future(self._handle(order, lambda text: send(Progress(text))))
+            left = asyncio.ensure_future(reader.read())
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            left.cancel()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                send(await work)
+        except SloopError as error:
+            send(Failed(str(error.args[0]), error.help))
+        except (msgspec.DecodeError, ValueError) as error:
+            send(Failed(f"the order cannot be read: {error}", "use the `sloop deploy` of the server's own version"))
+        finally:
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            writer.close()
+
+
+def _listening(path: Path) -> socket.socket:
+    """A socket that listens at `path`, which only this user may open."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # left by a server that was killed; the folder's lock is ours
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        with _short(path) as name:
+            made.bind(name)
+    finally:
+        os.umask(before)
+    made.listen(ORDERS_MAX)
+    made.setblocking(False)
+    return made
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A short name of a socket's path: the operating system allows a hundred characters or so."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        link = Path(f"/proc/self/fd/{folder}")
+        yield str(link / path.name) if link.exists() else str(path)
+    finally:
+        os.close(folder)
+
+
+# The client's end
+
+
+def find_server(folder: Path | None) -> Path:
+    """The control socket of the server with this state folder; without a folder, of the only server in `.sloop`.
+
+    InputError if there is none, or more than one.
+    """
+    if folder is not None:
+        path = folder / CONTROL
+        if not is_served(path):
+            what = "no server runs with this state folder"
+            raise InputError(what, where=str(folder), help="start one with `sloop serve`, or name its --state folder")
+        return path
+    found = [path for path in sorted(Path(".sloop").glob(f"*/{CONTROL}")) if is_served(path)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        what = f"no server with a state folder in {Path('.sloop').absolute()} is running"
+        raise InputError(what, help="name its state folder with --server")
+    names = ", ".join(str(path.parent) for path in found)
+    raise InputError(f"{len(found)} servers are running: {names}", help="name one with --server")
+
+
+def is_served(path: Path) -> bool:
+    """Whether a server listens at this socket."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, _short(path) as name:
+        probe.connect(name)
+        return True
+    return False
+
+
+def send(path: Path, order: Order, tell: Tell) -> Done:
+    """Send an order to the server at this socket, and wait until it is carried out.
+
+    Raises `InputError` with the server's reason if it refuses, and `MachineError` if the connection breaks.
+    """
+    decode = msgspec.json.Decoder(Progress | Done | Failed).decode
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, _short(path) as name:
+            sock.connect(name)
+            sock.sendall(msgspec.json.encode(order) + b"\n")
+            for line in sock.makefile("rb"):
+                reply = decode(line)
+                if isinstance(reply, Done):
+                    return reply
+                if isinstance(reply, Failed):
+                    raise InputError(reply.what, help=reply.help)
+                tell(reply.text)
+    except (OSError, msgspec.DecodeError) as error:
+        what = f"{path}: the connection to the server is broken: {error}"
+        raise MachineError(what, help="is it still running? See its messages") from error
+    raise MachineError(f"{path}: the server closed the connection", help="see its messages")

@@ -1,0 +1,481 @@
+"""Versions of applications in a running server: what it takes to serve one, how it is checked, deployed and removed.
+
+A version that is deployed is checked by a process of its own before anything of the server hears of it: its file loads,
+every model opens and has a profile, its system is the server's and has a plan that fits the cluster. Reading models and
+planning would stop the event loop for seconds, and a model's library may crash. Then the server compares the signature
+with that of the version that serves. Whatever is wrong is an error of the order; what serves goes on serving.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from sloop.actions import Rollout, VersionState
+from sloop.app.application import Application, Deployment
+from sloop.app.document import read_name
+from sloop.app.hardware import foreign_profiles
+from sloop.app.load import load_application
+from sloop.core import Core
+from sloop.core.rollout import ENDING_STATES, SERVING_STATES
+from sloop.errors import InputError, MachineError, SloopError
+from sloop.events import Deployed, Planned, Promoted, Removed
+from sloop.options import Value
+from sloop.profile.examine import examine
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, Tell, VersionStatus
+from sloop.serve.cpu_quota import capacity_cores
+from sloop.serve.dataflow import wire
+from sloop.serve.driver import Driver, ServedVersion
+from sloop.serve.gateway.inputs import InputValidator
+from sloop.serve.gateway.service import InferenceService, Model
+from sloop.serve.planner import Definition, PlannerProcess
+from sloop.serve.processes import ONE_THREAD, begin, kill
+from sloop.serve.protocols import Servable
+from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, definition_of, set_up
+from sloop.tensor import Port, Signature
+from sloop.text import listed
+from sloop.vocabulary import Canary
+
+CHECK_S_MAX: Final = 600.0
+"""Seconds for the check of a version; it opens every model and makes a plan."""
+WAIT_S_MAX: Final = 600.0
+"""Seconds that an order waits for a version to serve, or to end."""
+STATUS_S: Final = 5.0
+"""How often a waiting client hears what is missing."""
+ROWS_MAX: Final = 2**31 - 1
+"""The largest dimension, for models whose first dimension is not the number of rows."""
+NICE: Final = 19
+
+_log: Final = logging.getLogger("sloop.deploy")
+
+Models = Mapping[tuple[str, str], Servable]
+"""The model of each stage and variant."""
+
+
+# What it takes to serve a version
+
+
+def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
+    """The model and signature of every variant, read from its file. Raises `InputError` for a variant without a
+    model."""
+    found: dict[tuple[str, str], Servable] = {}
+    for index, stage in enumerate(application.stages):
+        for variant in stage.variants:
+            if variant.model is None:
+                raise InputError(
+                    f"variant {variant.name!r} of stage {stage.name!r} has no model",
+                    where=application.locate(f"stages[{index}]"),
+                    help="add `model: FILE` to serve it; a variant with only a profile can be planned and simulated",
+                )
+            found[stage.name, variant.name] = Servable(variant.model, *examine(Path(variant.model)))
+    return found
+
+
+def served_version(application: Application, models: Models, rows: int) -> ServedVersion:
+    """The version as the driver serves it, with requests of at most `rows` rows. InputError if the tensors of its
+    models do not fit together."""
+    signatures = {key: model.signature for key, model in models.items()}
+    wiring = wire(application.graph, signatures, rows_max=rows, where=application.file)
+    return ServedVersion(application.key, application.name, application.version, application.slo_ns, wiring)
+
+
+def rows_max(beliefs: EstimateMap, models: Models) -> int:
+    """The most rows of one request: the smallest `max_batch` of all models that have a batch dimension."""
+    limits = [
+        belief.batch_max for (stage, variant, _), belief in beliefs.items() if not models[stage, variant].obstacle
+    ]
+    return min(limits, default=ROWS_MAX)
+
+
+def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
+    """What a user should know before this version serves."""
+    found = list(foreign_profiles(setup.application))
+    for (stage, variant, _), belief in setup.beliefs.items():
+        obstacle = models[stage, variant].obstacle
+        if obstacle and belief.batch_max > 1:
+            advice = "each request runs alone, but the profile has larger batches; measure it with --batches 1"
+            found.append(f"{models[stage, variant].model}: {obstacle}: {advice}")
+    return found
+
+
+def check_live(setup: ApplicationSetup) -> None:
+    """InputError for a system that cannot run in a server."""
+    if "live" not in setup.system.runs:
+        raise InputError(
+            f"system {setup.system.name!r} runs in the simulator only",
+            where=setup.application.system.declared.where,
+            help="`sloop systems` shows which ones run live",
+        )
+
+
+def threads_of(beliefs: EstimateMap) -> int:
+    """The largest thread count that a replica can be resized to."""
+    return round(min(capacity_cores(), max(belief.cores_max for belief in beliefs.values())))
+
+
+def is_quick(setup: ApplicationSetup) -> bool:
+    """Whether its plans are made within the event loop."""
+    return bool(getattr(setup.system.policies.scale, "is_quick", False))
+
+
+def model_of(application: Application, served: ServedVersion) -> Model:
+    """The application as the gateway shows it."""
+    return Model(application.name, application.slo_ns, InputValidator(served.wiring.signature), application.limits)
+
+
+# The check of a version, in a process of its own
+
+
+class CheckOrder(Struct, frozen=True):
+    """What the process is to check: a file, as a version of its application in a running deployment."""
+
+    file: str
+    version: str
+    """Empty for the next number."""
+    next_versions: dict[str, str]
+    """By application, the next number; "1" for others."""
+    deployment: dict[str, Any]
+    """Its system and cluster; without applications."""
+
+
+class CheckedVersion(Struct, frozen=True, tag="checked"):
+    """A version that can be served, with everything that the server needs of it."""
+
+    definition: dict[str, Any]
+    models: tuple[tuple[str, str, Servable], ...]
+    """Each with its stage and variant."""
+    rows_max: int
+    threads: int
+    is_quick: bool
+    warnings: tuple[str, ...]
+
+    def served(self) -> tuple[Application, Models, ServedVersion]:
+        """The application, its models, and how the driver serves it."""
+        application = application_in(self.definition)
+        models = {(stage, variant): model for stage, variant, model in self.models}
+        return application, models, served_version(application, models, self.rows_max)
+
+
+class RefusedVersion(Struct, frozen=True, tag="refused"):
+    """A version that cannot be served: the fields of a `SloopError`."""
+
+    what: str
+    help: str
+
+
+def check_version(order: CheckOrder) -> CheckedVersion:
+    """The version if it can be served. SloopError if it cannot."""
+    deployment = msgspec.convert(order.deployment, Deployment, strict=False)
+    application = load_application(order.file, cluster=deployment.cluster)
+    version = order.version or order.next_versions.get(application.name, "1")
+    joined = deployment.joined_by(application).qualified(version)
+    (setup,) = set_up(replace(deployment, applications=(joined,))).applications
+    check_live(setup)
+    models = servables_of(joined)
+    rows = rows_max(setup.beliefs, models)
+    served_version(joined, models, rows)
+    return CheckedVersion(
+        definition=definition_of(setup),
+        models=tuple((*key, model) for key, model in models.items()),
+        rows_max=rows,
+        threads=threads_of(setup.beliefs),
+        is_quick=is_quick(setup),
+        warnings=tuple(warnings_of(setup, models)),
+    )
+
+
+async def checked(order: CheckOrder) -> CheckedVersion:
+    """`check_version` in a process of its own. Raises what it raises, and MachineError if the process dies."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "sloop.serve.deploy", str(os.getpid())),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | ONE_THREAD,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(CHECK_S_MAX):
+            answer, _ = await process.communicate(msgspec.json.encode(order))
+    except TimeoutError as error:
+        what = f"{order.file}: the check has taken more than {CHECK_S_MAX:g} s"
+        raise InputError(what, help="a model may wait for something when it is opened") from error
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                kill(process.pid)
+            await process.wait()
+    try:
+        found = msgspec.json.decode(answer, type=CheckedVersion | RefusedVersion)
+    except msgspec.DecodeError as error:
+        what = f"{order.file}: the process that checked it ended with exit status {process.returncode}"
+        raise MachineError(what, help="see the server's messages; it may have run out of memory") from error
+    if isinstance(found, RefusedVersion):
+        raise InputError(found.what, help=found.help)
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the process: reads a `CheckOrder` from stdin, and writes the answer to stdout."""
+    begin(int(arguments[0]), ())
+    os.nice(NICE)
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # what libraries print
+        try:
+            order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
+            found: CheckedVersion | RefusedVersion = check_version(order)
+        except SloopError as error:
+            found = RefusedVersion(str(error.args[0]), error.help)
+        out.write(msgspec.json.encode(found))
+
+
+# Orders
+
+
+class Deployer:
+    """Carries out the orders of `sloop deploy` in a running server."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        core: Core,
+        driver: Driver,
+        backend: LocalBackend,
+        planner: PlannerProcess,
+        service: InferenceService,
+    ) -> None:
+        self._deployment = replace(deployment, applications=(), lines={})
+        self._core, self._driver, self._backend, self._planner = core, driver, backend, planner
+        self._service = service
+        self._applications = {application.key: application for application in deployment.applications}
+        """The versions that have not ended, by key."""
+        self._used: dict[str, set[str]] = {}
+        """By application, all versions that ever were: their keys must be unique in the log."""
+        for application in deployment.applications:
+            self._used.setdefault(application.name, set()).add(application.version)
+        self._last: dict[tuple[str, str], Rollout] = {}
+        """By application and version, the last change of its rollout."""
+        self._changed = asyncio.Event()
+        driver.on_rollout = self._on_rollout
+        self._deploying = asyncio.Lock()
+
+    async def handle(self, order: Order, tell: Tell) -> Done:
+        """Carry out an order."""
+        if self._driver.is_stopped:
+            raise MachineError("the server is shutting down", help="start it again, and then deploy")
+        match order:
+            case Deploy():
+                return await self.deploy(order, tell)
+            case Promote():
+                return await self.promote(order, tell)
+            case Remove():
+                return await self.remove(order, tell)
+            case ListVersions():
+                return Done(self._statuses())
+
+    async def deploy(self, order: Deploy, tell: Tell) -> Done:
+        """Start a version, and wait until it serves, is a canary, or is given up."""
+        if order.version:
+            read_name(Value(order.version, "--version"))
+        if order.canary is not None:
+            check_canary(order.canary)
+        async with self._deploying:  # one after another: the numbers of versions depend on it
+            found = await self._check(order, tell)
+            served = self._start(found, order)
+        name, version = served.application, served.version
+        tell(f"version {version} of {name!r} is deployed; its replicas start")
+        return await self._until(name, version, (*SERVING_STATES, *ENDING_STATES), SERVING_STATES, tell)
+
+    async def _check(self, order: Deploy, tell: Tell) -> CheckedVersion:
+        tell(f"checking {order.file}")
+        numbers = {name: _next_number(used) for name, used in self._used.items()}
+        described = msgspec.to_builtins(self._deployment, str_keys=True)
+        found = await checked(CheckOrder(order.file, order.version, numbers, described))
+        _, _, served = found.served()
+        name, version = served.application, served.version
+        for line in found.warnings:
+            _log.warning("%s", line)
+            tell(f"note: {line}")
+        if version in self._used.get(name, ()):
+            fix = f"leave --version out for the next number, {numbers[name]}"
+            raise InputError(f"application {name!r} has, or had, a version {version!r}", help=fix)
+        serving = self._driver.served(name)
+        if serving is None or name not in self._service.models:
+            if order.canary is not None:
+                what = f"application {name!r} has no version that could serve the other requests"
+                raise InputError(what, help="deploy it without --canary")
+            return found
+        for other in self._core.versions(name):
+            if order.canary is not None and other.canary is not None and other.state in SERVING_STATES:
+                fix = f"promote it with `sloop deploy --promote {name}`, or remove it with --remove {name} --version"
+                raise InputError(f"version {other.name} of {name!r} is a canary already", help=f"{fix} {other.name}")
+        same_as = f"version {serving.version} of {name!r}, which serves"
+        check_same(served.wiring.signature, serving.wiring.signature, same_as)
+        return found
+
+    def _start(self, found: CheckedVersion, order: Deploy) -> ServedVersion:
+        """Make a checked version known everywhere, the core last."""
+        application, models, served = found.served()
+        name, version, key = application.name, application.version, application.key
+        self._used.setdefault(name, set()).add(version)
+        self._applications[key] = application
+        self._backend.learn(models, threads_prepared=found.threads)
+        self._driver.add(served)
+        self._planner.add(key, Definition(name, version, found.definition))
+        if not found.is_quick and not self._planner.is_started:
+            self._planner.start()
+            self._driver.on_event(Planned(0, {}, restarted=True))
+        if name not in self._service.models:
+            self._service.add(model_of(application, served))
+        self._driver.on_event(Deployed(name, version, found.definition, order.canary))
+        return served
+
+    async def promote(self, order: Promote, tell: Tell) -> Done:
+        """Let a version get all requests, and wait until it does."""
+        name = self._known(order.application)
+        candidates = [
+            version.name
+            for version in self._core.versions(name)
+            if version.state in (VersionState.CANARY, VersionState.STARTING)
+        ]
+        if not candidates or order.version not in ("", *candidates):
+            of = f"version {order.version} of {name!r}" if order.version else f"no version of {name!r}"
+            what = f"{of} {'is not' if order.version else 'is'} a canary or about to be one"
+            raise InputError(what, help="`sloop deploy --list` shows all versions")
+        version = order.version or candidates[-1]
+        self._driver.on_event(Promoted(name, version))
+        tell(f"version {version} of {name!r} is promoted: it starts replicas for all requests")
+        return await self._until(name, version, (VersionState.SERVING, *ENDING_STATES), (VersionState.SERVING,), tell)
+
+    async def remove(self, order: Remove, tell: Tell) -> Done:
+        """End an application, or a version of it, and wait until its open requests are finished."""
+        name = self._known(order.application)
+        living = [each.name for each in self._core.versions(name) if each.state not in ENDING_STATES]
+        if order.version and order.version not in living:
+            what = f"application {name!r} has no version {order.version!r} that starts or serves"
+            raise InputError(what, help=f"its versions are {listed(living)}")
+        ending = [order.version] if order.version else living
+        if not set(living) - set(ending):
+            if len(self._service.models) == 1:
+                what = f"{name!r} is the only application of this server"
+                raise InputError(what, help="stop the server instead (SIGTERM); it finishes open requests too")
+            self._service.remove(name)
+        self._driver.on_event(Removed(name, order.version))
+        tell(f"{name!r} gets no new requests; open ones are finished")
+        ended = [await self._until(name, each, (VersionState.RETIRED,), ENDING_STATES, tell) for each in ending]
+        return Done(tuple(status for done in ended for status in done.versions))
+
+    # Rollouts
+
+    def _on_rollout(self, rollout: Rollout) -> None:
+        """The core has moved a version to another state; the driver has followed."""
+        name, version = rollout.application, rollout.version
+        _log.info("version %s of %r: %s (%s)", version, name, rollout.state.value, rollout.why)
+        self._last[name, version] = rollout
+        self._changed.set()
+        served = self._driver.served(name)
+        key = name if version == "1" else f"{name}@{version}"
+        if rollout.state is VersionState.SERVING and served is not None and name in self._service.models:
+            self._service.add(model_of(self._applications[key], served))
+        elif rollout.state is VersionState.RETIRED:
+            del self._applications[key]
+
+    async def _until(
+        self,
+        name: str,
+        version: str,
+        ends: Sequence[VersionState],
+        good: Sequence[VersionState],
+        tell: Tell,
+    ) -> Done:
+        """Wait until a version is in one of the states `ends`; it is well if that is one of `good`."""
+        seen: Rollout | None = None
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + WAIT_S_MAX
+        while True:
+            last = self._last.get((name, version))
+            if last is not None and last is not seen:
+                seen = last
+                if last.state in ends:
+                    return Done((_status(last),), is_good=last.state in good)
+                tell(f"version {version} of {name!r}: {last.state.value}: {last.why}")
+            elif loop.time() >= give_up_s:
+                what = f"version {version} of {name!r} is still {last.state.value if last else 'unknown'} after"
+                raise MachineError(f"{what} {WAIT_S_MAX:g} s", help="it goes on; `sloop deploy --list` shows its state")
+            else:
+                readiness = self._service.pages.readiness(name, version)
+                if readiness is not None and readiness.why:
+                    tell(f"version {version} of {name!r}: {readiness.why}")
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), STATUS_S)
+            if self._driver.is_stopped:
+                raise MachineError("the server has stopped", help="see its messages")
+
+    def _known(self, name: str) -> str:
+        if name not in self._service.models:
+            served = ", ".join(self._service.models)
+            raise InputError(f"this server has no application {name!r}", help=f"its applications are {served}")
+        return name
+
+    def _statuses(self) -> tuple[VersionStatus, ...]:
+        """All versions that have not ended."""
+        found: list[VersionStatus] = []
+        for name in self._used:
+            for each in self._core.versions(name):
+                last = self._last.get((name, each.name))
+                why = last.why if last is not None else "since the server began"
+                found.append(VersionStatus(name, each.name, each.state.value, each.share, why))
+        return tuple(found)
+
+
+def _status(rollout: Rollout) -> VersionStatus:
+    return VersionStatus(rollout.application, rollout.version, rollout.state.value, rollout.share, rollout.why)
+
+
+def _next_number(used: set[str]) -> str:
+    return str(max([int(version) for version in used if version.isdecimal()], default=0) + 1)
+
+
+def check_canary(canary: Canary) -> None:
+    """InputError for a share or a tolerance that is out of range."""
+    for name, value, is_right in (
+        ("the share of a canary", canary.share, 0 < canary.share < 1),
+        ("the tolerance", canary.tolerance, 0 <= canary.tolerance <= 1),
+        ("the time until a canary is promoted", canary.promote_after_s, canary.promote_after_s >= 0),
+    ):
+        if not is_right:
+            raise InputError(f"{name} is {value:g}", help="shares are above 0 and below 1, and nothing is negative")
+
+
+def check_same(new: Signature, old: Signature, of: str) -> None:
+    """InputError if clients of the old signature could not use the new one."""
+    for kind in ("inputs", "outputs"):
+        ours, theirs = getattr(new, kind), getattr(old, kind)
+        if ours != theirs:
+            raise InputError(
+                f"its {kind} are {_ports(ours)}; those of {of}, are {_ports(theirs)}",
+                help="clients would notice: deploy it under another name",
+            )
+    if new.rows_max < old.rows_max:
+        raise InputError(
+            f"it takes requests of at most {new.rows_max} rows; {of}, takes {old.rows_max}",
+            help="profile it with larger batches (--batches), or deploy it under another name",
+        )
+
+
+def _ports(ports: Sequence[Port]) -> str:
+    return ", ".join(f"{port.name} {port.datatype}{list(port.shape)}" for port in ports)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
