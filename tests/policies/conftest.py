@@ -6,12 +6,35 @@ from dataclasses import replace
 import pytest
 from msgspec import Struct
 
-from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
+from sloop.core.views import (
+    Belief,
+    BeliefKey,
+    Bucket,
+    ClusterView,
+    DeviceView,
+    NodeView,
+    ReplicaView,
+    StageView,
+    Traffic,
+)
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import ms, s
-from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from sloop.vocabulary import (
+    Device,
+    Life,
+    Node,
+    NodeState,
+    Path,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    Visit,
+)
 
 
 class Idle(Struct, frozen=True):
@@ -20,6 +43,8 @@ class Idle(Struct, frozen=True):
     id: ReplicaId
     cores: float = 1.0
     batches: int = 0
+    weight: float = 1.0
+    alone_ns: int = 1
 
 
 def make_visit(number: int = 0, *, deadline_ms: float = 1000, arrived_ms: float = 0, sent_ms: float = 0) -> Visit:
@@ -28,7 +53,7 @@ def make_visit(number: int = 0, *, deadline_ms: float = 1000, arrived_ms: float 
 
 
 def make_idle(*ids: int, cores: float = 1.0) -> list[Idle]:
-    return [Idle(ReplicaId(number), cores) for number in ids]
+    return [Idle(ReplicaId(number), cores, weight=cores) for number in ids]
 
 
 def make_node(
@@ -37,11 +62,19 @@ def make_node(
     free_cores: float = 4.0,
     cores: float = 8.0,
     memory_bytes: int = 1 << 30,
-    share: Mapping[str, float] | None = None,
+    hardware: str = "local",
+    usd_per_h: float = 0.0,
+    devices: Mapping[str, float] | None = None,
+    on_demand: bool = False,
+    state: NodeState = NodeState.READY,
 ) -> NodeView:
-    share = share or {}
-    node = Node(name, "local", cores, memory_bytes, tuple(share))
-    return NodeView(node, free_cores, memory_bytes, share)
+    """A node with accelerators of kind `T4`, given as name and free share of each."""
+    views = tuple(
+        DeviceView(Device(device, "T4", 16 << 30), share, 16 << 30, 48) for device, share in (devices or {}).items()
+    )
+    own = tuple(view.device for view in views)
+    node = Node(name, hardware, cores, memory_bytes, own, usd_per_h, on_demand)
+    return NodeView(node, free_cores, memory_bytes, views, state)
 
 
 def make_arrivals(*counts: int, bucket_ns: int = s(1)) -> StageView:
@@ -50,8 +83,15 @@ def make_arrivals(*counts: int, bucket_ns: int = s(1)) -> StageView:
     return replace(make_stage(*buckets), bucket_ns=bucket_ns)
 
 
-def make_belief(profile: Profile = YOLOV5S_S) -> Belief:
-    return Estimate(profile, correct=False)
+def make_belief(
+    profile: Profile = YOLOV5S_S, variant: str = "v", hardware: str = "local", accuracy: float | None = None
+) -> Estimate:
+    return Estimate(profile, variant=variant, hardware=hardware, accuracy=accuracy, correct=False)
+
+
+def by_kind(*beliefs: Belief) -> dict[BeliefKey, Belief]:
+    """Beliefs as a stage has them."""
+    return {(belief.variant, belief.hardware): belief for belief in beliefs}
 
 
 def make_stage(
@@ -61,14 +101,14 @@ def make_stage(
     queue: Sequence[Visit] = (),
     replicas: Sequence[ReplicaView] = (),
     slo_ms: float = 1000,
-    variants: Mapping[str, Belief] | None = None,
+    beliefs: Sequence[Belief] = (),
 ) -> StageView:
     """A stage with one variant, `v`, by default, that has seen `buckets` of a second each, oldest first."""
     return StageView(
         name=name,
         slo_ns=ms(slo_ms),
         after=(),
-        variants={"v": belief or make_belief()} if variants is None else variants,
+        beliefs=by_kind(*(beliefs or (belief or make_belief(),))),
         replicas=tuple(replicas),
         queue=tuple(queue),
         running=0,
@@ -86,7 +126,7 @@ def make_view(
     paths: Sequence[Path] = (),
 ) -> ClusterView:
     """The cluster: by default one node, each stage's arrivals of the last second as demand, one path through them."""
-    node = NodeView(Node("n", "local", cores, 1 << 30), cores, 1 << 30, {})
+    node = make_node("n", cores=cores, free_cores=cores)
     demand = {stage.name: stage.rate_rps() for stage in stages} | dict(rates or {})
     ingress = Traffic(buckets=stages[0].buckets, bucket_ns=stages[0].bucket_ns)
     chain = Path(tuple(stage.name for stage in stages), stages[0].slo_ns)
@@ -102,7 +142,7 @@ def make_view(
 
 
 def make_replica(number: int, life: Life = Life.READY, *, cores: float = 1.0, since_ns: int = 0) -> ReplicaView:
-    return ReplicaView(ReplicaId(number), ReplicaSpec("stage", "v", cores, "n"), life, since_ns, 0)
+    return ReplicaView(ReplicaId(number), ReplicaSpec("stage", "v", Slot(cores, "local")), life, since_ns, 0, "n")
 
 
 @pytest.fixture(name="visit")
@@ -141,5 +181,5 @@ def replica_fixture() -> Callable[..., ReplicaView]:
 
 
 @pytest.fixture(name="belief")
-def belief_fixture() -> Callable[..., Belief]:
+def belief_fixture() -> Callable[..., Estimate]:
     return make_belief

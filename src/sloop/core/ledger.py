@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
-from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
+from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec, Slot
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -205,6 +205,29 @@ class Ledger:
             device.micro_share -= sign * reservation.micro_share
             device.memory_bytes -= sign * reservation.device_memory_bytes
             device.clients -= sign
+
+
+def replicas_max(node: Node, slot: Slot, belief: Belief) -> int:
+    """How many replicas of `belief` on `slot` fit on the empty node."""
+    if slot.hardware not in ("", node.hardware):
+        return 0
+    most = [millicores(node.cores) // max(1, millicores(slot.cores))]
+    if belief.memory_bytes:
+        most.append(node.memory_bytes // belief.memory_bytes)
+    if slot.accelerator:
+        share, memory_bytes = round(slot.share * MICRO), belief.device_memory_bytes
+        devices = [each for each in node.devices if each.kind == slot.accelerator]
+        most.append(
+            sum(
+                min(
+                    each.clients_max,
+                    MICRO // share if share else each.clients_max,
+                    each.memory_bytes // memory_bytes if memory_bytes else each.clients_max,
+                )
+                for each in devices
+            )
+        )
+    return min(most)
 
 
 def lacks(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:

@@ -9,15 +9,17 @@ from typing import Any, Final
 from sloop.options import Declared, Value, read_options
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, Slack, Timeout, WorkConserving
+from sloop.policies.divide import MaxMin, Priority, Proportional
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
 
@@ -35,6 +37,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "round_robin": RoundRobin,
         "smooth_weighted": SmoothWeighted,
         "least_loaded": LeastLoaded,
+        "fastest": Fastest,
     },
     "drop": {"never": Never, "age": Age, "predictive": PredictiveDrop},
     "admit": {"open": Open, "bounded": Bounded, "predictive": PredictiveAdmit},
@@ -63,7 +66,9 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "ipa": Ipa,
         "biscale": Biscale,
         "vertical": Vertical,
+        "mixed": Mixed,
     },
+    "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
 }
 
 

@@ -1,43 +1,45 @@
-"""Place: which node a new replica goes to. Each class is one policy; none uses another."""
+"""Place: which node a new replica goes to, and which accelerator there. Each class is one policy; none uses another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sloop.core.ledger import fits
-from sloop.core.views import NodeView
+from sloop.core.views import Site
 from sloop.vocabulary import ReplicaSpec
 
 
 @dataclass(frozen=True, slots=True)
 class BestFit:
-    """The node with the least free room: the smallest free share of the named device, then the fewest free cores.
+    """The place with the least free room: on the accelerator, if the replica uses one, then in cores.
 
-    Ties go to the node listed first. Keeps room for large replicas and leaves nodes empty that could be given back.
-    Fails for interference: it packs replicas onto one machine (see `SpreadPlacement`).
+    Nodes on demand come last. Ties go to the node listed first. Keeps room for large replicas and leaves nodes empty
+    that can be given back. Fails for interference: it packs replicas onto one machine (see `SpreadPlacement`).
     """
 
-    def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
-        fitting = [node for node in nodes if fits(spec, memory_bytes, node)]
-        if not fitting:
-            return None
-        return min(fitting, key=lambda node: (node.free_share.get(spec.device, 0.0), node.free_cores)).node.name
+    def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
+        return min(range(len(sites)), key=lambda index: (sites[index].node.node.on_demand, *_free(sites[index])))
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadPlacement:
-    """The node with the most free room: the largest free share of the named device, then of its cores.
+    """The place with the most free room: on the accelerator, if the replica uses one, then in parts of all cores.
 
     Ties go to the node listed first. Spreads replicas, so that they disturb each other least and the loss of a node
     costs the fewest replicas. Fails for fragmentation: many half-empty nodes, none with room for a large replica (see
     `BestFit`).
     """
 
-    def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
-        fitting = [node for node in nodes if fits(spec, memory_bytes, node)]
-        if not fitting:
-            return None
-        return max(fitting, key=lambda node: (node.free_share.get(spec.device, 0.0), _free_part(node))).node.name
+    def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
+        def room(index: int) -> tuple[float, float, float]:
+            share, memory_bytes, cores = _free(sites[index])
+            whole = sites[index].node.node.cores
+            return share, memory_bytes, cores / whole if whole else 0.0
+
+        return max(range(len(sites)), key=room)
 
 
-def _free_part(node: NodeView) -> float:
-    return node.free_cores / node.node.cores if node.node.cores else 0.0
+def _free(site: Site) -> tuple[float, float, float]:
+    """The free share and memory of the accelerator, and the free cores of the node. Replicas without a share of their
+    own, which only memory limits, leave the free share as it is."""
+    if site.device is None:
+        return 0.0, 0.0, site.node.free_cores
+    return site.device.free_share, site.device.free_memory_bytes, site.node.free_cores

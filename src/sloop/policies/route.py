@@ -43,10 +43,12 @@ FORGOTTEN_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class SmoothWeighted:
-    """Smooth weighted round robin, as in nginx: batches in proportion to cores, spread evenly.
+    """Smooth weighted round robin, as in nginx: batches in proportion to planned rates, spread evenly.
 
-    Each choice credits every candidate with its weight and charges the chosen one the sum, so a replica with twice the
-    cores gets its turns spread out, not two in a row. O(n) in idle replicas. Fails if speed does not grow with cores.
+    The weight of a replica is the rate that the plan expects it to serve; its cores if the plan does not say. Each
+    choice credits every candidate with its weight and charges the chosen one the sum, so a replica with twice the
+    weight gets its turns spread out, not two in a row. O(n) in idle replicas. Fails if the plan gives no rates and
+    speed does not grow with cores.
     """
 
     _credit: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -55,8 +57,8 @@ class SmoothWeighted:
         credit = self._credit
         best, total = 0, 0.0
         for index, replica in enumerate(idle):
-            credit[replica.id] = credit.get(replica.id, 0.0) + replica.cores
-            total += replica.cores
+            credit[replica.id] = credit.get(replica.id, 0.0) + replica.weight
+            total += replica.weight
             if credit[replica.id] > credit[idle[best].id]:
                 best = index
         credit[idle[best].id] -= total
@@ -72,11 +74,25 @@ class SmoothWeighted:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """The idle replica with the fewest batches per core so far; ties go to the lowest id.
+    """The idle replica with the fewest batches so far, relative to its weight; ties go to the lowest id.
 
-    All candidates are idle, so load can only mean past work. A new replica is preferred until it has caught up, which
-    is harmless. O(n) in idle replicas.
+    The weight is the rate that the plan expects it to serve; its cores if the plan does not say. All candidates are
+    idle, so load can only mean past work. A new replica is preferred until it has caught up, which is harmless. O(n) in
+    idle replicas.
     """
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
-        return min(range(len(idle)), key=lambda index: idle[index].batches / idle[index].cores)
+        return min(range(len(idle)), key=lambda index: idle[index].batches / idle[index].weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """The idle replica with the shortest believed batch of one; ties go to the lowest id.
+
+    For replicas of different hardware: each batch takes as little time as possible, and slow replicas work only while
+    all faster ones are busy. O(n) in idle replicas. Fails if deadlines differ: a request that could afford a slow
+    replica takes a fast one, which a later, more urgent request would need.
+    """
+
+    def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
+        return min(range(len(idle)), key=lambda index: idle[index].alone_ns)

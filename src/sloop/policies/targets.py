@@ -1,21 +1,73 @@
-"""Values that scaling policies share: plans of equal replicas, core counts that fit a node, hysteresis, paths by index.
+"""Values that scaling policies share: one kind of hardware, equal replicas, core counts that fit a node, hysteresis.
 
 Unlike a solver, each reads a view.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from sloop.core.views import Belief, ClusterView, StageView
+from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.solvers.budget import IndexedPath
-from sloop.text import counted
+from sloop.text import counted, listed
 from sloop.units import to_ms
-from sloop.vocabulary import Group, ReplicaSpec, StagePlan
+from sloop.vocabulary import Group, NodeState, ReplicaSpec, StagePlan
 
 V = TypeVar("V")
+
+
+def on_one_kind(view: ClusterView, hardware: str = "") -> ClusterView:
+    """The view with the nodes and beliefs of one kind of hardware only, without lost nodes.
+
+    The kind is `hardware`; if that is "", the first kind of the cluster on which every stage has a variant. InputError
+    if there is no such kind.
+    """
+    kind = kind_of(view, hardware, view.stages)
+    stages = tuple(
+        replace(stage, beliefs={key: belief for key, belief in stage.beliefs.items() if key[1] == kind})
+        for stage in view.stages
+    )
+    return replace(view, stages=stages, nodes=usable([node for node in view.nodes if node.node.hardware == kind]))
+
+
+def kind_of(view: ClusterView, hardware: str, stages: Sequence[StageView]) -> str:
+    """`hardware`, or if that is "" the first kind of the cluster on which each of these stages has a variant.
+
+    InputError if the cluster has no such kind.
+    """
+    kinds = kinds_of(view)
+    if hardware and hardware not in kinds:
+        raise InputError(f"no node has hardware {hardware!r}", help=f"the cluster has {_listed(kinds)}")
+    for kind in (hardware,) if hardware else kinds:
+        missing = [stage for stage in stages if not stage.on(kind)]
+        if not missing:
+            return kind
+        if hardware:
+            own = _listed([kind for _, kind in missing[0].beliefs])
+            what = f"stage {missing[0].name} has no profile for hardware {hardware!r}"
+            raise InputError(what, help=f"it has one for {own}; name one of these, or add a profile")
+    each = "; ".join(f"{stage.name} has {_listed([kind for _, kind in stage.beliefs])}" for stage in stages)
+    raise InputError(
+        f"no kind of hardware has a profile for every stage: {each}",
+        help="add profiles, or choose a system that uses several kinds, such as `mixed`",
+    )
+
+
+def kinds_of(view: ClusterView) -> tuple[str, ...]:
+    """The kinds of hardware of the cluster, in its order; one kind without a name if no node is known."""
+    return tuple(dict.fromkeys(node.node.hardware for node in view.nodes)) or ("",)
+
+
+def usable(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
+    """The nodes that are not lost; all of them if all are lost, because a plan must name some."""
+    return tuple(node for node in nodes if node.state is not NodeState.LOST) or tuple(nodes)
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return listed([kind or "no named kind" for kind in dict.fromkeys(kinds)])
 
 
 def one_stage(view: ClusterView, system: str) -> StageView:
@@ -28,32 +80,74 @@ def one_stage(view: ClusterView, system: str) -> StageView:
     return view.stages[0]
 
 
-def variant_of(stage: StageView, wanted: str) -> str:
-    """The variant named `wanted`, or the first variant if `wanted` is "". InputError if the stage does not have it."""
-    variant = wanted or next(iter(stage.variants))
-    if variant not in stage.variants:
-        known = ", ".join(stage.variants)
-        raise InputError(f"stage {stage.name} has no variant {variant!r}", help=f"use one of {known}")
-    return variant
+def by_variant(stage: StageView) -> dict[str, Belief]:
+    """The variants of a stage on one kind of hardware (`on_one_kind`), by name."""
+    return {variant: belief for (variant, _), belief in stage.beliefs.items()}
+
+
+def belief_of(stage: StageView, wanted: str = "", hardware: str = "") -> Belief:
+    """The variant named `wanted`, or the first one if that is "", of a stage on one kind of hardware (`on_one_kind`),
+    or on `hardware`. InputError if the stage does not have it."""
+    known = stage.on(hardware) if hardware else by_variant(stage)
+    variant = wanted or next(iter(known), "")
+    if variant not in known:
+        on = f" on {hardware}" if hardware else ""
+        help = (
+            f"use one of {', '.join(known)}"
+            if known
+            else f"it has profiles for {_listed([k for _, k in stage.beliefs])}"
+        )
+        raise InputError(f"stage {stage.name} has no variant {variant!r}{on}", help=help)
+    return known[variant]
+
+
+def check_stages(view: ClusterView, declared: Mapping[str, V], key: str) -> None:
+    """InputError if the option `key` declares a value for a stage that the application does not have.
+
+    In a deployment of several applications, stages are called `APPLICATION/STAGE`, and values for the stages of other
+    applications are ignored.
+    """
+    names = [stage.name for stage in view.stages]
+    known = {name for stage in names for name in _names(stage)}
+    application = names[0].rpartition("/")[0].partition("@")[0]
+    for name in declared:
+        of = name.rpartition("/")[0]
+        if name not in known and not (application and of not in ("", application)):
+            raise InputError(f"{key}: no stage {name!r}", help=f"the application's stages are {', '.join(names)}")
+
+
+def declared_for(stage: StageView, declared: Mapping[str, V]) -> V | None:
+    """The value that is declared for a stage, under its full name or without its application or version."""
+    return next((declared[name] for name in _names(stage.name) if name in declared), None)
+
+
+def _names(stage: str) -> tuple[str, ...]:
+    """The names under which a user may declare values for a stage: `shop@2/detect`, `shop/detect`, `detect`."""
+    application, _, name = stage.rpartition("/")
+    return (stage, f"{application.partition('@')[0]}/{name}", name)
 
 
 def equal_replicas(
-    stage: StageView, variant: str, *, count: int, cores: float, batch_max: int, in_place: bool = True
+    stage: StageView, belief: Belief, *, count: int, cores: float, batch_max: int, in_place: bool = True
 ) -> StagePlan:
-    """A stage plan: `count` replicas of `variant` with `cores` each.
+    """A stage plan: `count` replicas of the belief's variant and hardware with `cores` each.
 
     `batch_max` 0 means the largest batch within half the SLO, so that a request that just missed a batch is still in
     time with the next (Nexus' rule).
     """
-    belief = stage.variants[variant]
-    largest = min(batch_max, belief.batch_max) if batch_max else batch_within(belief, cores, stage.slo_ns // 2)
-    group = Group(ReplicaSpec(stage=stage.name, variant=variant, cores=cores), count)
+    largest = largest_batch(stage, belief, cores, batch_max)
+    group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(cores)), count)
     return StagePlan(stage.name, (group,), largest, in_place)
+
+
+def largest_batch(stage: StageView, belief: Belief, cores: float, batch_max: int) -> int:
+    """`batch_max` within the profile's limit; if it is 0, the largest batch within half the SLO."""
+    return min(batch_max, belief.batch_max) if batch_max else batch_within(belief, cores, stage.slo_ns // 2)
 
 
 def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
     """The largest batch believed to take at most `limit_ns`; at least 1."""
-    return max(1, bisect_right(belief.costs_ns(cores), limit_ns, 1) - 1)
+    return max(1, bisect_right(belief.costs_ns(belief.slot(cores)), limit_ns, 1) - 1)
 
 
 def node_cores_max(view: ClusterView) -> float:

@@ -208,6 +208,11 @@ class Segment:
     slots: int
 
 
+def segments_of(paths: Sequence[IndexedPath], slot_ms: float = 1.0) -> list[Segment]:
+    """The paths with their deadlines in whole slots."""
+    return [Segment(path.stages, path.slots(slot_ms)) for path in paths]
+
+
 def segment_matrix(segments: Sequence[Segment], stages: int) -> PathMatrix:
     """The segments as a matrix with limits in slots."""
     return PathMatrix([segment.stages for segment in segments], [segment.slots for segment in segments], stages)
@@ -216,6 +221,11 @@ def segment_matrix(segments: Sequence[Segment], stages: int) -> PathMatrix:
 def within_budgets(options: Sequence[StageOptions], matrix: PathMatrix, indices: Sequence[int]) -> bool:
     """Whether the options at `indices` keep every segment."""
     return bool((matrix.slack(_slots_of(options, indices)) >= 0).all())
+
+
+def total_cost(options: Sequence[StageOptions], indices: Sequence[int]) -> int:
+    """The cost of the options at `indices`."""
+    return sum(int(option.costs[index]) for option, index in zip(options, indices, strict=True))
 
 
 def _slots_of(options: Sequence[StageOptions], indices: Sequence[int]) -> list[int]:
@@ -269,6 +279,29 @@ def cheapest_tree(
             entered = min(left[stage], forest.cap.get(child, left[stage])) - int(slots[chosen[stage]])
             left[child] = min(entered - forest.shift[child], forest.start[child])
     return chosen
+
+
+def cheapest_by_forests(
+    options: Sequence[StageOptions],
+    paths: Sequence[IndexedPath],
+    weights: Sequence[float],
+    *,
+    slot_ms: float = 1.0,
+    rule: BudgetRule = "tree",
+    ties: Ties = "best",
+    most: int = CUTS_MAX,
+) -> list[int] | None:
+    """The cheapest of the solutions of `cheapest_tree` over the `forests` of the paths, of those that also keep the
+    uncut paths; None if there is none. Paths may meet; `weights` and `ties` are those of `forests`."""
+    matrix = segment_matrix(segments_of(paths, slot_ms), len(options))
+    best: list[int] | None = None
+    for forest in forests(paths, weights, ties, most):
+        found = cheapest_tree(options, segments_of(forest.paths, slot_ms), rule)
+        if found is None or not within_budgets(options, matrix, found):
+            continue
+        if best is None or total_cost(options, found) < total_cost(options, best):
+            best = found
+    return best
 
 
 Capped = tuple[int, Costs]

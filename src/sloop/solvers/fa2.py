@@ -27,16 +27,14 @@ from sloop.solvers.budget import (
     BudgetRule,
     IndexedPath,
     PathMatrix,
-    Segment,
     StageOptions,
     Ties,
+    cheapest_by_forests,
     cheapest_by_milp,
-    cheapest_tree,
-    forests,
     improved,
     is_exact,
     segment_matrix,
-    within_budgets,
+    segments_of,
 )
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
@@ -193,13 +191,12 @@ def solve(
     limits = [min(path.slo_ms for path in paths if stage in path.stages) for stage in range(len(stages))]
     offered = [stage_choices(stage, limit) for stage, limit in zip(stages, limits, strict=True)]
     options = [_options(own, stages, slot_ms) for own in offered]
-    segments = _segments(paths, slot_ms)
-    matrix = segment_matrix(segments, len(stages))
+    segments = segments_of(paths, slot_ms)
     proven = mode == "tree" and is_exact(segments)
-    best = None if mode == "milp" else _by_forests(stages, paths, options, matrix, mode, ties, slot_ms)
+    best = None if mode == "milp" else _by_forests(stages, paths, options, mode, ties, slot_ms)
     if best is not None:
         if polish and not proven:
-            best = improved(options, matrix, best)
+            best = improved(options, segment_matrix(segments, len(stages)), best)
         return Fa2Solution(_at(offered, best), mode, proven)
     quickest = tuple(min(own, key=lambda choice: choice.total_ms) for own in offered)
     if not keeps_deadlines(quickest, paths) or (mode != "milp" and not fallback):
@@ -253,28 +250,15 @@ def _by_forests(
     stages: Sequence[Fa2Stage],
     paths: Sequence[IndexedPath],
     options: Sequence[StageOptions],
-    matrix: PathMatrix,
     mode: BudgetRule,
     ties: Ties,
     slot_ms: float,
 ) -> list[int] | None:
-    """The cheapest of the forests' solutions that also keep the uncut paths."""
-    best: list[int] | None = None
-    least = 0
+    """The cheapest solution over as many forests as a decision has time for."""
     cells = len(stages) * max(path.slots(slot_ms) for path in paths)
     most = max(CUTS_MIN, min(CUTS_MAX, PROGRAMS_MAX // len(stages), CELLS_MAX // max(1, cells)))
-    for forest in forests(paths, [stage.intensity for stage in stages], ties, most):
-        indices = cheapest_tree(options, _segments(forest.paths, slot_ms), mode)
-        if indices is None or not within_budgets(options, matrix, indices):
-            continue
-        cost = sum(int(option.costs[index]) for option, index in zip(options, indices, strict=True))
-        if best is None or cost < least:
-            best, least = indices, cost
-    return best
-
-
-def _segments(paths: Sequence[IndexedPath], slot_ms: float) -> list[Segment]:
-    return [Segment(path.stages, path.slots(slot_ms)) for path in paths]
+    weights = [stage.intensity for stage in stages]
+    return cheapest_by_forests(options, paths, weights, slot_ms=slot_ms, rule=mode, ties=ties, most=most)
 
 
 def _options(offered: Sequence[Fa2Choice], stages: Sequence[Fa2Stage], slot_ms: float) -> StageOptions:

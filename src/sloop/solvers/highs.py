@@ -1,4 +1,4 @@
-"""Mixed-integer linear programs over columns between 0 and 1, solved by HiGHS through SciPy.
+"""Mixed-integer linear programs over columns between 0 and an upper bound, solved by HiGHS through SciPy.
 
 Branch-and-bound nodes limit the search, never time, so that a program has the same result on every machine. SciPy's
 optimisers take half a second and 50 MB to import; the first program imports them, or an earlier call of `load`.
@@ -45,24 +45,33 @@ def load() -> tuple[ModuleType, ModuleType]:
     return optimize, sparse
 
 
-def minimise(costs: Sequence[float], rows: Sequence[Row], *, integers: int, nodes_max: int) -> MilpSolution:
-    """Minimise Σ costs · x over 0 ≤ x ≤ 1, with the first `integers` columns integer and every row within its bounds.
+def minimise(
+    costs: Sequence[float], rows: Sequence[Row], *, integers: int, nodes_max: int, most: Sequence[float] | float = 1.0
+) -> MilpSolution:
+    """Minimise Σ costs · x over 0 ≤ x ≤ `most`, with the first `integers` columns integer and every row within its
+    bounds.
 
     SciPy 1.11 to 1.17 report a reached node limit as status 1 or 4. They report 4 also if HiGHS' presolve fails on an
     infeasible program ("Solve error", seen with HiGHS 1.12 on rows that only parity makes infeasible). So a program
     without values, proof or a reached limit is solved again without presolve. The status "unbounded" proves nothing,
-    because columns between 0 and 1 are bounded.
+    because all columns are bounded.
     """
-    found = _milp(costs, rows, integers, nodes_max, presolve=True)
+    found = _milp(costs, rows, integers, nodes_max, most, presolve=True)
     if found.x is None and found.status != INFEASIBLE and "limit" not in found.message.lower():
-        found = _milp(costs, rows, integers, nodes_max, presolve=False)
+        found = _milp(costs, rows, integers, nodes_max, most, presolve=False)
     if found.x is None:
         return MilpSolution(None, found.status == INFEASIBLE, -np.inf)
     return MilpSolution(found.x, found.status == OPTIMAL, float(found.mip_dual_bound))
 
 
 def _milp(
-    costs: Sequence[float], rows: Sequence[Row], integers: int, nodes_max: int, *, presolve: bool
+    costs: Sequence[float],
+    rows: Sequence[Row],
+    integers: int,
+    nodes_max: int,
+    most: Sequence[float] | float,
+    *,
+    presolve: bool,
 ) -> "OptimizeResult":
     optimize, sparse = load()
     values = [value for coefficients, _, _ in rows for value in coefficients.values()]
@@ -72,7 +81,7 @@ def _milp(
     found: OptimizeResult = optimize.milp(
         np.array(costs, dtype=np.float64),
         integrality=np.array([1] * integers + [0] * (len(costs) - integers)),
-        bounds=optimize.Bounds(0.0, 1.0),
+        bounds=optimize.Bounds(0.0, np.broadcast_to(np.asarray(most, dtype=np.float64), len(costs))),
         constraints=optimize.LinearConstraint(matrix, [low for _, low, _ in rows], [high for _, _, high in rows]),
         options={"node_limit": nodes_max, "mip_rel_gap": 0.0, "presolve": presolve},
     )

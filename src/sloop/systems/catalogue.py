@@ -1,7 +1,7 @@
 """The catalogue: every published system and every baseline, with its policies, published parameters and source.
 
 Each system is an entry of `CATALOGUE`. Its policies are in the order of the verbs: order, batch, route, drop, admit,
-place, forecast, scale. Omitted parameters have the policy's default.
+place, forecast, scale, divide. Omitted parameters have the policy's default.
 
 The entries are prototypes: `build_system` returns a copy whose policies have fresh state.
 """
@@ -14,15 +14,17 @@ from sloop.core.protocols import Policies
 from sloop.options import Declared, as_value
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, WorkConserving
+from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.forecast import Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import FirstIdle, LeastLoaded, RoundRobin
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
 from sloop.systems.system import System, is_system_file, system_in_file
@@ -33,13 +35,19 @@ DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
 LAST_10_S: Final = Last(window_ns=s(10))
 """FA2 plans for the arrival rate, not the completion rate, which is lower under overload."""
+ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
+FIXED_MIX: Final = (
+    "runs a fixed mix if `stages: {NAME: {groups: …}}` declares one, and else keeps to one kind (`hardware`)"
+)
+"""What systems do on a mixed cluster."""
+
 QUEUE_TRUST: Final = 0.7
 """The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
 of P99s for the models we measured. A request that is admitted and still too late is dropped before it costs
 anything."""
 
 _IPA: Final = Policies(
-    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa()
+    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa(), MaxMin()
 )
 _BISCALE: Final = Policies(
     Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(),
@@ -48,6 +56,7 @@ _BISCALE: Final = Policies(
     # The published network is `forecast: {name: lstm, weights: biscale}`; it does no better and costs slightly more.
     MovingMax(horizon_ns=s(10), window_ns=s(1)),
     Biscale(),
+    MaxMin(),
 )  # fmt: skip
 
 CATALOGUE: Final = (
@@ -56,50 +65,69 @@ CATALOGUE: Final = (
         "sponge",
         "system",
         "Razavi et al., Sponge: Inference Serving with Dynamic SLOs Using In-Place Vertical Scaling, EuroMLSys 2024",
-        Policies(Edf(), WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(), Sponge(margin=0.9)),
+        Policies(
+            Edf(),
+            WorkConserving(),
+            FirstIdle(),
+            Age(limit=1.0),
+            Open(),
+            BestFit(),
+            Last(),
+            Sponge(margin=0.9),
+            MaxMin(),
+        ),
+        ONE_KIND,
     ),
     # The fewest replicas over a whole graph, every ten seconds.
     System(
         "fa2",
         "system",
         "Razavi et al., FA2, RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1",
-        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Fa2()),
+        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Fa2(), MaxMin()),
+        ONE_KIND,
     ),
     # Replicas by rate alone, no batches: the baseline of FA2 that spends most.
     System(
         "ds2",
         "baseline",
         f"Kalavri et al., DS2, OSDI 2018, {AS_IN_FA2}",
-        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Ds2()),
+        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Ds2(), MaxMin()),
+        ONE_KIND,
     ),
     # Batches grown stage by stage: FA2's closest baseline.
     System(
         "inferline",
         "baseline",
         f"Crankshaw et al., InferLine, SoCC 2020, {AS_IN_FA2}",
-        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Inferline()),
+        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Inferline(), MaxMin()),
+        ONE_KIND,
     ),
     # Fixed shares of the deadline and the batches that fit them, on FA2's replicas.
     System(
         "grandslam",
         "baseline",
         f"Kannan et al., GrandSLAm, EuroSys 2019, {AS_IN_FA2}",
-        Policies(Edf(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Grandslam()),
+        Policies(Edf(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Grandslam(), MaxMin()),
+        ONE_KIND,
     ),
     # FA2's rule for a single model: replicas of one core, the baseline of Sponge.
     System(
         "fa2-single",
         "baseline",
         "FA2 (RTAS 2022) as compared with in Razavi et al., Sponge, EuroMLSys 2024, for one model",
-        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), BestFit(), Last(), Fa2Single(margin=0.9)),
+        Policies(
+            Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), BestFit(), Last(), Fa2Single(margin=0.9), MaxMin()
+        ),
+        ONE_KIND,
     ),
     # The most accurate variants that are worth their cores, with batches and replicas, every ten seconds.
-    System("ipa", "system", f"{DISSERTATION} P3; Ghafouri et al., IPA: arXiv 2308.12871", _IPA),
+    System("ipa", "system", f"{DISSERTATION} P3; Ghafouri et al., IPA: arXiv 2308.12871", _IPA, ONE_KIND),
     System(
         "fa2-low",
         "baseline",
         "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: the lightest variants",
         replace(_IPA, scale=Ipa(only="lightest")),
+        ONE_KIND,
     ),
     # The publication uses heavy variants, not always the heaviest, because its cluster is small: set them in `stages`.
     System(
@@ -107,6 +135,7 @@ CATALOGUE: Final = (
         "baseline",
         "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: heavy variants",
         replace(_IPA, scale=Ipa(only="heaviest")),
+        ONE_KIND,
     ),
     # A fixed number of replicas, and the most accurate variants with which they keep up.
     System(
@@ -114,15 +143,36 @@ CATALOGUE: Final = (
         "baseline",
         f"RIM with batching, as compared with in {DISSERTATION} P3",
         replace(_IPA, scale=Ipa(replicas=4)),
+        ONE_KIND,
     ),
     # Larger replicas in place through a surge, then more of them.
-    System("biscale", "system", f"{DISSERTATION} P4; as Themis: arXiv 2407.14843", _BISCALE),
+    System("biscale", "system", f"{DISSERTATION} P4; as Themis: arXiv 2407.14843", _BISCALE, ONE_KIND),
     # One replica for each stage, resized in place: Sponge extended to pipelines.
     System(
         "vertical-only",
         "baseline",
         f"the vertical baseline of Biscale: {DISSERTATION} P4",
         replace(_BISCALE, forecast=Last(window_ns=s(2)), scale=Vertical()),
+        ONE_KIND,
+    ),
+    # The cheapest replicas on all kinds of hardware: our own. Each batch runs on the fastest idle replica, and takes as
+    # many requests as that replica can serve in time, which differs between kinds.
+    System(
+        "mixed",
+        "system",
+        "sloop; the cheapest mix of instances as in Ribbon (Li et al., SC 2021) and Kairos (Li et al., HPDC 2023)",
+        Policies(
+            Edf(),
+            Deadline(),
+            Fastest(),
+            PredictiveDrop(),
+            Open(),
+            BestFit(),
+            MovingMax(horizon_ns=s(10), window_ns=s(1)),
+            Mixed(),
+            MaxMin(),
+        ),
+        "uses all kinds of hardware: the cheapest mix of replicas that carries the forecast in time",
     ),
     # A fixed number of replicas that accept only requests they can answer in time, so that overload costs no goodput.
     # If the profile is too pessimistic, it refuses requests that could be served.
@@ -139,35 +189,41 @@ CATALOGUE: Final = (
             BestFit(),
             Last(),
             Static(),
+            MaxMin(),
         ),
+        FIXED_MIX,
     ),
     # Replicas by utilisation.
     System(
         "hpa",
         "baseline",
         "Kubernetes, Horizontal Pod Autoscaling, autoscaling/v2 with its default behaviour",
-        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), SpreadPlacement(), Last(), Hpa()),
+        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), SpreadPlacement(), Last(), Hpa(), MaxMin()),
+        ONE_KIND,
     ),
     # Replicas by concurrency, down to none.
     System(
         "kpa",
         "baseline",
         "Knative Serving's autoscaler with its default configuration; a cold start's backlog counted once",
-        Policies(Fifo(), WorkConserving(), LeastLoaded(), Age(), Open(), SpreadPlacement(), Last(), Kpa()),
+        Policies(Fifo(), WorkConserving(), LeastLoaded(), Age(), Open(), SpreadPlacement(), Last(), Kpa(), MaxMin()),
+        ONE_KIND,
     ),
     # Replica size by utilisation, changed by restart.
     System(
         "vpa",
         "baseline",
         "a threshold scaler after Kubernetes' Vertical Pod Autoscaler: target 0.7, a restart at most every 60 s",
-        Policies(Fifo(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Vpa()),
+        Policies(Fifo(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Vpa(), MaxMin()),
+        ONE_KIND,
     ),
     # A fixed number of replicas with fixed cores.
     System(
         "static",
         "baseline",
         "the fixed allocations that Sponge (EuroMLSys 2024), FA2 and Biscale are compared with",
-        Policies(Edf(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Static()),
+        Policies(Edf(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Static(), MaxMin()),
+        FIXED_MIX,
     ),
 )
 

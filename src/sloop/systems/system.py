@@ -25,6 +25,8 @@ class System:
     kind: Literal["system", "baseline"]
     source: str
     policies: Policies
+    mixed: str = ""
+    """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
     runs: tuple[str, ...] = ("live", "sim")
     mixed: str = ""
     """What it does on a cluster with several kinds of hardware, in one sentence."""

@@ -20,7 +20,7 @@ from typing import Final, Literal
 import numpy as np
 from msgspec import structs
 
-from sloop.core.views import Belief, ClusterView, NodeView, StageView
+from sloop.core.views import Belief, ClusterView, NodeView, ReplicaView, StageView
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.solvers.biscale import (
@@ -72,7 +72,7 @@ class BiscaleModel:
     problem: BiscaleProblem
     """Its `cores_total` counts the units of all nodes, free or not."""
     stages: tuple[StageView, ...]
-    variants: tuple[str, ...]
+    beliefs: tuple[Belief, ...]
     unit: float
     feasible: bool
     """Whether any rate exists at which the deadlines can be kept."""
@@ -84,12 +84,12 @@ class BiscaleModel:
 
     def stage_plan(self, index: int, groups: Sequence[tuple[int, int]], batch: int, wait_ms: float = 0.0) -> StagePlan:
         """The plan of one stage: groups of (replicas, units each), and batches that fill within `wait_ms`."""
-        stage = self.stages[index]
+        stage, belief = self.stages[index], self.beliefs[index]
         counts: dict[int, int] = {}
         for count, units in groups:
             counts[units] = counts.get(units, 0) + count
         made = tuple(
-            Group(ReplicaSpec(stage.name, self.variants[index], units * self.unit), count)
+            Group(ReplicaSpec(stage.name, belief.variant, belief.slot(units * self.unit)), count)
             for units, count in sorted(counts.items(), reverse=True)
             if count
         )
@@ -148,13 +148,12 @@ def describe(plans: Sequence[StagePlan]) -> str:
 
 
 def biscale_model(view: ClusterView, limits: SizeLimits) -> BiscaleModel:
-    """The view as a problem. InputError for a variant that a stage does not have."""
+    """A view on one kind of hardware as a problem. InputError for a variant that a stage does not have."""
     node_cores = targets.node_cores_max(view)
     unit = min(limits.unit, node_cores)
-    variants = tuple(targets.variant_of(stage, limits.variant) for stage in view.stages)
+    beliefs = tuple(targets.belief_of(stage, limits.variant) for stage in view.stages)
     stages = tuple(
-        _stage(stage, stage.variants[variant], unit, node_cores, limits)
-        for stage, variant in zip(view.stages, variants, strict=True)
+        _stage(stage, belief, unit, node_cores, limits) for stage, belief in zip(view.stages, beliefs, strict=True)
     )
     paths = targets.indexed_paths(view, limits.margin)
     weights = [float(stage.latency_ms[0].mean()) for stage in stages]
@@ -168,7 +167,7 @@ def biscale_model(view: ClusterView, limits: SizeLimits) -> BiscaleModel:
     if not feasible:  # with_queue cuts the throughput of batches that take over a second to 0
         problem = replace(problem, throughput="pure")
         feasible = problem.horizontal(0) is not None
-    return BiscaleModel(problem, view.stages, variants, unit, feasible)
+    return BiscaleModel(problem, view.stages, beliefs, unit, feasible)
 
 
 def _segments(paths: Sequence[IndexedPath], slot_ms: int) -> tuple[Segment, ...]:
@@ -179,7 +178,7 @@ def _stage(stage: StageView, belief: Belief, unit: float, node_cores: float, lim
     useful = min(node_cores, max(unit, belief.cores_max))
     rows = max(1, min(limits.cores_max, int(useful / unit + ROUNDING)))
     batches = min(limits.batch_max, belief.batch_max)
-    costs_ns = [belief.costs_ns(units * unit)[1 : batches + 1] for units in range(1, rows + 1)]
+    costs_ns = [belief.costs_ns(belief.slot(units * unit))[1 : batches + 1] for units in range(1, rows + 1)]
     return BiscaleStage(np.array(costs_ns, dtype=np.float64) / 1e6, stage.visits)
 
 
@@ -203,16 +202,16 @@ def within_node_room(problem: BiscaleProblem, view: ClusterView, unit: float) ->
     nodes = {node.node.name: node for node in view.nodes}
     stages = []
     for own, stage in zip(problem.stages, view.stages, strict=True):
-        rooms = [_units_at_most(one.spec, nodes, unit) for one in stage.replicas]
+        rooms = [_units_at_most(one, nodes, unit) for one in stage.replicas]
         rows = max(1, min((own.latency_ms.shape[0], *rooms)))
         stages.append(replace(own, latency_ms=own.latency_ms[:rows]))
     return replace(problem, stages=tuple(stages))
 
 
-def _units_at_most(spec: ReplicaSpec, nodes: Mapping[str, NodeView], unit: float) -> int:
+def _units_at_most(replica: ReplicaView, nodes: Mapping[str, NodeView], unit: float) -> int:
     """The most units that a replica can have on its node: its present units plus the free ones."""
-    node = nodes.get(spec.node or "")
-    return int((spec.cores + (node.free_cores if node else 0.0)) / unit + ROUNDING)
+    node = nodes.get(replica.node)
+    return int((replica.spec.cores + (node.free_cores if node else 0.0)) / unit + ROUNDING)
 
 
 @dataclass(slots=True)
@@ -257,6 +256,8 @@ class Biscale:
     initial_batch: int = 1
     """Largest batch of the first plan."""
     variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     window_ns: int = s(2)
     """The present rate is the mean over this time."""
     period_ns: int = s(1)
@@ -274,8 +275,9 @@ class Biscale:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The next plan; None if nothing changes. If no plan can keep the deadlines: the current plan, infeasible.
 
-        InputError for a variant that a stage does not have.
+        InputError for a variant or kind of hardware that a stage does not have.
         """
+        view = targets.on_one_kind(view, self.hardware)
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model, rates = biscale_model(view, limits), self._rates(view)
         if not model.feasible:
@@ -465,6 +467,8 @@ class Vertical:
     initial_batch: int = 1
     """Largest batch before any request has come."""
     variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     period_ns: int = s(1)
 
     def __post_init__(self) -> None:
@@ -476,6 +480,7 @@ class Vertical:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The cheapest sizes that carry the forecast; if there are none, those that carry most of it."""
+        view = targets.on_one_kind(view, self.hardware)
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model = biscale_model(view, limits)
         rate_rps = view.forecast_rps

@@ -9,12 +9,11 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from msgspec import structs
 
-from sloop.core.views import ClusterView
-from sloop.errors import InputError
+from sloop.core.views import Belief, ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.solvers import fa2, highs
@@ -32,7 +31,7 @@ class EqualReplicasProblem:
     view: ClusterView
     stages: tuple[Fa2Stage, ...]
     paths: tuple[IndexedPath, ...]
-    variants: tuple[str, ...]
+    beliefs: tuple[Belief, ...]
     cores: float
     ingress_rps: float
 
@@ -114,7 +113,7 @@ class EqualReplicasProblem:
     def _stage_plan(self, index: int, choice: Fa2Choice) -> StagePlan:
         target = targets.equal_replicas(
             self.view.stages[index],
-            self.variants[index],
+            self.beliefs[index],
             count=choice.replicas,
             cores=self.cores,
             batch_max=choice.batch,
@@ -133,6 +132,8 @@ class _Parameters(Protocol):
     def initial_rps(self) -> float: ...
     @property
     def variant(self) -> str: ...
+    @property
+    def hardware(self) -> str: ...
 
 
 _RANGES: Final[Mapping[str, dict[str, float]]] = {
@@ -163,26 +164,23 @@ def equal_replicas_problem(
 ) -> EqualReplicasProblem:
     """The view as a problem, with deadlines multiplied by `margin`; `variants` overrides the policy's variant by stage.
 
-    InputError for a stage or variant that the application does not have.
+    InputError for a stage, variant or kind of hardware that the application does not have.
     """
+    view = targets.on_one_kind(view, own.hardware)
     by_stage = variants or {}
-    unknown = by_stage.keys() - {stage.name for stage in view.stages}
-    if unknown:
-        known = ", ".join(stage.name for stage in view.stages)
-        raise InputError(f"variants: no stage {min(unknown)!r}", help=f"the application's stages are {known}")
+    targets.check_stages(view, by_stage, "variants")
     cores = min(own.cores, targets.node_cores_max(view))
     load = 1 + own.headroom
     expected_rps = 0.0 if any(bucket.arrivals for bucket in view.ingress.buckets) else own.initial_rps
     stages, chosen = [], []
     for stage in view.stages:
-        variant = targets.variant_of(stage, by_stage.get(stage.name, own.variant))
-        belief = stage.variants[variant]
-        costs_ns = belief.costs_ns(cores)[1 : min(batch_max, belief.batch_max) + 1]
+        belief = targets.belief_of(stage, targets.declared_for(stage, by_stage) or own.variant)
+        costs_ns = belief.costs_ns(belief.slot(cores))[1 : min(batch_max, belief.batch_max) + 1]
         rate_rps = expected_rps * stage.visits if expected_rps else view.demand_rps[stage.name]
         stages.append(
             Fa2Stage(stage.name, load * rate_rps, tuple(map(to_ms, costs_ns)), max(1, round_up(stage.visits)))
         )
-        chosen.append(variant)
+        chosen.append(belief)
     paths = targets.indexed_paths(view, margin)
     on_no_path = sorted(set(range(len(stages))) - {stage for path in paths for stage in path.stages})
     paths += tuple(IndexedPath((stage,), margin * to_ms(view.stages[stage].slo_ns)) for stage in on_no_path)
@@ -238,6 +236,8 @@ class Fa2:
     """The most branch-and-bound nodes of the integer program."""
     variant: str = ""
     """Empty: the first variant of each stage."""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     variants: Mapping[str, str] = field(default_factory=dict)
     """Overrides `variant` for single stages."""
     period_ns: int = s(10)
@@ -260,10 +260,12 @@ class Ds2:
     of which must start first. Parameters as in `Fa2`.
     """
 
+    is_quick: ClassVar[bool] = True
     cores: float = 1.0
     headroom: float = 0.0
     initial_rps: float = 0.0
     variant: str = ""
+    hardware: str = ""
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
@@ -291,6 +293,7 @@ class Inferline:
     headroom: float = 0.0
     initial_rps: float = 0.0
     variant: str = ""
+    hardware: str = ""
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
@@ -318,6 +321,7 @@ class Grandslam:
     headroom: float = 0.0
     initial_rps: float = 0.0
     variant: str = ""
+    hardware: str = ""
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
@@ -342,6 +346,7 @@ class Fa2Single:
     much of its poor result comes from that.
     """
 
+    is_quick: ClassVar[bool] = True
     cores: float = 1.0
     """Of each replica."""
     replicas_max: int = 16
@@ -353,6 +358,7 @@ class Fa2Single:
     hysteresis: int = 1
     """k: the largest of the last k decisions is used."""
     variant: str = ""
+    hardware: str = ""
     period_ns: int = s(1)
     _recent: deque[Fa2SingleChoice] = field(init=False, default_factory=deque, repr=False, compare=False)
 
@@ -362,11 +368,12 @@ class Fa2Single:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The rule's plan, or the current one if no number suffices. InputError for an application of several
         stages."""
+        view = targets.on_one_kind(view, self.hardware)
         stage = targets.one_stage(view, "fa2-single")
-        variant = targets.variant_of(stage, self.variant)
+        belief = targets.belief_of(stage, self.variant)
 
         def planned(count: int, batch_max: int, why: str) -> Plan:
-            target = targets.equal_replicas(stage, variant, count=count, cores=self.cores, batch_max=batch_max)
+            target = targets.equal_replicas(stage, belief, count=count, cores=self.cores, batch_max=batch_max)
             return Plan((target,), why)
 
         if not stage.buckets:
@@ -374,8 +381,7 @@ class Fa2Single:
         slack_ns = [slack for bucket in stage.window(NS_PER_S) for slack in bucket.slack_ns]
         rate_rps, slo_ms = view.demand_rps[stage.name], to_ms(stage.slo_ns)
         network_ms = max(0.0, to_ms(stage.slo_ns - min(slack_ns, default=stage.slo_ns)))
-        belief = stage.variants[variant]
-        costs_ns = belief.costs_ns(self.cores)[1 : min(self.batch_max, belief.batch_max) + 1]
+        costs_ns = belief.costs_ns(belief.slot(self.cores))[1 : min(self.batch_max, belief.batch_max) + 1]
         limit_ms = self.margin * slo_ms
         choice = fa2.fa2_single(
             [to_ms(cost_ns) for cost_ns in costs_ns],

@@ -130,6 +130,8 @@ class Ipa:
     """Label setting, or an integer program by HiGHS."""
     initial_rps: float = 0.0
     stages: Mapping[str, IpaStageTerms] = field(default_factory=dict)
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     interval_ns: int = s(10)
     period_ns: int = s(1)
     _memory: IpaMemory = field(init=False, default_factory=IpaMemory, repr=False, compare=False)
@@ -148,6 +150,7 @@ class Ipa:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The best plan, or the one that `infeasible` selects; None between decisions. InputError as in
         `variants_by_stage`."""
+        view = targets.on_one_kind(view, self.hardware)
         if self.solver == "milp":
             highs.load()  # before the first request, because the import takes half a second
         if now_ns < self._memory.next_ns:
@@ -243,7 +246,8 @@ class IpaProblem:
         made = []
         for stage, own, option in zip(self.view.stages, self.stages, options, strict=True):
             chosen = self.variants[stage.name][option.candidate]
-            group = Group(ReplicaSpec(stage.name, chosen.variant, chosen.cores), option.replicas)
+            slot = targets.belief_of(stage, chosen.variant).slot(chosen.cores)
+            group = Group(ReplicaSpec(stage.name, chosen.variant, slot), option.replicas)
             wait_ns = patience_ns(fill_ms(option.batch, own.rate_rps), stage.slo_ns)
             made.append(StagePlan(stage.name, (group,), option.batch, in_place=False, wait_ns=wait_ns))
         return tuple(made)
@@ -318,11 +322,13 @@ def _cannot_keep_up(stage: IpaStage, name: str, goal: IpaGoal) -> str:
 
 def ipa_stage(stage: StageView, variants: Sequence[VariantOnCores], policy: Ipa, rate_rps: float) -> IpaStage:
     """A stage with its variants as candidates. Its batches are the powers of two that at least one profile covers."""
-    most = min(policy.batch_max, max(stage.variants[own.variant].batch_max for own in variants))
+    known = targets.by_variant(stage)
+    most = min(policy.batch_max, max(known[own.variant].batch_max for own in variants))
     batches = tuple(1 << power for power in range(most.bit_length()))
     candidates = []
     for own in variants:
-        costs_ns = stage.variants[own.variant].costs_ns(own.cores)
+        belief = known[own.variant]
+        costs_ns = belief.costs_ns(belief.slot(own.cores))
         latency_ms = tuple(to_ms(costs_ns[batch]) if batch < len(costs_ns) else inf for batch in batches)
         busy_ms = () if policy.load_max == 1.0 else tuple(taken_ms / policy.load_max for taken_ms in latency_ms)
         candidates.append(Candidate(own.score, own.cores, latency_ms, busy_ms))
@@ -335,42 +341,38 @@ def variants_by_stage(view: ClusterView, policy: Ipa) -> VariantsByStage:
     InputError for a stage or variant that does not exist, and for a variant without accuracy at a stage where several
     variants may run.
     """
-    names = [stage.name for stage in view.stages]
-    unknown = policy.stages.keys() - set(names)
-    if unknown:
-        message = f"system ipa: no stage {min(unknown)!r}"
-        raise InputError(message, help=f"the application's stages are {', '.join(names)}")
+    targets.check_stages(view, policy.stages, "system ipa")
     limits_ms = _stage_limits_ms(view, policy)
     return {stage.name: _variants(view, stage, policy, limits_ms[stage.name]) for stage in view.stages}
 
 
 def _terms(policy: Ipa, stage: StageView) -> IpaStageTerms:
-    return policy.stages.get(stage.name, IpaStageTerms())
+    return targets.declared_for(stage, policy.stages) or IpaStageTerms()
 
 
 def _variants(view: ClusterView, stage: StageView, policy: Ipa, slo_ms: float) -> tuple[VariantOnCores, ...]:
-    own = _terms(policy, stage)
-    if not own.variant and policy.only == "any" and len(stage.variants) > 1:
-        for variant in stage.variants:  # check also variants that base allocation excludes: the file is wrong anyway
+    own, known = _terms(policy, stage), targets.by_variant(stage)
+    if not own.variant and policy.only == "any" and len(known) > 1:
+        for variant in known:  # check also variants that base allocation excludes: the file is wrong anyway
             _accuracy(stage, variant)
     cores = _cores(view, stage, policy, slo_ms)
-    weight = {v: count * stage.variants[v].latency_ms(1, count) for v, count in cores.items()}
+    weight = {v: count * known[v].latency_ms(1, known[v].slot(count)) for v, count in cores.items()}
     if own.variant:
-        allowed = [targets.variant_of(stage, own.variant)]
+        allowed = [targets.belief_of(stage, own.variant).variant]
     elif policy.only == "any":
         allowed = list(cores)
     else:
         allowed = [(min if policy.only == "lightest" else max)(cores, key=weight.__getitem__)]
     if len(allowed) == 1:
-        known = stage.variants[allowed[0]].accuracy
-        return (VariantOnCores(allowed[0], cores[allowed[0]], 1.0 if known is None else fraction(known)),)
+        accuracy = known[allowed[0]].accuracy
+        return (VariantOnCores(allowed[0], cores[allowed[0]], 1.0 if accuracy is None else fraction(accuracy)),)
     accuracies = [_accuracy(stage, variant) for variant in allowed]
     found = scores(policy.accuracy, accuracies, [cores[variant] for variant in allowed], allowed)
     return tuple(VariantOnCores(v, cores[v], score) for v, score in zip(allowed, found, strict=True))
 
 
 def _accuracy(stage: StageView, variant: str) -> float:
-    accuracy = stage.variants[variant].accuracy
+    accuracy = targets.by_variant(stage)[variant].accuracy
     if accuracy is None:
         raise InputError(
             f"stage {stage.name}: variant {variant!r} has no accuracy, which system ipa weighs against cores",
@@ -386,12 +388,12 @@ def _cores(view: ClusterView, stage: StageView, policy: Ipa, slo_ms: float) -> d
     If no variant keeps the stage's limit with its largest batch: the variants that keep it with batches of one. If none
     does, although the path may still be feasible: the lightest variant with its quickest core count.
     """
-    own = _terms(policy, stage)
-    sizes = {variant: _sizes(view, belief, policy.unit) for variant, belief in stage.variants.items()}
+    own, beliefs = _terms(policy, stage), targets.by_variant(stage)
+    sizes = {variant: _sizes(view, belief, policy.unit) for variant, belief in beliefs.items()}
     threshold_rps = own.threshold_rps or policy.threshold_rps
-    wanted = targets.variant_of(stage, own.variant) if own.variant else ""
+    wanted = targets.belief_of(stage, own.variant).variant if own.variant else ""
     # Least accurate first, as `base_allocation` expects; quickest first where accuracy is not known.
-    order = sorted(sizes, key=lambda variant: (stage.variants[variant].accuracy or 0.0, _one_ms(sizes[variant])))
+    order = sorted(sizes, key=lambda variant: (beliefs[variant].accuracy or 0.0, _one_ms(sizes[variant])))
     known: dict[str, float] = {}
     for batch_max in (policy.batch_max, 1):
         variants = [sizes[variant] for variant in order]
@@ -406,8 +408,8 @@ def _cores(view: ClusterView, stage: StageView, policy: Ipa, slo_ms: float) -> d
         lightest = wanted or min(order, key=lambda variant: _one_ms(sizes[variant]))
         known[lightest] = quickest_cores(sizes[lightest])
     for variant in known:
-        targets.variant_of(stage, variant)
-    return {variant: known[variant] for variant in stage.variants if variant in known}
+        targets.belief_of(stage, variant)
+    return {variant: known[variant] for variant in beliefs if variant in known}
 
 
 def _one_ms(sizes: VariantSizes) -> float:
@@ -423,7 +425,7 @@ def _sizes(view: ClusterView, belief: Belief, unit: float) -> VariantSizes:
     """
 
     def latency_ms(batch: int, cores: float) -> float:
-        return belief.latency_ms(min(batch, belief.batch_max), cores)
+        return belief.latency_ms(min(batch, belief.batch_max), belief.slot(cores))
 
     most = targets.node_cores_max(view)
     choices = [unit * count for count in UNITS if unit * count <= most + ROUNDING] or [most]
@@ -441,7 +443,7 @@ def _stage_limits_ms(view: ClusterView, policy: Ipa) -> dict[str, float]:
         derived[stage.name] = (
             own.slo_ms
             or base_allocation(
-                [_sizes(view, belief, policy.unit) for belief in stage.variants.values()],
+                [_sizes(view, belief, policy.unit) for belief in targets.by_variant(stage).values()],
                 threshold_rps=own.threshold_rps or policy.threshold_rps,
                 batch_max=policy.batch_max,
             ).slo_ms

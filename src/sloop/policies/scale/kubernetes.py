@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.options import check_range
@@ -48,6 +48,7 @@ class Hpa:
     the same small step.
     """
 
+    is_quick: ClassVar[bool] = True
     target: float = 0.8
     tolerance: float = 0.1
     replicas_min: int = 1
@@ -57,6 +58,8 @@ class Hpa:
     batch_max: int = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     window_ns: int = s(15)
     """Utilisation is the mean over this time."""
     stabilisation_ns: int = s(300)
@@ -74,6 +77,7 @@ class Hpa:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
+        view = targets.on_one_kind(view, self.hardware)
         decided = [self._stage(now_ns, stage) for stage in view.stages]
         return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
 
@@ -92,9 +96,9 @@ class Hpa:
         if desired > past.count:
             past.added.append((now_ns, desired - past.count))
         past.count = desired
-        variant = targets.variant_of(stage, self.variant)
+        belief = targets.belief_of(stage, self.variant)
         planned = targets.equal_replicas(
-            stage, variant, count=desired, cores=self.cores, batch_max=self.batch_max, in_place=False
+            stage, belief, count=desired, cores=self.cores, batch_max=self.batch_max, in_place=False
         )
         return planned, why
 
@@ -156,6 +160,7 @@ class Vpa:
     most 1/target and costs a cold start.
     """
 
+    is_quick: ClassVar[bool] = True
     target: float = 0.7
     tolerance: float = 0.1
     replicas: int = 1
@@ -164,6 +169,8 @@ class Vpa:
     batch_max: int = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     settle_ns: int = s(60)
     period_ns: int = s(10)
     _sizes: dict[str, VpaSize] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -180,6 +187,7 @@ class Vpa:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have, and if no node has any of the core counts."""
+        view = targets.on_one_kind(view, self.hardware)
         choices = targets.core_choices(view, self.cores, CORES_MAX, "vpa")
         decided = [self._stage(now_ns, stage, choices) for stage in view.stages]
         return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
@@ -190,9 +198,9 @@ class Vpa:
         if cores != size.cores:
             seen += f" (were {size.cores:g})"
             size.cores, size.since_ns = cores, now_ns
-        variant = targets.variant_of(stage, self.variant)
+        belief = targets.belief_of(stage, self.variant)
         planned = targets.equal_replicas(
-            stage, variant, count=self.replicas, cores=cores, batch_max=self.batch_max, in_place=False
+            stage, belief, count=self.replicas, cores=cores, batch_max=self.batch_max, in_place=False
         )
         return planned, f"{stage.name}: {seen}"
 
@@ -249,6 +257,7 @@ class Kpa:
     and if a large batch costs as much as one request, the number of replicas oscillates.
     """
 
+    is_quick: ClassVar[bool] = True
     concurrency: float = 0.0
     """Requests per replica; 0: the largest batch."""
     utilisation: float = 0.7
@@ -263,6 +272,8 @@ class Kpa:
     batch_max: int = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     stable_ns: int = s(60)
     panic_ns: int = s(6)
     panic_threshold: float = 2.0
@@ -289,16 +300,17 @@ class Kpa:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
+        view = targets.on_one_kind(view, self.hardware)
         decided = [self._stage(now_ns, stage) for stage in view.stages]
         return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
 
     def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
         past = self._past.setdefault(stage.name, KpaHistory())
-        variant = targets.variant_of(stage, self.variant)
+        belief = targets.belief_of(stage, self.variant)
 
         def planned(count: int) -> StagePlan:
             return targets.equal_replicas(
-                stage, variant, count=count, cores=self.cores, batch_max=self.batch_max, in_place=False
+                stage, belief, count=count, cores=self.cores, batch_max=self.batch_max, in_place=False
             )
 
         batch = planned(1).batch_max
@@ -307,7 +319,7 @@ class Kpa:
             count = max(self.initial, 1 if stage.queue else 0)
             return planned(count), f"{stage.name}: nothing seen yet → {counted(count, 'replica')}"
         per_replica = (self.concurrency or batch) * self.utilisation
-        latency_s = stage.variants[variant].latency_ms(batch, self.cores) / 1e3
+        latency_s = belief.latency_ms(batch, belief.slot(self.cores)) / 1e3
         stable = _concurrency(stage, self.stable_ns, past, latency_s)
         panic = _concurrency(stage, self.panic_ns, past, latency_s)
         count, mode = self._desired(now_ns, stage, past, stable / per_replica, panic / per_replica)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class Demand:
 class Sponge:
     """One replica with cores from `cores` and batches up to `batch_max`."""
 
+    is_quick: ClassVar[bool] = True
+
     planning_set: Literal["rate", "queue"] = "rate"
     """Which requests to serve in time. `rate`: a period's arrivals or the queue, whichever is more; `queue`: the
     queue."""
@@ -76,6 +78,8 @@ class Sponge:
     rate_rps: float = 0.0
     """The rate to plan for, which the authors' artefact gets beforehand; 0 means the forecast."""
     variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
     period_ns: int = s(1)
     _recent: deque[SpongeSetting] = field(init=False, default_factory=deque, repr=False, compare=False)
 
@@ -95,9 +99,10 @@ class Sponge:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """One replica with the cheapest feasible setting. `InputError` for an application of several stages."""
+        view = targets.on_one_kind(view, self.hardware)
         stage = targets.one_stage(view, "sponge")
-        variant = targets.variant_of(stage, self.variant)
-        grid = self._grid(view, stage.variants[variant])
+        belief = targets.belief_of(stage, self.variant)
+        grid = self._grid(view, belief)
         demand = self._demand(now_ns, stage, view.demand_rps[stage.name], grid)
         found = sponge.cheapest(grid, self._holds(grid, demand))
         if found is not None:
@@ -112,12 +117,14 @@ class Sponge:
         if saturated:
             most = counted(grid.cores[-1], "core")
             why += f"; saturated: {demand.rate_rps:.4g} requests/s, and all {most} serve {limit_rps:.4g}"
-        target = targets.equal_replicas(stage, variant, count=1, cores=kept.cores, batch_max=kept.batch)
+        target = targets.equal_replicas(stage, belief, count=1, cores=kept.cores, batch_max=kept.batch)
         return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ())
 
     def _grid(self, view: ClusterView, belief: Belief) -> SpongeGrid:
         cores = targets.core_choices(view, self.cores, min(math.ceil(belief.cores_max), CORES_MAX), "sponge")
-        return sponge.grid_of([belief.costs_ns(c) for c in cores], cores, min(self.batch_max, belief.batch_max))
+        return sponge.grid_of(
+            [belief.costs_ns(belief.slot(c)) for c in cores], cores, min(self.batch_max, belief.batch_max)
+        )
 
     def _demand(self, now_ns: int, stage: StageView, rate_rps: float, grid: SpongeGrid) -> Demand:
         """The publication's R, with λ and cl_max."""

@@ -1,0 +1,493 @@
+"""The scaling policy `Mixed`: the cheapest replicas on all kinds of hardware that carry the forecast in time.
+
+Our own; the problem is that of Ribbon (SC 2021) and Kairos (HPDC 2023), which choose a fixed mix of EC2 instances by
+search. Per stage, variant and kind of hardware there are replicas of some sizes, each with the batch that serves most
+within the stage's part of the deadline; an integer program chooses how many of each (`sloop.solvers.mixed`). What
+counts is the price of a replica's share of its node, as the cost account charges it, and cores where no kind has a
+price. Accuracy is not traded: only variants that are at least as accurate as the wanted one take part.
+
+A request that arrives just after a batch has started waits for that batch before its own runs, so a batch may take half
+of the stage's part (Nexus, SOSP 2019). Where nothing is fast enough for that, batches of one may take all of it.
+
+A mix that still carries the rate stays, and grows by further replicas, as long as no other mix is cheaper by
+`saving_min`; and a lower rate counts only after `calm_ns`. So replicas start because of the load, not because two mixes
+cost nearly the same. The policy fails where the price of whole nodes matters: it charges a replica for its share, so
+that it may rent a node for one small replica.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+
+from sloop.core.ledger import Ledger, Reservation, replicas_max, sites
+from sloop.core.views import Belief, ClusterView, NodeView, StageView
+from sloop.errors import InputError
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.solvers import highs, mixed
+from sloop.solvers.budget import IndexedPath
+from sloop.solvers.mixed import Mix, MixOption, MixStage, TimedCosts
+from sloop.text import chain, counted, listed
+from sloop.units import ROUNDING, s, to_ms
+from sloop.vocabulary import Group, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+
+COUNT_MAX: Final = 10_000
+"""The most replicas of one kind and size."""
+USD_PER_CORE: Final = 1e-6
+"""The price of a core-hour on nodes without a price, beside nodes with one: nearly nothing, but fewer are better."""
+BETTER: Final = 1.001
+"""A smaller replica is an option if it serves this many times as much for its price as all larger ones."""
+PACKINGS_MAX: Final = 3
+"""How often a mix is chosen again because its replicas, of several sizes, do not fit on the nodes one by one."""
+WAIT_FOR_A_BATCH: Final = 2
+NO_WAIT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSize:
+    """One kind of replica of a stage: a variant on a slot."""
+
+    belief: Belief
+    slot: Slot
+    cost: float
+    """Of one replica: USD per hour, or cores."""
+    most: int
+    """How many fit on the empty nodes."""
+    takes: Mapping[int, float]
+    """What one replica takes of the cluster's resources, by index."""
+
+    @property
+    def cost_ns(self) -> Sequence[int]:
+        return self.belief.costs_ns(self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one stage can choose from: for each option of `stage` the size, and its batch."""
+
+    stage: MixStage
+    sizes: tuple[tuple[ReplicaSize, int], ...]
+
+    def present(self, plan: Plan | None, name: str) -> tuple[int, ...]:
+        """By option, how many such replicas the plan in force has."""
+        found = [0] * len(self.sizes)
+        keys = {(size.belief.variant, size.slot): index for index, (size, _) in enumerate(self.sizes)}
+        for target in plan.stages if plan else ():
+            for group in target.groups if target.stage == name else ():
+                index = keys.get((group.spec.variant, group.spec.slot))
+                if index is not None:
+                    found[index] += group.count
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class MixedMemory:
+    """State between decisions."""
+
+    rates: deque[tuple[int, tuple[float, ...]]] = field(default_factory=deque)
+    """(instant, rate of each stage) of the last `calm_ns`, oldest first."""
+    parts_ms: tuple[float, ...] = ()
+    """The parts of the deadline for which the mix in force was chosen."""
+    decided: tuple[object, ...] = ()
+    """What the last decision was made from: it stays for as long as that does not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The cheapest replicas that carry `headroom` more than the largest forecast of the last `calm_ns`."""
+
+    headroom: float = 0.25
+    """Plan for the demand times 1 + `headroom`, because arrivals are not evenly spaced."""
+    margin: float = 0.9
+    """Fraction of every deadline to plan with."""
+    calm_ns: int = s(60)
+    """How long the demand must have been lower before fewer replicas are planned."""
+    saving_min: float = 0.1
+    """Replicas in force stay unless another mix costs less by this fraction."""
+    cores: tuple[float, ...] = ()
+    """Core counts to choose from; empty: as many as the profile can use, up to those of a node, and 1, 2, 4, … where a
+    core then serves more."""
+    batch_max: int = 0
+    """The largest batch; 0: as large as profile and deadline allow."""
+    hardware: tuple[str, ...] = ()
+    """The kinds of nodes to use; empty: all."""
+    variant: str = ""
+    """The variant that every stage runs, or others that are at least as accurate; empty: the first."""
+    initial_rps: float = 0.0
+    """The rate to expect before any request has come."""
+    period_ns: int = s(1)
+    _memory: MixedMemory = field(init=False, default_factory=MixedMemory, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("headroom", "calm_ns", "saving_min", "batch_max", "initial_rps"):
+            check_range(key, getattr(self, key), least=0)
+        check_range("margin", self.margin, above=0, most=1)
+        check_range("period_ns", self.period_ns, above=0)
+        for cores in self.cores:
+            check_range("cores", cores, above=0)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The cheapest mix; None while nothing has changed. InputError for a variant that a stage does not have, or a
+        kind that the cluster does not have."""
+        highs.load()  # before the first request, because the import takes half a second
+        cluster = MixedCluster.of(view, self)
+        rates = self._rates(now_ns, view)
+        decided = (rates, view.plan and view.plan.stages, *cluster.signature)
+        if self._memory.decided == decided and view.plan is not None:
+            return None
+        made = self._decide(cluster, rates, view.plan)
+        if view.plan is not None and _replicas(made) == _replicas(view.plan):  # only the planned rates differ
+            made = structs.replace(made, stages=view.plan.stages)
+        self._memory.decided = (rates, made.stages, *cluster.signature)
+        return made
+
+    def _rates(self, now_ns: int, view: ClusterView) -> tuple[float, ...]:
+        """By stage, the visits per second to plan for."""
+        recent = self._memory.rates
+        has_seen = bool(view.ingress.buckets)
+        rates = tuple(
+            view.demand_rps[stage.name] if has_seen else self.initial_rps * stage.visits for stage in view.stages
+        )
+        recent.append((now_ns, rates))
+        while recent[0][0] <= now_ns - self.calm_ns and len(recent) > 1:
+            recent.popleft()
+        return tuple((1 + self.headroom) * max(own) for own in zip(*(rates for _, rates in recent), strict=True))
+
+    def _decide(self, cluster: "MixedCluster", rates: Sequence[float], plan: Plan | None) -> Plan:
+        memory, waits = self._memory, WAIT_FOR_A_BATCH
+        parts_ms = cluster.parts_ms(rates, waits)
+        if parts_ms is None:
+            waits = NO_WAIT
+            parts_ms = cluster.parts_ms(rates, waits)
+        if parts_ms is None:
+            return cluster.too_slow(rates)
+        offers = cluster.offers(rates, parts_ms, waits)
+        stays = self._staying(cluster, rates, waits, plan)
+        if stays is not None and stays[1].cost <= (1 + self.saving_min) * sum(o.stage.least_cost for o in offers):
+            return cluster.plan(*stays, rates, kept=True)
+        best = cluster.cheapest(offers)
+        if best is None:
+            return cluster.saturated(offers, rates)
+        if stays is not None and stays[1].cost <= (1 + self.saving_min) * best.cost:
+            return cluster.plan(*stays, rates, kept=True)
+        memory.parts_ms = parts_ms
+        return cluster.plan(offers, best, rates)
+
+    def _staying(
+        self, cluster: "MixedCluster", rates: Sequence[float], waits: int, plan: Plan | None
+    ) -> tuple[Sequence[Offer], Mix] | None:
+        """The cheapest mix that only adds replicas to those in force, or only removes some; None if there is none."""
+        if plan is None or len(self._memory.parts_ms) != len(rates):
+            return None
+        offers = cluster.offers(rates, self._memory.parts_ms, waits)
+        present = [offer.present(plan, stage.name) for offer, stage in zip(offers, cluster.stages, strict=True)]
+        if not all(map(any, present)):
+            return None
+        least = [_bounded(offer, own, least=True) for offer, own in zip(offers, present, strict=True)]
+        most = [_bounded(offer, own, least=False) for offer, own in zip(offers, present, strict=True)]
+        found = [mix for mix in (cluster.cheapest(least), cluster.cheapest(most)) if mix is not None]
+        return (offers, min(found, key=lambda mix: mix.cost)) if found else None
+
+
+def _replicas(plan: Plan) -> list[tuple[str, list[tuple[ReplicaSpec, int, int]]]]:
+    """The replicas of a plan with their batches, by stage."""
+    return [
+        (target.stage, [(group.spec, group.count, target.batch_max_of(group)) for group in target.groups])
+        for target in plan.stages
+    ]
+
+
+def _bounded(offer: Offer, present: Sequence[int], *, least: bool) -> Offer:
+    """The offer with at least, or at most, the present replicas of each option."""
+    options = tuple(
+        replace(option, least=count) if least else replace(option, most=min(count, option.most))
+        for option, count in zip(offer.stage.options, present, strict=True)
+    )
+    return replace(offer, stage=replace(offer.stage, options=options))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedCluster:
+    """The stages of an application with the sizes of their replicas, and the resources of the cluster."""
+
+    policy: Mixed
+    stages: tuple[StageView, ...]
+    sizes: tuple[tuple[ReplicaSize, ...], ...]
+    paths: tuple[IndexedPath, ...]
+    nodes: tuple[NodeView, ...]
+    capacities: tuple[float, ...]
+    """Of all nodes of a kind, one entry for each kind and resource: cores, bytes of memory, accelerators."""
+    unit: str
+    """Of costs, as text."""
+
+    @classmethod
+    def of(cls, view: ClusterView, policy: Mixed) -> "MixedCluster":
+        kinds = targets.kinds_of(view)
+        for kind in policy.hardware:
+            targets.kind_of(view, kind, ())
+        kinds = tuple(kind for kind in kinds if not policy.hardware or kind in policy.hardware)
+        by_kind = {kind: targets.usable([n for n in view.nodes if n.node.hardware == kind]) for kind in kinds}
+        nodes = tuple(node for own in by_kind.values() for node in own)
+        has_prices = any(node.node.usd_per_h for node in nodes)
+        resources = _Resources(by_kind)
+        sizes = tuple(
+            tuple(
+                size
+                for belief in _beliefs(stage, kinds, policy)
+                for size in _sizes(belief, by_kind[belief.hardware], policy, resources, has_prices=has_prices)
+            )
+            for stage in view.stages
+        )
+        for stage, own in zip(view.stages, sizes, strict=True):
+            if not own:
+                on = f" on {listed(policy.hardware, 'or')}" if policy.hardware else ""
+                what = f"system mixed: stage {stage.name} has no replica that fits on a node{on}"
+                raise InputError(what, help="check `cores`, `hardware` and the kinds that have a profile")
+        paths = targets.indexed_paths(view, policy.margin)
+        on_no_path = sorted(set(range(len(view.stages))) - {stage for path in paths for stage in path.stages})
+        paths += tuple(IndexedPath((at,), policy.margin * to_ms(view.stages[at].slo_ns)) for at in on_no_path)
+        unit = "USD/h" if has_prices else "cores"
+        return cls(policy, view.stages, sizes, paths, nodes, tuple(resources.capacities), unit)
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Equal for clusters on which the same rates give the same mix: speeds, nodes and deadlines."""
+        speeds = tuple(
+            (size.belief.variant, size.slot, size.most, size.cost_ns[1], size.cost_ns[-1])
+            for own in self.sizes
+            for size in own
+        )
+        return speeds, self.capacities, self.paths
+
+    def parts_ms(self, rates: Sequence[float], waits: int) -> tuple[float, ...] | None:
+        """By stage its part of the deadline, if a request needs `waits` times the duration of a batch."""
+        ways = []
+        for own, rate_rps in zip(self.sizes, rates, strict=True):
+            time_ms, cost = [], []
+            for size in own:
+                taken_ms = np.array(size.cost_ns[1 : self._batch_max(size, waits) + 1], dtype=np.float64) / 1e6
+                batches = np.arange(1, len(taken_ms) + 1)
+                replicas = np.maximum(1.0, np.ceil(rate_rps * taken_ms / (1000.0 * batches) - ROUNDING))
+                time_ms.append(waits * taken_ms)
+                cost.append(size.cost * replicas)
+            ways.append(TimedCosts(np.concatenate(time_ms), np.concatenate(cost)))
+        return mixed.deadline_parts(ways, self.paths)
+
+    def offers(self, rates: Sequence[float], parts_ms: Sequence[float], waits: int) -> list[Offer]:
+        """What each stage can choose from within its part of the deadline."""
+        return [
+            self._offer(own, rate_rps, part_ms, waits)
+            for own, rate_rps, part_ms in zip(self.sizes, rates, parts_ms, strict=True)
+        ]
+
+    def _offer(self, sizes: Sequence[ReplicaSize], rate_rps: float, part_ms: float, waits: int) -> Offer:
+        found: list[tuple[ReplicaSize, int, float]] = []
+        best: dict[tuple[str, str], float] = {}
+        for size in sizes:  # the largest of each variant and kind comes first
+            taken_ns = np.array(size.cost_ns[1 : self._batch_max(size, waits) + 1], dtype=np.float64)
+            batches = np.arange(1, len(taken_ns) + 1)
+            served_rps = np.where(waits * taken_ns <= part_ms * 1e6 * (1 + ROUNDING), 1e9 * batches / taken_ns, 0.0)
+            at = int(served_rps.argmax())
+            key = (size.belief.variant, size.belief.hardware)
+            per_cost = float(served_rps[at]) / size.cost
+            if per_cost > BETTER * best.get(key, 0.0):
+                best[key] = per_cost
+                found.append((size, at + 1, float(served_rps[at])))
+        options = tuple(MixOption(rps, size.cost, size.most, takes=size.takes) for size, _, rps in found)
+        return Offer(MixStage(rate_rps, options), tuple((size, batch) for size, batch, _ in found))
+
+    def _batch_max(self, size: ReplicaSize, waits: int) -> int:
+        if waits == NO_WAIT:
+            return 1
+        return min(self.policy.batch_max or size.belief.batch_max, size.belief.batch_max)
+
+    def cheapest(self, offers: Sequence[Offer]) -> Mix | None:
+        """The cheapest mix whose replicas fit on the nodes; None if there is none."""
+        stages, capacities = [offer.stage for offer in offers], list(self.capacities)
+        for _ in range(PACKINGS_MAX):
+            mix = mixed.cheapest(stages, capacities)
+            left_over = self._left_over(offers, mix) if mix is not None else ()
+            if mix is None or not left_over:
+                return mix
+            for size in left_over:
+                for resource, amount in size.takes.items():
+                    capacities[resource] -= amount
+        return None
+
+    def _left_over(self, offers: Sequence[Offer], mix: Mix) -> Sequence[ReplicaSize]:
+        """The replicas of the mix for which there is no room when all are placed, the largest first."""
+        chosen = [
+            (size, count)
+            for offer, counts in zip(offers, mix.counts, strict=True)
+            for (size, _), count in zip(offer.sizes, counts, strict=True)
+            if count
+        ]
+        kinds = [size.slot.hardware for size, _ in chosen]
+        # Equal replicas fit, because `most` counts how many do.
+        shared = [(size, count) for size, count in chosen if kinds.count(size.slot.hardware) > 1]
+        nodes = [node.node for node in self.nodes if kinds.count(node.node.hardware) > 1]
+        if not nodes:
+            return ()
+        ledger = Ledger([])
+        for node in nodes:
+            ledger.add(node, NodeState.READY)
+        left_over: list[ReplicaSize] = []
+        number = 0
+        for size, count in sorted(shared, key=lambda pair: -pair[0].slot.cores):
+            spec = ReplicaSpec("", size.belief.variant, size.slot)
+            for _ in range(count):
+                site = next(iter(sites(spec, size.belief, ledger.views())), None)
+                if site is None:
+                    left_over.append(size)
+                    continue
+                device = site.device.device.name if site.device else None
+                name = site.node.node.name
+                ledger.reserve(ReplicaId(number), Reservation.of(spec, size.belief, name, device))
+                number += 1
+        return left_over
+
+    def plan(self, offers: Sequence[Offer], mix: Mix, rates: Sequence[float], *, kept: bool = False) -> Plan:
+        """The mix as a plan."""
+        stages = tuple(map(self._stage_plan, self.stages, offers, mix.counts))
+        if all(rate == 0 for rate in rates):
+            seen = "no requests"
+        else:
+            seen = ", ".join(
+                f"{stage.name} {rate:.4g} visits/s" for stage, rate in zip(self.stages, rates, strict=True)
+            )
+        why = f"{seen} with headroom → {_described(stages)}: {mix.cost:.4g} {self.unit}"
+        return Plan(stages, f"{why}; no other mix costs {self.policy.saving_min:.0%} less" if kept else why)
+
+    def _stage_plan(self, stage: StageView, offer: Offer, counts: Sequence[int]) -> StagePlan:
+        served_rps = sum(n * option.rate_rps for n, option in zip(counts, offer.stage.options, strict=True))
+        groups = tuple(
+            Group(
+                ReplicaSpec(stage.name, size.belief.variant, size.slot),
+                count,
+                batch_max=batch,
+                rate_rps=offer.stage.rate_rps * count * option.rate_rps / served_rps,
+            )
+            for (size, batch), option, count in zip(offer.sizes, offer.stage.options, counts, strict=True)
+            if count
+        )
+        return StagePlan(stage.name, groups, max(group.batch_max for group in groups))
+
+    def saturated(self, offers: Sequence[Offer], rates: Sequence[float]) -> Plan:
+        """The plan if the cluster is too small for the rates: the largest share of them that fits."""
+        found = mixed.largest_share([offer.stage for offer in offers], self.capacities)
+        names = tuple(stage.name for stage in self.stages)
+        if found is None:
+            ones = tuple(tuple(int(index == 0) for index in range(len(offer.sizes))) for offer in offers)
+            why = f"the nodes do not hold one replica of each of {counted(len(names), 'stage')}"
+            plan = self.plan(offers, Mix(ones, math.inf), rates)
+            return structs.replace(plan, why=why, feasible=False, saturated=names)
+        mix, share = found
+        plan = self.plan(offers, mix, rates)
+        why = f"{plan.why}; saturated: all nodes together carry {share:.0%} of it"
+        return structs.replace(plan, why=why, feasible=False, saturated=names)
+
+    def too_slow(self, rates: Sequence[float]) -> Plan:
+        """The plan if no hardware is fast enough: the fastest replicas, without batches."""
+        fastest = [min(own, key=lambda size: (size.cost_ns[1], size.cost)) for own in self.sizes]
+        fastest_ms = [to_ms(size.cost_ns[1]) for size in fastest]
+        offers = [
+            Offer(MixStage(rate, (MixOption(1000.0 / ms, size.cost, size.most, takes=size.takes),)), ((size, 1),))
+            for size, ms, rate in zip(fastest, fastest_ms, rates, strict=True)
+        ]
+        mix = self.cheapest(offers)
+        plan = self.saturated(offers, rates) if mix is None else self.plan(offers, mix, rates)
+        worst = max(self.paths, key=lambda path: sum(fastest_ms[at] for at in path.stages) - path.slo_ms)
+        slowest = max(worst.stages, key=fastest_ms.__getitem__)
+        needed_ms = sum(fastest_ms[at] for at in worst.stages)
+        what = (
+            f"{chain([self.stages[at].name for at in worst.stages])} takes {needed_ms:.4g} ms on the fastest hardware, "
+            f"{needed_ms - worst.slo_ms:.4g} ms more than its {worst.slo_ms:.4g} ms; most of it "
+            f"{self.stages[slowest].name}, {fastest_ms[slowest]:.4g} ms on {_kind(fastest[slowest].slot)}"
+        )
+        return structs.replace(plan, why=f"{what}; {plan.why}", feasible=False)
+
+
+def _beliefs(stage: StageView, kinds: Sequence[str], policy: Mixed) -> Iterator[Belief]:
+    """The variants that may run, on each kind: the wanted one, and all that are at least as accurate."""
+    names = list(dict.fromkeys(variant for variant, _ in stage.beliefs))
+    wanted = policy.variant or names[0]
+    if wanted not in names:
+        raise InputError(f"stage {stage.name} has no variant {wanted!r}", help=f"use one of {', '.join(names)}")
+    least = next(belief.accuracy for (variant, _), belief in stage.beliefs.items() if variant == wanted)
+    for (variant, kind), belief in stage.beliefs.items():
+        is_accurate = least is not None and belief.accuracy is not None and belief.accuracy >= least
+        if kind in kinds and (variant == wanted or is_accurate):
+            yield belief
+
+
+def _sizes(
+    belief: Belief, nodes: Sequence[NodeView], policy: Mixed, resources: "_Resources", *, has_prices: bool
+) -> Iterator[ReplicaSize]:
+    """The sizes of replicas that fit on a node, the largest first."""
+    most_cores = min(belief.cores_max, max((node.node.cores for node in nodes), default=math.inf))
+    offered = policy.cores or (most_cores, *(2.0**power for power in range(10)))
+    for cores in sorted({cores for cores in offered if cores <= most_cores + ROUNDING}, reverse=True):
+        slot = belief.slot(cores)
+        counts = [replicas_max(node.node, slot, belief) for node in nodes]
+        most = min(COUNT_MAX, sum(counts)) if nodes else COUNT_MAX
+        if not most:
+            continue
+        prices = [_price(node, slot, has_prices=has_prices) for node, count in zip(nodes, counts, strict=True) if count]
+        yield ReplicaSize(belief, slot, min(prices, default=cores), most, resources.taken(belief, slot))
+
+
+def _price(node: NodeView, slot: Slot, *, has_prices: bool) -> float:
+    """What a replica on this node costs: the larger of its shares of the node's cores and devices, times the price."""
+    if not has_prices:
+        return slot.cores
+    share = slot.cores / node.node.cores
+    if slot.accelerator and node.node.devices:
+        share = max(share, slot.share / len(node.node.devices))
+    return max(node.node.usd_per_h * min(1.0, share), USD_PER_CORE * slot.cores)
+
+
+class _Resources:
+    """The resources of all nodes of each kind, numbered."""
+
+    def __init__(self, nodes: Mapping[str, Sequence[NodeView]]) -> None:
+        self._index: dict[tuple[str, str], int] = {}
+        self.capacities: list[float] = []
+        for kind, own in nodes.items():
+            self._add(kind, "cores", sum(node.node.cores for node in own) if own else math.inf)
+            self._add(kind, "memory", sum(node.node.memory_bytes for node in own) if own else math.inf)
+            for device in (device for node in own for device in node.node.devices):
+                self._add(kind, f"device {device.kind}", 1.0)
+
+    def _add(self, kind: str, name: str, capacity: float) -> None:
+        index = self._index.setdefault((kind, name), len(self.capacities))
+        if index == len(self.capacities):
+            self.capacities.append(0.0)
+        self.capacities[index] += capacity
+
+    def taken(self, belief: Belief, slot: Slot) -> dict[int, float]:
+        """What a replica takes."""
+        taken = {self._index[belief.hardware, "cores"]: slot.cores}
+        if belief.memory_bytes:
+            taken[self._index[belief.hardware, "memory"]] = float(belief.memory_bytes)
+        if slot.accelerator and slot.share:
+            taken[self._index[belief.hardware, f"device {slot.accelerator}"]] = slot.share
+        return taken
+
+
+def _described(stages: Sequence[StagePlan]) -> str:
+    """`detect 2 × c5.2xlarge (8 cores, batch 4) + 1 × g4dn.xlarge (4 cores and T4, batch 16); …`"""
+    return "; ".join(
+        f"{plan.stage} "
+        + " + ".join(f"{group.count} × {_kind(group.spec.slot)}, batch {group.batch_max}" for group in plan.groups)
+        for plan in stages
+    )
+
+
+def _kind(slot: Slot) -> str:
+    device = f" and {slot.accelerator}" if slot.accelerator else ""
+    return f"{counted(slot.cores, 'core')}{device}{f' of {slot.hardware}' if slot.hardware else ''}"
