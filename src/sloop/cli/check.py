@@ -1,73 +1,114 @@
-"""`sloop check`: validates an application file and shows its plan."""
+"""`sloop check`: validates application and deployment files and shows their plan."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+from rich.console import RenderableType
 
-from sloop.app.application import Stage
-from sloop.app.load import load_application
-from sloop.cli.command import CommandOutput, Number, command, table
-from sloop.cli.plan import RATE_MAX, arrivals_option, plan_display
+from sloop.app.application import Application, Limits, Stage
+from sloop.app.load import load_deployment
+from sloop.cli.command import CommandOutput, Rate, command, rates_by_name, table
+from sloop.cli.plan import RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
 from sloop.report.tables import Table
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
-from sloop.text import counted
+from sloop.text import counted, listed, number
 
 COLUMNS: Final = ("stage", "variants", "after", "condition")
+RATE_RPS: Final = 10.0
 EXAMPLE = """
 sloop check app.yaml && sloop serve app.yaml
 sloop check app.yaml --rate 200 --json
+sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 """
 
 
 @command("check", example=EXAMPLE)
-@click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
+@apps_argument
 @click.option(
     "--rate",
-    "rate_rps",
-    type=Number(min=0, max=RATE_MAX),
-    default=10.0,
-    show_default=True,
-    help="Requests per second to plan for.",
+    "rates",
+    type=Rate(max=RATE_MAX),
+    multiple=True,
+    help=f"{RATE_HELP} [default: {RATE_RPS:g}]",
 )
 @arrivals_option
-def check(app: Path, rate_rps: float, arrivals: Arrivals) -> CommandOutput:
-    """Validate the application in APP and show its plan. Nothing is started or written.
+def check(apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals) -> CommandOutput:
+    """Validate the applications in APP... and show their plan. Nothing is started or written.
 
-    Exit code 1 if the file has a mistake or the plan is not feasible.
+    Exit code 1 if a file has a mistake or the plan is not feasible.
     """
-    application = load_application(app)
-    plan = explain_plan(set_up(application, must_fit=False), rate_rps, arrivals, clock=time.perf_counter_ns)
-    stages = [
-        {
-            "stage": stage.name,
-            "after": list(stage.after),
-            "when": [asdict(when) for when in stage.when],
-            "each": asdict(stage.each) if stage.each else None,
-            "join": stage.join,
-            "entry": stage.entry,
-            "variants": [
-                {"name": v.name, "model": v.model, "profile": v.profile and v.profile.origin} for v in stage.variants
-            ],
-        }
-        for stage in application.order
-    ]
+    deployment = load_deployment(apps)
+    setup = set_up(deployment, must_fit=False)
+    plan = explain_plan(setup, {"": RATE_RPS} | rates_by_name(rates), arrivals, clock=time.perf_counter_ns)
+    described = [_described(each) for each in deployment.applications]
+    value: dict[str, Any] = {"name": deployment.name, "applications": described, "plan": plan}
+    value["limits"] = asdict(deployment.limits)
+    if len(described) == 1:
+        value |= {key: described[0][key] for key in ("application", "slo_ms", "stages")}
+    parts: list[RenderableType] = [_graph(each) for each in deployment.applications]
+    if len(described) > 1 and (limits := _limits(deployment.limits)):
+        parts.append(f"{deployment.name}: {limits} in all")
+    return CommandOutput(value, [*parts, *plan_display(plan)], exit_code=0 if plan.feasible else 1)
+
+
+def _described(application: Application) -> Mapping[str, Any]:
+    """An application as a value for `--json`."""
+    return {
+        "application": application.name,
+        "slo_ms": application.slo_ms,
+        "weight": application.weight,
+        "rest_after_s": application.rest_after_s,
+        "limits": asdict(application.limits),
+        "stages": [
+            {
+                "stage": stage.name,
+                "after": list(stage.after),
+                "when": [asdict(when) for when in stage.when],
+                "each": asdict(stage.each) if stage.each else None,
+                "join": stage.join,
+                "entry": stage.entry,
+                "variants": [
+                    {
+                        "name": v.name,
+                        "model": v.model,
+                        "profile": v.profile and v.profile.origin,
+                        "profiles": {kind: found.origin for kind, found in application.profiles_of(v).items()},
+                    }
+                    for v in stage.variants
+                ],
+            }
+            for stage in application.order
+        ],
+    }
+
+
+def _graph(application: Application) -> RenderableType:
+    """The stages of an application, under a title that says what holds for all of it."""
     rows = [
         (s.name, ", ".join(v.name for v in s.variants), ", ".join(s.after) or "–", condition(s))
         for s in application.order
     ]
     width = 4 if any(row[3] for row in rows) else 3
-    nodes = counted(len(application.cluster), "node")
-    title = f"{application.name}: deadline {application.slo_ms:g} ms, {nodes}"
-    graph = table(Table(title, COLUMNS[:width], tuple(row[:width] for row in rows)))
-    return CommandOutput(
-        {"application": application.name, "slo_ms": application.slo_ms, "stages": stages, "plan": plan},
-        [graph, *plan_display(plan)],
-        exit_code=0 if plan.feasible else 1,
-    )
+    title = f"{application.name}: deadline {application.slo_ms:g} ms, {counted(len(application.cluster), 'node')}"
+    if application.weight != 1:
+        title += f", weight {application.weight:g}"
+    if application.rest_after_s:
+        title += f", rests after {number(application.rest_after_s)} s without requests"
+    if limits := _limits(application.limits):
+        title += f", {limits}"
+    return table(Table(title, COLUMNS[:width], tuple(row[:width] for row in rows)))
+
+
+def _limits(limits: Limits) -> str:
+    """`at most 100 open requests and 64 MiB of their bodies`; empty without limits."""
+    parts = [f"{counted(limits.requests, 'open request')}"] if limits.requests else []
+    parts += [f"{limits.bytes / 2**20:.3g} MiB of bodies"] if limits.bytes else []
+    return f"at most {listed(parts)}" if parts else ""
 
 
 def condition(stage: Stage) -> str:

@@ -21,8 +21,10 @@ from rich.text import Text
 
 from sloop.app.document import parse_yaml
 from sloop.app.load import load_scenario
-from sloop.errors import SloopError
+from sloop.errors import InputError, SloopError
+from sloop.options import nearest
 from sloop.report.tables import Table, as_rich
+from sloop.text import listed
 from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
 from sloop.workload.trace import Trace
@@ -124,15 +126,29 @@ def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
         yield update
 
 
-def trace_at(source: str, *, seed: int, duration_s: float | None) -> Trace:
-    """Load the trace that `source` names (see `TRACE_HELP`). InputError if it names none."""
+def trace_at(source: str, *, seed: int, duration_s: float | None, application: str = "") -> Trace:
+    """Load the trace that `source` names (see `TRACE_HELP`). InputError if it names none.
+
+    `application` chooses one of several traces of a scenario; it is needed only there.
+    """
     if source.lstrip().startswith("{"):
         return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
     if source.endswith((".yaml", ".yml")):
         scenario = load_scenario(source)
         length_s = scenario.duration_s if duration_s is None else duration_s
-        declared = scenario.application.declared("trace", scenario.trace)
+        names = tuple(scenario.traces)
+        if not application and len(names) > 1:
+            raise InputError(
+                f"the scenario has {len(names)} traces",
+                where=source,
+                help=f"choose one with --application: {listed(names, 'or')}",
+            )
+        if application and application not in names:
+            raise InputError(f"no trace for {application!r}", where=source, help=nearest(application, names))
+        declared = scenario.declared_trace(application or names[0])
         return trace_from(declared, seed=seed, duration_s=length_s, folder=Path())
+    if application:
+        raise InputError("only a scenario has traces of several applications", where=source, help="omit --application")
     return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
 
 
@@ -165,6 +181,38 @@ class Number(click.FloatRange):
     def _describe_range(self) -> str:
         """The range as text; empty without bounds, for which click would write `x<=None`."""
         return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A rate as `R` or `NAME=R`: a pair of the name ("" if there is none) and requests per second."""
+
+    name = "[name=]r"
+
+    def __init__(self, max: float) -> None:
+        self._number = Number(min=0, max=max)
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  # text, or a default
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, rate = value.rpartition("=")
+        if equals and not name:
+            self.fail(f"{value!r} has no name before '='; write digits=50", param, ctx)
+        return name, self._number.convert(rate, param, ctx)
+
+
+def rates_by_name(rates: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The values of a repeated option of type `Rate`, by name."""
+    found: dict[str, float] = {}
+    for name, rate_rps in rates:
+        if name in found:
+            raise click.BadParameter(f"two rates for {name or 'all applications'}; keep one")
+        found[name] = rate_rps
+    return found
 
 
 def numbers(text: str) -> tuple[float, ...]:

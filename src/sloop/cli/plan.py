@@ -1,7 +1,7 @@
-"""`sloop plan`: the replicas, cores and costs that a system needs for a request rate, and why."""
+"""`sloop plan`: the replicas, nodes and costs that a system needs for request rates, and why."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Final
@@ -10,10 +10,10 @@ import click
 from rich.console import RenderableType
 
 from sloop.app.application import SystemChoice
-from sloop.app.load import load_application
-from sloop.cli.command import CommandOutput, Number, command, table
+from sloop.app.load import load_deployment
+from sloop.cli.command import CommandOutput, Rate, command, rates_by_name, table
 from sloop.report.tables import Cell, Table
-from sloop.systems.planning import Arrivals, PlanReport, explain_plan
+from sloop.systems.planning import Arrivals, PlanReport, StageReport, explain_plan
 from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
 
@@ -21,11 +21,14 @@ PATHS_MAX: Final = 12
 """The most paths in the printed table; `--json` has all."""
 EXAMPLE = """
 sloop plan app.yaml --rate 50
+sloop plan digits.yaml ocr.yaml --rate digits=50 --rate ocr=5
 sloop plan app.yaml --rate 50 --system fa2 --arrivals burst --json
 """
-NOTES = """Nothing is started: the system's policies compute the plan that they would keep at this rate, and the
-profiles predict its latency. The exit code is 0 even if the plan is not feasible; `sloop check` then returns 1."""
+NOTES = """APP is an application file or a deployment file; several application files share one cluster. Nothing is
+started: the system's policies compute the plans that they would keep at these rates, and the profiles predict their
+latencies. The exit code is 0 even if a plan is not feasible; `sloop check` then returns 1."""
 RATE_MAX: Final = 1e7
+RATE_HELP: Final = "Requests per second: R for each application, or NAME=R for one (may be repeated)."
 arrivals_option = click.option(
     "--arrivals",
     type=click.Choice(["even", "burst"]),
@@ -33,40 +36,85 @@ arrivals_option = click.option(
     show_default=True,
     help="Whether the requests of a second arrive evenly spaced or all at once.",
 )
+apps_argument = click.argument(
+    "apps", metavar="APP...", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path)
+)
 
 
 @command("plan", example=EXAMPLE, notes=NOTES)
-@click.argument("app", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rate", "rate_rps", type=Number(min=0, max=RATE_MAX), required=True, help="Requests per second.")
+@apps_argument
+@click.option("--rate", "rates", type=Rate(max=RATE_MAX), required=True, multiple=True, help=RATE_HELP)
 @click.option("--system", "name", metavar="NAME", help="Plan with this system instead of the one that APP names.")
 @arrivals_option
-def plan(app: Path, rate_rps: float, name: str | None, arrivals: Arrivals) -> CommandOutput:
-    """Show what the application in APP needs at a steady request rate, what it costs and how it performs."""
-    application = load_application(app)
-    choice = SystemChoice(name) if name and name != application.system.name else None
-    report = explain_plan(set_up(application, choice, must_fit=False), rate_rps, arrivals, clock=time.perf_counter_ns)
+def plan(
+    apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], name: str | None, arrivals: Arrivals
+) -> CommandOutput:
+    """Show what the applications in APP... need at steady request rates, what that costs and how it performs."""
+    deployment = load_deployment(apps)
+    named = {application.system.name for application in deployment.applications}
+    choice = SystemChoice(name) if name and {name} != named else None
+    setup = set_up(deployment, choice, must_fit=False)
+    report = explain_plan(setup, rates_by_name(rates), arrivals, clock=time.perf_counter_ns)
     return CommandOutput(report, plan_display(report))
 
 
 def plan_display(report: PlanReport) -> Sequence[RenderableType]:
-    """The stages, binding constraints, paths, reasons and shortfalls of a plan."""
+    """The applications, stages, binding constraints, nodes, paths, reasons and shortfalls of a plan."""
     spaced = "evenly spaced" if report.arrivals == "even" else "all of a second at once"
     verdict = "feasible" if report.feasible else "not feasible"
-    title = f"{report.system}: {verdict} at {number(report.rate_rps)} requests/s, {spaced}"
-    parts: list[RenderableType] = [table(_stages(title, report)), table(_constraints(report))]
+    several = len(report.applications) > 1
+    of = f" of {len(report.applications)} applications" if several else ""
+    title = f"{report.system}: {verdict} at {number(report.rate_rps)} requests/s{of}, {spaced}"
+    parts: list[RenderableType] = []
+    if several:
+        parts.append(table(_applications(title, report)))
+        title = "Stages"
+    parts += [table(_stages(title, report)), table(_constraints(report))]
+    if len(report.nodes) > 1 or any(kind.rented for kind in report.nodes):
+        parts.append(table(_nodes(report)))
     if len(report.stages) > 1:
         parts.append(table(_paths(report)))
+    return [*parts, "\n".join(_lines(report))]
+
+
+def _lines(report: PlanReport) -> Iterable[str]:
+    """The sentences below the tables."""
+    several = len(report.applications) > 1
     price = f" on nodes that cost {number(report.usd_per_h)} USD/h" if report.usd_per_h else ""
-    lines = [f"in all: {counted(report.cores, 'core')}{price}; {_predicted(report)}"]
+    yield f"in all: {counted(report.cores, 'core')}{price}" + ("" if several else f"; {_predicted(report)}")
     if report.unpriced:
-        lines.append(f"cost: no price is declared for {listed(report.unpriced)}")
+        yield f"cost: no price is declared for {listed(report.unpriced)}"
+    if report.single_kinds:
+        yield _alone(report)
     if report.plan_why:
-        lines.append(f"why {report.system} chooses it: {report.plan_why}")
-    lines += [f"note: {line}" for line in report.notes]
-    lines += [f"not feasible: {shortfall.why}" for shortfall in report.shortfalls]
+        for each in report.applications:
+            of = f" for {each.application}" if several else ""
+            yield f"why {report.system} chooses it{of}: {each.plan_why}"
+    yield from (f"note: {line}" for line in report.notes)
+    yield from (f"not feasible: {_of(each.application, several)}{each.why}" for each in report.shortfalls)
     if report.one_more:
-        lines.append(f"one more request per second needs: {report.one_more.summary}")
-    return [*parts, "\n".join(lines)]
+        yield f"one more request per second needs: {report.one_more.summary}"
+
+
+def _of(application: str, several: bool) -> str:
+    return f"{application}: " if several and application else ""
+
+
+def _alone(report: PlanReport) -> str:
+    """The price of the plan, and of plans on each kind of hardware alone."""
+    used = [kind.hardware for kind in report.nodes]
+    price = number(report.usd_per_h) if report.usd_per_h else "an unknown number of"
+    parts = [
+        f"{'the mix' if len(used) > 1 else f'this plan, on {listed(used)} only,' if used else 'it'} costs {price} USD/h"
+    ]
+    for kind in report.single_kinds:
+        if not kind.feasible:
+            parts.append(f"{kind.hardware} alone is not feasible: {kind.why}")
+        elif kind.usd_per_h:
+            parts.append(f"{kind.hardware} alone costs {number(kind.usd_per_h)} ({counted(kind.nodes, 'node')})")
+        else:
+            parts.append(f"{kind.hardware} alone needs {counted(kind.nodes, 'node')}, whose price is not declared")
+    return "; ".join(parts)
 
 
 def _predicted(report: PlanReport) -> str:
@@ -83,16 +131,41 @@ def _predicted(report: PlanReport) -> str:
     return f"{text}; on a real machine likely between {number(low_ms)} and {number(high_ms)} ms"
 
 
-def _stages(title: str, report: PlanReport) -> Table:
-    columns = ("stage", "variant", "replicas", "cores", "largest batch", "expected batch", "requests/s")
+def _applications(title: str, report: PlanReport) -> Table:
+    """One row per application."""
+    columns = ("application", "requests/s", "feasible", "cores", "predicted ms", "deadline ms", "limited by")
     rows = tuple(
         (
-            *(s.stage, s.variant, s.replicas, s.cores, s.batch, s.batch_expected, s.rate_rps),
-            *(s.service_ms, s.wait_ms, s.predicted_ms),
+            *(each.application, each.rate_rps, each.feasible, each.cores, each.predicted_ms, each.slo_ms),
+            ", ".join(dict.fromkeys(name for limit in each.limits for name, _ in limit.others)),
+            each.one_more.summary if each.one_more else "",
+        )
+        for each in report.applications
+    )
+    return Table(title, (*columns, "one more request/s needs"), rows)
+
+
+def _stages(title: str, report: PlanReport) -> Table:
+    """One row per group of equal replicas."""
+    kinds = len({kind.hardware for kind in report.nodes}) > 1 or any(row.accelerator for row in report.stages)
+    columns = ("stage", "variant", *(("hardware",) if kinds else ()))
+    columns += ("replicas", "cores", "largest batch", "expected batch", "requests/s")
+    rows = tuple(
+        (
+            *(s.stage, s.variant, *((_hardware(s),) if kinds else ()), s.replicas, s.cores, s.batch),
+            *(s.batch_expected, s.group_rps if s.replicas else s.rate_rps, s.service_ms, s.wait_ms, s.predicted_ms),
         )
         for s in report.stages
     )
     return Table(title, (*columns, "service ms", "wait ms", "predicted ms"), rows)
+
+
+def _hardware(row: StageReport) -> str:
+    """`c5.2xlarge`, or `g4dn.xlarge: T4`, or `g4dn.xlarge: 0.5 of a T4`."""
+    if not row.accelerator:
+        return row.hardware
+    device = row.accelerator if row.share == 1 else f"{row.share:g} of a {row.accelerator}"
+    return f"{row.hardware}: {device}"
 
 
 def _constraints(report: PlanReport) -> Table:
@@ -107,11 +180,18 @@ def _constraints(report: PlanReport) -> Table:
     return Table("Binding constraints", ("stage", "binds", "because", "one more request/s needs"), tuple(rows))
 
 
+def _nodes(report: PlanReport) -> Table:
+    """One row per kind of hardware in use."""
+    rows = tuple((k.hardware, k.nodes, k.held, k.rented, k.usd_per_h or None) for k in report.nodes)
+    return Table("Nodes", ("hardware", "nodes", "always there", "rented", "USD/h"), rows)
+
+
 def _paths(report: PlanReport) -> Table:
+    several = len(report.applications) > 1
     rows = tuple(
         (" → ".join(p.stages), 100 * p.share, p.predicted_ms, p.slo_ms, p.slack_ms) for p in report.paths[:PATHS_MAX]
     )
-    title = "Paths, the least slack first"
+    title = "Paths, the least slack first" if not several else "Paths, of each application the least slack first"
     if len(report.paths) > PATHS_MAX:
         title += f" ({len(report.paths) - PATHS_MAX} more with --json)"
     return Table(title, ("path", "requests %", "predicted ms", "deadline ms", "slack ms"), rows)

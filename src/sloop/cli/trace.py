@@ -19,6 +19,7 @@ sloop trace '{file: day.txt, scale: 2, spread: poisson}' --times twice.txt
 @click.option(
     "--duration-s", type=Number(min=0, min_open=True), help="Use only this many seconds of the trace, from its start."
 )
+@click.option("--application", default="", metavar="NAME", help="Which trace of a scenario with several applications.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random arrivals.")
 @click.option(
     "--counts",
@@ -28,10 +29,16 @@ sloop trace '{file: day.txt, scale: 2, spread: poisson}' --times twice.txt
 @click.option("--times", type=click.Path(path_type=Path), help="Write the time of every arrival to this file, in ns.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Plot requests per second to this file (.png or .svg).")
 def trace(
-    trace: str, duration_s: float | None, seed: int, counts: Path | None, times: Path | None, plot: Path | None
+    trace: str,
+    duration_s: float | None,
+    application: str,
+    seed: int,
+    counts: Path | None,
+    times: Path | None,
+    plot: Path | None,
 ) -> CommandOutput:
     """Show statistics of a trace of arrivals, and optionally convert or plot it."""
-    found = trace_at(trace, seed=seed, duration_s=duration_s)
+    found = trace_at(trace, seed=seed, duration_s=duration_s, application=application)
     if counts:
         write_counts(found, counts)
     if times:

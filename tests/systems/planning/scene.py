@@ -3,7 +3,11 @@
 from typing import Any
 
 from sloop.app.load import load_application
-from sloop.systems.setup import Setup, set_up
+from sloop.systems.planning.placement import Placement
+from sloop.systems.planning.prediction import Arrivals, PlanPrediction
+from sloop.systems.planning.steady import steady_plans
+from sloop.systems.setup import ApplicationSetup, Setup, set_up
+from sloop.vocabulary import Plan
 
 
 def profile(each: float = 10.0, more: float = 0.0, *, batch: int = 4, cores: float = 4) -> dict[str, Any]:
@@ -25,6 +29,28 @@ def setup(*stages: dict[str, Any], slo_ms: float = 100, cluster: dict[str, Any] 
     """`more` are keys of the file; the system is `static` unless they name one."""
     document = {"name": "x", "slo_ms": slo_ms, "stages": list(stages), "system": "static"}
     return set_up(load_application(document | {"cluster": cluster or nodes()} | more), must_fit=False)
+
+
+def only(made: Setup) -> ApplicationSetup:
+    """The only application of a setup."""
+    (application,) = made.applications
+    return application
+
+
+def steady_plan(made: Setup, rate_rps: float) -> Plan:
+    """The plan that the only application keeps."""
+    (plan,) = steady_plans(made.applications, {made.application.key: rate_rps}).plans.values()
+    return plan
+
+
+def predicted(made: Setup, rate_rps: float, arrivals: Arrivals = "even") -> PlanPrediction:
+    """The prediction for the plan that the only application keeps."""
+    return PlanPrediction(only(made), steady_plan(made, rate_rps), rate_rps, arrivals)
+
+
+def placed(made: Setup, plan: Plan) -> Placement:
+    """The only application's plan on its cluster."""
+    return Placement(made.applications, {made.application.key: plan}, made.deployment.cluster)
 
 
 READING = (

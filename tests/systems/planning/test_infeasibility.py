@@ -1,29 +1,11 @@
 """Why goals cannot be reached: which stage, path or node, and by how much."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sloop.core.ledger import Ledger, Reservation, millicores
-from sloop.core.views import NodeView
-from sloop.policies import build
-from sloop.systems.planning import explain_plan, steady_plan
-from sloop.systems.planning.infeasibility import (
-    NodeClasses,
-    PlanShortfall,
-    cheapest,
-    cores_of,
-    fastest,
-    place,
-    shortfalls_of,
-)
-from sloop.systems.planning.prediction import PlanPrediction
-from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
-from tests.systems.planning.scene import READING, nodes, profile, setup, stage
+from sloop.systems.planning import explain_plan
+from sloop.systems.planning.infeasibility import cheapest, fastest, shortfalls_of
+from sloop.systems.planning.placement import PlanShortfall
+from tests.systems.planning.scene import READING, nodes, only, placed, predicted, profile, setup, stage
 
 TWO = (stage("detect"), stage("read", "detect", profile=profile(40, 20)))
 
@@ -74,9 +56,9 @@ def test_every_path_has_its_own_deadline() -> None:
 def test_many_paths_are_counted() -> None:
     stages = [stage("a"), *(stage(f"b{place}", "a") for place in range(5))]
     impossible = explain_plan(setup(*stages, slo_ms=4), 1).shortfalls
-    assert impossible[-1] == PlanShortfall("deadline", "2 more paths have impossible deadlines")
+    assert impossible[-1] == PlanShortfall("deadline", "2 more paths have impossible deadlines", application="x")
     late = explain_plan(setup(*stages, slo_ms=15), 1).shortfalls
-    assert late[-1] == PlanShortfall("deadline", "2 more paths are too slow")
+    assert late[-1] == PlanShortfall("deadline", "2 more paths are too slow", application="x")
 
 
 def test_a_stage_that_cannot_keep_up() -> None:
@@ -120,111 +102,9 @@ def test_waiting_for_what_never_comes() -> None:
 def test_fastest_and_cheapest_configurations() -> None:
     variants = [{"name": "small", "profile": profile(10, 2)}, {"name": "large", "profile": profile(30)}]
     made = setup({"name": "a", "variants": variants}, slo_ms=1000)
-    prediction = PlanPrediction(made, steady_plan(made, 1).plan, 1)
-    quick, thrifty = fastest(prediction.stages["a"], 3), cheapest(prediction.stages["a"], 3)
-    assert (quick.variant, quick.cores, round(quick.value, 3)) == ("small", 3, 5.333)
-    assert (thrifty.variant, thrifty.cores, thrifty.batch) == ("small", 0.1, 4)
-    assert shortfalls_of(made, prediction, place(prediction.plan, made)) == []
-
-
-def first_shortfall(cluster: dict[str, Any], **system: Any) -> PlanShortfall | None:
-    made = setup(stage("a"), cluster=cluster, system={"name": "static", **system})
-    return next(iter(place(steady_plan(made, 1).plan, made).shortfalls), None)
-
-
-def test_everything_has_room() -> None:
-    made = setup(stage("a"), stage("b", "a"), system={"name": "static", "replicas": 2})
-    plan = steady_plan(made, 1).plan
-    assert cores_of(plan) == 4
-    found = place(plan, made)
-    assert (found.shortfalls, found.nodes) == ([], {"custom-0"})
-    assert not found.full
-
-
-@pytest.mark.parametrize(
-    ("cluster", "system", "said", "by"),
-    [
-        (nodes(4, 1), {"cores": 8}, "1 of 1 replica of a/a with 8 cores: the largest node has 4 cores, 4 too few", 4),
-        (nodes(4, 1, 10), {}, "each needs 9.31e-07 GiB of memory, and the largest node has 9.31e-09", 990),
-        (
-            nodes(4, 2),
-            {"replicas": 11},
-            "3 of 11 replicas of a/a with 1 core: the plan needs 11 cores, and the cluster has 8: 3",
-            3,
-        ),
-        (nodes(4, 2), {"replicas": 3, "cores": 2.5}, "at most 1.5 cores of a node are free", 0),
-    ],
-)
-def test_what_has_no_room_says_why(cluster: dict[str, Any], system: dict[str, Any], said: str, by: float) -> None:
-    found = first_shortfall(cluster, **system)
-    assert found is not None
-    assert said in found.why
-    assert found.missing == pytest.approx(by)
-    assert found.stage == "a"
-
-
-class Third:
-    """Goes by a name."""
-
-    def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
-        return next((node.node.name for node in nodes if node.node.name == "custom-2"), None)
-
-
-def test_a_place_policy_that_goes_by_names_gets_to_see_them() -> None:
-    made = setup(stage("a"), cluster=nodes(4, 4), system="static")
-    system = replace(made.system, policies=replace(made.system.policies, place=Third()))
-    found = place(steady_plan(made, 1).plan, replace(made, system=system))
-    assert (found.shortfalls, found.nodes) == ([], {"custom-2"})
-
-
-def test_a_large_cluster_is_shown_once_for_each_state() -> None:
-    """Of 500 nodes alike a place policy sees at most the whole, the part-filled and the full."""
-    seen: list[int] = []
-
-    class Counting(Third):
-        def choose(self, now_ns: int, spec: ReplicaSpec, memory_bytes: int, nodes: Sequence[NodeView]) -> str | None:
-            seen.append(len(nodes))
-            return next((node.node.name for node in nodes if node.free_cores >= spec.cores), None)
-
-    made = setup(stage("a"), cluster=nodes(2, 500), system={"name": "static", "replicas": 900})
-    system = replace(made.system, policies=replace(made.system.policies, place=Counting()))
-    found = place(steady_plan(made, 1).plan, replace(made, system=system))
-    assert (found.shortfalls, len(found.nodes)) == ([], 450)
-    assert max(seen) == 3
-
-
-KINDS = st.sampled_from([(4.0, 100, ()), (4.0, 100, ("gpu",)), (2.0, 100, ()), (4.0, 50, ())])
-
-
-@st.composite
-def clusters(draw: st.DrawFn) -> list[Node]:
-    kinds = draw(st.lists(KINDS, min_size=1, max_size=9))
-    return [Node(f"n{place}", "kind", *kind) for place, kind in enumerate(kinds)]
-
-
-@pytest.mark.parametrize("name", ["best_fit", "spread"])
-@settings(max_examples=100, deadline=None)
-@given(cluster=clusters(), data=st.data())
-def test_replicas_go_where_they_would_if_all_nodes_were_shown(name: str, cluster: list[Node], data: Any) -> None:
-    place: Any = build("place", name, {})
-    few, every = NodeClasses(cluster), Ledger(cluster)
-    for number in range(data.draw(st.integers(1, 20))):
-        device = data.draw(st.sampled_from(["", "", "gpu"]))
-        spec = ReplicaSpec("a", "a", data.draw(st.sampled_from([0.5, 1.0, 3.0])), device=device, share=0.4)
-        memory_bytes = data.draw(st.sampled_from([0, 30]))
-        wanted = place.choose(0, spec, memory_bytes, every.views())
-        assert place.choose(0, spec, memory_bytes, few.representatives()) == wanted
-        name = data.draw(st.sampled_from([wanted or "n0", "n0"]))  # or where the plan says
-        reservation = Reservation(name, millicores(spec.cores), memory_bytes, device, round(spec.share * 1e6))
-        assert few.reserve(ReplicaId(number), reservation) == every.reserve(ReplicaId(number), reservation)
-        assert tuple(few.every()) == every.views()
-
-
-def test_one_of_each_state_is_shown() -> None:
-    room = NodeClasses([Node(f"n{place}", "kind", 4.0, 100) for place in range(1000)])
-    assert [view.node.name for view in room.representatives()] == ["n0"]
-    assert room.reserve(ReplicaId(0), Reservation("n7", 1000, 0, "", 0))
-    assert [view.node.name for view in room.representatives()] == ["n0", "n7"]
-    assert room.reserve(ReplicaId(1), Reservation("n0", 1000, 0, "", 0))
-    assert [view.node.name for view in room.representatives()] == ["n0", "n1"]
-    assert not room.reserve(ReplicaId(2), Reservation("n2000", 1000, 0, "", 0))
+    prediction = predicted(made, 1)
+    most = {"custom": 3.0}
+    quick, thrifty = fastest(prediction.stages["a"], most), cheapest(prediction.stages["a"], most)["custom"]
+    assert (quick.variant, quick.slot.cores, round(quick.value, 3)) == ("small", 3, 5.333)
+    assert (thrifty.variant, thrifty.slot.cores, thrifty.batch) == ("small", 0.1, 4)
+    assert shortfalls_of(only(made), prediction, placed(made, prediction.plan).rooms["x"]) == []

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.systems.planning import Arrivals, StageReport, explain_plan, steady_plan
-from sloop.systems.planning.infeasibility import PlanShortfall, place
+from sloop.systems.planning import Arrivals, StageReport, explain_plan
 from sloop.systems.planning.marginal import (
     BindingConstraint,
     binding_constraints,
@@ -16,9 +15,11 @@ from sloop.systems.planning.marginal import (
     marginal_cost,
     marginal_cost_at,
 )
+from sloop.systems.planning.placement import PlanShortfall
 from sloop.systems.planning.prediction import PlanPrediction
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
-from tests.systems.planning.scene import READING, nodes, profile, setup, stage
+from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
+from tests.systems.planning import scene
+from tests.systems.planning.scene import READING, nodes, placed, profile, setup, stage, steady_plan
 
 
 def only(rate_rps: float, slo_ms: float = 1000, cluster: dict[str, Any] | None = None, **system: Any) -> StageReport:
@@ -126,10 +127,10 @@ def test_no_replicas_are_bound_by_nothing() -> None:
 @pytest.mark.parametrize("system", ["static", "fa2", "biscale", "ipa", "hpa"])
 def test_a_stage_bound_by_throughput_cannot_do_with_less_or_take_more(system: str, rate_rps: float) -> None:
     made = setup(stage("a"), stage("b", "a"), slo_ms=300, system=system)
-    plan = steady_plan(made, rate_rps).plan
-    prediction = PlanPrediction(made, plan, rate_rps)
+    plan = steady_plan(made, rate_rps)
+    prediction = PlanPrediction(scene.only(made), plan, rate_rps)
     for found in prediction.stages.values():
-        bounds = {bound.kind for bound in binding_constraints(prediction, found, place(plan, made), needs_more=True)}
+        bounds = {bound.kind for bound in binding_constraints(prediction, found, placed(made, plan), needs_more=True)}
         spare = found.rate_max_rps * (found.replicas - 1) / max(1, found.replicas) >= found.rate_rps
         cores = found.groups[0].spec.cores
         if "throughput" in bounds and found.replicas > 1:
@@ -139,8 +140,8 @@ def test_a_stage_bound_by_throughput_cannot_do_with_less_or_take_more(system: st
 
 
 def plan(count: int = 1, cores: float = 1, batch: int = 4, variant: str = "v", more: int = 0) -> Plan:
-    groups = [Group(ReplicaSpec("a", variant, cores), count)]
-    groups += [Group(ReplicaSpec("a", "other", 2), more)] if more else []
+    groups = [Group(ReplicaSpec("a", variant, Slot(cores)), count)]
+    groups += [Group(ReplicaSpec("a", "other", Slot(2)), more)] if more else []
     return Plan((StagePlan("a", tuple(groups), batch),), "")
 
 

@@ -11,10 +11,11 @@ from sloop.app.load import load_application
 from sloop.core.monitor import BUCKETS_KEPT, Monitor
 from sloop.solvers import sponge as solver
 from sloop.systems import SYSTEMS
-from sloop.systems.planning import BEYOND, REPLICAS_MAX, PlanReport, _arrivals, _buckets, explain_plan, steady_plan
+from sloop.systems.planning import PlanReport, explain_plan
+from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, _arrivals, _buckets, steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import ms, s
-from tests.systems.planning.scene import READING, nodes, profile, setup, stage
+from tests.systems.planning.scene import READING, nodes, profile, setup, stage, steady_plan
 
 
 @pytest.mark.parametrize("rate", [Fraction(0), Fraction(2, 5), Fraction(1, 3), Fraction(3), Fraction(21, 2)])
@@ -29,21 +30,21 @@ def test_arrivals_are_whole_and_their_mean_is_the_rate(rate: Fraction) -> None:
 def test_the_setup_stays_fresh() -> None:
     """Policies remember; planning twice gives the same answer, and a run after it begins with nothing."""
     made = setup(stage("a"), system={"name": "hpa"})
-    assert steady_plan(made, 300).plan == steady_plan(made, 300).plan
-    assert steady_plan(made, 1).plan.stages[0].groups[0].count == 1
+    assert steady_plan(made, 300) == steady_plan(made, 300)
+    assert steady_plan(made, 1).stages[0].groups[0].count == 1
 
 
 def test_decisions_are_timed_by_the_clock_that_is_given() -> None:
     ticks = iter(range(0, 10**12, 3_000_000))
-    steady = steady_plan(setup(*READING), 10, lambda: next(ticks))
+    steady = steady_plans(setup(*READING).applications, {"x": 10}, clock=lambda: next(ticks))
     assert steady.solve_ms == 3
-    assert steady_plan(setup(*READING), 10).solve_ms == 0
-    assert [target.stage for target in steady.plan.stages] == ["detect", "read", "digits"]
+    assert steady_plans(setup(*READING).applications, {"x": 10}).solve_ms == 0
+    assert [target.stage for target in steady.plans["x"].stages] == ["detect", "read", "digits"]
 
 
 def test_without_a_plan_there_is_nothing() -> None:
     made = setup(stage("a"), system={"name": "static", "replicas": 0})
-    assert steady_plan(made, 10).plan.stages[0].groups[0].count == 0
+    assert steady_plan(made, 10).stages[0].groups[0].count == 0
 
 
 def test_buckets_are_those_of_a_monitor() -> None:
@@ -65,9 +66,9 @@ def test_a_large_rate_takes_no_more_room_than_a_small_one() -> None:
 
 
 def test_a_plan_far_beyond_the_cluster_is_not_shown_to_its_policy_again() -> None:
-    steady = steady_plan(setup(stage("a"), system="ds2"), 1e7)
-    assert steady.plan.stages[0].groups[0].count == 100_000
-    assert steady.cut_short == (
+    steady = steady_plans(setup(stage("a"), system="ds2").applications, {"x": 1e7})
+    assert steady.plans["x"].stages[0].groups[0].count == 100_000
+    assert steady.cut_short["x"] == (
         "the rate needs 12,500 times the cores of the cluster, so ds2 was not asked again after it chose 100,000 "
         "replicas, which may change"
     )
@@ -88,7 +89,7 @@ def test_many_replicas_are_shown_where_the_cluster_is_large(cores: float, is_cut
     """2,000,100 requests of 10 ms take 20,001 cores, and as many replicas."""
     assert BEYOND == 2
     made = setup(stage("a"), system="ds2", cluster=nodes(cores, 1))
-    assert bool(steady_plan(made, 2_000_100).cut_short) == is_cut
+    assert bool(steady_plans(made.applications, {"x": 2_000_100}).cut_short) == is_cut
 
 
 AMDAHL = {"form": "amdahl", "gamma": 10, "epsilon": 0, "delta": 0, "eta": 0}  # 10 ms per request and core

@@ -8,28 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.profile.estimate import Estimate
-from sloop.systems.planning import explain_plan, steady_plan
+from sloop.systems.planning import explain_plan
 from sloop.systems.planning.prediction import (
-    PlanPrediction,
     StageLoad,
     VisitTiming,
     smallest_batch,
     throughput_rps,
     timing,
 )
-from tests.systems.planning.scene import READING, nodes, profile, setup, stage
+from sloop.vocabulary import Slot
+from tests.systems.planning.scene import READING, nodes, predicted, profile, setup, stage
 
 
 def belief(each: float, more: float, batch: int = 8) -> Estimate:
-    return setup(stage("a", profile=profile(each, more, batch=batch))).beliefs["a", "a"]
+    return setup(stage("a", profile=profile(each, more, batch=batch))).beliefs["a", "a", "custom"]
+
+
+ONE_CORE = Slot(1, "custom")
 
 
 def test_one_replica_keeps_up_with_the_smallest_batch_that_does() -> None:
     slow = belief(1, 9)  # 10 ms for one, 13 ms for four
-    assert smallest_batch(slow, 1, 8, 100) == 1
-    assert smallest_batch(slow, 1, 8, 200) == 3
-    assert smallest_batch(slow, 1, 2, 200) is None
-    assert throughput_rps(slow, 1, 8) == pytest.approx(8e3 / 17)
+    assert smallest_batch(slow, ONE_CORE, 8, 100) == 1
+    assert smallest_batch(slow, ONE_CORE, 8, 200) == 3
+    assert smallest_batch(slow, ONE_CORE, 2, 200) is None
+    assert throughput_rps(slow, ONE_CORE, 8) == pytest.approx(8e3 / 17)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_one_replica_keeps_up_with_the_smallest_batch_that_does() -> None:
     ],
 )
 def test_waiting_and_service(load: StageLoad, replicas: int, expected: VisitTiming) -> None:
-    found = timing(belief(1, 9), 1, 8, replicas, load)
+    found = timing(belief(1, 9), ONE_CORE, 8, replicas, load)
     assert found.batch == expected.batch
     assert (found.service_ms, found.wait_ms) == pytest.approx((expected.service_ms, expected.wait_ms))
     assert found.total_ms == pytest.approx(expected.total_ms)
@@ -58,7 +61,7 @@ def test_waiting_and_service(load: StageLoad, replicas: int, expected: VisitTimi
 
 def test_visits_parts_and_shares_of_a_graph() -> None:
     made = setup(*READING)
-    prediction = PlanPrediction(made, steady_plan(made, 20).plan, 20)
+    prediction = predicted(made, 20)
     assert {name: found.rate_rps for name, found in prediction.stages.items()} == {
         "detect": 20,
         "read": 100,
@@ -82,7 +85,7 @@ def test_stages_for_the_same_parts_overlap() -> None:
         stage("d", "c", join=True, profile=profile(3)),
     ]
     made = setup(*stages, slo_ms=1000, system={"name": "static", "batch_max": 1})
-    prediction = PlanPrediction(made, steady_plan(made, 0.1).plan, 0.1)
+    prediction = predicted(made, 0.1)
     assert [found.slowest.total_ms for found in prediction.stages.values()] == pytest.approx([1, 50, 60, 5, 3])
     assert prediction.predicted_ms == pytest.approx(1 + 10 + 5 * 20 + 5 + 3)
 
@@ -95,7 +98,7 @@ def test_parts_behind_a_branch_are_fewer() -> None:
         stage("rare", "turn", when={"output": "is_odd", "share": 0.01}),
     ]
     made = setup(*parts)
-    prediction = PlanPrediction(made, steady_plan(made, 1).plan, 1)
+    prediction = predicted(made, 1)
     assert [prediction.stages[name].parts for name in ("cut", "turn", "read", "rare")] == [1, 8, 2, 1]
 
 
@@ -110,7 +113,7 @@ def test_a_batch_that_waits_leaves_time_for_the_stages_that_follow() -> None:
     """Full batches take 40 ms, 20 ms are kept back: the first stage waits for 100 - 10 - 40 - 20 ms, then takes 10; at
     40 ms, just when the second has to start."""
     made = setup(stage("a"), stage("b", "a"), system={"name": "static", "batch": "slack", "batch_max": 4})
-    prediction = PlanPrediction(made, steady_plan(made, 0).plan, 0)
+    prediction = predicted(made, 0)
     timings = [found.slowest.slowest for found in prediction.stages.values()]
     assert timings == [VisitTiming(1, 10, 30), VisitTiming(1, 10, 0)]
 

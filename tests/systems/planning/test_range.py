@@ -10,7 +10,7 @@ from sloop.profile.passes import speed_range
 from sloop.profile.profile import Pass, sample_of
 from sloop.systems.planning import explain_plan
 from sloop.systems.setup import Setup
-from tests.systems.planning.scene import setup, stage
+from tests.systems.planning.scene import only, setup, stage
 
 MS = 1_000_000
 
@@ -20,8 +20,11 @@ def in_passes(made: Setup, *speeds: float) -> Setup:
         Pass(date=str(day), samples=(sample_of(1, 1.0, [round(10 * speed * MS)] * 50),))
         for day, speed in enumerate(speeds)
     )
-    beliefs = {key: Estimate(structs.replace(b.profile, passes=passes)) for key, b in made.beliefs.items()}
-    return replace(made, beliefs=beliefs)
+    beliefs = {
+        key: Estimate(structs.replace(belief.profile, passes=passes), variant=belief.variant, hardware=belief.hardware)
+        for key, belief in made.beliefs.items()
+    }
+    return replace(made, applications=(replace(only(made), beliefs=beliefs),))
 
 
 def test_a_prediction_from_several_passes_has_a_range() -> None:

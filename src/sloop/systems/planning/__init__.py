@@ -1,206 +1,365 @@
-"""Plans at a steady rate, and their explanation: the report of `sloop plan` and `sloop check`.
+"""Plans at steady rates, and their explanation: the report of `sloop plan` and `sloop check`.
 
-`steady_plan` runs the system's policies until they keep their plan. `explain_plan` predicts the latency of that plan
-(`prediction`), names the binding constraints of each stage and the cost of one more request per second (`marginal`),
-and, if the plan is infeasible, says which stage, path or node lacks how much (`infeasibility`). That prediction alone
-decides whether a plan is feasible; if the system's own criterion disagrees, the report says so. No I/O and no clock: a
-caller that wants decisions timed passes a clock.
+`steady_plans` runs the core's planner until all applications keep their plans. `explain_plan` places these plans
+(`placement`), predicts their latencies (`prediction`), names the binding constraints of each stage and what one more
+request per second of an application needs (`marginal`), and, if they are infeasible, says which application, stage,
+path or kind of hardware lacks how much (`infeasibility`). The predictions alone decide whether a plan is feasible; if
+the system's own criterion disagrees, the report says so. On several kinds of hardware it plans again on each kind and
+compares the prices. No I/O and no clock: a caller that wants decisions timed passes a clock.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise, repeat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from msgspec import Struct
+from msgspec import structs
 
-from sloop.app.hardware import foreign_profiles, unpriced
-from sloop.core.monitor import BUCKETS_KEPT, SLACK_BUCKETS_KEPT
-from sloop.core.protocols import Policies
-from sloop.core.views import Belief, Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
+from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
+from sloop.core.planner import cores_by_hardware
+from sloop.core.views import CoreDemand
+from sloop.errors import InputError
+from sloop.options import nearest
 from sloop.profile.estimate import Estimate
 from sloop.profile.passes import speed_range
-from sloop.systems.planning.infeasibility import (
-    Placement,
-    PlanShortfall,
-    beyond_cluster,
-    cores_of,
-    place,
-    shortfalls_of,
+from sloop.systems.planning.infeasibility import beyond_cluster, shortfalls_of, unused_kinds
+from sloop.systems.planning.marginal import NOTHING, binding_constraints, marginal_cost, marginal_cost_at
+from sloop.systems.planning.placement import Placement, PlanShortfall
+from sloop.systems.planning.prediction import Arrivals, PlanPrediction, StagePrediction, VisitTiming
+from sloop.systems.planning.report import (
+    ApplicationReport,
+    CoreLimit,
+    KindReport,
+    PathReport,
+    PlacementReport,
+    PlanReport,
+    SingleKind,
+    StageReport,
 )
-from sloop.systems.planning.marginal import (
-    NOTHING,
-    BindingConstraint,
-    MarginalCost,
-    binding_constraints,
-    marginal_cost,
-    marginal_cost_at,
-)
-from sloop.systems.planning.prediction import Arrivals, PlanPrediction, StagePrediction, VisitTiming, smallest_batch
-from sloop.systems.setup import Setup
-from sloop.text import counted, number
-from sloop.units import NS_PER_S, round_up
-from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
+from sloop.systems.planning.steady import SteadyPlans, steady_plans
+from sloop.systems.setup import ApplicationSetup, Setup
+from sloop.text import counted, listed, number
+from sloop.units import round_up
+from sloop.vocabulary import Node, Plan
 
-__all__ = ["Arrivals", "PlanReport", "StageReport", "explain_plan", "steady_plan"]
-
-ROUNDS_MAX: Final = 40
-"""The most rounds of `steady_plan`. Policies that react to utilisation settle within a few rounds, or never."""
-SLACKS_MAX: Final = 10_000
-"""Slacks listed per second; at a steady rate they are all equal, so more of them say nothing new."""
-REPLICAS_MAX: Final = 10_000
-"""A plan with at most this many replicas always goes through another round."""
-BEYOND: Final = 2.0
-"""A rate that needs more than this many times the cluster's cores ends the rounds."""
+__all__ = ["ApplicationReport", "Arrivals", "PlanReport", "StageReport", "explain_plan", "steady_plans"]
 
 
-class StageReport(Struct, frozen=True):
-    """One kind of replica of one stage. Latencies are in ms and infinite (null in JSON) where it cannot keep up."""
+def rates_for(setup: Setup, rates_rps: float | Mapping[str, float]) -> dict[str, float]:
+    """The rate of each application: one for all, or by name, where "" names all others.
 
-    stage: str
-    variant: str
-    replicas: int
-    batch: int
-    """The largest batch that the plan allows."""
-    cores: float
-    """Cores of each replica."""
-    predicted_ms: float
-    """Time from entering the stage to leaving it: `wait_ms` + `service_ms`."""
-    rate_rps: float = 0.0
-    """Requests per second that reach the stage, parts counted one by one: the rate times the visits per request."""
-    parts: float = 1.0
-    """Visits of one request that arrive together: more than one after a fan-out."""
-    service_ms: float = 0.0
-    """Duration of one batch of `batch_expected`."""
-    wait_ms: float = 0.0
-    """Wait for the batch to fill, for the previous batch, and for earlier visits that arrived at the same instant."""
-    batch_expected: int = 1
-    """The batch size that the prediction assumes."""
-    rate_max_rps: float = 0.0
-    """The most that all replicas of the stage serve together."""
-    binds: tuple[BindingConstraint, ...] = ()
-    """The binding constraints of the stage, or why there is none (`spare`, `minimum`); empty without replicas."""
-    one_more: str = NOTHING
-    """What the stage needs for one more request per second at the ingress."""
-
-
-class PathReport(Struct, frozen=True):
-    """One path through the graph; `slack_ms` is the deadline less the prediction, negative where it is missed."""
-
-    stages: tuple[str, ...]
-    share: float
-    slo_ms: float
-    predicted_ms: float
-    slack_ms: float
-
-
-class PlanReport(Struct, frozen=True):
-    """The plan that a system keeps at a steady rate, and its predicted latency and cost."""
-
-    system: str
-    feasible: bool
-    """Whether every stage keeps up, every path meets its deadline and every replica has room, for these `arrivals`."""
-    stages: tuple[StageReport, ...]
-    cores: float
-    usd_per_h: float
-    """Sum of the prices of the nodes that hold a replica; nodes without a price count as 0, see `unpriced`."""
-    predicted_ms: float
-    """The time along the longest path."""
-    solve_ms: float
-    """The longest single decision of the scaling policy; 0 where no clock was given."""
-    why: str
-    notes: tuple[str, ...] = ()
-    """Reservations about the prediction, a sentence each."""
-    rate_rps: float = 0.0
-    paths: tuple[PathReport, ...] = ()
-    """The path with the least slack comes first."""
-    shortfalls: tuple[PlanShortfall, ...] = ()
-    """Why the plan is not feasible; empty where it is."""
-    one_more: MarginalCost | None = None
-    plan_why: str = ""
-    """The reason that the system itself gives."""
-    plan_feasible: bool = True
-    """Whether the plan meets the criterion of the system itself."""
-    plan_arrivals: Arrivals | None = None
-    """The arrivals that the system itself plans for, if its scaling policy says so."""
-    arrivals: Arrivals = "even"
-    """The arrivals that the predictions assume."""
-    feasible_arrivals: tuple[Arrivals, ...] = ()
-    """Every assumption about arrivals under which the plan is feasible."""
-    predicted_ms_low: float | None = None
-    predicted_ms_high: float | None = None
-    """`predicted_ms` if the machine is as fast, or as slow, as the passes of the profiles were apart
-    (`sloop.profile.passes.speed_range`); None if no profile has several passes."""
-    unpriced: tuple[str, ...] = ()
-    """Hardware of the nodes that hold a replica and have no price."""
-
-
-@dataclass(frozen=True, slots=True)
-class SteadyPlan:
-    """A plan that its policies keep."""
-
-    plan: Plan
-    solve_ms: float
-    """The longest single decision on the way to it."""
-    cut_short: str = ""
-    """Why the rounds ended before the policies kept a plan; empty if they did keep one."""
+    InputError for an unknown name, or for an application without a rate.
+    """
+    names = [each.application.key for each in setup.applications]
+    if not isinstance(rates_rps, Mapping):
+        return dict.fromkeys(names, rates_rps)
+    for name in rates_rps:
+        if name and name not in names:
+            raise InputError(f"no application is called {name!r}", where="--rate", help=nearest(name, names))
+    missing = [name for name in names if name not in rates_rps and "" not in rates_rps]
+    if missing:
+        what = f"no rate is given for {listed(missing)}"
+        raise InputError(what, where="--rate", help=f"add --rate {missing[0]}=R, or --rate R for all others")
+    return {name: rates_rps.get(name, rates_rps.get("", 0.0)) for name in names}
 
 
 def explain_plan(
-    setup: Setup, rate_rps: float, arrivals: Arrivals = "even", *, clock: Callable[[], int] | None = None
+    setup: Setup,
+    rates_rps: float | Mapping[str, float],
+    arrivals: Arrivals = "even",
+    *,
+    clock: Callable[[], int] | None = None,
 ) -> PlanReport:
-    """The plan that the setup's system keeps at a steady `rate_rps`, with its prediction. `clock` returns nanoseconds
-    and times the decisions."""
-    application, steady = setup.application, steady_plan(setup, rate_rps, clock)
-    plan, placement = steady.plan, place(steady.plan, setup)
-    prediction = PlanPrediction(setup, plan, rate_rps, arrivals)
-    shortfalls = shortfalls_of(setup, prediction, placement)
-    then = steady_plan(setup, rate_rps + 1).plan
-    then_shortfalls = shortfalls_of(setup, PlanPrediction(setup, then, rate_rps + 1, arrivals), place(then, setup))
-    stages: list[StageReport] = []
-    for stage in prediction.stages.values():
-        more = marginal_cost_at(stage.name, plan, shortfalls, then, then_shortfalls)
-        stages += _rows(prediction, stage, placement, more)
-    other = PlanPrediction(setup, plan, rate_rps, "burst" if arrivals == "even" else "even")
-    feasible = {arrivals: not shortfalls, other.arrivals: not shortfalls_of(setup, other, placement)}
-    own_criterion = _own_criterion(setup, prediction, feasible=not shortfalls)
-    low_ms, high_ms = _predicted_range_ms(setup, prediction)
-    notes = (own_criterion, _other_arrivals(setup, prediction, other, feasible), steady.cut_short)
+    """The plans that the setup's system keeps at steady rates, with their predictions.
+
+    The rates are requests per second of each application, see `rates_for`. `clock` returns nanoseconds and times the
+    decisions.
+    """
+    rates = rates_for(setup, rates_rps)
+    steady = steady_plans(setup.applications, rates, clock=clock)
+    placed = _Placed(setup.applications, rates, arrivals, steady)
+    explained = [_Explained(placed, each) for each in setup.applications]
+    reports = [each.report for each in explained]
+    shortfalls = [*placed.shortfalls, *(found for each in explained for found in each.shortfalls)]
+    several = len(explained) > 1
+    only = reports[0]
+    nodes, cluster = placed.placement.nodes, setup.deployment.cluster
+    arrivals_planned = {each.plan_arrivals for each in reports}
     return PlanReport(
-        system=setup.system.name,
+        system=setup.applications[0].system.name,
         feasible=not shortfalls,
-        stages=tuple(stages),
-        cores=cores_of(plan),
-        usd_per_h=sum(node.usd_per_h for node in application.cluster if node.name in placement.nodes),
-        predicted_ms=prediction.predicted_ms,
+        stages=tuple(row for each in explained for row in each.rows),
+        cores=sum(each.cores for each in reports),
+        usd_per_h=sum(node.usd_per_h for node in nodes),
+        predicted_ms=max(each.predicted_ms for each in reports),
         solve_ms=steady.solve_ms,
-        why="; ".join(filter(None, [plan.why, own_criterion, *(shortfall.why for shortfall in shortfalls)])),
-        notes=(
-            *filter(None, notes),
-            *_assumed_profiles(setup, plan),
-            *foreign_profiles(application),
-            *_extrapolated(setup, prediction),
+        why="; ".join(
+            [*(each.named(each.report.why) for each in explained), *(each.why for each in placed.shortfalls)]
         ),
-        rate_rps=rate_rps,
-        paths=tuple(
-            PathReport(path.path.stages, path.path.share, path.slo_ms, path.predicted_ms, path.slack_ms)
-            for path in prediction.paths
-        ),
+        notes=(*(each.named(note) for each in explained for note in each.notes), *_mixed_notes(setup)),
+        rate_rps=sum(rates.values()),
+        paths=tuple(path for each in explained for path in each.paths),
         shortfalls=tuple(shortfalls),
-        one_more=marginal_cost(plan, shortfalls, then, then_shortfalls),
-        plan_why=plan.why,
-        plan_feasible=plan.feasible,
-        plan_arrivals=planned_arrivals(setup),
+        one_more=None if several else only.one_more,
+        plan_why="; ".join(each.named(each.report.plan_why) for each in explained),
+        plan_feasible=all(each.plan_feasible for each in reports),
+        plan_arrivals=arrivals_planned.pop() if len(arrivals_planned) == 1 else None,
         arrivals=arrivals,
-        feasible_arrivals=tuple(name for name, is_feasible in sorted(feasible.items()) if is_feasible),
-        predicted_ms_low=low_ms,
-        predicted_ms_high=high_ms,
-        unpriced=unpriced(node for node in application.cluster if node.name in placement.nodes),
+        feasible_arrivals=tuple(
+            name for name in ("burst", "even") if all(name in each.feasible_arrivals for each in reports)
+        ),
+        predicted_ms_low=None if several else only.predicted_ms_low,
+        predicted_ms_high=None if several else only.predicted_ms_high,
+        unpriced=unpriced(nodes),
+        applications=tuple(reports),
+        placements=tuple(row for each in explained for row in each.placements),
+        nodes=tuple(_by_kind(nodes)),
+        single_kinds=tuple(
+            _on_one_kind(setup, rates, arrivals, kind)
+            for kind in dict.fromkeys(node.hardware for node in cluster)
+            if len({node.hardware for node in cluster}) > 1
+        ),
     )
 
 
-def _predicted_range_ms(setup: Setup, prediction: PlanPrediction) -> tuple[float | None, float | None]:
+class _Placed:
+    """The plans of all applications with their predictions and room."""
+
+    def __init__(
+        self,
+        setups: Sequence[ApplicationSetup],
+        rates_rps: Mapping[str, float],
+        arrivals: Arrivals,
+        steady: SteadyPlans,
+    ) -> None:
+        self.setups = {each.application.key: each for each in setups}
+        self.rates_rps = rates_rps
+        self.arrivals = arrivals
+        self.steady = steady
+        self.placement = Placement(setups, steady.plans, setups[0].application.cluster)
+        self.predictions = {
+            key: PlanPrediction(setup, steady.plans[key], rates_rps[key], arrivals)
+            for key, setup in self.setups.items()
+        }
+        self.own_shortfalls = {key: self.shortfalls_of(key) for key in self.setups}
+
+    @property
+    def shortfalls(self) -> list[PlanShortfall]:
+        """What all applications together lack, if each alone could have it."""
+        own = [found for each in self.own_shortfalls.values() for found in each]
+        if len(self.setups) == 1 or not own:
+            return []
+        cluster = next(iter(self.setups.values())).application.cluster
+        return list(beyond_cluster(list(self.predictions.values()), cluster))
+
+    def shortfalls_of(self, key: str) -> list[PlanShortfall]:
+        """What one application lacks."""
+        setup, prediction = self.setups[key], self.predictions[key]
+        found = shortfalls_of(setup, prediction, self.placement.rooms[key])
+        return [*found, *_limited(setup, self.limits(key))] if found else []
+
+    def limits(self, key: str) -> list[CoreLimit]:
+        """Where the other applications leave one fewer cores than it wants."""
+        return self.limits_in(self.steady, key, self.rates_rps[key])
+
+    def limits_in(self, steady: SteadyPlans, key: str, rate_rps: float) -> list[CoreLimit]:
+        """The same for another plan of this application, at another rate."""
+        own = {hardware: cores for (name, hardware), cores in steady.limits.items() if name == key}
+        if not own:
+            return []
+        alone = cores_by_hardware(steady_plans([self.setups[key]], {key: rate_rps}).plans[key])
+        return [
+            CoreLimit(hardware, alone.get(hardware, 0.0), cores, self._others_on(key, hardware))
+            for hardware, cores in own.items()
+        ]
+
+    def others(self, key: str) -> list[CoreDemand]:
+        """The cores of all applications but one."""
+        return [
+            CoreDemand(other, hardware, cores, self.setups[other].application.weight)
+            for other, plan in self.steady.plans.items()
+            if other != key
+            for hardware, cores in cores_by_hardware(plan).items()
+        ]
+
+    def _others_on(self, key: str, hardware: str) -> tuple[tuple[str, float], ...]:
+        found = [(each.key, each.cores) for each in self.others(key) if each.hardware == hardware and each.cores]
+        return tuple(sorted(found, key=lambda each: -each[1]))
+
+
+def _limited(setup: ApplicationSetup, limits: Sequence[CoreLimit]) -> list[PlanShortfall]:
+    """The limits as reasons why a plan is not feasible."""
+    application = setup.application.key
+    return [
+        PlanShortfall(
+            "cores",
+            each.why,
+            needs=each.needs,
+            has=each.has,
+            unit="cores",
+            application=application,
+            hardware=each.hardware,
+        )
+        for each in limits
+    ]
+
+
+class _Explained:
+    """One application: its part of the report."""
+
+    def __init__(self, placed: _Placed, setup: ApplicationSetup) -> None:
+        self.key = key = setup.application.key
+        self.setup = setup
+        self.plan = placed.steady.plans[key]
+        self.prediction = prediction = placed.predictions[key]
+        self.shortfalls = placed.own_shortfalls[key]
+        self.limits = placed.limits(key)
+        self._placed = placed
+        self._several = len(placed.setups) > 1
+        self._room = room = placed.placement.rooms[key]
+        self._other = PlanPrediction(
+            setup, self.plan, prediction.rate_rps, "burst" if prediction.arrivals == "even" else "even"
+        )
+        self.feasible = {
+            prediction.arrivals: not self.shortfalls,
+            self._other.arrivals: not shortfalls_of(setup, self._other, room),
+        }
+        self._own_criterion = _own_criterion(setup, prediction, feasible=not self.shortfalls)
+        self.then, self.then_shortfalls = self._one_more()
+
+    def _one_more(self) -> tuple[Plan, list[PlanShortfall]]:
+        """The plan for one more request per second while the other applications keep theirs, and what it lacks."""
+        placed, key, rate_rps = self._placed, self.key, self.prediction.rate_rps + 1
+        then = steady_plans([self.setup], {key: rate_rps}, others=placed.others(key))
+        prediction = PlanPrediction(self.setup, then.plans[key], rate_rps, placed.arrivals)
+        found = shortfalls_of(self.setup, prediction, placed.placement.room_for(key, then.plans[key]))
+        if found:
+            found += _limited(self.setup, placed.limits_in(then, key, rate_rps))
+        return then.plans[key], found
+
+    def named(self, text: str) -> str:
+        """The text with the application's name before it, if there are several."""
+        return f"{self.key}: {text}" if self._several and text else text
+
+    @property
+    def report(self) -> ApplicationReport:
+        """The application as a whole."""
+        application, prediction = self.setup.application, self.prediction
+        low_ms, high_ms = _predicted_range_ms(self.setup, prediction)
+        return ApplicationReport(
+            application=self.key,
+            rate_rps=prediction.rate_rps,
+            slo_ms=application.slo_ms,
+            feasible=not self.shortfalls,
+            cores=sum(cores_by_hardware(self.plan).values()),
+            predicted_ms=prediction.predicted_ms,
+            why="; ".join(filter(None, [self.plan.why, self._own_criterion, *(each.why for each in self.shortfalls)])),
+            weight=application.weight,
+            limits=tuple(self.limits),
+            one_more=marginal_cost(self.plan, self.shortfalls, self.then, self.then_shortfalls),
+            plan_why=self.plan.why,
+            plan_feasible=self.plan.feasible,
+            plan_arrivals=planned_arrivals(self.setup),
+            feasible_arrivals=tuple(name for name, is_feasible in sorted(self.feasible.items()) if is_feasible),
+            predicted_ms_low=low_ms,
+            predicted_ms_high=high_ms,
+        )
+
+    @property
+    def rows(self) -> list[StageReport]:
+        """One row per group of replicas of each stage."""
+        rows: list[StageReport] = []
+        for stage in self.prediction.stages.values():
+            more = marginal_cost_at(stage.name, self.plan, self.shortfalls, self.then, self.then_shortfalls)
+            rows += self._rows(stage, more)
+        return rows
+
+    def _rows(self, stage: StagePrediction, more: str) -> list[StageReport]:
+        """One row per group that the plan has of a stage; `more` is what one more request per second needs."""
+        placement = self._placed.placement
+        binds = binding_constraints(self.prediction, stage, placement, needs_more=not more.startswith(NOTHING))
+        rows = []
+        for group in stage.target.groups if stage.target else ():
+            slot, without = group.spec.slot, stage.slowest.total_ms
+            found = stage.slowest.timings.get(group, VisitTiming(1, 0.0, without))
+            rows.append(
+                StageReport(
+                    stage.name,
+                    group.spec.variant,
+                    group.count,
+                    stage.batch_max(group),
+                    slot.cores,
+                    found.total_ms,
+                    rate_rps=stage.rate_rps,
+                    parts=stage.parts,
+                    service_ms=found.service_ms,
+                    wait_ms=found.wait_ms,
+                    batch_expected=found.batch,
+                    rate_max_rps=stage.rate_max_rps,
+                    binds=binds,
+                    one_more=more,
+                    application=self.key,
+                    hardware=slot.hardware,
+                    accelerator=slot.accelerator,
+                    share=slot.share if slot.accelerator else 0.0,
+                    group_rps=stage.group_rps(group),
+                )
+            )
+        return rows
+
+    @property
+    def paths(self) -> list[PathReport]:
+        """The path with the least slack comes first."""
+        return [
+            PathReport(path.path.stages, path.path.share, path.slo_ms, path.predicted_ms, path.slack_ms, self.key)
+            for path in self.prediction.paths
+        ]
+
+    @property
+    def placements(self) -> list[PlacementReport]:
+        """Where the replicas are, in the order of the plan."""
+        hardware = {node.name: node.hardware for node in self.setup.application.cluster}
+        rows = []
+        for placed in self._room.placed:
+            spec, stage = placed.group.spec, self.prediction.stages[placed.group.spec.stage]
+            rows.append(
+                PlacementReport(
+                    self.key,
+                    spec.stage,
+                    spec.variant,
+                    placed.node,
+                    hardware[placed.node],
+                    placed.device,
+                    spec.slot.share if spec.slot.accelerator else 0.0,
+                    placed.count,
+                    spec.cores,
+                    stage.batch_max(placed.group),
+                    stage.group_rps(placed.group) * placed.count / placed.group.count,
+                )
+            )
+        return rows
+
+    @property
+    def notes(self) -> list[str]:
+        """What limits how far the report can be trusted, and what may surprise in it."""
+        setup, application = self.setup, self.setup.application
+        found = [
+            self._own_criterion,
+            _other_arrivals(setup, self.prediction, self._other, self.feasible),
+            self._placed.steady.cut_short.get(self.key, ""),
+            *_resting(setup, self.plan, self.prediction.rate_rps),
+            *(each.why for each in self.limits if not self.shortfalls),
+            *_assumed_profiles(setup, self.plan),
+            *foreign_profiles(application),
+            *shared_profiles(application),
+            *_extrapolated(setup, self.prediction),
+        ]
+        if not self.shortfalls:
+            found += [each.why for each in unused_kinds(self.prediction, application.cluster)]
+        return list(filter(None, found))
+
+
+def _predicted_range_ms(setup: ApplicationSetup, prediction: PlanPrediction) -> tuple[float | None, float | None]:
     """The prediction for the same plan on a faster and on a slower machine; None without profiles of several passes."""
     ranges = {key: speed_range(belief.profile) for key, belief in setup.beliefs.items()}
     if not any(ranges.values()):
@@ -210,6 +369,8 @@ def _predicted_range_ms(setup: Setup, prediction: PlanPrediction) -> tuple[float
         beliefs = {
             key: Estimate(
                 belief.profile,
+                variant=belief.variant,
+                hardware=belief.hardware,
                 accuracy=belief.accuracy,
                 margin=belief.margin * (getattr(ranges[key], end) if ranges[key] else 1.0),
             )
@@ -222,39 +383,10 @@ def _predicted_range_ms(setup: Setup, prediction: PlanPrediction) -> tuple[float
     return min(found_ms[0], prediction.predicted_ms), max(found_ms[1], prediction.predicted_ms)
 
 
-def planned_arrivals(setup: Setup) -> Arrivals | None:
+def planned_arrivals(setup: ApplicationSetup) -> Arrivals | None:
     """The arrivals that the scaling policy plans for: its attribute `arrivals`, which a policy need not have."""
     found: Arrivals | None = getattr(setup.system.policies.scale, "arrivals", None)
     return found
-
-
-def _rows(prediction: PlanPrediction, stage: StagePrediction, placement: Placement, more: str) -> list[StageReport]:
-    """One row per kind of replica that the plan has of a stage; `more` is what one more request per second needs."""
-    binds = binding_constraints(prediction, stage, placement, needs_more=not more.startswith(NOTHING))
-    rows = []
-    for group in stage.target.groups if stage.target else ():
-        spec = group.spec
-        batch, without = stage.batch_max(spec.variant), stage.slowest.total_ms
-        found = stage.slowest.timings.get(spec, VisitTiming(1, 0.0, without))
-        rows.append(
-            StageReport(
-                stage.name,
-                spec.variant,
-                group.count,
-                batch,
-                spec.cores,
-                found.total_ms,
-                rate_rps=stage.rate_rps,
-                parts=stage.parts,
-                service_ms=found.service_ms,
-                wait_ms=found.wait_ms,
-                batch_expected=found.batch,
-                rate_max_rps=stage.rate_max_rps,
-                binds=binds,
-                one_more=more,
-            )
-        )
-    return rows
 
 
 IN_WORDS: Final[Mapping[Arrivals, str]] = {
@@ -263,7 +395,7 @@ IN_WORDS: Final[Mapping[Arrivals, str]] = {
 }
 
 
-def _own_criterion(setup: Setup, prediction: PlanPrediction, *, feasible: bool) -> str:
+def _own_criterion(setup: ApplicationSetup, prediction: PlanPrediction, *, feasible: bool) -> str:
     """A note if the system's own criterion and the prediction disagree: their assumptions and results."""
     plan, system = prediction.plan, setup.system.name
     own = planned_arrivals(setup)
@@ -278,7 +410,7 @@ def _own_criterion(setup: Setup, prediction: PlanPrediction, *, feasible: bool) 
     return f"{plans_for}, and finds its plan good enough for that; {here}, it is not"
 
 
-def _within(setup: Setup) -> str:
+def _within(setup: ApplicationSetup) -> str:
     """The share of the deadline that the scaling policy plans with, its attribute `margin`; empty if that is all."""
     margin: float = getattr(setup.system.policies.scale, "margin", 1.0)
     slo_ms = setup.application.slo_ms
@@ -286,7 +418,7 @@ def _within(setup: Setup) -> str:
 
 
 def _other_arrivals(
-    setup: Setup, prediction: PlanPrediction, other: PlanPrediction, feasible: Mapping[Arrivals, bool]
+    setup: ApplicationSetup, prediction: PlanPrediction, other: PlanPrediction, feasible: Mapping[Arrivals, bool]
 ) -> str:
     """What becomes of the plan under the other assumption about arrivals, where that makes a difference."""
     if not all(map(math.isfinite, (prediction.predicted_ms, other.predicted_ms))):
@@ -305,164 +437,100 @@ def _other_arrivals(
     return f"{condition}, {verdict}: {longest} (`--arrivals {other.arrivals}`)"
 
 
-def _assumed_profiles(setup: Setup, plan: Plan) -> list[str]:
+def _resting(setup: ApplicationSetup, plan: Plan, rate_rps: float) -> list[str]:
+    """What the first request waits for if the application rests."""
+    if rate_rps or not setup.application.rest_after_s or cores_by_hardware(plan):
+        return []
+    start_s = max(belief.profile.load_s for belief in setup.beliefs.values())
+    return [f"it rests without replicas; the first request waits until one has started, about {number(start_s)} s"]
+
+
+def _assumed_profiles(setup: ApplicationSetup, plan: Plan) -> list[str]:
     """The plan's variants whose profile nobody measured."""
-    specs = {(group.spec.stage, group.spec.variant): None for target in plan.stages for group in target.groups}
-    found = {key: setup.beliefs[key].profile for key in specs}
-    return [
-        f"{stage}/{variant}: its profile is assumed, not measured ({profile.source or 'no source is given'})"
-        for (stage, variant), profile in found.items()
-        if profile.origin == "assumed"
-    ]
+    found: dict[str, None] = {}
+    for spec in (group.spec for target in plan.stages for group in target.groups):
+        profile = setup.beliefs[spec.stage, spec.variant, spec.slot.hardware].profile
+        if profile.origin == "assumed":
+            source = profile.source or "no source is given"
+            found[f"{spec.stage}/{spec.variant}: its profile is assumed, not measured ({source})"] = None
+    return list(found)
 
 
-def _extrapolated(setup: Setup, prediction: PlanPrediction) -> list[str]:
+def _extrapolated(setup: ApplicationSetup, prediction: PlanPrediction) -> list[str]:
     """Stages whose prediction goes beyond what their profile was measured for."""
     return [
-        f"{stage.name}/{spec.variant}: its profile was not measured for batches of {found.batch} on "
-        f"{counted(spec.cores, 'core')}; the prediction extrapolates"
+        f"{stage.name}/{group.spec.variant}: its profile was not measured for batches of {found.batch} on "
+        f"{counted(group.spec.cores, 'core')}; the prediction extrapolates"
         for stage in prediction.stages.values()
-        for spec, found in stage.slowest.timings.items()
-        if setup.beliefs[stage.name, spec.variant].is_extrapolated(found.batch, spec.cores)
+        for group, found in stage.slowest.timings.items()
+        if stage.belief(group).is_extrapolated(found.batch, group.spec.slot)
     ]
 
 
-def steady_plan(setup: Setup, rate_rps: float, clock: Callable[[], int] | None = None) -> SteadyPlan:
-    """The plan that the system keeps once `rate_rps` has been steady for ten minutes: a fixed point of its policies.
+# Kinds of hardware
 
-    They get the views of a run in which all replicas of the plan are ready; the setup's own policies stay fresh. A
-    system without a plan gives an infeasible, empty one. If the plan has more than `REPLICAS_MAX` replicas and the rate
-    is far beyond the cluster, the first such plan is the result.
-    """
-    policies = setup.system.fresh().policies
-    plan = Plan(stages=(), why=f"{setup.system.name} has no plan", feasible=False)
-    now_ns, longest_ns = BUCKETS_KEPT * NS_PER_S, 0
-    for _ in range(ROUNDS_MAX):
-        view = _view(now_ns, setup, policies, plan, rate_rps)
-        started_ns = clock() if clock else 0
-        answer = policies.scale.plan(now_ns, view)
-        longest_ns = max(longest_ns, clock() - started_ns if clock else 0)
-        if answer is None or answer.same_target(plan):
-            plan = answer or plan
+
+def _by_kind(nodes: Sequence[Node]) -> list[KindReport]:
+    """The nodes by kind of hardware, in the order of declaration."""
+    found = []
+    for kind in dict.fromkeys(node.hardware for node in nodes):
+        own = [node for node in nodes if node.hardware == kind]
+        rented = sum(node.on_demand for node in own)
+        usd_per_h = sum(node.usd_per_h for node in own)
+        found.append(KindReport(kind, len(own), len(own) - rented, rented, usd_per_h))
+    return found
+
+
+def _mixed_notes(setup: Setup) -> list[str]:
+    """What the systems do on a cluster of several kinds of hardware."""
+    if len({node.hardware for node in setup.deployment.cluster}) < 2:
+        return []
+    systems = {each.system.name: each.system for each in setup.applications}
+    return [f"{name} on several kinds of hardware: {system.mixed}" for name, system in systems.items()]
+
+
+SIZES: Final = (1, 4, 16)
+"""The plan on one kind of hardware gets this many times the cores of the cluster: first as many, and more only if they
+do not suffice."""
+
+
+def _on_one_kind(setup: Setup, rates_rps: Mapping[str, float], arrivals: Arrivals, kind: str) -> SingleKind:
+    """The plan of the same system with nodes of one kind only, as many as it needs."""
+    missing = [name for each in setup.applications for name in _stages_without(each, kind)]
+    if missing:
+        return SingleKind(kind, feasible=False, nodes=0, usd_per_h=0.0, why=f"{listed(missing)} cannot run on it")
+    cores = sum(node.cores for node in setup.deployment.cluster)
+    result = SingleKind(kind, feasible=False, nodes=0, usd_per_h=0.0)
+    for size in SIZES:
+        nodes = _nodes_of(kind, setup.deployment.cluster, size * cores)
+        setups = [_restricted(each, nodes, kind) for each in setup.applications]
+        try:
+            placed = _Placed(setups, rates_rps, arrivals, steady_plans(setups, rates_rps))
+        except InputError as error:  # the system does not plan for this kind
+            return structs.replace(result, why=error.what)
+        found = [each for own in placed.own_shortfalls.values() for each in own]
+        used = placed.placement.nodes
+        usd_per_h, why = sum(node.usd_per_h for node in used), found[0].why if found else ""
+        result = SingleKind(kind, feasible=not found, nodes=len(used), usd_per_h=usd_per_h, why=why)
+        if not any(each.kind in ("cores", "memory", "device") for each in found):
             break
-        plan = answer
-        if cut_short := _beyond(setup, plan, rate_rps):
-            return SteadyPlan(plan, longest_ns / 1e6, cut_short)
-        now_ns += BUCKETS_KEPT * NS_PER_S  # so that no window or delay of the policy reaches back to the last round
-    return SteadyPlan(plan, longest_ns / 1e6)
+    return result
 
 
-def _beyond(setup: Setup, plan: Plan, rate_rps: float) -> str:
-    """Why the policies need not be asked again about a plan of very many replicas; empty where they are to be."""
-    count = sum(group.count for target in plan.stages for group in target.groups)
-    if count <= REPLICAS_MAX:
-        return ""
-    for shortfall in beyond_cluster(setup, PlanPrediction(setup, plan, rate_rps)):
-        if shortfall.needs > BEYOND * shortfall.has:
-            return (
-                f"the rate needs {number(round(shortfall.needs / shortfall.has))} times the cores of the cluster, so "
-                f"{setup.system.name} was not asked again after it chose {number(count)} replicas, which may change"
-            )
-    return ""
+def _stages_without(setup: ApplicationSetup, kind: str) -> list[str]:
+    """The stages that no variant can run on a kind of hardware."""
+    able = {stage for stage, _, hardware in setup.beliefs if hardware == kind}
+    return [stage.name for stage in setup.application.stages if stage.name not in able]
 
 
-def _arrivals(rate_rps: float) -> list[int]:
-    """Arrivals in each second that monitors keep, evenly spread: whole numbers with the rate as mean, the last rounded
-    up. The tolerance hides the float error of ten minutes' arrivals at 1e7/s."""
-    passed = [math.ceil(rate_rps * left - 1e-6) for left in range(BUCKETS_KEPT, -1, -1)]
-    return [before - after for before, after in pairwise(passed)]
+def _nodes_of(kind: str, cluster: Sequence[Node], cores: float) -> tuple[Node, ...]:
+    """The nodes of one kind, and as many more like the first of them as it takes to have `cores` in all."""
+    own = [node for node in cluster if node.hardware == kind]
+    lacking = max(0, math.ceil((cores - sum(node.cores for node in own)) / own[0].cores))
+    return (*own, *(structs.replace(own[0], name=f"{kind} {extra}", on_demand=True) for extra in range(lacking)))
 
 
-def _view(now_ns: int, setup: Setup, policies: Policies, plan: Plan, rate_rps: float) -> ClusterView:
-    """The whole application as it looks after ten minutes with the plan in force."""
-    targets = {target.stage: target for target in plan.stages}
-    application = setup.application
-    visits = application.visits
-    stages = tuple(
-        _stage_view(now_ns, setup, name, targets.get(name), rate_rps * often) for name, often in visits.items()
-    )
-    ingress = Traffic(buckets=_buckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S)
-    forecast_rps = policies.forecast.demand_rps(now_ns, ingress)
-    nodes = tuple(
-        NodeView(node, node.cores, node.memory_bytes, dict.fromkeys(node.devices, 1.0)) for node in application.cluster
-    )
-    return ClusterView(
-        stages=tuple(stages),
-        nodes=nodes,
-        plan=plan if plan.stages else None,
-        demand_rps={name: forecast_rps * often for name, often in visits.items()},
-        ingress=ingress,
-        forecast_rps=forecast_rps,
-        paths=application.paths,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Occupation:
-    """The mean load of a stage over time."""
-
-    busy_cores: float = 0.0
-    running: float = 0.0
-    """Requests being executed."""
-    waiting: float = 0.0
-    """Requests per second beyond what the replicas serve: a lower bound of a queue that grows without end."""
-
-
-def _buckets(
-    now_ns: int, rate_rps: float, slo_ns: int, busy: Occupation | None = None, ready_cores: float = 0.0
-) -> list[Bucket]:
-    """The last seconds at a steady rate. As in a monitor only the newest keep slacks, here one list for all of them."""
-    busy = busy or Occupation()
-    waiting_ns, running_ns = round(busy.waiting * NS_PER_S), round(busy.running * NS_PER_S)
-    busy_core_ns, ready_core_ns = round(busy.busy_cores * NS_PER_S), round(ready_cores * NS_PER_S)
-    starts_ns = range(now_ns - BUCKETS_KEPT * NS_PER_S, now_ns, NS_PER_S)
-    buckets = [
-        Bucket(start_ns, arrivals, waiting_ns, running_ns, busy_core_ns, ready_core_ns)
-        for start_ns, arrivals in zip(starts_ns, _arrivals(rate_rps), strict=True)
-    ]
-    newest = buckets[-SLACK_BUCKETS_KEPT:]
-    slack_ns = {count: [slo_ns] * min(count, SLACKS_MAX) for count in {bucket.arrivals for bucket in newest}}
-    for bucket in newest:
-        bucket.slack_ns = slack_ns[bucket.arrivals]
-    return buckets
-
-
-def _stage_view(now_ns: int, setup: Setup, name: str, target: StagePlan | None, rate_rps: float) -> StageView:
-    """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes."""
-    stage = setup.application.by_name[name]
-    variants = {variant.name: setup.beliefs[name, variant.name] for variant in stage.variants}
-    groups = target.groups if target else ()
-    specs = [spec for group in groups for spec in repeat(group.spec, group.count)]
-    ready_cores = math.fsum(group.count * group.spec.cores for group in groups)
-    occupation = _occupation(target, variants, rate_rps)
-    return StageView(
-        name=name,
-        slo_ns=setup.application.slo_ns,
-        after=stage.after,
-        variants=variants,
-        replicas=tuple([ReplicaView(ReplicaId(id), spec, Life.READY, 0, 0) for id, spec in enumerate(specs)]),
-        queue=(),
-        running=0,
-        buckets=_buckets(now_ns, rate_rps, setup.application.slo_ns, occupation, ready_cores),
-        bucket_ns=NS_PER_S,
-        visits=setup.application.visits[name],
-    )
-
-
-def _occupation(target: StagePlan | None, variants: Mapping[str, Belief], rate_rps: float) -> Occupation:
-    """The replicas share the rate evenly, each with the smallest batch that keeps up (Little's law)."""
-    replicas = sum(group.count for group in target.groups) if target else 0
-    if target is None or not replicas:
-        return Occupation(waiting=rate_rps)
-    busy_cores = running = waiting = 0.0
-    share_rps = rate_rps / replicas
-    for group in target.groups:
-        belief, cores = variants[group.spec.variant], group.spec.cores
-        batch_max = min(target.batch_max, belief.batch_max)
-        batch = smallest_batch(belief, cores, batch_max, share_rps) or batch_max
-        latency_s = belief.latency_ms(batch, cores) / 1e3
-        served_rps = min(share_rps, batch / latency_s)
-        busy_cores += group.count * cores * served_rps * latency_s / batch
-        running += group.count * served_rps * latency_s
-        waiting += group.count * (share_rps - served_rps)
-    return Occupation(busy_cores, running, waiting)
+def _restricted(setup: ApplicationSetup, nodes: tuple[Node, ...], kind: str) -> ApplicationSetup:
+    """The same application on these nodes of one kind."""
+    beliefs = {key: belief for key, belief in setup.beliefs.items() if key[2] == kind}
+    return replace(setup, application=replace(setup.application, cluster=nodes), beliefs=beliefs)

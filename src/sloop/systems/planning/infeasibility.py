@@ -1,28 +1,25 @@
-"""Why a plan is infeasible: which stage, path or node lacks what, and how much.
+"""Why plans are infeasible: which application, stage, path or kind of hardware lacks what, and how much.
 
-The reasons follow from the plan, the beliefs and the cluster alone, so they have the same form for all systems. They
+The reasons follow from the plans, the beliefs and the cluster alone, so they have the same form for all systems. They
 distinguish a goal that no plan could reach from a plan that misses it: a deadline is impossible if a single request on
 each stage's fastest configuration takes longer; a rate, if the cheapest configurations need more cores than the cluster
-has. Replicas are placed on the empty cluster one after another, by the system's place policy, as in the core.
+has. `placement` says why replicas have no room.
 """
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from msgspec import Struct
+from msgspec import structs
 
-from sloop.app.hardware import ANY_BYTES, GIB
-from sloop.core.ledger import Ledger, Reservation, fits
-from sloop.core.protocols import Place
-from sloop.core.views import Belief, NodeView
+from sloop.core.views import Belief
+from sloop.systems.planning.placement import PlanShortfall, Room
 from sloop.systems.planning.prediction import PathPrediction, PlanPrediction, StagePrediction
-from sloop.systems.setup import Setup
-from sloop.text import chain, counted, number
-from sloop.units import ROUNDING
-from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec
+from sloop.systems.setup import ApplicationSetup
+from sloop.text import chain, counted, listed, number
+from sloop.units import ROUNDING, at_least
+from sloop.vocabulary import Node, Slot
 
 NAMED_MAX: Final = 3
 """Paths that are explained one by one; the others are only counted."""
@@ -31,54 +28,53 @@ CORE_FRACTIONS: Final = (0.1, 0.25, 0.5)
 cores, a fraction of one is the cheapest, and a tenth is about the least that container runtimes are asked for."""
 
 
-class PlanShortfall(Struct, frozen=True):
-    """One reason why a goal cannot be reached: at which stage or on which path, and by how much."""
-
-    kind: Literal["throughput", "deadline", "cores", "memory"]
-    why: str
-    stage: str = ""
-    path: tuple[str, ...] = ()
-    needs: float = 0.0
-    has: float = 0.0
-    unit: str = ""
-
-    @property
-    def missing(self) -> float:
-        """The difference between `needs` and `has`, in `unit`."""
-        return abs(self.needs - self.has)
-
-
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A stage's variant, cores and batch, with the figure by which it was chosen."""
+    """A stage's variant, slot and batch, with the figure by which it was chosen."""
 
     variant: str
-    cores: float
+    slot: Slot
     batch: int
     value: float
     """Milliseconds of a lone request (`fastest`), or core-seconds per request (`cheapest`)."""
 
+    def text(self, nodes: Sequence[Node]) -> str:
+        """Its slot: `4 cores`, `1 core and a T4 of g4dn.xlarge`; the kind only if the nodes are of several kinds."""
+        device = f" and a {self.slot.accelerator}" if self.slot.accelerator else ""
+        several = len({node.hardware for node in nodes}) > 1
+        return counted(self.slot.cores, "core") + device + (f" of {self.slot.hardware}" if several else "")
 
-def fastest(stage: StagePrediction, cores_max: float) -> Configuration:
-    """The configuration on which a lone request spends the least time, in ms."""
+
+def largest_nodes(nodes: Iterable[Node]) -> dict[str, float]:
+    """The cores of the largest node of each kind of hardware, in the order of declaration; {"": ∞} without nodes."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        found[node.hardware] = max(node.cores, found.get(node.hardware, 0.0))
+    return found or {"": math.inf}
+
+
+def fastest(stage: StagePrediction, cores_max: Mapping[str, float]) -> Configuration:
+    """The configuration on which a lone request spends the least time, in ms. `cores_max`: see `largest_nodes`."""
     tried = (
-        Configuration(name, cores, 1, belief.latency_ms(1, cores))
-        for name, belief in stage.beliefs.items()
-        for cores in _core_counts(belief, cores_max)
+        Configuration(variant, slot, 1, belief.latency_ms(1, slot))
+        for (variant, hardware), belief in stage.beliefs.items()
+        for slot in map(belief.slot, _core_counts(belief, cores_max[hardware]))
     )
     return min(tried, key=lambda configuration: configuration.value)
 
 
-def cheapest(stage: StagePrediction, cores_max: float) -> Configuration:
-    """The configuration that spends the fewest core-seconds per request, whatever its latency."""
-    tried = (
-        Configuration(name, cores, batch, cores * belief.latency_ms(batch, cores) / batch / 1e3)
-        for name, belief in stage.beliefs.items()
-        for cores in (*CORE_FRACTIONS, *_core_counts(belief, cores_max))
-        if cores <= cores_max
-        for batch in range(1, belief.batch_max + 1)
-    )
-    return min(tried, key=lambda configuration: configuration.value)
+def cheapest(stage: StagePrediction, cores_max: Mapping[str, float]) -> dict[str, Configuration]:
+    """For each kind of hardware, the configuration that spends the fewest core-seconds per request, whatever its
+    latency."""
+    found: dict[str, Configuration] = {}
+    for (variant, hardware), belief in stage.beliefs.items():
+        most = cores_max[hardware]
+        for slot in map(belief.slot, (*CORE_FRACTIONS, *_core_counts(belief, most))):
+            for batch in range(1, belief.batch_max + 1) if slot.cores <= most else ():
+                value = slot.cores * belief.latency_ms(batch, slot) / batch / 1e3
+                if hardware not in found or value < found[hardware].value:
+                    found[hardware] = Configuration(variant, slot, batch, value)
+    return found
 
 
 def _core_counts(belief: Belief, cores_max: float) -> list[float]:
@@ -87,17 +83,21 @@ def _core_counts(belief: Belief, cores_max: float) -> list[float]:
     return [*map(float, range(1, int(most) + 1)), most]
 
 
-def shortfalls_of(setup: Setup, prediction: PlanPrediction, placement: "Placement") -> list[PlanShortfall]:
-    """Everything that the plan lacks; empty if it keeps up, every path is in time and every replica has room."""
+def shortfalls_of(setup: ApplicationSetup, prediction: PlanPrediction, room: Room) -> list[PlanShortfall]:
+    """Everything that an application's plan lacks; empty if it keeps up, every path is in time and every replica has
+    room."""
+    application, nodes = setup.application.name, setup.application.cluster
     found = [*_too_slow(setup, prediction)]
     keeps_up = not found
     found += _too_late(setup, prediction, keeps_up=keeps_up)
-    if found or placement.shortfalls:
-        found += beyond_cluster(setup, prediction)
-    return [*found, *placement.shortfalls]
+    if found or room.shortfalls:
+        found += beyond_cluster([prediction], nodes)
+    if any(each.kind in ("cores", "memory", "device") for each in (*found, *room.shortfalls)):
+        found += unused_kinds(prediction, nodes)
+    return [structs.replace(each, application=application) for each in (*found, *room.shortfalls)]
 
 
-def _too_slow(setup: Setup, prediction: PlanPrediction) -> Iterator[PlanShortfall]:
+def _too_slow(setup: ApplicationSetup, prediction: PlanPrediction) -> Iterator[PlanShortfall]:
     """Stages whose replicas cannot serve what arrives there."""
     why = f"the plan cannot keep up with {number(prediction.rate_rps)} requests/s: "
     for stage in prediction.stages.values():
@@ -117,10 +117,11 @@ def _too_slow(setup: Setup, prediction: PlanPrediction) -> Iterator[PlanShortfal
             yield PlanShortfall("throughput", why, stage.name)
 
 
-def _too_late(setup: Setup, prediction: PlanPrediction, *, keeps_up: bool) -> Iterator[PlanShortfall]:
+def _too_late(setup: ApplicationSetup, prediction: PlanPrediction, *, keeps_up: bool) -> Iterator[PlanShortfall]:
     """Paths beyond their deadlines: those that no configuration could save; else those that the plan is too slow for,
     unless it cannot keep up, where every path through the stage is late without end."""
-    cores_max = max((node.cores for node in setup.application.cluster), default=math.inf)
+    nodes = setup.application.cluster
+    cores_max = largest_nodes(nodes)
     best = {name: fastest(stage, cores_max) for name, stage in prediction.stages.items()}
     impossible = []
     for path in prediction.paths:
@@ -129,7 +130,7 @@ def _too_late(setup: Setup, prediction: PlanPrediction, *, keeps_up: bool) -> It
             impossible.append((least_ms, path))
     impossible.sort(key=lambda each: each[1].slo_ms - each[0])
     for least_ms, path in impossible[:NAMED_MAX]:
-        yield _impossible(path, least_ms, best)
+        yield _impossible(path, least_ms, best, nodes)
     if len(impossible) > NAMED_MAX:
         yield PlanShortfall("deadline", f"{len(impossible) - NAMED_MAX} more paths have impossible deadlines")
     if impossible or not keeps_up:
@@ -141,12 +142,14 @@ def _too_late(setup: Setup, prediction: PlanPrediction, *, keeps_up: bool) -> It
         yield PlanShortfall("deadline", f"{len(late) - NAMED_MAX} more paths are too slow")
 
 
-def _impossible(path: PathPrediction, least_ms: float, best: dict[str, Configuration]) -> PlanShortfall:
+def _impossible(
+    path: PathPrediction, least_ms: float, best: Mapping[str, Configuration], nodes: Sequence[Node]
+) -> PlanShortfall:
     """A path whose deadline cannot be met however its stages are run."""
     stages = path.path.stages
     name = max(stages, key=lambda each: best[each].value)
     fast = best[name]
-    on = f"variant {fast.variant} on {counted(fast.cores, 'core')}"
+    on = f"variant {fast.variant} on {fast.text(nodes)}"
     why = f"{chain(stages)} takes at least {number(least_ms)} ms even without load, and the deadline is "
     why += f"{number(path.slo_ms)} ms: {number(least_ms - path.slo_ms)} ms too long; "
     if len(stages) > 1:
@@ -171,163 +174,59 @@ def _late(path: PathPrediction) -> PlanShortfall:
     return PlanShortfall("deadline", why, name, stages, needs=path.predicted_ms, has=path.slo_ms, unit="ms")
 
 
-def beyond_cluster(setup: Setup, prediction: PlanPrediction) -> Iterator[PlanShortfall]:
-    """Whether the rate needs more cores than the cluster has, even if every stage runs its cheapest configuration."""
-    nodes = setup.application.cluster
-    if not nodes or not prediction.rate_rps:
-        return
-    has, most = sum(node.cores for node in nodes), max(node.cores for node in nodes)
-    best = {name: cheapest(stage, most) for name, stage in prediction.stages.items() if stage.rate_rps}
-    each = {name: found.value * prediction.stages[name].rate_rps for name, found in best.items()}
-    needs = math.fsum(each.values())
-    if needs > has:
-        name = max(each, key=lambda stage: each[stage])
-        found = best[name]
-        why = (
-            f"{number(prediction.rate_rps)} requests/s need {number(needs)} cores even on the cheapest configurations, "
-            f"and the cluster has {number(has)}: {number(needs - has)} too few; {name} alone needs "
-            f"{number(each[name])} ({found.variant}, batches of {found.batch} on {counted(found.cores, 'core')})"
-        )
-        yield PlanShortfall("cores", why, name, needs=needs, has=has, unit="cores")
+def beyond_cluster(predictions: Sequence[PlanPrediction], nodes: Sequence[Node]) -> Iterator[PlanShortfall]:
+    """Whether the rates need more cores than the cluster has, even if every stage runs its cheapest configuration.
 
-
-Scarce = Literal["cores", "memory"]
-
-
-@dataclass(slots=True)
-class Placement:
-    """Where the replicas of a plan are on an empty cluster."""
-
-    nodes: set[str] = field(default_factory=set)
-    """Nodes with a replica."""
-    shortfalls: list[PlanShortfall] = field(default_factory=list)
-    full: dict[ReplicaSpec, tuple[Scarce, str]] = field(default_factory=dict)
-    """Kinds of replicas of which no node can hold one more once all are placed: what is scarce, and why."""
-
-
-def place(plan: Plan, setup: Setup) -> Placement:
-    """Place every replica of the plan, one after another, where the place policy chooses."""
-    policy, nodes = setup.system.policies.place, setup.application.cluster
-    classes, found, next_id = NodeClasses(nodes), Placement(), 0
-    groups = [
-        (group, setup.beliefs[target.stage, group.spec.variant].memory_bytes)
-        for target in plan.stages
-        for group in target.groups
-    ]
-    for group, memory_bytes in groups:
-        for count in range(group.count):
-            name = group.spec.node or _chosen(policy, group.spec, memory_bytes, classes)
-            reservation = Reservation.of(group.spec, memory_bytes, name or "")
-            if not classes.reserve(ReplicaId(next_id), reservation):
-                found.shortfalls.append(_no_room(plan, group, group.count - count, memory_bytes, classes))
-                break
-            found.nodes.add(reservation.node)
-            next_id += 1
-    views = classes.representatives()
-    for group, memory_bytes in groups:
-        spec = group.spec
-        allowed = views if spec.node is None else [view for view in classes.every() if view.node.name == spec.node]
-        if not any(fits(spec, memory_bytes, view) for view in allowed):
-            scarce, why = _scarce(spec, memory_bytes, allowed)
-            found.full[spec] = scarce, f"no node has room for one more replica of {counted(spec.cores, 'core')}: {why}"
-    return found
-
-
-def _chosen(policy: Place, spec: ReplicaSpec, memory_bytes: int, classes: "NodeClasses") -> str | None:
-    """The node that the place policy chooses, from one node per class; a policy that wants none of those sees all."""
-    return policy.choose(0, spec, memory_bytes, classes.representatives()) or policy.choose(
-        0, spec, memory_bytes, classes.every()
-    )
-
-
-def _scarce(spec: ReplicaSpec, memory_bytes: int, views: Sequence[NodeView]) -> tuple[Scarce, str]:
-    """The scarce resource because of which no node has room for one more replica of `spec`, and a text."""
-    free = max((view.free_cores for view in views), default=0.0)
-    if not free:
-        return "cores", "all cores are taken"
-    if spec.cores > free + ROUNDING:
-        return "cores", f"at most {counted(free, 'core')} of a node are free"
-    if not any(view.free_memory_bytes >= memory_bytes for view in views if spec.cores <= view.free_cores + ROUNDING):
-        return "memory", f"nodes with enough free cores have less than {memory_bytes / GIB:.3g} GiB of memory free"
-    return "cores", f"device {spec.device!r} is taken"
-
-
-def cores_of(plan: Plan) -> float:
-    """The cores of all replicas of the plan."""
-    return sum(group.count * group.spec.cores for target in plan.stages for group in target.groups)
-
-
-def _no_room(plan: Plan, group: Group, missing: int, memory_bytes: int, classes: "NodeClasses") -> PlanShortfall:
-    """Why `missing` replicas of a group have no room: the first reason that applies, the most fundamental first."""
-    spec, views = group.spec, classes.every()
-    nodes = [view.node for view in views]
-    what = (
-        f"no node has room for {missing} of {counted(group.count, 'replica')} of {spec.stage}/{spec.variant} with "
-        f"{counted(spec.cores, 'core')}"
-    )
-    stage, needs = spec.stage, cores_of(plan)
-    if not nodes:
-        return PlanShortfall("cores", f"{what}: the cluster has no nodes", stage, needs=needs, has=0.0, unit="cores")
-    most = max(node.cores for node in nodes)
-    if spec.cores > most:
-        why = f"{what}: the largest node has {counted(most, 'core')}, {number(spec.cores - most)} too few"
-        return PlanShortfall("cores", why, stage, needs=spec.cores, has=most, unit="cores")
-    memory = max(node.memory_bytes for node in nodes)
-    if memory < memory_bytes and memory < ANY_BYTES:
-        why = f"{what}: each needs {memory_bytes / GIB:.3g} GiB of memory, and the largest node has {memory / GIB:.3g}"
-        return PlanShortfall("memory", why, stage, needs=float(memory_bytes), has=float(memory), unit="bytes")
-    if spec.device and not any(spec.device in node.devices for node in nodes):
-        return PlanShortfall("cores", f"{what}: no node has a device {spec.device!r}", stage)
-    has = sum(node.cores for node in nodes)
-    if needs > has:
-        why = f"{what}: the plan needs {number(needs)} cores, and the cluster has {number(has)}: "
-        why += f"{number(needs - has)} too few"
-        return PlanShortfall("cores", why, stage, needs=needs, has=has, unit="cores")
-    scarce, why = _scarce(spec, memory_bytes, views)
-    return PlanShortfall(scarce, f"{what}: {why}", stage)
-
-
-class NodeClasses:
-    """Nodes grouped into equivalence classes: equal in everything but their names, free resources included.
-
-    A policy that chooses by resources chooses the same from one node per class, the one declared first, as from all
-    nodes. So a cluster of thousands of equal nodes costs as much as one of a few.
+    On several kinds of hardware each stage may use the kind that suits it best. Let a core of a kind be worth the part
+    of the rates that it could serve if all stages ran on that kind. The rates are impossible if all cores together are
+    worth less than what the stages take, each on the kind where it takes least: every way to divide the stages among
+    the kinds then needs too much of one (weak duality of linear programs). With one kind, or one stage, this is exact.
     """
+    stages = [stage for prediction in predictions for stage in prediction.stages.values() if stage.rate_rps]
+    cores_max = largest_nodes(nodes)
+    has = {kind: sum(node.cores for node in nodes if node.hardware == kind) for kind in cores_max}
+    best = [(stage, cheapest(stage, cores_max)) for stage in stages]
+    needs = {kind: math.fsum(_cores(stage, found, kind) for stage, found in best) for kind in cores_max}
+    needs = {kind: cores for kind, cores in needs.items() if cores}
+    if not nodes or not needs:
+        return
+    takes = math.fsum(min(_cores(stage, found, kind) / needs[kind] for kind in found) for stage, found in best)
+    worth = math.fsum(has[kind] / cores for kind, cores in needs.items())
+    if at_least(worth, takes):
+        return
+    if len(predictions) == 1:
+        what = f"{number(predictions[0].rate_rps)} requests/s need"
+    else:
+        what = f"the rates of all {len(predictions)} applications together need"
+    (kind, cores), *others = needs.items()
+    if not others:
+        stage, found = max(best, key=lambda each: _cores(each[0], each[1], kind))
+        own = found[kind]
+        why = (
+            f"{what} {number(cores)} cores even on the cheapest configurations, and the cluster has "
+            f"{number(has[kind])}: {number(cores - has[kind])} too few; {stage.name} alone needs "
+            f"{number(_cores(stage, found, kind))} ({own.variant}, batches of {own.batch} on {own.text(nodes)})"
+        )
+        yield PlanShortfall("cores", why, stage.name, needs=cores, has=has[kind], unit="cores")
+        return
+    each = listed([f"{number(cores)} of {kind}" for kind, cores in needs.items()], "or")
+    there = listed([f"{number(has[kind])} of {kind}" for kind in needs])
+    part = f"{100 * worth / takes:.3g} %"
+    why = f"{what} {each} cores even on the cheapest configurations, and the cluster has {there}: enough for {part}"
+    rate_rps = math.fsum(prediction.rate_rps for prediction in predictions)
+    yield PlanShortfall("cores", why, needs=rate_rps, has=rate_rps * worth / takes, unit="requests/s")
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._ledgers = [Ledger([node]) for node in nodes]
-        self._index = {node.name: index for index, node in enumerate(nodes)}
-        self._classes: dict[Hashable, list[int]] = {}
-        """The indexes of the nodes in each class, ascending."""
-        for index in range(len(nodes)):
-            self._classes.setdefault(self._class(index), []).append(index)
 
-    def representatives(self) -> list[NodeView]:
-        """The first node of each class, in the order of declaration."""
-        return [self._view(index) for index in sorted(members[0] for members in self._classes.values())]
+def _cores(stage: StagePrediction, found: Mapping[str, Configuration], kind: str) -> float:
+    """The cores that the rate of a stage takes on a kind of hardware; 0 if it cannot run there."""
+    return found[kind].value * stage.rate_rps if kind in found else 0.0
 
-    def every(self) -> list[NodeView]:
-        """Every node, in the order of declaration."""
-        return [self._view(index) for index in range(len(self._ledgers))]
 
-    def reserve(self, replica: ReplicaId, reservation: Reservation) -> bool:
-        """Take room for a new replica. False, and nothing taken, where the node is unknown or has too little."""
-        index = self._index.get(reservation.node)
-        if index is None or not self._ledgers[index].has_room(reservation):
-            return False
-        left = self._classes[self._class(index)]
-        del left[bisect_left(left, index)]
-        if not left:
-            del self._classes[self._class(index)]
-        self._ledgers[index].reserve(replica, reservation)
-        insort(self._classes.setdefault(self._class(index), []), index)
-        return True
-
-    def _view(self, index: int) -> NodeView:
-        (view,) = self._ledgers[index].views()
-        return view
-
-    def _class(self, index: int) -> Hashable:
-        view, node = self._view(index), self._view(index).node
-        kind = (node.hardware, node.cores, node.memory_bytes, node.devices, node.usd_per_h)
-        return *kind, view.free_cores, view.free_memory_bytes, tuple(view.free_share.values())
+def unused_kinds(prediction: PlanPrediction, nodes: Sequence[Node]) -> Iterator[PlanShortfall]:
+    """The kinds of hardware that a stage cannot use, because none of its variants has a profile for them."""
+    for name, stage in prediction.stages.items():
+        usable = {kind for _, kind in stage.beliefs}
+        for kind in dict.fromkeys(node.hardware for node in nodes if usable and node.hardware not in usable):
+            idle = [node for node in nodes if node.hardware == kind]
+            why = f"{name} cannot use the {counted(len(idle), 'node')} of {kind}: it has no profile for {kind}"
+            yield PlanShortfall("hardware", why, name, hardware=kind)

@@ -13,6 +13,11 @@ They fill batches at once, without waiting. Where they exceed one batch on every
 ⌈visits / (batch × replicas)⌉ - 1 earlier batches. Stages in a row work on them at the same time, as in a flow shop, so
 along a path only the longest of these waits counts.
 
+**Groups.** Each group of equal replicas is predicted with the profile of its kind of hardware, its own largest batch
+and its part of the traffic: as the plan says (`Group.rate_rps`); else evenly per replica on one kind of hardware, which
+the published models assume, and in proportion to their throughput on several, because idle replicas take what waits.
+The slowest group decides how long a stage takes.
+
 The module must not know how a plan was found, nor on which nodes it is placed.
 """
 
@@ -23,11 +28,12 @@ from typing import Literal
 
 from sloop.app.application import Application, Stage
 from sloop.core.graph_estimates import LeastTimes, remaining_times
-from sloop.core.views import Belief
+from sloop.core.views import Belief, BeliefKey
+from sloop.profile.estimate import Estimate
 from sloop.solvers.queueing import fill_ms
-from sloop.systems.setup import Setup
+from sloop.systems.setup import ApplicationSetup
 from sloop.units import FOREVER_NS, ms, round_up, to_ms
-from sloop.vocabulary import Path, Plan, ReplicaSpec, Request, RequestId, StagePlan, Visit
+from sloop.vocabulary import Group, Path, Plan, Request, RequestId, Slot, StagePlan, Visit
 
 Arrivals = Literal["even", "burst"]
 """How the requests of one second arrive: evenly spaced, or all at once."""
@@ -72,33 +78,64 @@ class Progress:
     """A lower bound of the time from leaving the stage to the answer."""
 
 
-def smallest_batch(belief: Belief, cores: float, batch_max: int, rate_rps: float) -> int | None:
+def smallest_batch(belief: Belief, slot: Slot, batch_max: int, rate_rps: float) -> int | None:
     """The smallest batch with which one replica serves `rate_rps`; None where none up to `batch_max` does."""
-    return next((b for b in range(1, batch_max + 1) if b * 1e3 >= rate_rps * belief.latency_ms(b, cores)), None)
+    return next((b for b in range(1, batch_max + 1) if b * 1e3 >= rate_rps * belief.latency_ms(b, slot)), None)
 
 
-def throughput_rps(belief: Belief, cores: float, batch_max: int) -> float:
+def throughput_rps(belief: Belief, slot: Slot, batch_max: int) -> float:
     """The most that one replica serves, in requests per second, with batches up to `batch_max`."""
-    return max(b * 1e3 / belief.latency_ms(b, cores) for b in range(1, batch_max + 1))
+    return max(b * 1e3 / belief.latency_ms(b, slot) for b in range(1, batch_max + 1))
 
 
-def timing(belief: Belief, cores: float, batch_max: int, replicas: int, load: StageLoad) -> VisitTiming:
-    """Waiting and service at one of `replicas` ≥ 1 equal replicas that share `load` evenly."""
+def like_replicas(target: StagePlan, beliefs: Mapping[BeliefKey, Belief]) -> dict[Group, float]:
+    """For each group with replicas, how many of its replicas the whole stage is worth: each gets the rate divided by
+    this number. If all replicas are equal, it is how many there are.
+
+    The traffic is divided as the plan says. If it does not say, each replica gets the same on one kind of hardware; on
+    several, replicas get traffic in proportion to their throughput.
+    """
+    groups = [group for group in target.groups if group.count]
+    replicas = sum(group.count for group in groups)
+    kinds = {(group.spec.slot.hardware, group.spec.slot.accelerator) for group in groups}
+    says = len(groups) > 1 and all(group.rate_rps for group in groups)
+    if not says and len(kinds) < 2:
+        return dict.fromkeys(groups, float(replicas))
+    if says:
+        each_rps = {group: group.rate_rps / group.count for group in groups}
+    else:
+        each_rps = {group: _capacity_rps(target, group, beliefs) for group in groups}
+    total_rps = math.fsum(group.count * each_rps[group] for group in groups)
+    return {group: total_rps / each_rps[group] for group in groups}
+
+
+def batch_limit(target: StagePlan, group: Group, beliefs: Mapping[BeliefKey, Belief]) -> int:
+    """The largest batch that the replicas of a group are sent."""
+    return min(target.batch_max_of(group), beliefs[group.spec.variant, group.spec.slot.hardware].batch_max)
+
+
+def _capacity_rps(target: StagePlan, group: Group, beliefs: Mapping[BeliefKey, Belief]) -> float:
+    belief = beliefs[group.spec.variant, group.spec.slot.hardware]
+    return throughput_rps(belief, group.spec.slot, batch_limit(target, group, beliefs))
+
+
+def timing(belief: Belief, slot: Slot, batch_max: int, replicas: float, load: StageLoad) -> VisitTiming:
+    """Waiting and service at one of `replicas` > 0 equal replicas that share `load` evenly."""
     share_rps = load.rate_rps / replicas
-    least = smallest_batch(belief, cores, batch_max, share_rps)
+    least = smallest_batch(belief, slot, batch_max, share_rps)
     if least is None:
-        return VisitTiming(batch_max, belief.latency_ms(batch_max, cores), math.inf)
+        return VisitTiming(batch_max, belief.latency_ms(batch_max, slot), math.inf)
     together = max(1, round_up(load.together))
     if load.patience_ms:
         joining = load.rate_rps * load.patience_ms / 1e3 if load.rate_rps and not load.burst else 0.0
         batch = batch_max if joining >= batch_max - together else max(least, together + int(joining))
         wait_ms = load.patience_ms if batch < batch_max else fill_ms(max(1, batch_max - together + 1), load.rate_rps)
-        service_ms = belief.latency_ms(batch, cores)
+        service_ms = belief.latency_ms(batch, slot)
     else:
         batch = max(least, min(together, batch_max))
-        service_ms = belief.latency_ms(batch, cores)
+        service_ms = belief.latency_ms(batch, slot)
         wait_ms = min(fill_ms(max(1, batch - together + 1), share_rps), service_ms)
-    spread_ms = (math.ceil(together / (batch * replicas)) - 1) * service_ms
+    spread_ms = (max(1, round_up(together / (batch * replicas))) - 1) * service_ms
     return VisitTiming(batch, service_ms, wait_ms + spread_ms, spread_ms)
 
 
@@ -106,14 +143,15 @@ class StagePrediction:
     """One stage of a plan: its replicas, what arrives there, and how long its visits take."""
 
     def __init__(
-        self, setup: Setup, stage: Stage, target: StagePlan | None, rate_rps: float, arrivals: Arrivals
+        self, setup: ApplicationSetup, stage: Stage, target: StagePlan | None, rate_rps: float, arrivals: Arrivals
     ) -> None:
         application = setup.application
         self.name = stage.name
         self.target = target
-        self.beliefs = {variant.name: setup.beliefs[stage.name, variant.name] for variant in stage.variants}
+        self.beliefs = stage_beliefs(setup, stage.name)
         self.groups = [group for group in target.groups if group.count] if target else []
         self.replicas = sum(group.count for group in self.groups)
+        self.like_replicas = like_replicas(target, self.beliefs) if target else {}
         self.visits = application.visits[stage.name]
         """Visits per request."""
         self.rate_rps = rate_rps * self.visits
@@ -125,13 +163,21 @@ class StagePrediction:
         """One prediction per path that leads here, or one for all; filled by `PlanPrediction`."""
         self._batch = setup.system.policies.batch
 
-    def batch_max(self, variant: str) -> int:
-        """The largest batch that replicas of this variant are sent."""
-        return min(self.target.batch_max if self.target else 1, self.beliefs[variant].batch_max)
+    def belief(self, group: Group) -> Estimate:
+        """The belief about the replicas of a group."""
+        return self.beliefs[group.spec.variant, group.spec.slot.hardware]
+
+    def batch_max(self, group: Group) -> int:
+        """The largest batch that the replicas of a group are sent."""
+        return batch_limit(self.target, group, self.beliefs) if self.target else 1
+
+    def group_rps(self, group: Group) -> float:
+        """The visits per second that all replicas of a group get."""
+        return self.rate_rps * group.count / self.like_replicas[group] if group.count else 0.0
 
     def visit(self, progress: Progress, spread_ms: float) -> "VisitPrediction":
         """A visit of a request with this `progress`; visits that started out together arrive within `spread_ms`."""
-        loads = {group.spec: self._load(progress, group.spec) for group in self.groups}
+        loads = {group: self._load(progress, group) for group in self.groups}
         return VisitPrediction(self, loads, spread_ms)
 
     @property
@@ -142,26 +188,24 @@ class StagePrediction:
     @property
     def alone_ms(self) -> float:
         """Batches of one without any waiting, on the slowest replica."""
-        specs = [group.spec for group in self.groups]
-        return max((self.beliefs[spec.variant].latency_ms(1, spec.cores) for spec in specs), default=0.0)
+        return max((self.belief(group).latency_ms(1, group.spec.slot) for group in self.groups), default=0.0)
 
     @property
     def rate_max_rps(self) -> float:
-        """What the replicas serve if they share the rate evenly: the slowest of them decides."""
+        """What the replicas serve if the rate is divided among them as it is now: the first that is full decides."""
         each = [
-            throughput_rps(self.beliefs[group.spec.variant], group.spec.cores, self.batch_max(group.spec.variant))
+            throughput_rps(self.belief(group), group.spec.slot, self.batch_max(group)) * self.like_replicas[group]
             for group in self.groups
         ]
-        return min(each, default=0.0) * self.replicas
+        return min(each, default=0.0)
 
-    def _load(self, progress: Progress, spec: ReplicaSpec) -> StageLoad:
-        """What arrives, and the patience of the batch policy for a lone visit while a replica of `spec` is idle."""
-        belief, now_ns = self.beliefs[spec.variant], progress.elapsed_ns
+    def _load(self, progress: Progress, group: Group) -> StageLoad:
+        """What arrives, and the patience of the batch policy for a lone visit while a replica of `group` is idle."""
+        now_ns = progress.elapsed_ns
         visit = Visit(Request(RequestId(0), 0, 0, progress.deadline_ns), self.name, now_ns, progress.deadline_ns)
+        costs_ns = self.belief(group).costs_ns(group.spec.slot)
         wait_ns = self.target.wait_ns if self.target else 0
-        take = self._batch.decide(
-            now_ns, [visit], self.batch_max(spec.variant), belief.costs_ns(spec.cores), wait_ns, progress.remaining_ns
-        )
+        take = self._batch.decide(now_ns, [visit], self.batch_max(group), costs_ns, wait_ns, progress.remaining_ns)
         if take.count or take.skip:
             patience_ms = 0.0
         else:
@@ -170,20 +214,18 @@ class StagePrediction:
 
 
 class VisitPrediction:
-    """How long one visit to a stage takes, on each kind of its replicas."""
+    """How long one visit to a stage takes, on each group of its replicas."""
 
-    def __init__(
-        self, stage: StagePrediction, loads: Mapping[ReplicaSpec, StageLoad], arrival_spread_ms: float
-    ) -> None:
+    def __init__(self, stage: StagePrediction, loads: Mapping[Group, StageLoad], arrival_spread_ms: float) -> None:
         self.stage = stage
         self.loads = loads
         self.arrival_spread_ms = arrival_spread_ms
         """The time between the first and the last arrival of visits that started out together."""
         self.timings = {
-            spec: self.timing(
-                stage.beliefs[spec.variant], spec.cores, stage.batch_max(spec.variant), stage.replicas, load
+            group: self.timing(
+                stage.belief(group), group.spec.slot, stage.batch_max(group), stage.like_replicas[group], load
             )
-            for spec, load in loads.items()
+            for group, load in loads.items()
         }
         self.slowest = max(self.timings.values(), key=lambda found: found.total_ms, default=None)
         """The timing on the slowest replica; None without replicas."""
@@ -193,9 +235,9 @@ class VisitPrediction:
         self.departure_spread_ms = max([arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
         """The time between the first and the last departure of visits that started out together."""
 
-    def timing(self, belief: Belief, cores: float, batch_max: int, replicas: int, load: StageLoad) -> VisitTiming:
+    def timing(self, belief: Belief, slot: Slot, batch_max: int, replicas: float, load: StageLoad) -> VisitTiming:
         """The visit's time on these replicas. Visits that already arrive spread out wait less for each other."""
-        found = timing(belief, cores, batch_max, replicas, load)
+        found = timing(belief, slot, batch_max, replicas, load)
         return replace(found, wait_ms=found.wait_ms - min(self.arrival_spread_ms, found.spread_ms))
 
 
@@ -221,7 +263,7 @@ class PathPrediction:
 class PlanPrediction:
     """A plan at a rate: every stage and every path of the application."""
 
-    def __init__(self, setup: Setup, plan: Plan, rate_rps: float, arrivals: Arrivals = "even") -> None:
+    def __init__(self, setup: ApplicationSetup, plan: Plan, rate_rps: float, arrivals: Arrivals = "even") -> None:
         application = setup.application
         targets = {target.stage: target for target in plan.stages}
         self.plan, self.rate_rps, self.arrivals = plan, rate_rps, arrivals
@@ -294,15 +336,23 @@ class PlanPrediction:
         return min((visit.departure_spread_ms for visit in together), default=0.0)
 
 
-def _remaining_ns(setup: Setup, targets: Mapping[str, StagePlan]) -> dict[str, int]:
+def _remaining_ns(setup: ApplicationSetup, targets: Mapping[str, StagePlan]) -> dict[str, int]:
     """Per stage, a lower bound of the time from leaving it to the answer, as batch policies see it in a run."""
     least_ns: dict[str, LeastTimes] = {}
     for stage in setup.application.stages:
         target = targets.get(stage.name)
         specs = [group.spec for group in target.groups if group.count] if target else []
-        alone_ns = min((setup.beliefs[stage.name, spec.variant].costs_ns(spec.cores)[1] for spec in specs), default=0)
+        beliefs = setup.beliefs
+        alone_ns = min(
+            (beliefs[stage.name, each.variant, each.slot.hardware].costs_ns(each.slot)[1] for each in specs), default=0
+        )
         least_ns[stage.name] = alone_ns, alone_ns  # only drop policies ask for the second, with full batches
     return {name: alone_ns for name, (alone_ns, _) in remaining_times(setup.application.graph, least_ns).items()}
+
+
+def stage_beliefs(setup: ApplicationSetup, stage: str) -> dict[BeliefKey, Estimate]:
+    """The beliefs about one stage, by variant and kind of hardware."""
+    return {(variant, kind): belief for (name, variant, kind), belief in setup.beliefs.items() if name == stage}
 
 
 def _parts(application: Application, name: str) -> float:

@@ -1,0 +1,231 @@
+"""The plans that policies keep at steady rates: a fixed point of the core's planner.
+
+The planner gets the views of a run in which every replica of its plans is ready and the rates have been steady for ten
+minutes, and is asked again until it keeps its plans. The setups' own policies stay fresh.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, repeat
+from typing import Final
+
+from sloop.core.ledger import Ledger
+from sloop.core.monitor import BUCKETS_KEPT, SLACK_BUCKETS_KEPT
+from sloop.core.planner import Planner
+from sloop.core.views import (
+    ApplicationView,
+    BeliefKey,
+    Bucket,
+    CoreDemand,
+    PlanInput,
+    ReplicaView,
+    StageView,
+    Traffic,
+)
+from sloop.profile.estimate import Estimate
+from sloop.systems.planning.infeasibility import beyond_cluster
+from sloop.systems.planning.prediction import (
+    PlanPrediction,
+    batch_limit,
+    like_replicas,
+    smallest_batch,
+    stage_beliefs,
+)
+from sloop.systems.setup import ApplicationSetup
+from sloop.text import number
+from sloop.units import NS_PER_S
+from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
+
+ROUNDS_MAX: Final = 40
+"""The most rounds of `steady_plans`. Policies that react to utilisation settle within a few rounds, or never."""
+SLACKS_MAX: Final = 10_000
+"""Slacks listed per second; at a steady rate they are all equal, so more of them say nothing new."""
+REPLICAS_MAX: Final = 10_000
+"""A plan with at most this many replicas always goes through another round."""
+BEYOND: Final = 2.0
+"""A rate that needs more than this many times the cluster's cores ends the rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyPlans:
+    """Plans that their policies keep, by application."""
+
+    plans: Mapping[str, Plan]
+    solve_ms: float
+    """The longest single decision on the way to them: forecasts and plans of all applications."""
+    limits: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By application and hardware, the cores of those that cannot have what they want."""
+    cut_short: Mapping[str, str] = field(default_factory=dict)
+    """By application, why the rounds ended before its policy kept a plan."""
+
+
+def steady_plans(
+    setups: Sequence[ApplicationSetup],
+    rates_rps: Mapping[str, float],
+    *,
+    others: Iterable[CoreDemand] = (),
+    clock: Callable[[], int] | None = None,
+) -> SteadyPlans:
+    """The plans that applications on one cluster keep once their rates have been steady for ten minutes.
+
+    `rates_rps` are by application; `others` are the cores of applications whose plans stay as they are; `clock` returns
+    nanoseconds and times the decisions. An application whose system makes no plan has an infeasible, empty one; an
+    application without requests that may rest has no replicas. If a plan has more than `REPLICAS_MAX` replicas and the
+    rate is far beyond the cluster, the first such plan is the result. Raises what a policy raises.
+    """
+    planner, now_ns, longest_ns = Planner(), BUCKETS_KEPT * NS_PER_S, 0
+    plans: dict[str, Plan] = {}
+    active: list[ApplicationSetup] = []
+    for setup in setups:
+        application = setup.application
+        if application.rest_after_s and not rates_rps[application.key]:
+            empty = tuple(StagePlan(stage.name, (), batch_max=1) for stage in application.order)
+            plans[application.key] = Plan(empty, "no requests: it rests without replicas")
+            continue
+        active.append(setup)
+        planner.add(application.key, setup.system.fresh().policies)
+        plans[application.key] = Plan((), f"{setup.system.name} has no plan", feasible=False)
+    nodes = Ledger(setups[0].application.cluster).views()
+    cut_short: dict[str, str] = {}
+    for round_number in range(ROUNDS_MAX if active else 0):
+        due = tuple(_view(now_ns, setup, plans, rates_rps) for setup in active)
+        given = PlanInput(round_number, now_ns, nodes, due, tuple(others))
+        started_ns = clock() if clock else 0
+        answer = planner.plan(given).plans
+        longest_ns = max(longest_ns, clock() - started_ns if clock else 0)
+        for error in planner.failures.values():
+            raise error
+        changed = {key for key, plan in answer.items() if not plan.same_target(plans[key])}
+        plans |= answer
+        if not changed:
+            break
+        cut_short = _cut_short(active, plans, changed, rates_rps)
+        if cut_short:
+            break
+        now_ns += BUCKETS_KEPT * NS_PER_S  # so that no window or delay of a policy reaches back to the last round
+    return SteadyPlans(plans, longest_ns / 1e6, planner.limits, cut_short)
+
+
+def _cut_short(
+    setups: Iterable[ApplicationSetup], plans: Mapping[str, Plan], changed: set[str], rates_rps: Mapping[str, float]
+) -> dict[str, str]:
+    """Why policies need not be asked again about plans of very many replicas; empty where they are to be."""
+    found: dict[str, str] = {}
+    for setup in setups:
+        key = setup.application.key
+        count = sum(group.count for target in plans[key].stages for group in target.groups)
+        if key not in changed or count <= REPLICAS_MAX:
+            continue
+        prediction = PlanPrediction(setup, plans[key], rates_rps[key])
+        for shortfall in beyond_cluster([prediction], setup.application.cluster):
+            if shortfall.needs > BEYOND * shortfall.has:
+                times = number(round(shortfall.needs / shortfall.has))
+                found[key] = (
+                    f"the rate needs {times} times the cores of the cluster, so {setup.system.name} was not asked "
+                    f"again after it chose {number(count)} replicas, which may change"
+                )
+    return found
+
+
+def _view(
+    now_ns: int, setup: ApplicationSetup, plans: Mapping[str, Plan], rates_rps: Mapping[str, float]
+) -> ApplicationView:
+    """The application as it looks after ten minutes with its plan in force."""
+    application = setup.application
+    plan, rate_rps = plans[application.key], rates_rps[application.key]
+    targets = {target.stage: target for target in plan.stages}
+    return ApplicationView(
+        key=application.key,
+        stages=tuple(
+            _stage_view(now_ns, setup, name, targets.get(name), rate_rps * often)
+            for name, often in application.visits.items()
+        ),
+        ingress=Traffic(buckets=_buckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S),
+        share=1.0,
+        weight=application.weight,
+        paths=application.paths,
+        plan=plan if plan.stages else None,
+    )
+
+
+def _stage_view(
+    now_ns: int, setup: ApplicationSetup, name: str, target: StagePlan | None, rate_rps: float
+) -> StageView:
+    """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes."""
+    application = setup.application
+    beliefs = stage_beliefs(setup, name)
+    groups = target.groups if target else ()
+    specs = [spec for group in groups for spec in repeat(group.spec, group.count)]
+    ready_cores = math.fsum(group.count * group.spec.cores for group in groups)
+    occupation = _occupation(target, beliefs, rate_rps)
+    return StageView(
+        name=name,
+        slo_ns=application.slo_ns,
+        after=application.by_name[name].after,
+        beliefs=beliefs,
+        replicas=tuple([ReplicaView(ReplicaId(id), spec, Life.READY, 0, 0) for id, spec in enumerate(specs)]),
+        queue=(),
+        running=0,
+        buckets=_buckets(now_ns, rate_rps, application.slo_ns, occupation, ready_cores),
+        bucket_ns=NS_PER_S,
+        visits=application.visits[name],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Occupation:
+    """The mean load of a stage over time."""
+
+    busy_cores: float = 0.0
+    running: float = 0.0
+    """Requests being executed."""
+    waiting: float = 0.0
+    """Requests per second beyond what the replicas serve: a lower bound of a queue that grows without end."""
+
+
+def _occupation(target: StagePlan | None, beliefs: Mapping[BeliefKey, Estimate], rate_rps: float) -> Occupation:
+    """Each replica gets its part of the rate, with the smallest batch that keeps up (Little's law)."""
+    like = like_replicas(target, beliefs) if target else {}
+    if target is None or not like:
+        return Occupation(waiting=rate_rps)
+    busy_cores = running = waiting = 0.0
+    for group in target.groups:
+        if not group.count:
+            continue
+        slot = group.spec.slot
+        belief, share_rps = beliefs[group.spec.variant, slot.hardware], rate_rps / like[group]
+        batch_max = batch_limit(target, group, beliefs)
+        batch = smallest_batch(belief, slot, batch_max, share_rps) or batch_max
+        latency_s = belief.latency_ms(batch, slot) / 1e3
+        served_rps = min(share_rps, batch / latency_s)
+        busy_cores += group.count * slot.cores * served_rps * latency_s / batch
+        running += group.count * served_rps * latency_s
+        waiting += group.count * (share_rps - served_rps)
+    return Occupation(busy_cores, running, waiting)
+
+
+def _buckets(
+    now_ns: int, rate_rps: float, slo_ns: int, busy: Occupation | None = None, ready_cores: float = 0.0
+) -> list[Bucket]:
+    """The last seconds at a steady rate. As in a monitor only the newest keep slacks, here one list for all of them."""
+    busy = busy or Occupation()
+    waiting_ns, running_ns = round(busy.waiting * NS_PER_S), round(busy.running * NS_PER_S)
+    busy_core_ns, ready_core_ns = round(busy.busy_cores * NS_PER_S), round(ready_cores * NS_PER_S)
+    starts_ns = range(now_ns - BUCKETS_KEPT * NS_PER_S, now_ns, NS_PER_S)
+    buckets = [
+        Bucket(start_ns, arrivals, waiting_ns, running_ns, busy_core_ns, ready_core_ns)
+        for start_ns, arrivals in zip(starts_ns, _arrivals(rate_rps), strict=True)
+    ]
+    newest = buckets[-SLACK_BUCKETS_KEPT:]
+    slack_ns = {count: [slo_ns] * min(count, SLACKS_MAX) for count in {bucket.arrivals for bucket in newest}}
+    for bucket in newest:
+        bucket.slack_ns = slack_ns[bucket.arrivals]
+    return buckets
+
+
+def _arrivals(rate_rps: float) -> list[int]:
+    """Arrivals in each second that monitors keep, evenly spread: whole numbers with the rate as mean, the last rounded
+    up. The tolerance hides the float error of ten minutes' arrivals at 1e7/s."""
+    passed = [math.ceil(rate_rps * left - 1e-6) for left in range(BUCKETS_KEPT, -1, -1)]
+    return [before - after for before, after in pairwise(passed)]
