@@ -9,20 +9,15 @@ from msgspec import structs
 
 from sloop.app.application import Application, Estimates
 from sloop.app.document import parse_yaml
-from sloop.app.hardware import local
-from sloop.app.load import (
-    load_application,
-    load_scenario,
-    read_application,
-    read_latency,
-    read_profile,
-    read_scenario,
-)
+from sloop.app.hardware import GIB, local
+from sloop.app.load import load_application, load_scenario, read_application, read_scenario
 from sloop.app.scenario import ColdStartTruth, Scenario, ServiceTruth, Truth
+from sloop.app.variants import read_latency, read_profile
 from sloop.errors import InputError
 from sloop.options import as_value
 from sloop.profile import RESNET18_HUMAN, RESNET_T, Amdahl, Latency, LatencyTable, Profile, Quadratic, Region
 from sloop.profile.profile import digest, path_beside, save_profile
+from sloop.vocabulary import Device
 from tests.app.conftest import application_from_text, scenario_from_text
 
 
@@ -31,7 +26,7 @@ def test_a_scenario_is_an_application_file(tmp_path: Path, scenario_text: str) -
     (tmp_path / "t.csv").write_text("1\n")
     assert isinstance(load_application(tmp_path / "s.yaml"), Application)
     (tmp_path / "s.yaml").write_text(scenario_text.replace("{kind: poisson, rate: 100}", "{file: t.csv, scale: 2}"))
-    assert load_scenario(tmp_path / "s.yaml").trace["file"] == str((tmp_path / "t.csv").resolve())
+    assert load_scenario(tmp_path / "s.yaml").traces["demo"]["file"] == str((tmp_path / "t.csv").resolve())
 
 
 def test_the_world_of_a_scenario_is_checked_although_only_its_application_is_used(
@@ -113,7 +108,9 @@ def test_reads_what_was_declared(demo: str) -> None:
     assert app.estimates == Estimates(correct=False, margin=1.1)
     assert [node.name for node in app.cluster] == ["c5.4xlarge-0", "c5.4xlarge-1", "box-0"]
     assert (app.cluster[0].cores, app.cluster[0].usd_per_h) == (16, 0.68)
-    assert (app.cluster[2].cores, app.cluster[2].devices) == (12, ("T4-0", "T4-1"))
+    assert (app.cluster[2].hardware, app.cluster[2].cores) == ("box", 12), "a custom group's name is its kind"
+    assert app.cluster[2].devices == (Device("T4-0", "T4", 16 * GIB), Device("T4-1", "T4", 16 * GIB))
+    assert app.accelerators == {"c5.4xlarge": set(), "box": {"T4"}}
 
 
 def test_one_local_node_unless_told_otherwise() -> None:
@@ -193,8 +190,19 @@ def test_a_profile_of_another_version_of_the_model_is_refused(tmp_path: Path) ->
         ("c5.4xlarge", "c5.4xlarg", "app.yaml:24: cluster.nodes[0].hardware", "unknown", "did you mean 'c5.4xlarge'?"),
         ("cores: 12, ", "", "app.yaml:25: cluster.nodes[1].hardware", "custom hardware needs 'cores'", "cores: 8"),
         ("margin: 1.1", "margin: 0", "app.yaml:21: estimates.margin", "must be a number above 0 and at most 100", ""),
-        ("count: 2", "count: 0", "app.yaml:24: cluster.nodes[0].count", "at least 1", ""),
-        ("hardware: custom, name: box", "hardware: custom, name: c5.4xlarge", "app.yaml:23: ", "same name", "name"),
+        ("count: 2", "count: 0", "app.yaml:24: cluster.nodes[0].count", "a group of no nodes", "`most: 4`"),
+        ("count: 2", "count: 2, most: 1", "app.yaml:24: cluster.nodes[0].most", "at most 1", "raise 'most'"),
+        ("[T4, T4]", "[T5]", "app.yaml:25: cluster.nodes[1].devices", "unknown accelerator 'T5'", "{kind: T5, "),
+        ("[T4, T4]", "[{kind: A}]", "app.yaml:25: cluster.nodes[1].devices[0]", "'memory_gib' is missing", ""),
+        (
+            "[T4, T4]",
+            "[{kind: A, memory_gib: 1, name: x}, {kind: B, memory_gib: 1, name: x}]",
+            "app.yaml:25: cluster.nodes[1].devices[1]",
+            "two devices are called 'x'",
+            "unique",
+        ),
+        ("hardware: custom, name: box", "hardware: c5.4xlarge, name: c5.4xlarge", "app.yaml:23: ", "same name", "name"),
+        ("name: box", "name: c5.4xlarge", "app.yaml:25: cluster.nodes[1].name", "a known kind of hardware", "its kind"),
         ("slo_ms: 200", "slo_ms: {", "app.yaml:", "not YAML", ""),
         ("slo_ms: 200", "slo_ms: 2\tx: [", "app.yaml:", "not YAML", ""),
         ("slo_ms: 200", "slo_ms: 200\n[1]: 2", "app.yaml:3", "a key must be text", ""),
@@ -299,7 +307,7 @@ def read_text(text: str) -> Scenario:
 def test_reads_a_scenario(scenario_text: str) -> None:
     scenario = read_text(scenario_text)
     assert scenario.application.name == "demo"
-    assert scenario.trace == {"kind": "poisson", "rate": 100}
+    assert scenario.traces == {"demo": {"kind": "poisson", "rate": 100}}
     assert (scenario.duration_ns, scenario.seed) == (600 * 10**9, 7)
     assert [(system.name, dict(system.parameters)) for system in scenario.systems] == [
         ("sponge", {}),

@@ -13,6 +13,7 @@ from sloop.profile.profile import Amdahl, Profile, Quadratic
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T
 from sloop.streams import stream
 from sloop.units import ms
+from sloop.vocabulary import Slot
 
 
 def _observe(estimate: Estimate, ratio: float, count: int, cv: float = 0.0) -> None:
@@ -20,26 +21,26 @@ def _observe(estimate: Estimate, ratio: float, count: int, cv: float = 0.0) -> N
     for index in range(count):
         batch, cores = 1 + index % 8, 1.0 + index % 3
         profiled_ms = RESNET_T.latency_ms.latency_ms(batch, cores)
-        estimate.observe(batch, cores, ms(profiled_ms * ratio * noise.gauss(1, cv)))
+        estimate.observe(batch, Slot(cores), ms(profiled_ms * ratio * noise.gauss(1, cv)))
 
 
 def test_is_a_belief() -> None:
     belief: Belief = Estimate(structs.replace(RESNET_T, load_s=5, memory_bytes=7), accuracy=0.7)
     assert (belief.batch_max, belief.cores_max, belief.accuracy) == (16, 16, 0.7)
     assert (belief.startup_ns, belief.memory_bytes) == (5 * 10**9, 7)
-    assert belief.latency_ms(8, 4) == RESNET_T.latency_ms.latency_ms(8, 4)
+    assert belief.latency_ms(8, Slot(4)) == RESNET_T.latency_ms.latency_ms(8, 4)
 
 
 def test_costs_are_the_profile_in_ns_and_cached() -> None:
     estimate = Estimate(RESNET_T)
-    costs_ns = estimate.costs_ns(4.0)
+    costs_ns = estimate.costs_ns(Slot(4.0))
     assert len(costs_ns) == 17
     assert costs_ns[0] == 0
     assert costs_ns[8] == round(RESNET_T.latency_ms.latency_ms(8, 4) * 1e6)
-    assert estimate.costs_ns(4) is costs_ns
+    assert estimate.costs_ns(Slot(4)) is costs_ns
     for cores in range(1, 2 * CACHED_MAX):
-        estimate.costs_ns(cores / 8)
-    assert estimate.costs_ns(4.0) == costs_ns
+        estimate.costs_ns(Slot(cores / 8))
+    assert estimate.costs_ns(Slot(4.0)) == costs_ns
 
 
 @given(st.floats(-5, 5), st.floats(-20, 20), st.floats(0.001, 20), st.floats(0.01, 64), st.floats(0.1, 3))
@@ -49,7 +50,7 @@ def test_costs_never_fall_and_are_positive(a: float, b: float, at_1: float, core
     if quadratic.latency_ms(12, 1) <= 0 or quadratic.latency_ms(1, 1) <= 0:
         quadratic = Quadratic(abs(a), abs(b), at_1)
     profile = Profile(latency_ms=quadratic, max_batch=12, max_cores=1)
-    costs_ns = Estimate(profile, margin=margin).costs_ns(cores)
+    costs_ns = Estimate(profile, margin=margin).costs_ns(Slot(cores))
     assert costs_ns[0] == 0
     assert costs_ns[1] >= 1
     assert all(low <= high for low, high in pairwise(costs_ns))
@@ -57,19 +58,30 @@ def test_costs_never_fall_and_are_positive(a: float, b: float, at_1: float, core
 
 
 def test_margin_makes_all_slower() -> None:
-    assert Estimate(RESNET_T, margin=1.1).latency_ms(4, 2) == pytest.approx(1.1 * Estimate(RESNET_T).latency_ms(4, 2))
-    assert Estimate(RESNET_T, margin=2).costs_ns(1)[5] == pytest.approx(2 * Estimate(RESNET_T).costs_ns(1)[5], abs=1)
+    plain, one, two = Estimate(RESNET_T), Slot(1), Slot(2)
+    assert Estimate(RESNET_T, margin=1.1).latency_ms(4, two) == pytest.approx(1.1 * plain.latency_ms(4, two))
+    assert Estimate(RESNET_T, margin=2).costs_ns(one)[5] == pytest.approx(2 * plain.costs_ns(one)[5], abs=1)
+
+
+def test_slots_are_of_its_hardware_and_accelerator() -> None:
+    profile = structs.replace(RESNET_T, accelerator="T4", device_memory_bytes=9)
+    belief = Estimate(profile, variant="small", hardware="g4dn.xlarge")
+    assert (belief.variant, belief.hardware, belief.accelerator) == ("small", "g4dn.xlarge", "T4")
+    assert belief.device_memory_bytes == 9
+    assert belief.slot(2) == Slot(2, "g4dn.xlarge", "T4", 1.0)
+    assert Estimate(RESNET_T).slot(2) == Slot(2)
+    assert belief.latency_ms(4, belief.slot(2)) == RESNET_T.latency_ms.latency_ms(4, 2)
 
 
 @pytest.mark.parametrize(("ratio", "correction"), [(1.2, 1.2), (0.9, 0.9), (9.0, 1.5), (0.1, 0.8)])
 def test_correction_tends_to_measured_over_predicted_within_its_clip(ratio: float, correction: float) -> None:
     estimate = Estimate(RESNET_T)
-    before_ms = estimate.latency_ms(4, 2)
-    before_ns = estimate.costs_ns(2.0)[4]
+    before_ms = estimate.latency_ms(4, Slot(2))
+    before_ns = estimate.costs_ns(Slot(2.0))[4]
     _observe(estimate, ratio, 30 * EVERY)
     assert estimate.correction == pytest.approx(correction, abs=0.01)
-    assert estimate.latency_ms(4, 2) == pytest.approx(before_ms * estimate.correction)
-    assert estimate.costs_ns(2.0)[4] == pytest.approx(before_ns * estimate.correction, abs=1)
+    assert estimate.latency_ms(4, Slot(2)) == pytest.approx(before_ms * estimate.correction)
+    assert estimate.costs_ns(Slot(2.0))[4] == pytest.approx(before_ns * estimate.correction, abs=1)
 
 
 def test_correction_is_of_the_99th_percentile() -> None:
@@ -98,9 +110,9 @@ def test_margin_does_not_enter_the_correction() -> None:
 def test_batch_sizes_outside_the_profile_are_ignored() -> None:
     estimate = Estimate(RESNET_T)
     for _ in range(3 * EVERY):
-        estimate.observe(0, 1.0, 10**9)
-        estimate.observe(17, 1.0, 10**9)
-        estimate.observe(1, 1.0, 0)
+        estimate.observe(0, Slot(1.0), 10**9)
+        estimate.observe(17, Slot(1.0), 10**9)
+        estimate.observe(1, Slot(1.0), 0)
     assert estimate.correction == 1.0
 
 
@@ -108,16 +120,16 @@ def test_same_observations_same_belief() -> None:
     twins = Estimate(RESNET_T), Estimate(RESNET_T)
     for twin in twins:
         _observe(twin, 1.1, 5 * EVERY, cv=0.1)
-    assert twins[0].costs_ns(3.0) == twins[1].costs_ns(3.0)
+    assert twins[0].costs_ns(Slot(3.0)) == twins[1].costs_ns(Slot(3.0))
 
 
 def test_says_where_it_extrapolates() -> None:
-    assert Estimate(RESNET_T).is_extrapolated(16, 16)
-    assert not Estimate(RESNET18_HUMAN).is_extrapolated(16, 16)
+    assert Estimate(RESNET_T).is_extrapolated(16, Slot(16))
+    assert not Estimate(RESNET18_HUMAN).is_extrapolated(16, Slot(16))
 
 
 def test_a_fit_that_goes_negative_still_costs_something() -> None:
     profile = Profile(latency_ms=Amdahl(166, 0, 0, -30), max_batch=2, max_cores=4)
     estimate = Estimate(profile)
-    assert estimate.latency_ms(1, 16) > 0
-    assert estimate.costs_ns(16.0)[1] >= 1
+    assert estimate.latency_ms(1, Slot(16)) > 0
+    assert estimate.costs_ns(Slot(16.0))[1] >= 1

@@ -233,9 +233,11 @@ def _nodes(value: Value, *, taken: int) -> list[Node]:
     fields = value.mapping()
     kind = _hardware(fields, group)
     total = group.count if group.most is None else group.most
-    if total < max(group.count, 1):
-        what = f"most {total} is less than count {group.count}" if group.count else "the group has no node"
-        value.fail(what, "`count` nodes are always there, and up to `most` on demand")
+    if not total:
+        fields["count"].fail("a group of no nodes", "give at least 1, or up to how many may be rented: `most: 4`")
+    if total < group.count:
+        what = f"at most {total} nodes, of which {group.count} are always there (count)"
+        fields["most"].fail(what, "raise 'most', or leave it out if no node is rented on demand")
     if taken + total > NODES_MAX:
         value.fail(f"more than {NODES_MAX} nodes", "lower 'count' or 'most'")
     start = 0 if group.name else taken

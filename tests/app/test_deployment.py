@@ -1,0 +1,322 @@
+"""Deployments: several applications on one cluster, and the scenarios that change them; the place of every mistake."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloop.app.application import Application, Deployment, Limits, SystemChoice
+from sloop.app.graph import declared_name
+from sloop.app.load import load_application, load_deployment, load_scenario
+from sloop.app.scenario import Change, NodeTruth
+from sloop.errors import InputError
+from sloop.vocabulary import Canary
+
+STAGES = "stages: [{name: detect, profile: ResNet-T}]\n"
+GRAPH = """\
+slo_ms: 300
+stages:
+  - {name: detect, profile: ResNet-T}
+  - {name: read, profile: ResNet-T, after: detect, each: {of: detect, mean: 2}, when: {of: detect, share: 0.5}}
+paths: [{stages: [detect, read]}, {stages: [detect, read], slo_ms: 250}]
+"""
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def app_text(name: str, rest: str = "") -> str:
+    return f"name: {name}\nslo_ms: 100\n{STAGES}{rest}"
+
+
+def inline(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "slo_ms": 100, "stages": [{"name": "detect", "profile": "ResNet-T"}], **more}
+
+
+def stages_of(deployment: Deployment) -> list[str]:
+    return [stage.name for application in deployment.applications for stage in application.stages]
+
+
+# What a deployment means
+
+
+def test_one_application_is_a_deployment_with_the_stage_names_of_its_file(tmp_path: Path) -> None:
+    write(tmp_path, a=app_text("a"))
+    deployment = load_deployment(tmp_path / "a.yaml")
+    assert deployment.application == load_application(tmp_path / "a.yaml")
+    assert (deployment.name, stages_of(deployment)) == ("a", ["detect"])
+
+
+def test_applications_side_by_side_have_stage_names_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, a=app_text("a"), b=f"name: b\n{GRAPH}")
+    deployment = load_deployment([tmp_path / "a.yaml", tmp_path / "b.yaml"])
+    assert (deployment.name, list(deployment.by_name)) == ("a+b", ["a", "b"])
+    assert stages_of(deployment) == ["a/detect", "b/detect", "b/read"]
+    read = deployment.by_name["b"].by_name["b/read"]
+    assert (read.after, read.each and read.each.of, read.when[0].of) == (("b/detect",), "b/detect", "b/detect")
+    assert [path.stages for path in deployment.by_name["b"].paths] == [("b/detect", "b/read")] * 2
+    assert deployment.by_name["b"].graph.scopes["b/read"] == "b/read"
+    assert declared_name("b/read") == declared_name("read") == "read"
+    assert all(each.cluster == deployment.cluster for each in deployment.applications)
+
+
+def test_versions_have_stage_names_of_their_own() -> None:
+    application = load_application(inline("a"))
+    second = application.qualified("2")
+    assert (application.key, second.key, second.stages[0].name) == ("a", "a@2", "a@2/detect")
+    assert application.qualified().stages[0].name == "a/detect"
+
+
+def test_a_file_lists_applications_and_says_what_holds_instead_of_their_files(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        a=app_text("a", "weight: 3\nlimits: {requests: 7}\n"),
+        all="""\
+name: all
+applications:
+  - a.yaml
+  - {file: a.yaml, name: again, weight: 2, rest_after_s: 30, limits: {bytes: 1e6}}
+  - {name: own, slo_ms: 50, stages: [{name: s, profile: ResNet-T}], system: {name: static, cores: 2}}
+system: {name: static, cores: 4}
+cluster: {nodes: [{hardware: c5.4xlarge}]}
+limits: {requests: 100}
+""",
+    )
+    deployment = load_deployment(tmp_path / "all.yaml")
+    a, again, own = deployment.applications
+    assert (a.weight, a.rest_after_s, a.limits) == (3, 0, Limits(requests=7))
+    assert (again.name, again.weight, again.rest_after_s, again.limits) == ("again", 2, 30, Limits(bytes=1_000_000))
+    assert [each.system.parameters["cores"] for each in deployment.applications] == [4, 4, 2]
+    assert (deployment.name, deployment.limits) == ("all", Limits(requests=100))
+    assert {each.cluster for each in deployment.applications} == {deployment.cluster}
+    assert own.locate("stages[0].profile") == f"{tmp_path}/all.yaml:5: applications[2].stages[0].profile"
+    assert a.locate("slo_ms") == f"{tmp_path}/a.yaml:2: slo_ms"
+
+
+def test_the_system_is_the_one_that_the_applications_name() -> None:
+    named = inline("b", system={"name": "static", "cores": 2})
+    deployment = load_deployment([inline("a"), named, inline("c", system="static")])
+    assert deployment.system == SystemChoice("static", {"cores": 2})
+    assert [each.system.parameters for each in deployment.applications] == [{"cores": 2}, {"cores": 2}, {}]
+    assert load_deployment([inline("a"), inline("b")]).system.name == "sponge"
+
+
+def test_another_system_replaces_all_and_keeps_parameters_that_an_application_has_for_it() -> None:
+    own = inline("b", system={"name": "static", "cores": 2})
+    given = load_deployment({"name": "x", "applications": [inline("a"), own], "system": "fa2"})
+    assert [each.system.name for each in given.applications] == ["fa2", "fa2"], "the deployment's file overrules"
+    given = load_deployment([inline("a", system={"name": "static", "cores": 1}), own])
+    assert [each.system.parameters for each in given.under(SystemChoice("static")).applications] == [{}, {"cores": 2}]
+    assert [each.system.name for each in given.under(SystemChoice("fa2")).applications] == ["fa2", "fa2"]
+
+
+def test_the_cluster_of_one_is_that_of_all() -> None:
+    nodes = {"nodes": [{"hardware": "c5.4xlarge"}]}
+    deployment = load_deployment([inline("a"), inline("b", cluster=nodes), inline("c", cluster=nodes)])
+    assert {node.name for each in deployment.applications for node in each.cluster} == {"c5.4xlarge-0"}
+
+
+def test_an_application_that_joins_knows_the_kinds_of_the_cluster() -> None:
+    rack = {"nodes": [{"hardware": "custom", "name": "rack", "cores": 4}]}
+    first = load_deployment(inline("a", cluster=rack, system={"name": "static", "cores": 2}))
+    declared = inline("b") | {"stages": [{"name": "s", "profiles": {"rack": "ResNet-T"}}]}
+    joined = first.joined_by(load_application(declared, cluster=first.cluster))
+    assert (joined.cluster, joined.system) == (first.cluster, first.system)
+    with pytest.raises(InputError, match="unknown hardware 'rack'"):
+        load_application(declared)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: x\napplications: []", r"2: applications: 0 applications; a deployment has 1 to 1,000"),
+        ("applications: [a.yaml]", r"1: the key 'name' is missing"),
+        ("name: x\napplications: [a.yaml, a.yaml]", r"a\.yaml:1: name: two applications are called 'a'"),
+        ("name: x\napplications: [c.yaml]", r"2: applications\[0\]: no application file 'c\.yaml'"),
+        ("name: x\napplications: [{name: y}]", r"2: applications\[0\]: an application needs 'file' or 'stages'"),
+        ("name: x\napplications: [{file: a.yaml, slo: 1}]", r"2: applications\[0\]\.slo: unknown key 'slo'"),
+        ("name: x\napplications: [{file: a.yaml, weight: 0}]", r"2: applications\[0\]\.weight: must be .* above 0"),
+        ("name: x\napplications: [{file: a.yaml, rest_after_s: -1}]", r"rest_after_s: must be a number of at least 0"),
+        ("name: x\napplications: [{file: a.yaml, limits: {request: 1}}]", r"limits\.request: .*(.|\n)*'requests'"),
+        ("name: x\napplications: [x.yaml]", r"2: applications\[0\]: a deployment cannot list itself"),
+        ("name: x\napplications: [y.yaml]", r"applications\[0\]: y\.yaml is a deployment, not an application"),
+        ("name: x\napplications: [a.yaml]\nsytem: static", r"3: sytem: unknown key 'sytem'(.|\n)*'system'"),
+        ("name: x\napplications: 3", r"2: applications: must be a list, not 3"),
+        (
+            "name: x\napplications: [a.yaml, b.yaml]",
+            r"b\.yaml:4: cluster: the application declares another cluster than its .* \(.*a\.yaml:4: cluster\)",
+        ),
+        (
+            "name: x\ncluster: {nodes: [{hardware: r5.large}]}\napplications: [a.yaml]",
+            r"a\.yaml:4: cluster: .*\(.*x\.yaml:2: cluster\)\nhelp: applications of one deployment share its cluster",
+        ),
+    ],
+)
+def test_mistakes_in_a_deployment_are_named(tmp_path: Path, text: str, says: str) -> None:
+    write(
+        tmp_path,
+        a=app_text("a", "cluster: {nodes: [{hardware: c5.4xlarge}]}\n"),
+        b=app_text("b", "cluster: {nodes: [{hardware: m5.xlarge}]}\n"),
+        x=text,
+        y="name: y\napplications: [a.yaml]\n",
+    )
+    with pytest.raises(InputError, match=says):
+        load_deployment(tmp_path / "x.yaml")
+
+
+def test_two_of_one_name_are_refused_with_both_places(tmp_path: Path) -> None:
+    write(tmp_path, a=app_text("demo"), b="slo_ms: 100\nname: demo\n" + STAGES)
+    with pytest.raises(InputError, match=r"b\.yaml:2: name: two applications .*\nhelp: the first is in .*a\.yaml:1;"):
+        load_deployment([tmp_path / "a.yaml", tmp_path / "b.yaml"])
+
+
+def test_two_systems_are_refused_with_both_places(tmp_path: Path) -> None:
+    write(tmp_path, a=app_text("a", "system: static\n"), b=app_text("b", "system: {name: fa2}\n"))
+    with pytest.raises(InputError) as caught:
+        load_deployment([tmp_path / "a.yaml", tmp_path / "b.yaml"])
+    assert caught.value.where == f"{tmp_path}/b.yaml:4: system"
+    assert f"'b' declares the system 'fa2', not 'static' as its deployment ({tmp_path}/a.yaml:4" in caught.value.what
+
+
+def test_a_deployment_is_no_application_and_stands_alone(tmp_path: Path) -> None:
+    write(tmp_path, a=app_text("a"), x="name: x\napplications: [a.yaml]\n")
+    with pytest.raises(InputError, match=r"x\.yaml:2: applications: a deployment of several applications; one"):
+        load_application(tmp_path / "x.yaml")
+    with pytest.raises(InputError, match=r"x\.yaml:2: .* beside other files\nhelp: give it alone"):
+        load_deployment([tmp_path / "a.yaml", tmp_path / "x.yaml"])
+
+
+def test_there_may_be_a_thousand_applications() -> None:
+    many = {"name": "many", "applications": [inline(f"app{number}") for number in range(1_000)]}
+    assert len(load_deployment(many).applications) == 1_000
+    assert load_deployment(many["applications"]).name == "app0+999"  # type: ignore[arg-type]  # a list of mappings
+    with pytest.raises(InputError, match="1001 applications"):
+        load_deployment({"name": "more", "applications": [inline(f"app{number}") for number in range(1_001)]})
+
+
+# Scenarios
+
+
+CLUSTER = {"nodes": [{"hardware": "c5.4xlarge"}]}
+TWO = {"name": "x", "applications": [inline("a"), inline("b")], "cluster": CLUSTER}
+POISSON = {"kind": "poisson", "rate": 10}
+
+
+def scenario(**more: Any) -> Any:
+    return TWO | {"traces": {"a": POISSON, "b": POISSON}} | more
+
+
+def test_each_application_has_a_trace_and_an_empty_one_is_no_request() -> None:
+    read = load_scenario(scenario(traces={"a": POISSON, "b": None}))
+    assert read.traces == {"a": POISSON}
+    assert read.systems == (read.deployment.system,)
+    single = inline("a", cluster=CLUSTER)
+    assert load_scenario(single | {"trace": POISSON}).traces == {"a": POISSON}
+    assert load_scenario(single | {"traces": {"a": POISSON}}).traces == {"a": POISSON}
+
+
+def test_the_place_of_a_trace_is_known(tmp_path: Path) -> None:
+    write(tmp_path, one=app_text("a") + "trace: {kind: poisson, rate: 1}\n")
+    write(tmp_path, two=f"name: x\napplications: [{{file: one.yaml}}]\ntraces:\n  a: {POISSON}\n")
+    assert load_scenario(tmp_path / "one.yaml").declared_trace("a").where == f"{tmp_path}/one.yaml:4: trace"
+    assert load_scenario(tmp_path / "two.yaml").declared_trace("a").where == f"{tmp_path}/two.yaml:4: traces.a"
+    assert len(load_deployment(tmp_path / "two.yaml").applications) == 1, "a scenario file is a deployment file"
+
+
+def test_the_truth_of_nodes_and_plans() -> None:
+    truth = load_scenario(scenario(truth={"nodes": {"acquire_s": 9, "mtbf_s": 100}, "plan_ms": 40})).truth
+    assert truth.nodes == NodeTruth(acquire_s=9, mtbf_s=100)
+    assert (truth.plan_ms, truth.nodes.repair_s) == (40, 300)
+    assert load_scenario(scenario()).truth.plan_ms == 5
+
+
+def test_shares_and_fan_outs_name_the_stages_of_the_deployment(tmp_path: Path) -> None:
+    write(tmp_path, g=f"name: g\n{GRAPH}", h=f"name: h\n{GRAPH}")
+    declared = {"name": "x", "applications": ["g.yaml", "h.yaml"], "traces": {"g": POISSON, "h": POISSON}}
+    truth = {"shares": {"g/read": 0.2}, "fan_out": {"h/read": [1, 2]}}
+    read = load_scenario(declared | {"truth": truth}, folder=tmp_path)
+    assert (read.truth.shares, read.truth.fan_out) == ({"g/read": 0.2}, {"h/read": (1, 2)})
+    with pytest.raises(InputError, match=r"unknown key 'read'(.|\n)*'[gh]/read'"):
+        load_scenario(declared | {"truth": {"shares": {"read": 0.2}}}, folder=tmp_path)
+
+
+def test_changes_are_sorted_by_time(tmp_path: Path) -> None:
+    write(tmp_path, a2=app_text("a"), c=app_text("c"))
+    changes = [
+        {"at_s": 40, "remove": "b"},
+        {
+            "at_s": 10,
+            "deploy": "a2.yaml",
+            "canary": {"share": 0.2, "promote_after_s": 5},
+            "truth": {"profile_error": 3},
+        },
+        {"at_s": 20, "promote": "a@2"},
+        {"at_s": 5, "deploy": {"file": "c.yaml", "name": "d"}},
+    ]
+    read = load_scenario(scenario(changes=changes, traces={"a": POISSON, "b": None, "d": POISSON}), folder=tmp_path)
+    new, version, promotion, removal = read.changes
+    assert new.deploy is not None
+    assert (new.at_ns, new.deploy.name, new.deploy.cluster) == (5_000_000_000, "d", read.deployment.cluster)
+    assert version.deploy is not None
+    assert [stage.name for stage in version.deploy.stages] == ["detect"], "not yet qualified"
+    assert (version.canary, version.profile_error) == (Canary(share=0.2, promote_after_s=5), 3)
+    assert promotion == Change(20, promote="a", version="2")
+    assert removal == Change(40, remove="b")
+    assert set(read.traces) == {"a", "d"}
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"traces": {"a": POISSON}}, "traces: no trace for application 'b'\nhelp: add 'b:', empty if nobody calls it"),
+        ({"traces": {"a": POISSON, "b": None, "c": POISSON}}, r"traces\.c: unknown key 'c'"),
+        ({"traces": {"a": {"kind": "poison"}, "b": None}}, r"traces\.a\.kind: "),
+        ({"trace": POISSON}, "either 'trace' or 'traces'"),
+        ({"changes": [{"at_s": 1}]}, r"changes\[0\]: a change has one of 'deploy', 'promote' and 'remove'"),
+        ({"changes": [{"at_s": 1, "remove": "a", "promote": "a"}]}, "a change has one of"),
+        ({"changes": [{"remove": "a"}]}, "the key 'at_s' is missing"),
+        ({"changes": [{"at_s": 61, "remove": "a"}]}, r"changes\[0\]\.at_s: must be a number .* at most 60, not 61"),
+        ({"changes": [{"at_s": 1, "remove": "c"}]}, r"changes\[0\]\.remove: no application 'c' is deployed at 1 s"),
+        ({"changes": [{"at_s": 1, "remove": "a@2"}]}, "'a' has no version 2 at 1 s"),
+        ({"changes": [{"at_s": 1, "remove": "a@x"}]}, "the version 'x' is not a number"),
+        (
+            {"changes": [{"at_s": 1, "remove": "a"}, {"at_s": 2, "promote": "a"}]},
+            "no application 'a' is deployed at 2 s",
+        ),
+        ({"changes": [{"at_s": 1, "remove": "a", "canary": {}}]}, "'canary' is only for 'deploy'"),
+        (
+            {"changes": [{"at_s": 1, "deploy": inline("a"), "canary": {"share": 0}}]},
+            r"canary\.share: must be .*above 0",
+        ),
+        ({"changes": [{"at_s": 1, "deploy": inline("a"), "canary": {"share": 1}}]}, "less than all requests"),
+        ({"changes": [{"at_s": 1, "deploy": inline("a"), "canary": {"shar": 1}}]}, "unknown key 'shar'"),
+        ({"changes": [{"at_s": 1, "deploy": "new.yaml"}]}, r"changes\[0\]\.deploy: no application file 'new\.yaml'"),
+        ({"changes": [{"at_s": 1, "deploy": inline("a", system="fa2")}]}, "declares the system 'fa2', not 'sponge'"),
+        (
+            {"changes": [{"at_s": 1, "deploy": inline("a", cluster={"nodes": [{"hardware": "local"}]})}]},
+            r"changes\[0\]\.deploy\.cluster: the application declares another cluster",
+        ),
+    ],
+)
+def test_mistakes_in_a_scenario_are_named(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load_scenario(scenario(**more))
+
+
+def test_a_scenario_needs_traces() -> None:
+    with pytest.raises(InputError, match="the key 'traces' is missing"):
+        load_scenario(TWO)
+    with pytest.raises(InputError, match="one trace for several applications\nhelp: give each its own"):
+        load_scenario(TWO | {"trace": POISSON})
+    with pytest.raises(InputError, match="the key 'trace' is missing"):
+        load_scenario(inline("a"))
+
+
+def test_the_only_application_of_several_is_none() -> None:
+    with pytest.raises(ValueError, match="too many values"):
+        assert isinstance(load_deployment(TWO).application, Application)
