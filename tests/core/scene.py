@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from sloop.actions import Action, StartReplica
+from sloop.actions import Action, RequestPlan, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import ApplicationParts, Core
 from sloop.core.protocols import Policies
@@ -174,8 +174,10 @@ class Acting:
 
     def warm_up(self) -> None:
         """The first tick; every replica that it starts is ready at once."""
-        started = [a.replica for a in self.act(0, WOKE) if isinstance(a, StartReplica)]
-        for id in started:
+        actions = self.act(0, WOKE)
+        if any(isinstance(action, RequestPlan) for action in actions):
+            actions += self.act(0, self.core.planner.plan(self.core.plan_input))  # type: ignore[arg-type]
+        for id in [a.replica for a in actions if isinstance(a, StartReplica)]:
             self.act(0, ReplicaReady(ReplicaId(id)))
 
 

@@ -140,7 +140,7 @@ def test_a_policy_that_raises_keeps_its_plan_and_disturbs_nobody() -> None:
 
 
 @given(
-    st.lists(st.floats(0.01, 5), min_size=2, max_size=6),
+    st.lists(st.floats(0.01, 5), min_size=2, max_size=4),
     st.floats(0.5, 12),
     st.sampled_from([None, Proportional(), Priority()]),
 )
@@ -303,6 +303,11 @@ def test_a_slow_policy_is_called_beside_the_loop() -> None:
     assert started(actions) == [("x/only", 1.0)]
     assert scene.core.plan_input is None
     assert scene.act(2000, WOKE) == [RequestPlan(2)]
+
+
+def test_the_plans_of_many_applications_are_made_beside_the_loop() -> None:
+    assert RequestPlan not in kinds(Deployment({f"a{index}": 0.1 for index in range(4)}).act(0, WOKE))
+    assert RequestPlan in kinds(Deployment({f"a{index}": 0.1 for index in range(5)}).act(0, WOKE))
 
 
 def test_answers_to_earlier_requests_are_ignored() -> None:

@@ -16,6 +16,7 @@ from sloop.actions import Action, Decided, RequestPlan, ResizeReplica, StartRepl
 from sloop.core.ledger import Reservation, millicores, sites
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware
+from sloop.core.protocols import Scale
 from sloop.core.state import BUCKET_NS_MAX, STUCK_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, ReplicaView, Traffic
 from sloop.events import NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
@@ -29,6 +30,9 @@ WAKE_NS_MIN = ms(100)
 QUIET_NS = s(60)
 """An application that has had no request for this long is not planned again until the next one. No forecast looks back
 further: its plan would stay as it is."""
+
+QUICK_MAX = 4
+"""The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
 
 PLANNER_NS_MAX = s(30)
 """If a plan takes longer than this, the next one is requested anyway: the planner may have died."""
@@ -248,8 +252,7 @@ class ControlPath:
         self._stuck_check_ns = 0
         """No batch can be stuck before this time."""
         self._plans_beside = False
-        """Whether plans are computed beside the event loop: so from the first policy that is not quick on, because
-        all policies' state is then in the planner beside the loop."""
+        """See `plans_beside`. It stays true, because the state of all policies is then in the planner beside the loop."""
         self._requested = 0
         """Number of the last plan request."""
         self.planner = Planner()
@@ -262,11 +265,11 @@ class ControlPath:
     def add(self, application: ApplicationState, now_ns: int) -> ControlledApplication:
         """Plan for one more application version from now on."""
         self.planner.add(application.key, application.parts.policies)
-        if not getattr(application.parts.policies.scale, "is_quick", False):
-            self._plans_beside = True
         self._applications[application.key] = made = ControlledApplication(
             application, next_plan_ns=now_ns, active_ns=now_ns
         )
+        scales = [each.state.parts.policies.scale for each in self._applications.values()]
+        self._plans_beside = self._plans_beside or plans_beside(scales)
         self.wake_ns = now_ns
         return made
 
@@ -671,6 +674,12 @@ class ControlPath:
         for replica, seconds in stuck:
             out.append(StopReplica(replica.id, f"its batch has run for {seconds:.1f} s"))
             self.lost(now_ns, ReplicaLost(replica.id, f"a batch ran for {seconds:.1f} s"), out)
+
+
+def plans_beside(scales: Sequence[Scale]) -> bool:
+    """Whether the plans of applications with these policies are computed beside the event loop: if any policy is not
+    quick, or if there are so many that quick ones together would delay requests."""
+    return len(scales) > QUICK_MAX or not all(getattr(scale, "is_quick", False) for scale in scales)
 
 
 def own_traffic(application: ApplicationState) -> Traffic:

@@ -60,7 +60,8 @@ class DataPath:
             return
         entries = state.entries
         if request.enters:
-            entries = tuple([stage for stage in entries if stage.name in request.enters])
+            names = state.graph.entries_of(request.enters)
+            entries = tuple([stage for stage in entries if stage.name in names])
             assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
         for stage in entries:
             queued = len(stage.queue.visits)

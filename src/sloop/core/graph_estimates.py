@@ -37,8 +37,9 @@ class VisitRates:
         self._aged_ns = 0
 
     def begin(self, enters: Sequence[str]) -> None:
-        """A request arrives and begins at the entry stages `enters`; at all entry stages if that is empty."""
-        self.finish("", [int(not enters or name in enters) for name in self._graph.entries])
+        """A request arrives and begins at these entry stages (`Request.enters`)."""
+        names = self._graph.entries_of(enters)
+        self.finish("", [int(name in names) for name in self._graph.entries])
 
     def finish(self, stage: str, edge_counts: Sequence[int]) -> None:
         """A visit is over and has sent these numbers of parts along the stage's edges; one along each if empty."""
