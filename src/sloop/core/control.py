@@ -252,7 +252,7 @@ class ControlPath:
         self._stuck_check_ns = 0
         """No batch can be stuck before this time."""
         self._plans_beside = False
-        """See `plans_beside`. It stays true, because the state of all policies is then in the planner beside the loop."""
+        """See `plans_beside`. It stays true, as the state of all policies is then in the planner beside the loop."""
         self._requested = 0
         """Number of the last plan request."""
         self.planner = Planner()
