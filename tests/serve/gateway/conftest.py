@@ -21,7 +21,7 @@ def loop_thread() -> Iterator[LoopThread]:
 def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     """One gateway per test module; `gateway` hands it out with a clean driver."""
     gateway = Gateway(FakeDriver())
-    service = make_service(gateway)
+    gateway.service = service = make_service(gateway)
     listener = HttpServer(Rest(service).answer, bodies=service.bodies, requests_max=64)
     gateway.port = loop_thread.call(listener.start(gateway.host, 0))
     rpc = Rpc(service, requests_max=64)

@@ -92,6 +92,7 @@ class Gateway:
     why_unready: str = ""
     served: dict[str, list[str]] = field(default_factory=lambda: {"demo": ["1"]})
     """By model, the versions that serve."""
+    service: InferenceService | None = None
     states: dict[str, Readiness] = field(default_factory=dict)
     """By model, its readiness if it is not ready."""
 

@@ -6,19 +6,35 @@ The run state behind it has tests of its own, in `tests/runlog`.
 from collections import Counter, defaultdict
 
 import pytest
+from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Assigned,
+    Decided,
+    End,
+    RequestPlan,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.app.application import Application, Stage, SystemChoice, Variant
-from sloop.app.graph import Each
-from sloop.events import Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
+from sloop.app.graph import Each, Graph
+from sloop.core.views import Belief
+from sloop.events import Deployed, Finished, NodeReady, Planned, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.summary import RunSummary
-from sloop.serve.gateway.metrics import SAMPLES_MAX, SECONDS_KEPT, Metrics
+from sloop.serve.gateway.http import BodyMemory
+from sloop.serve.gateway.metrics import RECORDS_MAX, SAMPLES_MAX, Metrics, escaped
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
-from sloop.units import ms
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.systems.setup import build, set_up
+from sloop.units import ms, s
+from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from tests.core.scene import request
 
 Scraped = dict[tuple[str, tuple[str, ...]], float]
@@ -35,25 +51,54 @@ DIAMOND = Application(
 )
 
 
+class Version(Struct):
+    """A version of an application, as the fold reads it."""
+
+    graph: Graph
+    name: str = "demo"
+    version: str = "1"
+    beliefs: dict[tuple[str, str, str], Belief] = {}  # msgspec copies it
+
+    @property
+    def key(self) -> str:
+        return self.name if self.version == "1" else f"{self.name}@{self.version}"
+
+
+def metrics_of(application: Application) -> Metrics:
+    return Metrics([Version(application.graph)], BodyMemory(1000))
+
+
 def scrape(metrics: Metrics) -> Scraped:
-    """Every sample, by name and label values in the order of the labels' names."""
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    """Every sample, by name and label values in the order of the labels' names; without model, version and hardware."""
     return {
-        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in families
-        for sample in family.samples
+        (name, tuple(value for key, value in labels if key not in ("model", "version", "hardware"))): value
+        for name, labels, value in samples(metrics)
     }
 
 
+def samples(metrics: Metrics) -> list[tuple[str, list[tuple[str, str]], float]]:
+    """Name, sorted labels and value of every sample."""
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return [
+        (sample.name, sorted(sample.labels.items()), sample.value) for family in families for sample in family.samples
+    ]
+
+
+def rows(metrics: Metrics, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The samples of a name that are not 0, by the values of these labels."""
+    found = [(dict(pairs), value) for each, pairs, value in samples(metrics) if each == name]
+    return {tuple(pairs[label] for label in labels): value for pairs, value in found if value}
+
+
 def told(application: Application, *records: tuple[float, Record]) -> Scraped:
-    metrics = Metrics(application)
+    metrics = metrics_of(application)
     for at_ms, record in records:
         metrics.state.append(ms(at_ms), record)
     return scrape(metrics)
 
 
 def start(replica: int, stage: str = "only", cores: float = 2) -> StartReplica:
-    return StartReplica(ReplicaId(replica), ReplicaSpec(stage, "v", cores))
+    return StartReplica(ReplicaId(replica), ReplicaSpec(stage, "v", Slot(cores)))
 
 
 def batch(number: int, replica: int, *requests: int, stage: str = "only") -> StartBatch:
@@ -196,7 +241,7 @@ def test_what_a_lost_replica_ran_waits_again() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
     world = random_world(seed)
-    log, metrics = MemoryLog(), Metrics(world.application)
+    log, metrics = MemoryLog(), Metrics(set_up(world.deployment).parts(), BodyMemory(1000), build=build)
     simulate(world, [log])
     for now_ns, record in log:
         metrics.state.append(now_ns, record)
@@ -228,7 +273,7 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
 def test_no_figure_is_counted_twice(seed: int) -> None:
     """What `/metrics` shows of a run is what its summary, and so tables and pages, say of it."""
     world = random_world(seed)
-    metrics, summary = Metrics(world.application), RunSummary(world.application)
+    metrics, summary = metrics_of(world.application), RunSummary(world.application.graph)
     simulate(world, [metrics.state, summary])
     seen, row = scrape(metrics), summary.row(system="any", seed=seed)
     assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
@@ -256,19 +301,20 @@ def record_is_open(log: MemoryLog) -> Counter[RequestId]:
 
 
 def test_nothing_has_been_missed_before_the_first_end() -> None:
-    assert Metrics(ONE).attainment == 1
+    assert scrape(metrics_of(ONE))["sloop_attainment_ratio", ()] == 1
 
 
 def test_samples_are_sorted_into_histograms_before_they_become_many() -> None:
-    metrics = Metrics(ONE)
+    metrics = metrics_of(ONE)
     metrics.state.append(0, start(0))
     for id in range(SAMPLES_MAX + 100):
         metrics.state.append(ms(id), request(id, at_ms=id))
         metrics.state.append(ms(id), batch(id, 0, id))
         metrics.state.append(ms(id), finished(id, 0))
         metrics.state.append(ms(id), End(RequestId(id), Outcome.SERVED))
-    assert len(metrics.state.served_ns) < SAMPLES_MAX
-    assert len(metrics.state.seconds) <= SECONDS_KEPT
+    run = metrics.state.records[0].run
+    assert len(run.served_ns) < SAMPLES_MAX
+    assert len(run.seconds) == 1
     seen = scrape(metrics)
     assert seen["sloop_requests_total", ("served",)] == SAMPLES_MAX + 100
     assert seen["sloop_request_duration_seconds_bucket", ("0.0005", "served")] == SAMPLES_MAX + 100
@@ -281,3 +327,131 @@ def test_growing_replicas_hold_their_cores_from_the_order_on() -> None:
     seen = told(ONE, (0, start(0)), (100, ResizeReplica(ReplicaId(0), 4)), (200, End(RequestId(9), Outcome.SERVED)))
     assert seen["sloop_cores_allocated", ("only",)] == 4
     assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.1 + 4 * 0.1)
+
+
+# Several models
+
+
+def several(*names: str) -> Metrics:
+    """Metrics of models of one stage each, `NAME/only`, to which version 2 can be deployed."""
+
+    def version(name: str, number: str, _: object) -> Version:
+        made = Version(ONE.graph, name, number)
+        graph = Application(name, 200, (Stage(f"{made.key}/only", (Variant("v"),)),), SystemChoice("static")).graph
+        return Version(graph, name, number)
+
+    nodes = [Node("n0", "c5", 4, 100, usd_per_h=1.8), Node("n1", "c5", 4, 100, usd_per_h=1.8, on_demand=True)]
+    return Metrics([version(name, "1", {}) for name in names], BodyMemory(1000), nodes=nodes, build=version)
+
+
+def served(metrics: Metrics, id: int, model: str, *, at_ms: float, outcome: Outcome = Outcome.SERVED) -> None:
+    """A request that is served 10 ms later."""
+    metrics.state.append(ms(at_ms), request(id, at_ms=at_ms, application=model))
+    metrics.state.append(ms(at_ms + 10), End(RequestId(id), outcome))
+
+
+def test_every_family_about_an_application_names_it() -> None:
+    metrics = several("a", "b")
+    metrics.state.append(0, start(0, "a/only"))
+    metrics.state.append(0, ReplicaReady(ReplicaId(0)))
+    served(metrics, 1, "a", at_ms=1)
+    served(metrics, 2, "b", at_ms=2, outcome=Outcome.LATE)
+    metrics.state.append(ms(20), request(3, at_ms=20, application="b"))
+    assert rows(metrics, "sloop_requests_total", "model", "outcome") == {("a", "served"): 1, ("b", "late"): 1}
+    assert rows(metrics, "sloop_attainment_ratio", "model") == {("a",): 1}
+    assert rows(metrics, "sloop_requests_open", "model") == {("b",): 1}
+    assert rows(metrics, "sloop_replicas", "model", "version", "stage", "life") == {("a", "1", "only", "ready"): 1}
+    assert metrics.ended() == {Outcome.SERVED: 1, Outcome.LATE: 1}
+    assert metrics.ended("b") == {Outcome.LATE: 1}
+    about_all = {
+        *("sloop_plan_duration_seconds_bucket", "sloop_plan_duration_seconds_count", "sloop_plan_duration_seconds_sum"),
+        *("sloop_nodes", "sloop_node_seconds_total", "sloop_node_usd_total"),
+        *("sloop_body_bytes", "sloop_bodies_refused_total"),
+    }
+    for name, labels, _ in samples(metrics):
+        assert (name in about_all) != ("model" in dict(labels)), name
+
+
+def test_the_counters_of_a_model_do_not_fall_when_a_version_ends() -> None:
+    metrics = several("a", "b")
+    state = metrics.state
+    served(metrics, 1, "a", at_ms=1)
+    state.append(ms(20), Deployed("a", "2", {}))
+    state.append(ms(20), Rollout("a", "2", VersionState.STARTING, 0.0, "deployed"))
+    state.append(ms(30), Rollout("a", "2", VersionState.CANARY, 0.25, "it is ready"))
+    state.append(ms(31), request(2, at_ms=31, application="a"))
+    state.append(ms(31), Assigned(RequestId(2), "a@2"))
+    state.append(ms(40), End(RequestId(2), Outcome.LATE))
+    assert rows(metrics, "sloop_version_share", "model", "version") == {
+        ("a", "1"): 0.75,
+        ("a", "2"): 0.25,
+        ("b", "1"): 1,
+    }
+    assert rows(metrics, "sloop_version_requests_total", "version", "outcome") == {("1", "served"): 1, ("2", "late"): 1}
+    states = rows(metrics, "sloop_version_state", "model", "version", "state")
+    assert states.keys() == {("a", "1", "serving"), ("a", "2", "canary"), ("b", "1", "serving")}
+    for version, last in (("2", VersionState.SERVING), ("1", VersionState.RETIRED)):
+        state.append(ms(50), Rollout("a", version, last, float(version == "2"), "promoted"))
+    assert rows(metrics, "sloop_version_requests_total", "version", "outcome") == {("2", "late"): 1}
+    assert rows(metrics, "sloop_requests_total", "model", "outcome") == {("a", "served"): 1, ("a", "late"): 1}
+    assert rows(metrics, "sloop_request_duration_seconds_count", "model", "outcome").keys() == {
+        ("a", "served"),
+        ("a", "late"),
+    }
+    assert rows(metrics, "sloop_rollouts_total", "model", "state")["a", "serving"] == 1
+    assert {record.key for record in state.records} == {"a@2", "b"}
+    state.append(ms(60), Rollout("a", "2", VersionState.RETIRED, 0.0, "it was removed"))
+    assert rows(metrics, "sloop_requests_total", "model", "outcome") == {}
+    assert 'model="a",version' not in metrics.exposition().decode(), "a model that is gone has no rows"
+
+
+def test_versions_that_have_ended_are_forgotten_without_a_scrape() -> None:
+    metrics = several("a")
+    state = metrics.state
+    for number in range(2, 2 * RECORDS_MAX):
+        at_ns = s(number)
+        state.append(at_ns, Deployed("a", str(number), {}))
+        state.append(at_ns, Rollout("a", str(number), VersionState.STARTING, 0.0, "deployed"))
+        state.append(at_ns, Rollout("a", str(number), VersionState.SERVING, 1.0, "it is ready"))
+        state.append(at_ns, Rollout("a", str(number - 1), VersionState.RETIRED, 0.0, "replaced"))
+        served(metrics, number, "a", at_ms=1000 * number + 1)
+    assert len(state.records) <= RECORDS_MAX + 1
+    assert rows(metrics, "sloop_requests_total", "outcome") == {("served",): 2 * RECORDS_MAX - 2}
+    assert len(state.records) == 1
+
+
+def test_nodes_and_plans_are_counted_for_the_cluster() -> None:
+    metrics = several("a")
+    state = metrics.state
+    state.append(0, request(1, application="a"))
+    state.append(s(10), AcquireNode("n1"))
+    state.append(s(20), NodeReady(Node("n1", "c5", 4, 100, usd_per_h=1.8, on_demand=True)))
+    state.append(s(20), RequestPlan(1))
+    state.append(s(20) + ms(300), Planned(1, {}, {"a": "ValueError: no"}))
+    state.append(s(20) + ms(300), Decided("planner", "no new plan: ValueError: no", application="a"))
+    state.append(s(20) + ms(300), Decided("node", "n1 is needed"))
+    state.append(s(30), End(RequestId(1), Outcome.SERVED))
+    assert rows(metrics, "sloop_nodes", "hardware", "state") == {("c5", "ready"): 2}
+    assert rows(metrics, "sloop_node_seconds_total", "hardware") == {("c5",): pytest.approx(50)}
+    assert rows(metrics, "sloop_node_usd_total", "hardware") == {("c5",): pytest.approx(50 * 1.8 / 3600)}
+    assert rows(metrics, "sloop_plan_duration_seconds_sum") == {(): pytest.approx(0.3)}
+    assert rows(metrics, "sloop_decisions_total", "model", "kind") == {("a", "planner"): 1, ("", "node"): 1}
+
+
+def test_limits_of_models_are_shown_where_there_are_any() -> None:
+    bodies = BodyMemory(1000)
+    metrics = Metrics([Version(ONE.graph)], bodies)
+    assert rows(metrics, "sloop_bodies_refused_total", "bound") == {}
+    bodies.set_quota("demo", 1, 100)
+    bodies.quotas["demo"].held_bytes = 7
+    bodies.quotas["demo"].refused["bytes"] = 3
+    bodies.too_large(2000)
+    assert rows(metrics, "sloop_bodies_refused_total", "bound") == {("each",): 1}
+    assert rows(metrics, "sloop_model_body_bytes", "model") == {("demo",): 7}
+    assert rows(metrics, "sloop_model_refused_total", "model", "bound") == {("demo", "bytes"): 3}
+
+
+@pytest.mark.parametrize("value", ['quo"te', "back\\slash", "new\nline", "plain"])
+def test_label_values_survive_the_text_format(value: str) -> None:
+    (family,) = text_string_to_metric_families(f'# TYPE x gauge\nx{{a="{escaped(value)}"}} 1\n')
+    assert family.samples[0].labels == {"a": value}

@@ -6,17 +6,23 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sloop.app.application import Limits
 from sloop.serve.gateway.http import HttpServer
+from sloop.serve.gateway.inputs import InputValidator
+from sloop.serve.gateway.refusal import Refusal
 from sloop.serve.gateway.rest import Rest
+from sloop.serve.gateway.service import InferenceService, Model, ModelState, Readiness
 from sloop.serve.protocols import RequestResult
-from sloop.tensor import Tensor
+from sloop.tensor import Port, Signature, Tensor
 from sloop.units import ms, s
-from sloop.vocabulary import Outcome
+from sloop.vocabulary import Outcome, RequestId
 from tests.serve.gateway.fakes import FakeDriver, Gateway, LoopThread, make_service, scaled
 
 pytestmark = pytest.mark.live
@@ -241,9 +247,22 @@ def test_absurd_budgets_are_refused(ask: Ask, value: str) -> None:
     ("method", "path", "status", "says"),
     [
         ("POST", "/v2/models/dem/infer", 404, "unknown model 'dem'; help: this server has the model 'demo'"),
+        ("GET", "/v2/models/", 404, "unknown model ''"),
         ("GET", "/v2/models/other", 404, "unknown model 'other'"),
-        ("POST", "/v2/models/demo/versions/7/infer", 404, "model 'demo' has no version '7'"),
+        (
+            "POST",
+            "/v2/models/demo/versions/7/infer",
+            404,
+            "model 'demo' has no version '7' that serves; help: omit the version, or use version '1'",
+        ),
+        ("GET", "/v2/models/demo/versions/7", 404, "model 'demo' has no version '7'"),
+        ("GET", "/v2/models/demo/versions/7/ready", 404, "model 'demo' has no version '7'"),
+        ("GET", "/v2/models/demo/versions/7/nothing", 404, "model 'demo' has no version '7'"),
+        ("GET", "/v2/models/demo/versions/1/nothing", 404, "unknown path '/v2/models/demo/versions/1/nothing'"),
+        ("GET", "/v2/models/demo/versions", 404, "unknown path '/v2/models/demo/versions'"),
         ("GET", "/v2/models/demo/nothing", 404, "unknown path '/v2/models/demo/nothing'"),
+        ("GET", "/v2/sloop/state?model=dem", 404, "unknown model 'dem'; help: this server has the model 'demo'"),
+        ("GET", "/v2/sloop/decisions?model=", 404, "unknown model ''"),
         ("GET", "/", 404, "unknown path '/'"),
         ("GET", INFER, 405, f"{INFER} does not support GET; help: use POST"),
         ("POST", "/v2", 405, "/v2 does not support POST; help: use GET, HEAD"),
@@ -266,6 +285,9 @@ def test_describes_server_and_model(ask: Ask) -> None:
     model = ask("GET", "/v2/models/demo").json
     assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
     assert model["versions"] == ["1"]
+    assert ask("GET", "/v2/models").json == {
+        "models": [{"name": "demo", "versions": ["1"], "ready": True, "state": "ready"}]
+    }
     assert ask("GET", "/openapi.json").body == ask("GET", "/v2/sloop/openapi").body
     assert ask("GET", "/v2/sloop/decisions?limit=3").json == {"decisions": [], "limit": 3, "model": ""}
     assert ask("GET", "/v2/sloop/state").json == {"applications": [], "model": ""}
@@ -283,6 +305,170 @@ def test_is_live_while_it_is_not_ready(ask: Ask, gateway: Gateway) -> None:
         answered = ask("GET", path)
         assert (answered.status, answered.json["ready"]) == (503, False)
         assert "no replica of 'classify' is ready" in answered.error
+
+
+def test_a_resting_model_is_ready_and_says_so(ask: Ask, gateway: Gateway) -> None:
+    gateway.states["demo"] = Readiness(ModelState.RESTING)
+    assert ask("GET", "/v2/models/demo/ready").json == {"name": "demo", "ready": True, "state": "resting"}
+    gateway.states["demo"] = Readiness(ModelState.STARTING, "no replica of stage 'only' is ready (1 starting)")
+    answered = ask("GET", "/v2/models/demo/versions/1/ready")
+    assert answered.status == 503
+    assert (answered.json["state"], answered.json["version"], answered.json["ready"]) == ("starting", "1", False)
+    assert answered.error.startswith("not ready: no replica of stage 'only' is ready (1 starting)")
+    assert ask("GET", "/v2/models").json["models"][0]["state"] == "starting"
+
+
+# Several models
+
+
+@pytest.fixture
+def several(shared_gateway: Gateway, gateway: Gateway) -> Iterator[InferenceService]:
+    """The service while it has a second model, with other inputs, and a second version of the first."""
+    service = shared_gateway.service
+    assert service is not None
+    signature = Signature((Port("a", "INT32", (-1, 2)),), (Port("b", "INT32", (-1, 2)),), rows_max=4)
+    service.add(Model("pair", ms(50), InputValidator(signature), Limits()))
+    gateway.served |= {"demo": ["1", "2"], "pair": ["1"]}
+    yield service
+    service.remove("pair")
+    gateway.served = {"demo": ["1"]}
+
+
+PAIR: dict[str, object] = {"inputs": [{"name": "a", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}]}
+
+
+@pytest.mark.usefixtures("several")
+def test_names_decide_where_a_request_goes(ask: Ask, gateway: Gateway) -> None:
+    tensors = {"b": Tensor("INT32", (1, 2), bytes(8))}
+    gateway.driver.respond = lambda given: (
+        RequestResult(Outcome.SERVED, tensors, version="7") if "a" in given else scaled(given)
+    )
+    answered = ask("POST", "/v2/models/pair/infer", PAIR).json
+    assert (answered["model_name"], answered["model_version"]) == ("pair", "7"), "the version that served it"
+    assert [output["name"] for output in answered["outputs"]] == ["b"]
+    assert ask("POST", "/v2/models/demo/versions/2/infer", {"inputs": [X, K]}).status == 200
+    assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+    assert gateway.driver.asked == [("pair", ""), ("demo", "2"), ("demo", "")]
+    assert ask("POST", "/v2/models/pair/infer", {"inputs": [X, K]}).error.startswith(
+        "inputs[0].name: unknown input 'x'; help: the inputs are 'a'"
+    )
+
+
+@pytest.mark.usefixtures("several")
+def test_metadata_are_those_of_the_model(ask: Ask) -> None:
+    demo, pair = ask("GET", "/v2/models/demo").json, ask("GET", "/v2/models/pair/versions/1").json
+    assert (demo["versions"], pair["versions"]) == (["1", "2"], ["1"])
+    assert [port["name"] for port in pair["inputs"]] == ["a"]
+    assert [model["name"] for model in ask("GET", "/v2/models").json["models"]] == ["demo", "pair"]
+    assert ask("GET", "/v2/sloop/state?model=pair").json["model"] == "pair"
+    assert ask("GET", "/v2/sloop/decisions?model=pair&limit=2").json == {"decisions": [], "limit": 2, "model": "pair"}
+    described = ask("GET", "/openapi.json").json["paths"]
+    assert {"/v2/models/pair/infer", "/v2/models/demo/versions/2/infer"} < described.keys()
+    assert ask("POST", "/v2/models/demo/versions/3/infer", {"inputs": [X, K]}).error.endswith(
+        "help: omit the version, or use versions '1' or '2'"
+    )
+
+
+def test_a_removed_model_is_unknown_at_once_and_open_requests_are_answered(
+    ask: Ask, gateway: Gateway, several: InferenceService, loop_thread: LoopThread
+) -> None:
+    ends: list[Callable[[RequestResult], None]] = []
+    submit = gateway.driver.submit
+
+    def keep(*_: object, on_end: Callable[[RequestResult], None], **__: object) -> RequestId:
+        ends.append(on_end)
+        return RequestId(1)
+
+    gateway.driver.submit = keep  # type: ignore[method-assign]
+    with closing(http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)) as waiting:
+        waiting.request("POST", "/v2/models/pair/infer", json.dumps(PAIR).encode())
+        wait_until(lambda: bool(ends))
+        gateway.driver.submit = submit  # type: ignore[method-assign]
+        several.remove("pair")
+        assert ask("POST", "/v2/models/pair/infer", PAIR).error.startswith("unknown model 'pair'")
+        assert ask("GET", "/v2/models/pair/ready").status == 404
+        assert "/v2/models/pair/infer" not in ask("GET", "/openapi.json").json["paths"]
+        outputs = {"b": Tensor("INT32", (1, 2), bytes(8))}
+        loop_thread.loop.call_soon_threadsafe(ends[0], RequestResult(Outcome.SERVED, outputs))
+        assert Answered(waiting.getresponse()).json["model_name"] == "pair"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
+def test_errors_stay_short_with_hundreds_of_models() -> None:
+    gateway = Gateway(FakeDriver(), served={})
+    service = make_service(gateway)
+    for number in range(200):
+        service.add(replace(service.models["demo"], name=f"model-{number:03}"))
+    for wrong, near in (("model-1O7", "model-1"), ("nothing like it", "GET /v2/models"), ("x" * 100_000, "GET")):
+        with pytest.raises(Refusal) as caught:
+            service.model(wrong)
+        said = str(caught.value)
+        assert len(said) < 300, said
+        assert near in said
+        assert "GET /v2/models lists the 201 models of this server" in said
+    with pytest.raises(Refusal, match="did you mean 'demo'"):
+        service.model("demos")
+    service.models.clear()
+    with pytest.raises(Refusal, match="this server has no models"):
+        service.model("demo")
+
+
+# Limits of a model
+
+
+@pytest.fixture
+def limited(several: InferenceService) -> Iterator[InferenceService]:
+    """The second model may have one open request, with 200 bytes."""
+    several.add(replace(several.models["pair"], limits=Limits(requests=1, bytes=200)))
+    yield several
+    several.bodies.set_quota("pair", 0, 0)
+
+
+def test_a_model_at_its_limit_refuses_and_the_others_serve(
+    ask: Ask, gateway: Gateway, limited: InferenceService, loop_thread: LoopThread
+) -> None:
+    quota = limited.bodies.quotas["pair"]
+    gateway.driver.respond = lambda tensors: scaled(tensors) if "x" in tensors else None
+    with closing(http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)) as waiting:
+        waiting.request("POST", "/v2/models/pair/infer", json.dumps(PAIR).encode())
+        wait_until(lambda: bool(gateway.driver.seen))
+        assert (quota.requests, quota.held_bytes) == (1, len(json.dumps(PAIR)))
+        for path in ("/v2/models/pair/infer", "/v2/models/pair/versions/1/infer"):
+            answered = ask("POST", path, PAIR)
+            assert (answered.status, answered.headers["retry-after"]) == (503, "1")
+            assert answered.error == (
+                "rejected: model 'pair' has 1 open request; its limit is 1; help: try again in 1 s; "
+                "`limits: {requests: 1}` of the application sets the limit"
+            )
+        assert ask("GET", "/v2/models/pair/ready").status == 200, "only inference is limited"
+        assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+    loop_thread.call(asyncio.wait_for(gateway.driver.gone.wait(), 5))
+    wait_until(lambda: not quota.requests)
+    assert (quota.held_bytes, limited.bodies.held_bytes) == (0, 0)
+    assert dict(quota.refused) == {"requests": 2}
+    gateway.driver.respond = lambda _: RequestResult(Outcome.FAILED, why="told to")
+    assert ask("POST", "/v2/models/pair/infer", PAIR).status == 500, "it is let in again"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.usefixtures("limited")
+def test_a_body_over_the_limit_of_its_model_is_too_large(gateway: Gateway, ask: Ask, is_chunked: bool) -> None:
+    padded = json.dumps({**PAIR, "id": "i" * 300}).encode()
+    with closing(http.client.HTTPConnection(gateway.host, gateway.port, timeout=10)) as connection:
+        parts = iter([padded[:150], padded[150:]])
+        connection.request("POST", "/v2/models/pair/infer", parts if is_chunked else padded, encode_chunked=is_chunked)
+        answered = Answered(connection.getresponse())
+    assert answered.status == 413
+    assert f"has at least {len(padded)} bytes; the limit of model 'pair' is 200" in answered.error
+    assert "`limits: {bytes: 200}`" in answered.error
+    large = {"inputs": [X, K], "id": "i" * 300}
+    assert ask("POST", INFER, large).status == 200, "other models have no such limit"
 
 
 def test_a_compressed_body_is_refused(ask: Ask) -> None:

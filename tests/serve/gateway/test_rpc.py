@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from msgspec import structs
 
+from sloop.app.application import Limits
 from sloop.errors import MachineError
 from sloop.serve.gateway.rpc import SERVICE, Rpc, message_class
+from sloop.serve.gateway.service import ModelState, Readiness
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Tensor
 from sloop.units import ms, s
@@ -80,6 +84,53 @@ def test_describes_server_and_model(stub: Stub, gateway: Gateway) -> None:
         ("x", "FP32", [-1, 4]),
         ("k", "INT64", [-1, 1]),
     ]
+
+
+def test_a_resting_model_is_ready_and_says_so(stub: Stub, gateway: Gateway) -> None:
+    ready = message_class("ModelReadyRequest")(name="demo", version="1")
+    gateway.states["demo"] = Readiness(ModelState.RESTING)
+    answer, call = stub.call("ModelReady", ready)
+    assert (answer.ready, trailing(call)["x-sloop-state"]) == (True, "resting")
+    gateway.states["demo"] = Readiness(ModelState.WAITING, "no replicas are planned")
+    answer, call = stub.call("ModelReady", ready)
+    assert (answer.ready, trailing(call)["x-sloop-state"]) == (False, "waiting")
+
+
+def test_names_and_versions_decide_where_a_call_goes(stub: Stub, gateway: Gateway) -> None:
+    service = gateway.service
+    assert service is not None
+    service.add(replace(service.models["demo"], name="other"))
+    gateway.served["other"] = ["1", "2"]
+    request = infer(model_version="2")
+    request.model_name = "other"
+    gateway.driver.respond = lambda tensors: structs.replace(scaled(tensors), version="2")
+    answer, _ = stub.call("ModelInfer", request)
+    assert (answer.model_name, answer.model_version) == ("other", "2")
+    assert gateway.driver.asked == [("other", "2")]
+    model, _ = stub.call("ModelMetadata", message_class("ModelMetadataRequest")(name="other"))
+    assert (model.name, list(model.versions)) == ("other", ["1", "2"])
+    service.remove("other")
+    error = stub.refused("ModelInfer", request)
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.details() == "unknown model 'other'; help: this server has the model 'demo'"
+
+
+def test_a_model_at_its_limit_refuses_calls(stub: Stub, gateway: Gateway) -> None:
+    service = gateway.service
+    assert service is not None
+    service.add(replace(service.models["demo"], limits=Limits(requests=1, bytes=300)))
+    quota = service.bodies.quotas["demo"]
+    quota.requests = 1
+    error = stub.refused("ModelInfer", infer())
+    assert (error.code(), trailing(error)["retry-after"]) == (grpc.StatusCode.UNAVAILABLE, "1")
+    assert (error.details() or "").startswith("rejected: model 'demo' has 1 open request; its limit is 1")
+    assert stub.call("ModelReady", message_class("ModelReadyRequest")(name="demo"))[0].ready
+    quota.requests = 0
+    assert stub.refused("ModelInfer", infer(id="i" * 300)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert stub.call("ModelInfer", infer())[0].outputs
+    assert (quota.requests, quota.held_bytes) == (0, 0)
+    service.add(replace(service.models["demo"], limits=Limits()))
+    assert not service.bodies.quotas
 
 
 def test_infers_from_typed_contents(stub: Stub, gateway: Gateway) -> None:
@@ -167,6 +218,14 @@ def test_bad_input_is_refused_by_name(stub: Stub) -> None:
         error = stub.refused("ModelInfer", request)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.details() or "").startswith(says), error.details()
+    for method, wrong in (
+        ("ModelInfer", Infer(model_name="demo", model_version="7")),
+        ("ModelReady", message_class("ModelReadyRequest")(name="demo", version="7")),
+        ("ModelMetadata", message_class("ModelMetadataRequest")(name="demo", version="7")),
+    ):
+        error = stub.refused(method, wrong)
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert (error.details() or "").startswith("model 'demo' has no version '7' that serves")
     error = stub.refused("ModelInfer", Infer(model_name="other"))
     assert (error.code(), (error.details() or "")[:21]) == (grpc.StatusCode.NOT_FOUND, "unknown model 'other'")
     assert stub.call("ModelInfer", infer())[0].outputs

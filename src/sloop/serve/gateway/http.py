@@ -24,6 +24,7 @@ from granian.server.embed import Server
 
 from sloop.errors import MachineError
 from sloop.serve.gateway.refusal import Refusal
+from sloop.text import counted
 from sloop.units import NS_PER_S
 
 ALL_BYTES_MAX: Final = 2**30
@@ -69,7 +70,7 @@ class Quota:
         if is_large and held_bytes + size > most:
             what = f"the body has at least {held_bytes + size} bytes; the limit of model {self.model!r} is {most}"
             return Refusal(413, what, f"send fewer rows; {fix}")
-        held = f"{self.held_bytes} bytes of open requests" if is_large else f"{self.requests} open requests"
+        held = f"{self.held_bytes} bytes of open requests" if is_large else counted(self.requests, "open request")
         what = f"rejected: model {self.model!r} has {held}; its limit is {most}"
         return Refusal(503, what, f"try again in 1 s; {fix}", retry_after_s=1)
 

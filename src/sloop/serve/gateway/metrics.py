@@ -310,6 +310,7 @@ class Metrics:
         core_seconds = Family("sloop_core_seconds", "counter", "Cores held, over time.")
         for record in self.state.versions.values():
             run, stages = record.run, self._labels_of(record).stages
+            run.cost.charge(run.now_ns)
             busy: dict[str, float] = {}
             for replica in run.batches():
                 busy[replica.spec.stage] = busy.get(replica.spec.stage, 0.0) + replica.cores

@@ -173,11 +173,12 @@ CODES: Final = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""HTTP status to gRPC status. gRPC itself rejects a message over the size limit (RESOURCE_EXHAUSTED)."""
+"""HTTP status to gRPC status. gRPC itself rejects a message over the server's size limit (RESOURCE_EXHAUSTED)."""
 CONTENTS: Final = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
