@@ -187,6 +187,9 @@ def test_a_removed_application_refuses_new_requests_and_finishes_the_others() ->
     scene.act(2000, WOKE)
     assert list(scene.core.state.applications) == ["y"]
     assert isinstance(scene.act(2001, request(4, application="y", at_ms=2001))[0], StartBatch)
+    (end,) = scene.act(2002, request(5, application="x", at_ms=2002))
+    assert isinstance(end, End)
+    assert end.why == "application 'x' is not served", "the only application left does not answer for another"
 
 
 def test_the_last_application_can_be_removed_and_another_added() -> None:
@@ -289,6 +292,18 @@ def test_a_canary_is_promoted_on_order() -> None:
     scene.act(3000, WOKE)
     scene.act(4000, WOKE)
     assert ("2", "serving", 1.0) in steps(scene.actions)
+
+
+def test_of_two_versions_that_take_over_in_the_same_tick_the_one_deployed_later_serves() -> None:
+    scene = serving()
+    canary(scene)
+    scene.act(2100, Promoted("x", "2"))
+    replicas = deploy(scene, 2200, Deployed("x", "3", {}))
+    for replica in [*replicas, *(a.replica for a in scene.actions if isinstance(a, StartReplica))]:
+        scene.act(2300, ReplicaReady(ReplicaId(replica)))
+    scene.act(3000, WOKE)
+    scene.act(4000, WOKE)
+    assert [v.name for v in scene.core.versions("x") if v.state is VersionState.SERVING] == ["3"]
 
 
 def test_a_canary_without_another_version_serves_all() -> None:

@@ -72,13 +72,19 @@ class Rollouts:
         """By name, how much of a request the canary is owed."""
         self.compared: dict[RequestId, Attainment] = {}
         """Open requests of versions that are compared with each other."""
+        self._has_removed = False
+        """Whether an application has ended. Requests may still name it, so that their names must be read."""
         control.traffic = self.traffic
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one application with one version, which serves."""
-        return len(self._versions) == 1 and all(
-            len(versions) == 1 and versions[0].state is VersionState.SERVING for versions in self._versions.values()
+        """Whether there is one application with one version, which serves, and no request can be for another."""
+        return (
+            len(self._versions) == 1
+            and not self._has_removed
+            and all(
+                len(versions) == 1 and versions[0].state is VersionState.SERVING for versions in self._versions.values()
+            )
         )
 
     def versions(self, name: str) -> Sequence[Version]:
@@ -195,6 +201,7 @@ class Rollouts:
                     versions.remove(version)
         for name in [name for name, versions in self._versions.items() if not versions]:
             del self._versions[name]
+            self._has_removed = True
             self._credit.pop(name, None)
         return ended
 
@@ -240,11 +247,8 @@ class Rollouts:
 
     def _serve(self, now_ns: int, version: Version, why: str, out: list[Action]) -> None:
         """Give a version all requests; the versions before it retire."""
-        others = [
-            each
-            for each in self._versions[version.application.parts.name]
-            if each is not version and each.state not in ENDING_STATES and each.since_ns <= version.since_ns
-        ]
+        versions = self._versions[version.application.parts.name]
+        others = [each for each in versions[: versions.index(version)] if each.state not in ENDING_STATES]
         version.canary = None
         version.control.share = 1.0
         self._enter(now_ns, version, VersionState.SERVING, 1.0, why, out)
