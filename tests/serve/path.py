@@ -4,7 +4,7 @@ The wire hands over a body and takes an answer; the backend echoes at the next t
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,19 @@ from sloop.app.load import load_application
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
 from sloop.serve.dataflow import wire
-from sloop.serve.driver import Driver
+from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.gateway.http import BodyMemory, HttpServer
 from sloop.serve.gateway.inputs import InputValidator
+from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.metrics import Metrics
 from sloop.serve.gateway.rest import Rest
-from sloop.serve.gateway.service import InferenceService
+from sloop.serve.gateway.service import InferenceService, Model
+from sloop.serve.planner import PlannerProcess
 from sloop.serve.protocols import BackendListener
 from sloop.serve.server import Journal
 from sloop.serve.transport import pack_batch, pack_table, unpack_outputs
 from sloop.systems.replay import header_of
-from sloop.systems.setup import set_up
+from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 from tests.serve.graphs import graph_of
@@ -94,6 +96,12 @@ class Echo:
     def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
         asyncio.get_running_loop().call_soon(self._finish, batch, replica, requests)
 
+    def acquire(self, node: str) -> None: ...
+
+    def release(self, node: str) -> None: ...
+
+    def forget(self, stages: Iterable[str]) -> None: ...
+
     async def close(self) -> None: ...
 
     def _soon(self, event: Event) -> None:
@@ -116,14 +124,17 @@ class Way:
         application = load_application(APPLICATION)
         setup = set_up(application)
         wiring = wire(graph_of({"only": ()}), {("only", "v"): MODEL}, rows_max=64)
+        served = ServedVersion("path", "path", "1", application.slo_ns, wiring)
         self.core, self.validator = setup.core(), InputValidator(wiring.signature)
         bodies = BodyMemory(1 << 20)
         self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""), bytes_max=1 << 30)
-        self.recorders: Sequence[Recorder] = (Metrics(application, bodies).state, journal)
-        self.driver = Driver(self.core, Echo(), wiring, slo_ns=application.slo_ns, recorders=self.recorders)
-        service = InferenceService(
-            "path", application.slo_ns, self.validator, self.driver, str, bytes, bytes, lambda _: b""
-        )
+        metrics = Metrics(setup.parts(), bodies, nodes=application.cluster, build=build)
+        self.recorders: Sequence[Recorder] = (metrics.state, journal)
+        planner = PlannerProcess(asyncio.get_running_loop())
+        self.driver = Driver(self.core, Echo(), [served], planner=planner, recorders=self.recorders)
+        insight = Insight(self.core, metrics, deployment="path", system=setup.system, clock=lambda: self.driver.now_ns)
+        service = InferenceService(self.driver, insight, bodies)
+        service.add(Model("path", application.slo_ns, self.validator, application.limits))
         self.wire = Wire()
         self._listener = self._listening(Rest(service).answer, bodies)
         self._at_once = self._listening(lambda exchange: exchange.reply(200, b"{}"), bodies)

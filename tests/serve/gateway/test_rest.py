@@ -257,7 +257,7 @@ def test_absurd_budgets_are_refused(ask: Ask, value: str) -> None:
         ),
         ("GET", "/v2/models/demo/versions/7", 404, "model 'demo' has no version '7'"),
         ("GET", "/v2/models/demo/versions/7/ready", 404, "model 'demo' has no version '7'"),
-        ("GET", "/v2/models/demo/versions/7/nothing", 404, "model 'demo' has no version '7'"),
+        ("GET", "/v2/models/demo/versions/7/nothing", 404, "unknown path '/v2/models/demo/versions/7/nothing'"),
         ("GET", "/v2/models/demo/versions/1/nothing", 404, "unknown path '/v2/models/demo/versions/1/nothing'"),
         ("GET", "/v2/models/demo/versions", 404, "unknown path '/v2/models/demo/versions'"),
         ("GET", "/v2/models/demo/nothing", 404, "unknown path '/v2/models/demo/nothing'"),

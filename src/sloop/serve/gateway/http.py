@@ -124,14 +124,18 @@ class BodyReservation:
     """The memory that one request's body has reserved, of the server and of its model's quota; released when the
     context ends."""
 
-    __slots__ = ("_bodies", "_is_counted", "quota", "size")
+    __slots__ = ("_bodies", "_is_counted", "_quota", "size")
+    _is_counted: bool
+    """Whether the quota counts this request; set only if there is one."""
 
-    def __init__(self, bodies: BodyMemory, quota: Quota | None = None) -> None:
+    def __init__(self, bodies: BodyMemory) -> None:
         self._bodies = bodies
-        self.quota = quota
-        self._is_counted = False
-        """Whether the quota counts this request."""
+        self._quota: Quota | None = None
         self.size = 0
+
+    def limit(self, quota: Quota | None) -> None:
+        """Reserve what follows also from the quota of a model, if it has one."""
+        self._quota, self._is_counted = quota, False
 
     def __enter__(self) -> "BodyReservation":
         return self
@@ -144,17 +148,17 @@ class BodyReservation:
         bodies = self._bodies
         if bodies.held_bytes + size > bodies.all_bytes_max:
             raise bodies.full()
-        if self.quota is not None and not self._has_counted(self.quota, size):
-            raise self.quota.full(self.size, size)
+        if self._quota is not None and not self._has_counted(self._quota, size):
+            raise self._quota.full(self.size, size)
         bodies.held_bytes += size
         self.size += size
 
     def drop(self) -> None:
         """Release all reserved bytes."""
         self._bodies.held_bytes -= self.size
-        if self.quota is not None and self._is_counted:
-            self.quota.held_bytes -= self.size
-            self.quota.requests -= 1
+        if self._quota is not None and self._is_counted:
+            self._quota.held_bytes -= self.size
+            self._quota.requests -= 1
             self._is_counted = False
         self.size = 0
 
@@ -165,7 +169,7 @@ class BodyReservation:
         held_bytes = bodies.held_bytes + size
         if size > WHOLE_BYTES_MAX or size > bodies.each_bytes_max or held_bytes > bodies.all_bytes_max:
             return False
-        if self.quota is not None and not self._has_counted(self.quota, size):
+        if self._quota is not None and not self._has_counted(self._quota, size):
             return False
         bodies.held_bytes = held_bytes
         self.size += size
@@ -395,7 +399,7 @@ class HttpServer:
         assert loop is not None
         exchange, hold = Exchange(scope, wire), BodyReservation(bodies)
         if bodies.quotas:
-            hold.quota = bodies.quota_of(exchange.path)
+            hold.limit(bodies.quota_of(exchange.path))
         inside[exchange] = None
         try:
             length = exchange.headers.get("content-length")

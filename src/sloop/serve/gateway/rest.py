@@ -18,7 +18,7 @@ from sloop.serve.gateway.http import MODELS, Exchange
 from sloop.serve.gateway.inputs import ELAPSED, HEADER_LENGTH, SLO, ParsedRequest, budget_ns, read, write
 from sloop.serve.gateway.openapi import describe
 from sloop.serve.gateway.refusal import Refusal, bad, refusal_of
-from sloop.serve.gateway.service import InferenceService
+from sloop.serve.gateway.service import InferenceService, Model
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port
 from sloop.text import quoted
@@ -35,8 +35,8 @@ DECISIONS_MAX: Final = 10_000
 _log = logging.getLogger(__name__)
 
 Page = Callable[[Exchange], None]
-ModelPage = Callable[[Exchange, str, str], None]
-"""Answers a request about a model, given its name and version; the version is empty if the path has none."""
+ModelPage = Callable[[Exchange, Model, str], None]
+"""Answers a request about a model, or about a version of it; the version is empty if the path has none."""
 
 
 class Rest:
@@ -72,53 +72,58 @@ class Rest:
 
     def answer(self, exchange: Exchange) -> None:
         """Answer a complete request, now or later. Never raises."""
-        path, method = exchange.path, exchange.method
+        service = self.service
         try:
-            if self.service.api_key and not path.startswith("/v2/health/"):
+            if service.api_key and not exchange.path.startswith("/v2/health/"):
                 self._authorise(exchange)
-            if path.startswith(MODELS):
-                name, _, rest = path[len(MODELS) :].partition("/")
-                version = ""
-                if rest.startswith(VERSIONS):
-                    version, _, rest = rest[len(VERSIONS) :].partition("/")
-                model_verbs = self.model_pages.get(rest)
-                if model_verbs is None:
-                    raise self._unknown_path(path, name, version)
-                if method not in model_verbs:
-                    self._refuse_method(exchange, model_verbs)
-                else:
-                    model_verbs[method](exchange, name, version)
+            model = service.infer_paths.get(exchange.path)
+            if model is not None and exchange.method == "POST":
+                self._infer(exchange, model, "")
             else:
-                verbs = self.pages.get(path)
-                if verbs is None:
-                    raise self._unknown_path(path)
-                if method not in verbs:
-                    self._refuse_method(exchange, verbs)
-                else:
-                    verbs[method](exchange)
+                self._route(exchange)
         except Refusal as refusal:
             exchange.refuse(refusal)
         except Exception as error:
             self._break(exchange, error)
+
+    def _route(self, exchange: Exchange) -> None:
+        """Answer any request. Inference without a version does not come here: it has a table of its own."""
+        path, method = exchange.path, exchange.method
+        if not path.startswith(MODELS):
+            verbs = self.pages.get(path)
+            if verbs is None:
+                raise Refusal(HTTPStatus.NOT_FOUND, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
+            if method not in verbs:
+                self._refuse_method(exchange, verbs)
+            else:
+                verbs[method](exchange)
+            return
+        name, _, rest = path[len(MODELS) :].partition("/")
+        version = ""
+        if rest.startswith(VERSIONS):
+            version, _, rest = rest[len(VERSIONS) :].partition("/")
+        model = self.service.model(name)
+        pages = self.model_pages.get(rest)
+        if pages is None:
+            what = f"unknown path {quoted(path)}"
+            raise Refusal(HTTPStatus.NOT_FOUND, what, "/openapi.json lists all paths")
+        if method not in pages:
+            self._refuse_method(exchange, pages)
+        else:
+            pages[method](exchange, model, version)
 
     def _refuse_method(self, exchange: Exchange, verbs: Iterable[str]) -> None:
         allowed = ", ".join(verbs)
         what = f"{exchange.path} does not support {exchange.method}"
         exchange.reply_error(HTTPStatus.METHOD_NOT_ALLOWED, what, f"use {allowed}", headers=(("allow", allowed),))
 
-    def _unknown_path(self, path: str, name: str = "", version: str = "") -> Refusal:
-        if name:
-            self.service.readiness(name, version)  # raises a refusal that says more
-        return Refusal(HTTPStatus.NOT_FOUND, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
-
     def _authorise(self, exchange: Exchange) -> None:
         self.service.authorise(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
 
-    def _infer(self, exchange: Exchange, name: str, version: str) -> None:
-        service, headers = self.service, exchange.headers
-        model = service.models.get(name)
-        if model is None or version:
-            model = service.model(name, version)
+    def _infer(self, exchange: Exchange, model: Model, version: str) -> None:
+        sink, headers = self.service.sink, exchange.headers
+        if version:
+            self.service.model(model.name, version)
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding != "identity":
             raise Refusal(415, f"content-encoding: {quoted(encoding)} is not supported", "send the body uncompressed")
@@ -128,17 +133,17 @@ class Rest:
             headers.get(SLO, wanted.parameters.get(SLO)),
             headers.get(ELAPSED, wanted.parameters.get(ELAPSED)),
         )
-        request = service.sink.submit(
+        request = sink.submit(
             wanted.tensors,
-            application=name,
+            application=model.name,
             version=version,
             slo_ns=slo_ns,
             elapsed_ns=elapsed_ns,
             began_ns=exchange.began_ns,
-            on_end=partial(self._end, exchange, name, wanted),
+            on_end=partial(self._end, exchange, model.name, wanted),
         )
         if exchange.is_open:
-            exchange.on_gone = partial(service.sink.cancel, request)
+            exchange.on_gone = partial(sink.cancel, request)
 
     def _end(self, exchange: Exchange, name: str, wanted: ParsedRequest, ended: RequestResult) -> None:
         """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
@@ -173,9 +178,9 @@ class Rest:
     def _ready(self, exchange: Exchange) -> None:
         say_ready(exchange, self.service.pages.unready())
 
-    def _model_ready(self, exchange: Exchange, name: str, version: str) -> None:
-        readiness = self.service.readiness(name, version)
-        named = {"name": name, "version": version} if version else {"name": name}
+    def _model_ready(self, exchange: Exchange, model: Model, version: str) -> None:
+        readiness = self.service.readiness(model.name, version)
+        named = {"name": model.name, "version": version} if version else {"name": model.name}
         say_ready(exchange, readiness.why, **named, state=readiness.state.value)
 
     def _models(self, exchange: Exchange) -> None:
@@ -186,11 +191,11 @@ class Rest:
             models.append({"name": name, "versions": versions, "ready": readiness.is_ready, "state": readiness.state})
         say(exchange, {"models": models})
 
-    def _model(self, exchange: Exchange, name: str, version: str) -> None:
-        signature = self.service.model(name, version).validator.signature
+    def _model(self, exchange: Exchange, model: Model, version: str) -> None:
+        signature = self.service.model(model.name, version).validator.signature
         body = {
-            "name": name,
-            "versions": self.service.pages.versions(name),
+            "name": model.name,
+            "versions": self.service.pages.versions(model.name),
             "platform": offered.PLATFORM,
             "inputs": list(map(of_port, signature.inputs)),
             "outputs": list(map(of_port, signature.outputs)),

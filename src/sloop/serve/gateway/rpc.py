@@ -261,8 +261,9 @@ class Rpc:
             if self.service.api_key and method not in KEYLESS:
                 metadata = metadata_of(context)
                 self.service.authorise(metadata.get("authorization"), metadata.get("x-api-key"))
-            quota = bodies.quotas.get(request.model_name) if bodies.quotas and method == INFER else None
-            with BodyReservation(bodies, quota) as hold:
+            with BodyReservation(bodies) as hold:
+                if bodies.quotas and method == INFER:
+                    hold.limit(bodies.quotas.get(request.model_name))
                 hold.take(size)
                 return await answer(request, context)
         except Refusal as found:

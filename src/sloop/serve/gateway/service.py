@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sloop import __version__
 from sloop.app.application import Limits
-from sloop.serve.gateway.http import BodyMemory
+from sloop.serve.gateway.http import INFER, MODELS, BodyMemory
 from sloop.serve.gateway.inputs import InputValidator
 from sloop.serve.gateway.refusal import Refusal
 from sloop.serve.protocols import RequestSink
@@ -106,15 +106,18 @@ class InferenceService:
     """The key that clients must send; empty for none."""
     models: dict[str, Model] = field(default_factory=dict)
     """By name. Only `add` and `remove` change it."""
+    infer_paths: dict[str, Model] = field(default_factory=dict)
+    """By the path of inference over HTTP, which nearly all requests have."""
 
     def add(self, model: Model) -> None:
         """Serve one more model, or replace the one of this name."""
-        self.models[model.name] = model
+        self.models[model.name] = self.infer_paths[f"{MODELS}{model.name}{INFER}"] = model
         self.bodies.set_quota(model.name, model.limits.requests, model.limits.bytes)
 
     def remove(self, name: str) -> None:
         """Stop serving a model: further requests for it are answered with 404. Open requests are finished."""
         self.models.pop(name, None)
+        self.infer_paths.pop(f"{MODELS}{name}{INFER}", None)
         self.bodies.set_quota(name, 0, 0)
 
     def model(self, name: str, version: str = "") -> Model:
