@@ -23,8 +23,9 @@ from sloop.runlog import MemoryLog
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import Wiring, wire
-from sloop.serve.driver import Driver
+from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.protocols import RequestResult, Servable
+from sloop.serve.server import planner_of
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature, Tensor
@@ -60,7 +61,7 @@ class Live:
     def ask(self, tensor: Tensor, elapsed_ns: int = 0) -> None:
         answers: list[RequestResult] = []
         self.answers[len(self.answers)] = answers
-        self.driver.submit({"x": tensor}, elapsed_ns=elapsed_ns, on_end=answers.append)
+        self.driver.submit({"x": tensor}, application="live", elapsed_ns=elapsed_ns, on_end=answers.append)
 
     async def until(self, kind: type, count: int = 1) -> None:
         async with asyncio.timeout(20):
@@ -91,9 +92,10 @@ async def serving(setup: Setup, *models: Servable) -> AsyncIterator[Live]:
 async def live_driver(
     setup: Setup, servables: Mapping[tuple[str, str], Servable], wiring: Wiring
 ) -> AsyncIterator[Live]:
-    """Core, driver and workers, and no gateway."""
+    """Core, driver, planner and workers, and no gateway."""
     backend, log = LocalBackend(servables, detect().actuator, threads_prepared=2), MemoryLog()
-    driver = Driver(setup.core(), backend, wiring, slo_ns=setup.application.slo_ns, recorders=[log])
+    served = ServedVersion("live", "live", "1", setup.application.slo_ns, wiring)
+    driver = Driver(setup.core(), backend, [served], planner=planner_of(setup), recorders=[log])
     driver.start()
     try:
         yield Live(driver, backend, log, {})
@@ -141,7 +143,7 @@ def test_workers_killed_at_random_under_load_lose_nothing() -> None:
                 if ended.outcome in (Outcome.SERVED, Outcome.LATE):
                     assert bytes(ended.outputs["x"].data) == b"%d" % number
             await live.until(ReplicaReady, 3)
-            replayed = replay_log(list(live.log), set_up(setup.application).core(), together=True)
+            replayed = replay_log(list(live.log), set_up(setup.application).core())
             assert replayed.difference is None
 
     uvloop.run(main())

@@ -13,7 +13,7 @@ from sloop.app.load import load_application
 from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
 from sloop.serve.protocols import RequestResult, Servable
-from sloop.serve.server import servables_of
+from sloop.serve.deploy import servables_of
 from sloop.sim.checkers import Checkers
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
@@ -109,7 +109,7 @@ def setup_in(folder: Path) -> Setup:
         stages.append({"name": name, "variants": [variant], **edges})
     system = {"name": "static", "replicas": 1, "cores": 0.25, "drop": "never"}
     return set_up(
-        load_application({"name": "g", "slo_ms": 5000, "stages": stages, "system": system, "cluster": TWO_CORES})
+        load_application({"name": "live", "slo_ms": 5000, "stages": stages, "system": system, "cluster": TWO_CORES})
     )
 
 
@@ -125,7 +125,8 @@ async def ask(live: Live, text: str) -> RequestResult:
     content = text.encode()
     answers: list[RequestResult] = []
     live.answers[len(live.answers)] = answers
-    live.driver.submit({"text": Tensor("UINT8", (1, len(content)), content)}, on_end=answers.append)
+    given = {"text": Tensor("UINT8", (1, len(content)), content)}
+    live.driver.submit(given, application="live", on_end=answers.append)
     async with asyncio.timeout(20):
         while not answers:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -166,7 +167,7 @@ def test_requests_part_and_meet_again(tmp_path: Path) -> None:
             checkers = Checkers(setup.application, setup.application.cluster)
             for now_ns, record in live.log:
                 checkers.append(now_ns, record)
-            replayed = replay_log(list(live.log), set_up(setup.application).core(), together=True)
+            replayed = replay_log(list(live.log), set_up(setup.application).core())
             assert replayed.difference is None
 
     uvloop.run(main())

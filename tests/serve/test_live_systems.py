@@ -68,7 +68,7 @@ def setup_for(system: str) -> Setup:
     ]
     choice = {"name": system, "drop": "never", **SYSTEMS[system]}
     return set_up(
-        load_application({"name": "s", "slo_ms": 400, "stages": stages, "system": choice, "cluster": TWO_CORES})
+        load_application({"name": "live", "slo_ms": 400, "stages": stages, "system": choice, "cluster": TWO_CORES})
     )
 
 
@@ -105,7 +105,7 @@ def test_a_surge_loses_nothing(system: str) -> None:
             for now_ns, record in live.log:
                 checkers.append(now_ns, record)
             assert moved(live)[system_moves(system)] > 0, moved(live)
-            replayed = replay_log(list(live.log), set_up(setup.application).core(), together=True)
+            replayed = replay_log(list(live.log), set_up(setup.application).core())
             assert replayed.difference is None
 
     uvloop.run(main())

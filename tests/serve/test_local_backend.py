@@ -18,6 +18,8 @@ from sloop.events import (
     BatchFailed,
     Event,
     Finished,
+    NodeReady,
+    NodeReleased,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -29,15 +31,18 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import Affinity, CpuActuator, detect
 from sloop.serve.protocols import Servable
 from sloop.tensor import Port, Signature, Tensor
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
 
 pytestmark = pytest.mark.live
 BYTES = Signature((Port("x", "UINT8", (-1, -1)),), (Port("x", "UINT8", (-1, -1)),))
 A = ReplicaId(1)
 
 
-def spec(variant: str = "echo", cores: float = 1, device: str = "") -> ReplicaSpec:
-    return ReplicaSpec("stage", variant, cores, "here", device)
+def spec(variant: str = "echo", cores: float = 1, device: str | None = None) -> ReplicaSpec:
+    return ReplicaSpec("stage", variant, Slot(cores, accelerator="T4" if device else ""), "here", device)
+
+
+HERE = Node("here", "local", 8, 1 << 30, on_demand=True)
 
 
 def rows(*contents: bytes) -> list[list[Tensor]]:
@@ -78,6 +83,7 @@ def play(scene: Scene, models: dict[str, Servable] | None = None, actuator: CpuA
         backend = LocalBackend(
             {("stage", name): servable for name, servable in servables.items()},
             actuator or Affinity(sorted(os.sched_getaffinity(0))),
+            nodes=[HERE],
             start_s_max=20,
         )
         ear = Ear()
@@ -112,6 +118,31 @@ def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Pat
         ]
 
     play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))})
+
+
+def test_a_local_node_is_always_there() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.acquire("here")
+        backend.release("here")
+        assert ear.events == [NodeReady(HERE), NodeReleased("here")]
+
+    play(scene)
+
+
+def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.learn({("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, threads_prepared=1)
+        backend.start(A, ReplicaSpec("other", "echo", Slot(1), "here"))
+        await ear.hear(ReplicaReady)
+        backend.forget(["other"])
+        backend.run(BatchId(1), A, rows(b"still"))  # what runs goes on
+        await ear.hear(Finished)
+        with pytest.raises(KeyError):
+            backend.start(ReplicaId(2), ReplicaSpec("other", "echo", Slot(1), "here"))
+        backend.start(ReplicaId(3), spec())
+        await ear.hear(ReplicaReady, count=2)
+
+    play(scene)
 
 
 def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
@@ -188,12 +219,12 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
 @pytest.mark.parametrize(
     ("model", "device", "says"),
     [
-        ("missing.onnx", "", "missing.onnx"),
-        ("fake:nonsense", "", "is not a fake model"),
-        ("fake:sleep:0:0", "gpu0", "device 'gpu0' is requested"),
+        ("missing.onnx", None, "missing.onnx"),
+        ("fake:nonsense", None, "is not a fake model"),
+        ("fake:sleep:0:0", "gpu0", "it needs T4 (device 'gpu0' of here), but local replicas run on CPU cores only"),
     ],
 )
-def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str, says: str) -> None:
+def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec("m", device=device))
         lost = await ear.hear(ReplicaLost)
@@ -267,7 +298,7 @@ from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.serve.backends.local import LocalBackend
 from sloop.tensor import Signature
-from sloop.vocabulary import ReplicaId, ReplicaSpec
+from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
 
 class Ear:
     def on_event(self, event):
@@ -279,7 +310,7 @@ async def main():
     actuator = detect().actuator
     backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, actuator)
     backend.attach(Ear())
-    backend.start(ReplicaId(1), ReplicaSpec("stage", "v", 1))
+    backend.start(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1)))
     await asyncio.sleep(60)
 
 asyncio.run(main())

@@ -14,7 +14,7 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, FakeRuntime, FileRuntime, open_runtime
 from sloop.tensor import Tensor
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.test_local_backend import Ear, play
 
 
@@ -63,7 +63,7 @@ def test_the_nearest_loaded_thread_count_runs_and_few_are_kept(mlp: Path) -> Non
 
 pytestmark = pytest.mark.live
 A = ReplicaId(1)
-SPEC = ReplicaSpec("stage", "text", 1, "here")
+SPEC = ReplicaSpec("stage", "text", Slot(1), "here")
 
 CROPS = '''
 """Takes texts apart: one row per word."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, save
 
-from sloop.app.load import load_application
+from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.events import WOKE
 from sloop.runlog import Header, read_log
@@ -33,11 +33,11 @@ from sloop.serve.server import (
     Settings,
     is_loopback,
     locked,
-    servables_of,
+    models_of,
     serve,
     serving,
 )
-from sloop.systems.replay import rebuild, replay_log, together_in
+from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature
 from tests.serve.gateway.fakes import LoopThread
@@ -79,15 +79,20 @@ class Running:
     """A server in this process, on a loop in a thread."""
 
     def __init__(
-        self, thread: LoopThread, folder: Path, described: dict[str, object], model: str = "", drain_s: float = 5
+        self,
+        thread: LoopThread,
+        folder: Path,
+        *described: Mapping[str, object],
+        model: str = "",
+        drain_s: float = 5,
     ) -> None:
-        application = load_application(described)
+        setup = set_up(load_deployment(described))
         self.thread, self.folder = thread, folder
         wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=drain_s)
-        models = servables_of(application)
+        models = models_of(setup)
         if model:
             models = {key: Servable(model, ECHO) for key in models}
-        self.context = serving(set_up(application), models, wanted)
+        self.context = serving(setup, models, wanted)
         self.server: Serving = thread.call(self.context.__aenter__())
 
     def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
@@ -183,10 +188,10 @@ def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
     status, _ = running.ask("POST", "/v2/models/demo/infer", infer_body(1))
     assert status == 200
     _, metrics = running.ask("GET", "/metrics")
-    served = running.server.metrics.ended.total()
-    assert f'sloop_requests_total{{outcome="served"}} {served:.1f}' in metrics.decode()
-    state = json.loads(running.ask("GET", "/v2/sloop/state")[1])
-    assert [stage["name"] for stage in state["stages"]] == ["s0", "s1"]
+    served = running.server.metrics.ended().total()
+    assert f'sloop_requests_total{{model="demo",outcome="served"}} {served}' in metrics.decode()
+    (application,) = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"]
+    assert [stage["name"] for stage in application["stages"]] == ["s0", "s1"]
     decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=1")[1])
     assert len(decisions["decisions"]) == 1
     assert decisions["decisions"][0]["why"]
@@ -216,7 +221,7 @@ def test_the_log_on_disk_replays(running: Running) -> None:
 def assert_replays(path: Path) -> None:
     """A fresh core, told what on_event, decides what was decided."""
     log = read_log(path)
-    replayed = replay_log(log, rebuild(log.header).core(), together=together_in(log.header))
+    replayed = replay_log(log, rebuild(log.header).core(), definitions=log.header.definitions)
     assert replayed.difference is None
     assert replayed.actions > 0
 
@@ -226,11 +231,11 @@ def test_a_second_server_finds_folder_and_ports_taken(
 ) -> None:
     with pytest.raises(MachineError, match="uses this state folder"):
         Running(thread, running.folder, document(mlp))
-    application = load_application(document(mlp))
+    setup = set_up(load_application(document(mlp)))
     for taken in ("http_port", "grpc_port"):
         ports = {"http_port": 0, "grpc_port": 0} | {taken: getattr(running.server, taken)}
         settings = Settings(state_folder=tmp_path, **ports)
-        context = serving(set_up(application), servables_of(application), settings)
+        context = serving(setup, models_of(setup), settings)
         with pytest.raises(MachineError, match=rf"port {ports[taken]} on 127\.0\.0\.1 is in use"):
             thread.call(context.__aenter__())
     assert running.ask("GET", "/v2/health/live")[0] == 200
@@ -247,7 +252,7 @@ def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, ml
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for each in threads:
         each.start()
-    replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["stages"][0]["replicas"][0]["id"]
+    replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"][0]["stages"][0]["replicas"][0]["id"]
     pid = running.server.backend.pid(replica)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -289,14 +294,16 @@ def test_requests_whose_rows_would_mix_are_never_joined(thread: LoopThread, tmp_
 def test_while_it_drains_it_finishes_what_is_here_refuses_what_comes_and_says_so(
     thread: LoopThread, tmp_path: Path, mlp: Path, drain_s: float, sleep_ms: int, status: int
 ) -> None:
-    running = Running(thread, tmp_path, document(mlp, slo_ms=100_000), f"fake:sleep:{sleep_ms}:0", drain_s)
+    running = Running(
+        thread, tmp_path, document(mlp, slo_ms=100_000), model=f"fake:sleep:{sleep_ms}:0", drain_s=drain_s
+    )
     running.wait_until_ready()
     answers: list[tuple[int, bytes]] = []
     asking = threading.Thread(
         target=lambda: answers.append(running.ask("POST", "/v2/models/demo/infer", infer_body(1)))
     )
     asking.start()
-    while not json.loads(running.ask("GET", "/v2/sloop/state")[1])["stages"][0]["running"]:
+    while not json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"][0]["stages"][0]["running"]:
         time.sleep(0.01)
     closing = threading.Thread(target=running.close)
     closing.start()
@@ -325,7 +332,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(mlp: Path, tmp_
     with pytest.raises(InputError, match="variant 'v' of stage 's0' has no model"):
         serve(load_application(planned), Settings(state_folder=tmp_path))
     large = document(mlp) | {"cluster": {"nodes": [{"hardware": "local", "count": 1, "cores": 4000}]}}
-    with pytest.raises(MachineError, match="the application's cluster has 4000 cores"):
+    with pytest.raises(MachineError, match="the cluster has 4000 cores"):
         serve(load_application(large), Settings(state_folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -333,7 +340,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(mlp: Path, tmp_
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from sloop.app.load import load_application
+from sloop.app.load import load_application, load_deployment
 from sloop.serve.server import Settings, serve
 described, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 settings = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=10)
@@ -368,7 +375,7 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
     assert not [line for line in found.splitlines() if str(mlp) in line and "sloop.serve.worker" in line]
 
 
-HEADER = Header(origin="live", application={}, system="static")
+HEADER = Header(origin="live", name="demo", system="static", definitions={})
 
 
 def test_a_second_server_is_told_who_holds_the_folder(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import click
 from sloop import __version__
 
 COMMANDS: Final = {
-    "serve": ("sloop.cli.serve", "Serve an application over HTTP and gRPC, within its deadlines."),
+    "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
+    "deploy": ("sloop.cli.deploy", "Add, replace or remove applications of a running server."),
     "profile": ("sloop.cli.profile", "Measure the latency of a model on this machine, by batch size and cores."),
     "plan": ("sloop.cli.plan", "Show what an application needs at a request rate, and what that costs."),
     "simulate": ("sloop.cli.simulate", "Simulate a scenario, under one system or several."),

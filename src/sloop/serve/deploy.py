@@ -26,6 +26,7 @@ from sloop.app.document import read_name
 from sloop.app.hardware import foreign_profiles
 from sloop.app.load import load_application
 from sloop.core import Core
+from sloop.core.control import plans_beside
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
@@ -123,11 +124,6 @@ def threads_of(beliefs: EstimateMap) -> int:
     return round(min(capacity_cores(), max(belief.cores_max for belief in beliefs.values())))
 
 
-def is_quick(setup: ApplicationSetup) -> bool:
-    """Whether its plans are made within the event loop."""
-    return bool(getattr(setup.system.policies.scale, "is_quick", False))
-
-
 def model_of(application: Application, served: ServedVersion) -> Model:
     """The application as the gateway shows it."""
     return Model(application.name, application.slo_ns, InputValidator(served.wiring.signature), application.limits)
@@ -189,7 +185,7 @@ def check_version(order: CheckOrder) -> CheckedVersion:
         models=tuple((*key, model) for key, model in models.items()),
         rows_max=rows,
         threads=threads_of(setup.beliefs),
-        is_quick=is_quick(setup),
+        is_quick=not plans_beside([setup.system.policies.scale]),
         warnings=tuple(warnings_of(setup, models)),
     )
 
@@ -331,13 +327,18 @@ class Deployer:
         self._backend.learn(models, threads_prepared=found.threads)
         self._driver.add(served)
         self._planner.add(key, Definition(name, version, found.definition))
-        if not found.is_quick and not self._planner.is_started:
+        if not self._planner.is_started and self._plans_beside(found):
             self._planner.start()
             self._driver.on_event(Planned(0, {}, restarted=True))
         if name not in self._service.models:
             self._service.add(model_of(application, served))
         self._driver.on_event(Deployed(name, version, found.definition, order.canary))
         return served
+
+    def _plans_beside(self, joining: CheckedVersion) -> bool:
+        """Whether the core will ask the planner process for plans when this version has joined."""
+        scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
+        return not joining.is_quick or plans_beside([*scales, scales[0]])  # as many, and all of them quick
 
     async def promote(self, order: Promote, tell: Tell) -> Done:
         """Let a version get all requests, and wait until it does."""

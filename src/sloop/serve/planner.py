@@ -41,7 +41,7 @@ from sloop.core.views import (
 from sloop.events import Planned
 from sloop.profile.estimate import Estimate
 from sloop.serve.processes import begin, kill, spawn
-from sloop.serve.transport import Frame, FrameKind, Head, ProcessChannel, ProcessLink, socket_pair
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
 from sloop.systems.setup import build
 from sloop.vocabulary import Plan, Visit
 
@@ -297,7 +297,7 @@ class PlannerProcess:
         keys = tuple(view.key for view in given.due)
         if self._link is None:
             why = "the planner process has died and is not yet replaced"
-            self._report(Planned(given.number, {}, dict.fromkeys(keys, why)))
+            self._report(Planned(given.number, {}, dict.fromkeys(keys, why), restarted=True))
             return
         self._asked = (given.number, keys)
         self._link.send(FrameKind.PLAN, given.number, payload=[self._encoder.encode(self._differ.changes(given))])
@@ -464,16 +464,44 @@ class _Known:
         return tuple(kept)
 
 
+class Follower:
+    """Builds each `PlanInput` from what has changed since the last one: the inverse of `Differ`."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._nodes: list[NodeView] = []
+
+    def add(self, parts: ApplicationParts) -> None:
+        """Follow one more application version."""
+        self._known[parts.key] = _Known(parts)
+
+    def discard(self, key: str) -> None:
+        """An application version has ended."""
+        self._known.pop(key, None)
+
+    def keep(self, plans: Mapping[str, Plan]) -> None:
+        """The server gets these plans, and does not send them back."""
+        for key, plan in plans.items():
+            self._known[key].plan = plan
+
+    def input_of(self, request: PlanRequest) -> PlanInput:
+        """The input after these changes. Leaves out application versions that it does not follow."""
+        nodes = self._nodes
+        del nodes[request.node_count :]
+        for at, view in request.nodes:
+            nodes[at : at + 1] = [view]
+        due = tuple([self._known[each.key].view(each) for each in request.due if each.key in self._known])
+        return PlanInput(request.number, request.now_ns, tuple(nodes), due, tuple(request.others))
+
+
 class PlanningProcess:
     """Answers the requests of the server until it closes the socket."""
 
     def __init__(self, channel: ProcessChannel) -> None:
         self._channel = channel
-        self._planner = Planner()
-        self._known: dict[str, _Known] = {}
+        self._planner, self._follower = Planner(), Follower()
         self._broken: dict[str, str] = {}
         """By key, why an application version cannot be built."""
-        self._nodes: list[NodeView] = []
         self._definitions = msgspec.msgpack.Decoder(tuple[str, Definition])
         self._requests = msgspec.msgpack.Decoder(PlanRequest)
         self._encoder = msgspec.msgpack.Encoder()
@@ -483,7 +511,8 @@ class PlanningProcess:
         """Process frames; returns when the server closes the socket."""
         while (received := self._channel.receive_head()) is not None:
             head, _ = received
-            payload = self._payload(head)
+            payload = bytearray(head.payload_bytes)
+            self._channel.receive_into(memoryview(payload))
             if head.kind is FrameKind.PLAN:
                 self._channel.send(FrameKind.PLANNED, head.subject, payload=[self._answer(payload)])
             elif head.kind is FrameKind.ADD:
@@ -491,39 +520,27 @@ class PlanningProcess:
             elif head.kind is FrameKind.DISCARD:
                 self._discard(str(payload, "utf-8"))
 
-    def _payload(self, head: Head) -> bytearray:
-        payload = bytearray(head.payload_bytes)
-        self._channel.receive_into(memoryview(payload))
-        return payload
-
     def _add(self, key: str, given: Definition) -> None:
         try:
             parts = build(given.application, given.version, given.definition)
         except (Exception, SystemExit) as error:  # a user's file may do anything
             self._broken[key] = f"{type(error).__name__}: {error}"
             return
-        self._known[key] = _Known(parts)
+        self._follower.add(parts)
         self._planner.add(key, parts.policies)
 
     def _discard(self, key: str) -> None:
-        self._broken.pop(key, None)
-        if self._known.pop(key, None) is not None:
+        if self._broken.pop(key, None) is None:
             self._planner.discard(key)
+        self._follower.discard(key)
 
     def _answer(self, payload: bytearray) -> bytes:
         request = self._requests.decode(payload)
-        nodes = self._nodes
-        del nodes[request.node_count :]
-        for at, view in request.nodes:
-            nodes[at : at + 1] = [view]
-        due = tuple(self._known[each.key].view(each) for each in request.due if each.key in self._known)
-        given = PlanInput(request.number, request.now_ns, tuple(nodes), due, tuple(request.others))
-        planned = self._planner.plan(given)
+        planned = self._planner.plan(self._follower.input_of(request))
         broken = {each.key: self._broken[each.key] for each in request.due if each.key in self._broken}
         planned = msgspec.structs.replace(planned, errors=planned.errors | broken)
         encoded = self._checked(planned)
-        for key, plan in planned.plans.items():
-            self._known[key].plan = plan
+        self._follower.keep(planned.plans)
         return encoded
 
     def _checked(self, planned: Planned) -> bytes:

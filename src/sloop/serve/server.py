@@ -24,6 +24,7 @@ from typing import Final
 import uvloop
 
 from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.core.control import plans_beside
 from sloop.errors import MachineError
 from sloop.runlog import FileLog, Header, Record
 from sloop.serve.backends.local import LocalBackend
@@ -33,7 +34,6 @@ from sloop.serve.deploy import (
     Deployer,
     Models,
     check_live,
-    is_quick,
     model_of,
     rows_max,
     servables_of,
@@ -147,6 +147,7 @@ Python's default of 5 ms, the server handled half as many requests at 64 connect
 GARBAGE_MIN: Final = 50_000
 """Allocations before Python searches for cyclic garbage. Requests create none; with Python's default of 700, the search
 took a third of a request's time."""
+ALL_REQUESTS_MAX: Final = 16_384
 LEAVE_S: Final = 1.0
 """How long clients have to receive their last answers after the drain."""
 
@@ -160,10 +161,12 @@ class Settings:
     grpc_port: int = 8001
     api_key: str = ""
     body_bytes_max: int = 64 * 2**20
-    bodies_bytes_max: int = ALL_BYTES_MAX
-    """Bytes of all open requests together; at least `body_bytes_max`."""
-    requests_max: int = 16_384
-    """Open requests at the same time; further connections wait unread."""
+    bodies_bytes_max: int = 0
+    """Bytes of all open requests together, at least `body_bytes_max`; 0: the deployment's limit, or else
+    `ALL_BYTES_MAX`."""
+    requests_max: int = 0
+    """Open requests at the same time; further connections wait unread. 0: the deployment's limit, or else
+    `ALL_REQUESTS_MAX`."""
     state_folder: Path | None = None
     """The folder of lock, control socket and event log; None: `.sloop/NAME` in the working directory, with the name of
     the deployment."""
@@ -239,7 +242,9 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         planner = planner_of(setup)
         stack.push_async_callback(planner.close)
         core = setup.core()
-        bodies = BodyMemory(settings.body_bytes_max, max(settings.bodies_bytes_max, settings.body_bytes_max))
+        bytes_max = settings.bodies_bytes_max or deployment.limits.bytes or ALL_BYTES_MAX
+        requests_max = settings.requests_max or deployment.limits.requests or ALL_REQUESTS_MAX
+        bodies = BodyMemory(settings.body_bytes_max, max(bytes_max, settings.body_bytes_max))
         metrics = Metrics(setup.parts(), bodies, nodes=deployment.cluster, build=build)
         insight = Insight(
             core,
@@ -265,10 +270,10 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         deployer = Deployer(deployment, core, driver, backend, planner, service)
         if not (settings.api_key or is_loopback(settings.host)):
             _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
-        listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=settings.requests_max)
+        listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=requests_max)
         http_port = await listener.start(settings.host, settings.http_port)
         stack.push_async_callback(listener.close)
-        rpc = Rpc(service, requests_max=settings.requests_max)
+        rpc = Rpc(service, requests_max=requests_max)
         grpc_port = await rpc.start(settings.host, settings.grpc_port)
         stack.push_async_callback(rpc.close, LEAVE_S)
         if journal is not None:
@@ -306,12 +311,12 @@ def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
 
 
 def planner_of(setup: Setup) -> PlannerProcess:
-    """The planner process of the deployment. It is started only if a policy is not quick."""
+    """The planner process of the deployment. It is started only if the core will ask it for plans."""
     planner = PlannerProcess(asyncio.get_running_loop())
     for each in setup.applications:
         application = each.application
         planner.add(application.key, Definition(application.name, application.version, definition_of(each)))
-    if not all(map(is_quick, setup.applications)):
+    if plans_beside([each.system.policies.scale for each in setup.applications]):
         planner.start()
     return planner
 

@@ -1,0 +1,114 @@
+"""`sloop deploy`: adds, replaces and removes applications of a running server."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import RenderableType
+
+from sloop.cli.command import CommandOutput, Number, command, table
+from sloop.errors import InputError
+from sloop.report.tables import Table
+from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
+from sloop.vocabulary import Canary
+
+EXAMPLE = """
+sloop deploy words.yaml                     # a new application, or a new version of one
+sloop deploy words.yaml --canary 10% --promote-after-s 600
+sloop deploy --promote words
+sloop deploy --remove words --version 1
+sloop deploy --list --json
+"""
+NOTES = """Without --server, the only running server with a state folder in .sloop is meant. The exit code is 1 if the
+version was refused, given up or rolled back; whatever serves goes on serving."""
+
+
+class Share(click.ParamType[float]):
+    """A share of the requests: `10%` or `0.1`."""
+
+    name = "share"
+
+    def convert(
+        self,
+        value: str | float,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1:
+            self.fail(f"{value!r} is not a share above 0 % and below 100 %; write 10% or 0.1", param, ctx)
+        return share
+
+
+@command("deploy", example=EXAMPLE, notes=NOTES)
+@click.argument("app", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--server",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="State folder of the server [default: the only one in .sloop].",
+)
+@click.option(
+    "--version", metavar="V", default="", help="Name of the new version, or the version to promote or remove."
+)
+@click.option("--canary", type=Share(), metavar="SHARE", help="Give the new version this share at first, such as 10%.")
+@click.option(
+    "--promote-after-s",
+    type=Number(min=0),
+    metavar="S",
+    help="Give a canary all requests after S seconds [default: when it is promoted].",
+)
+@click.option(
+    "--tolerance",
+    type=Number(min=0, max=1),
+    metavar="T",
+    help="Roll a canary back if its attainment is lower by more than T [default: 0.05].",
+)
+@click.option("--promote", metavar="NAME", help="Give the canary of application NAME all requests.")
+@click.option("--remove", metavar="NAME", help="Remove application NAME, or one version of it.")
+@click.option("--list", "lists", is_flag=True, help="List all versions.")
+def deploy(
+    app: Path | None,
+    server: Path | None,
+    version: str,
+    canary: float | None,
+    promote_after_s: float | None,
+    tolerance: float | None,
+    promote: str | None,
+    remove: str | None,
+    lists: bool,
+) -> CommandOutput:
+    """Deploy the application in APP to a running server, or promote, remove or list what it serves.
+
+    The version that serves goes on until the new one is ready; then the new one gets all requests, or as a canary a
+    share of them. A canary whose attainment is lower is rolled back. No request is lost.
+    """
+    if sum((app is not None, promote is not None, remove is not None, lists)) != 1:
+        raise click.UsageError("Give exactly one of APP, --promote, --remove and --list.")
+    order: Order = ListVersions()
+    if app is not None:
+        order = Deploy(str(app.absolute()), version, _canary(canary, promote_after_s, tolerance))
+    elif promote is not None:
+        order = Promote(promote, version)
+    elif remove is not None:
+        order = Remove(remove, version)
+    done = send(find_server(server), order, lambda text: click.echo(text, err=True))
+    return CommandOutput(done, _display(done), exit_code=0 if done.is_good else 1)
+
+
+def _canary(share: float | None, promote_after_s: float | None, tolerance: float | None) -> Canary | None:
+    if share is None:
+        if promote_after_s is not None or tolerance is not None:
+            raise InputError("--promote-after-s and --tolerance are of canaries", help="add --canary 10%")
+        return None
+    default = Canary(share)
+    return Canary(share, promote_after_s or 0.0, default.tolerance if tolerance is None else tolerance)
+
+
+def _display(done: Done) -> Sequence[RenderableType]:
+    columns = ("application", "version", "state", "requests %", "since")
+    rows = tuple((each.application, each.version, each.state, 100 * each.share, each.why) for each in done.versions)
+    return [table(Table("", columns, rows))]
