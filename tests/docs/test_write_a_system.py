@@ -56,6 +56,6 @@ def test_it_serves(tmp_path: Path) -> None:
             await live.all_answered()
             assert check_each_ended_once(live)[Outcome.SERVED] == 100
             again = rebuild(header_of(setup, origin="live"))
-            assert replay_log(list(live.log), again.core(), together=True).difference is None
+            assert replay_log(list(live.log), again.core()).difference is None
 
     uvloop.run(main())

@@ -1,20 +1,22 @@
 """Logs and their setups: headers, replay, and profiles refined from a server's log."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from sloop.actions import End, StartReplica
-from sloop.app.load import load_application, load_scenario
+from sloop.actions import Decided, End, StartReplica
+from sloop.app.load import load_application, load_deployment, load_scenario
+from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.events import WOKE, Deployed, Event, Finished, Planned, ReplicaReady
 from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.sim.scenarios import run_scenario
-from sloop.systems.replay import header_of, rebuild, refined_profiles, replay_log
-from sloop.systems.setup import Setup, set_up
-from sloop.units import ms
+from sloop.systems.replay import Replayed, header_of, rebuild, refined_profiles, replay_log
+from sloop.systems.setup import Setup, definition_of, set_up
+from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 
 TABLE = {"form": "table", "table": {1: {1: 10.0, 2.5: 5.0}, 4: {1: 30.0, 2.5: 12.0}}}
@@ -39,6 +41,15 @@ def setup() -> Setup:
     return set_up(load_application(DECLARED))
 
 
+def drive(core: Core, log: MemoryLog, steps: Sequence[tuple[int, Event]]) -> None:
+    """Log these events and the core's answers, as a driver does."""
+    for place, (now_ns, event) in enumerate(steps):
+        log.append(now_ns, event)
+        more = place + 1 < len(steps) and steps[place + 1][0] == now_ns
+        for action in core.handle(now_ns, event, more):
+            log.append(now_ns, action)
+
+
 def recorded() -> list[tuple[int, Record]]:
     """One request through both stages, as a driver would log it."""
     core, log = setup().core(), MemoryLog()
@@ -50,10 +61,7 @@ def recorded() -> list[tuple[int, Record]]:
         (ms(32), Finished(BatchId(0), ReplicaId(0), ms(30))),
         (ms(40), Finished(BatchId(1), ReplicaId(1), ms(8))),
     ]
-    for now_ns, event in steps:
-        log.append(now_ns, event)
-        for action in core.handle(now_ns, event):
-            log.append(now_ns, action)
+    drive(core, log, steps)
     assert log.records[-1][1] == End(RequestId(0), Outcome.SERVED)
     return log.records
 
@@ -80,19 +88,16 @@ def test_a_replay_of_an_honest_recording_finds_no_difference() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_replay_tells_together_what_a_live_driver_told_together(together: bool) -> None:
+def test_a_replay_tells_the_events_of_one_instant_together(together: bool) -> None:
     core, log = setup().core(), MemoryLog()
     begun = [record for record in recorded() if record[0] < ms(2)]
-    for now_ns, record in begun:
-        if isinstance(record, EVENTS):
-            core.handle(now_ns, record)
+    drive(core, MemoryLog(), [(now_ns, record) for now_ns, record in begun if isinstance(record, EVENTS)])
     pair = [Request(RequestId(id), ms(1), ms(2), ms(901)) for id in (0, 1)]
     for place, request in enumerate(pair):
         log.append(ms(2), request)
         for action in core.handle(ms(2), request, together and place == 0):
             log.append(ms(2), action)
-    assert replay_log([*begun, *log], setup().core(), together=together).difference is None
-    assert replay_log([*begun, *log], setup().core(), together=not together).difference is not None
+    assert (replay_log([*begun, *log], setup().core()).difference is None) is together
 
 
 def test_a_log_that_begins_with_an_answer_is_refused() -> None:
@@ -128,17 +133,147 @@ def test_another_system_answers_differently() -> None:
 
 def test_a_header_that_describes_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="does not describe an application"):
-        rebuild(Header(origin="sim", application={"name": "x"}, system="static"))
+        rebuild(Header(origin="sim", name="x", system="static", definitions={"x": {"name": "x"}}))
+    with pytest.raises(InputError, match="does not describe its applications"):
+        rebuild(Header(origin="sim", name="x", system="static"))
+    header = header_of(setup(), origin="sim")
+    with pytest.raises(InputError, match="does not describe its applications"):
+        rebuild(msgspec.structs.replace(header, definitions={"other": header.definitions["two"]}))
 
 
 def test_a_header_whose_stages_do_not_exist_is_refused() -> None:
     header = header_of(setup(), origin="sim")
-    application = header.application | {
-        "stages": [stage | {"after": ["missing"]} for stage in header.application["stages"]]
-    }
+    definition = header.definitions["two"]
+    stages = [stage | {"after": ["missing"]} for stage in definition["stages"]]
     with pytest.raises(InputError, match="does not describe an application"):
-        rebuild(msgspec.structs.replace(header, application=application))
+        rebuild(msgspec.structs.replace(header, definitions={"two": definition | {"stages": stages}}))
 
+
+# Several applications and versions
+
+
+def several() -> Setup:
+    second = DECLARED | {"name": "second", "weight": 2, "system": {"name": "static", "cores": 1}}
+    return set_up(load_deployment([DECLARED, second]))
+
+
+def new_version(setup: Setup, version: str, cores: int) -> Deployed:
+    """A version of the first application with other parameters."""
+    declared = DECLARED | {"system": {"name": "static", "cores": cores}}
+    joined = setup.deployment.joined_by(load_application(declared, cluster=setup.deployment.cluster))
+    (made,) = set_up(joined.qualified(version)).applications
+    return Deployed("two", version, definition_of(made))
+
+
+def test_several_applications_and_later_versions_replay_from_a_file(tmp_path: Path) -> None:
+    path, made = tmp_path / "run.jsonl", several()
+    core, log = made.core(), MemoryLog()
+    steps: list[tuple[int, Event]] = [
+        (0, WOKE),
+        *((ms(1), ReplicaReady(ReplicaId(id))) for id in range(4)),
+        (ms(2), Request(RequestId(0), ms(2), ms(2), ms(101), application="second")),
+        (ms(3), new_version(made, "2", cores=3)),
+        (ms(4), WOKE),
+        *((ms(5), ReplicaReady(ReplicaId(id))) for id in (4, 5)),
+        (ms(1000), WOKE),
+        (ms(1001), Request(RequestId(1), ms(1001), ms(1001), ms(1100), application="two")),
+    ]
+    drive(core, log, steps)
+    started = [record.spec for _, record in log if isinstance(record, StartReplica)]
+    assert [(spec.stage, spec.cores) for spec in started if "@" in spec.stage] == [("two@2/a", 3), ("two@2/b", 3)]
+    assert {(spec.stage, spec.cores) for spec in started} >= {("two/a", 2), ("second/a", 1)}
+    with FileLog(path, header_of(made, origin="live")) as file:
+        for now_ns, record in log:
+            file.append(now_ns, record)
+    read = read_log(path)
+    again = rebuild(read.header)
+    assert again.deployment == made.deployment
+    assert replay_log(read, again.core()).difference is None
+
+
+# Plans that are made beside the event loop
+
+SLOW = """
+from dataclasses import dataclass, field, replace
+from sloop.policies import targets
+from sloop.systems import build_system
+from sloop.vocabulary import Plan
+
+@dataclass(slots=True)
+class Slow:
+    period_ns: int = 10**9
+    calls: int = field(default=0, init=False)
+
+    def plan(self, now_ns, view):
+        self.calls += 1
+        (stage,) = view.stages
+        belief = targets.belief_of(stage)
+        replicas = targets.equal_replicas(stage, belief, count=self.calls, cores=1.0, batch_max=1)
+        return Plan((replicas,), f"call {self.calls}")
+
+static = build_system("static")
+SYSTEM = replace(static, name="slow", policies=replace(static.policies, scale=Slow()))
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Setup:
+    """An application under a policy that wants one replica more at each plan."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    stages = [{"name": "a", "profile": "ResNet-T"}]
+    cluster = {"nodes": [{"hardware": "c5.4xlarge"}]}
+    system = str(tmp_path / "slow.py")
+    return set_up(load_application({"name": "x", "slo_ms": 90, "stages": stages, "cluster": cluster, "system": system}))
+
+
+def planned(made: Setup, *, restart: bool = False, forged: bool = False) -> MemoryLog:
+    """Three plans, made by a planner beside the loop with policies of its own, which die before the second plan."""
+    core, planner, log = made.core(), made.core().planner, MemoryLog()
+    for second in range(3):
+        drive(core, log, [(second * NS_PER_S, WOKE)])
+        assert core.plan_input is not None
+        answer = planner.plan(core.plan_input)
+        if restart and second == 1:
+            planner = rebuild(header_of(made, origin="live")).core().planner
+            answer = Planned(answer.number, {}, {"x": "the planner process has died"}, restarted=True)
+        if forged and second == 1:
+            answer = Planned(answer.number, {})
+        drive(core, log, [(second * NS_PER_S + ms(5), answer)])
+    return log
+
+
+def replayed(made: Setup, log: MemoryLog) -> Replayed:
+    header = header_of(made, origin="live")
+    return replay_log(log, rebuild(header).core(), definitions=header.definitions)
+
+
+def whys(log: MemoryLog) -> list[str]:
+    return [record.why for _, record in log if isinstance(record, Decided) and record.kind == "plan"]
+
+
+def test_a_replay_makes_requested_plans_again(slow: Setup) -> None:
+    log = planned(slow)
+    assert whys(log) == ["call 1", "call 2", "call 3"]
+    assert replayed(slow, log).difference is None
+
+
+def test_after_a_restart_of_the_planner_its_policies_are_fresh(slow: Setup) -> None:
+    log = planned(slow, restart=True)
+    assert whys(log) == ["call 1"], "the third plan is the first of fresh policies, and the same"
+    assert replayed(slow, log).difference is None
+
+
+def test_another_plan_than_the_recorded_one_is_a_difference(slow: Setup) -> None:
+    log = planned(slow, forged=True)
+    difference = replayed(slow, log).difference
+    assert difference is not None
+    assert difference.recorded["plans"] == {}
+    assert difference.replayed is not None
+    assert difference.replayed["plans"]["x"]["why"] == "call 2"
+    assert log.records[difference.record - 1][1] == Planned(2, {})
+
+
+# Profiles from a server's log
 
 MODEL_APP = """
 name: one

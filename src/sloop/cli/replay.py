@@ -6,7 +6,7 @@ import click
 
 from sloop.cli.command import CommandOutput, command
 from sloop.runlog import read_log
-from sloop.systems.replay import rebuild, replay_log, together_in
+from sloop.systems.replay import rebuild, replay_log
 from sloop.units import to_s
 
 
@@ -18,7 +18,8 @@ def replay(log: Path) -> CommandOutput:
     Exit code 1 if an action differs; the first difference is shown.
     """
     recorded = read_log(log)
-    played = replay_log(recorded, rebuild(recorded.header).core(), together=together_in(recorded.header))
+    header = recorded.header
+    played = replay_log(recorded, rebuild(header).core(), definitions=header.definitions)
     lines = [f"{played.events:,} events replayed, {played.actions:,} actions compared"]
     if recorded.cut:
         lines.append(recorded.cut)

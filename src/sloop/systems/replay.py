@@ -15,17 +15,17 @@ import msgspec
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import Action
+from sloop.actions import Action, RequestPlan
 from sloop.app.application import Application, Deployment
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import Deployed, Event
+from sloop.events import Deployed, Event, Planned
 from sloop.profile.fit import Percentile
 from sloop.profile.passes import refined
 from sloop.profile.profile import Profile, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, batch_durations
-from sloop.systems.setup import Setup, application_in, definition_of, set_up
+from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 
 
 def header_of(
@@ -130,7 +130,7 @@ class ReplayDifference(Struct, frozen=True):
     recorded: dict[str, Any]
     """The record in the log."""
     replayed: dict[str, Any] | None
-    """The core's action instead; None if it had no further one."""
+    """The core's action, or the planner's answer, instead; None if there was no further action."""
 
 
 class Replayed(Struct, frozen=True):
@@ -141,16 +141,25 @@ class Replayed(Struct, frozen=True):
     difference: ReplayDifference | None
 
 
-def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: bool = False) -> Replayed:
-    """Feed the recorded events to a fresh core and compare its actions with the recorded ones, up to the first
-    difference. The actions after an event in a log answer that event; a log that was cut may lack the last ones.
+def replay_log(
+    records: Iterable[tuple[int, Record]], core: Core, *, definitions: Mapping[str, Mapping[str, Any]] | None = None
+) -> Replayed:
+    """Feed the recorded events to a fresh core and compare its actions, and the plans that were made beside the event
+    loop, with the recorded ones, up to the first difference.
 
-    `together`: the events of one instant were handed to the core as one batch, as the live driver does (`together_in`).
+    The actions after an event in a log answer that event; a log that was cut may lack the last ones. Events of one
+    instant were handed to the core together. `definitions` (`Header.definitions`) are needed if the planner's process
+    was replaced during the run, with fresh policies.
     """
     events = actions = 0
+    planner = _ReplayedPlanner(core, definitions or {})
     for step in _steps(records):
         events += 1
-        answers = core.handle(step.now_ns, step.event, more_at_this_instant=together and step.next_ns == step.now_ns)
+        expected = planner.answer_to(step.event)
+        if expected is not None and expected != step.event:
+            return Replayed(events, actions, _plan_difference(step, expected))
+        answers = core.handle(step.now_ns, step.event, more_at_this_instant=step.next_ns == step.now_ns)
+        planner.request(answers)
         for place, recorded in enumerate(step.actions):
             actions += 1
             if place >= len(answers) or answers[place] != recorded:
@@ -160,9 +169,38 @@ def replay_log(records: Iterable[tuple[int, Record]], core: Core, *, together: b
     return Replayed(events, actions, None)
 
 
-def together_in(header: Header) -> bool:
-    """Whether the core received all events of an instant before it formed batches: so in every live log."""
-    return header.origin == "live"
+class _ReplayedPlanner:
+    """Computes the plans that were computed beside the event loop, with the core's own policies."""
+
+    def __init__(self, core: Core, definitions: Mapping[str, Mapping[str, Any]]) -> None:
+        self._core = core
+        self._definitions = dict(definitions)
+        self._answers: dict[int, Planned] = {}
+        """By number, the answers that are not yet in the log."""
+
+    def request(self, actions: Iterable[Action]) -> None:
+        """Make the plan that these actions request, if any."""
+        for action in actions:
+            if isinstance(action, RequestPlan):
+                assert self._core.plan_input is not None, action
+                self._answers[action.number] = self._core.planner.plan(self._core.plan_input)
+
+    def answer_to(self, event: Event) -> Planned | None:
+        """What the event should be if it is an answer of the planner; None for other events, and after a restart, from
+        which on all policies are fresh."""
+        if isinstance(event, Deployed):
+            key = event.application if event.version == "1" else f"{event.application}@{event.version}"
+            self._definitions[key] = event.definition
+        if not isinstance(event, Planned):
+            return None
+        answer = self._answers.pop(event.number, None)
+        if not event.restarted:
+            return answer
+        for application in self._core.state.applications.values():
+            parts, planner = application.parts, self._core.planner
+            planner.discard(parts.key)
+            planner.add(parts.key, build(parts.name, parts.version, self._definitions[parts.key]).policies)
+        return None
 
 
 @dataclass(slots=True)
@@ -194,6 +232,11 @@ def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
         step = _Step(now_ns, record, number)
     if step is not None:
         yield step
+
+
+def _plan_difference(step: _Step, expected: Planned) -> ReplayDifference:
+    """The difference if the planner answers otherwise than the log says."""
+    return ReplayDifference(step.now_ns, step.record, msgspec.to_builtins(step.event), msgspec.to_builtins(expected))
 
 
 def _difference(step: _Step, place: int, answers: Sequence[Action]) -> ReplayDifference:

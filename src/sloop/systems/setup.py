@@ -142,7 +142,7 @@ def beliefs_of(application: Application) -> EstimateMap:
 def definition_of(setup: ApplicationSetup) -> dict[str, Any]:
     """The application version as JSON can hold it: as declared, with profiles, system and parameters. Of the cluster,
     which other applications share, it has one node of each kind."""
-    application, kinds = setup.application, {}
+    application, kinds = setup.application, dict[tuple[str, ...], Node]()
     for node in application.cluster:
         kinds.setdefault((node.hardware, *(device.kind for device in node.devices)), node)
     bare = replace(  # lines belong to the file; a copy has no cached values
@@ -151,7 +151,8 @@ def definition_of(setup: ApplicationSetup) -> dict[str, Any]:
         system=replace(application.system, lines={}),
         lines={},
     )
-    return msgspec.to_builtins(bare, str_keys=True)  # type: ignore[no-any-return]  # a mapping
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(bare))
+    return plain
 
 
 def application_in(definition: Mapping[str, Any]) -> Application:
