@@ -89,6 +89,11 @@ def make_belief(
     return Estimate(profile, variant=variant, hardware=hardware, accuracy=accuracy, correct=False)
 
 
+def named(variants: Mapping[str, Estimate], hardware: str = "local") -> tuple[Estimate, ...]:
+    """The beliefs as those of variants with these names."""
+    return tuple(make_belief(own.profile, name, hardware, own.accuracy) for name, own in variants.items())
+
+
 def by_kind(*beliefs: Belief) -> dict[BeliefKey, Belief]:
     """Beliefs as a stage has them."""
     return {(belief.variant, belief.hardware): belief for belief in beliefs}
@@ -96,7 +101,7 @@ def by_kind(*beliefs: Belief) -> dict[BeliefKey, Belief]:
 
 def make_stage(
     *buckets: Bucket,
-    belief: Belief | None = None,
+    belief: Estimate | None = None,
     name: str = "stage",
     queue: Sequence[Visit] = (),
     replicas: Sequence[ReplicaView] = (),
@@ -108,7 +113,7 @@ def make_stage(
         name=name,
         slo_ns=ms(slo_ms),
         after=(),
-        beliefs=by_kind(*(beliefs or (belief or make_belief(),))),
+        beliefs=by_kind(*(beliefs or named({"v": belief or make_belief()}))),
         replicas=tuple(replicas),
         queue=tuple(queue),
         running=0,

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloop.core.ledger import sites
 from sloop.core.protocols import Take
-from sloop.core.views import Bucket, NodeView, ReplicaView, StageView, Traffic
+from sloop.core.views import Bucket, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
 from sloop.options import keys_of
 from sloop.policies import POLICIES, build
@@ -19,18 +20,13 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers.forecasting import LstmNetwork
 from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import Life, Node, ReplicaId, ReplicaSpec, Request, RequestId, Visit
-from tests.policies.conftest import make_stage, make_view
+from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, Visit
+from tests.policies.conftest import Idle, make_idle, make_node, make_stage, make_view
 
-BELIEF = Estimate(YOLOV5S_S, correct=False)
+BELIEF = Estimate(YOLOV5S_S, variant="v", hardware="local", correct=False)
 laws = settings(max_examples=50, deadline=None)
 instants = st.integers(0, 200).map(ms)
 LENGTHS_NS = (ms(1), ms(100), s(1), s(10))
-
-
-class Idle:
-    def __init__(self, number: int, cores: float, batches: int) -> None:
-        self.id, self.cores, self.batches = ReplicaId(number), cores, batches
 
 
 def _keys(forecaster: str) -> tuple[str, ...]:
@@ -82,9 +78,18 @@ def test_batches_fit_and_waiting_ends(name: str, queue: list[Visit], limit: int,
 
 @pytest.mark.parametrize("name", POLICIES["route"])
 @laws
-@given(cores=st.lists(st.floats(0.1, 64), min_size=1, max_size=20), batches=st.integers(0, 9), last=st.integers(-1, 40))
-def test_routers_choose_one_that_is_there(name: str, cores: list[float], batches: int, last: int) -> None:
-    idle = [Idle(2 * number, own, batches * number) for number, own in enumerate(cores)]
+@given(
+    replicas=st.lists(st.tuples(st.floats(0.1, 64), st.floats(0.1, 1e6), st.integers(1, 9)), min_size=1, max_size=20),
+    batches=st.integers(0, 9),
+    last=st.integers(-1, 40),
+)
+def test_routers_choose_one_that_is_there(
+    name: str, replicas: list[tuple[float, float, int]], batches: int, last: int
+) -> None:
+    idle = [
+        Idle(ReplicaId(2 * number), cores, batches * number, weight, alone_ns)
+        for number, (cores, weight, alone_ns) in enumerate(replicas)
+    ]
     policy = build("route", name, {})
     for _ in range(3):
         index = policy.choose(0, idle, ReplicaId(last))  # type: ignore[attr-defined]
@@ -95,7 +100,7 @@ def test_routers_choose_one_that_is_there(name: str, cores: list[float], batches
 @pytest.mark.parametrize("name", POLICIES["route"])
 def test_routers_leave_no_equal_replica_out(name: str) -> None:
     """Handing out as many batches as there are replicas, each to one that is idle, uses every replica."""
-    policy, idle, last = build("route", name, {}), [Idle(number, 1.0, 0) for number in range(7)], ReplicaId(-1)
+    policy, idle, last = build("route", name, {}), make_idle(*range(7)), ReplicaId(-1)
     while idle:
         last = idle.pop(policy.choose(0, idle, last)).id  # type: ignore[attr-defined]
 
@@ -122,31 +127,29 @@ def test_an_answer_at_the_door_is_never_negative(name: str, visit: Visit, queued
 @pytest.mark.parametrize("name", POLICIES["place"])
 @laws
 @given(
-    free=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4), st.integers(0, 10)), max_size=8),
+    free=st.lists(st.tuples(st.integers(0, 8), st.lists(st.integers(0, 10), max_size=3)), max_size=8),
     cores=st.integers(1, 8),
-    memory=st.integers(0, 4),
     share=st.integers(0, 10),
+    accelerator=st.sampled_from(["", "T4"]),
 )
-def test_a_replica_goes_where_it_fits_if_it_fits_anywhere(
-    name: str, free: list[tuple[int, int, int]], cores: int, memory: int, share: int
+def test_a_replica_goes_to_one_of_the_places(
+    name: str, free: list[tuple[int, list[int]]], cores: int, share: int, accelerator: str
 ) -> None:
     nodes = [
-        NodeView(Node(f"n{index}", "local", 8, 4, ("gpu",)), own_cores, own_memory, {"gpu": own_share / 10})
-        for index, (own_cores, own_memory, own_share) in enumerate(free)
+        make_node(f"n{index}", free_cores=own, devices={f"d{at}": each / 10 for at, each in enumerate(shares)})
+        for index, (own, shares) in enumerate(free)
     ]
-    spec = ReplicaSpec("stage", "v", cores, device="gpu" if share else "", share=share / 10 or 1.0)
-    fits = {
-        f"n{index}" for index, (c, m, g) in enumerate(free) if c >= cores and m >= memory and (not share or g >= share)
-    }
-    chosen = twice(build("place", name, {}), "choose", 0, spec, memory, nodes)
-    assert chosen in fits if fits else chosen is None
+    spec = ReplicaSpec("stage", "v", Slot(cores, "local", accelerator, share / 10))
+    found = sites(spec, BELIEF, nodes)
+    if found:
+        assert 0 <= twice(build("place", name, {}), "choose", 0, spec, found) < len(found)
 
 
 def stage_of(counts: Sequence[int], ready: int, starting: int, queue: Sequence[Visit], now_s: int) -> StageView:
     """A stage whose last seconds brought `counts` requests, each with 0.9 s left, and kept its replicas half busy."""
     lives = [Life.READY] * ready + [Life.STARTING] * starting
     replicas = tuple(
-        ReplicaView(ReplicaId(number), ReplicaSpec("stage", "v", 1.0, "n"), life, s(number % 7), 0)
+        ReplicaView(ReplicaId(number), ReplicaSpec("stage", "v", Slot(1.0, "local")), life, s(number % 7), 0, "n")
         for number, life in enumerate(lives)
     )
     first_s = now_s - len(counts)
@@ -219,7 +222,7 @@ def test_plans_can_be_carried_out(name: str, history: list[tuple[list[int], int,
     again: Any = build("scale", name, {})
     assert policy.period_ns > 0
     plan = None
-    node = NodeView(Node("n", "local", 16, 1 << 30), 16, 1 << 30, {})
+    node = make_node("n", cores=16, free_cores=16)
     for step, (counts, ready, starting) in enumerate(history):
         now_s = 60 + 15 * step
         stage = stage_of(counts, ready, starting, queue, now_s)

@@ -1,35 +1,58 @@
-"""Placement policies: which node a replica goes to."""
+"""Placement policies: which node a replica goes to, and which accelerator there."""
 
-from collections.abc import Callable
+import pytest
 
+from sloop.core.ledger import sites
+from sloop.core.protocols import Place
 from sloop.core.views import NodeView
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.vocabulary import ReplicaSpec
+from sloop.profile.estimate import Estimate
+from sloop.profile.published import YOLOV5S_S
+from sloop.vocabulary import NodeState, ReplicaSpec, Slot
+from tests.policies.conftest import make_node
 
 
-def test_leaves_the_least_room(node: Callable[..., NodeView]) -> None:
-    nodes = [node("large", free_cores=8), node("tight", free_cores=2), node("full", free_cores=1)]
-    assert BestFit().choose(0, ReplicaSpec("s", "v", 2), 0, nodes) == "tight"
-    assert BestFit().choose(0, ReplicaSpec("s", "v", 9), 0, nodes) is None
-    assert BestFit().choose(0, ReplicaSpec("s", "v", 1), 1 << 31, nodes) is None
+def chosen(policy: Place, cores: float, *nodes: NodeView, accelerator: str = "", share: float = 1.0) -> tuple[str, str]:
+    """The node and the device of a replica, chosen among the places with room for it."""
+    spec = ReplicaSpec("s", "v", Slot(cores, "local", accelerator, share))
+    found = sites(spec, Estimate(YOLOV5S_S, variant="v", hardware="local"), nodes)
+    site = found[policy.choose(0, spec, found)]
+    return site.node.node.name, site.device.device.name if site.device else ""
 
 
-def test_the_share_of_a_device_counts_first(node: Callable[..., NodeView]) -> None:
-    nodes = [node("a", share={"gpu": 0.9}), node("b", free_cores=1, share={"gpu": 0.4}), node("c", share={"gpu": 0.2})]
-    assert BestFit().choose(0, ReplicaSpec("s", "v", 1, device="gpu", share=0.3), 0, nodes) == "b"
-    assert BestFit().choose(0, ReplicaSpec("s", "v", 1, device="tpu"), 0, nodes) is None
+def test_best_fit_leaves_the_least_room() -> None:
+    nodes = [make_node("large", free_cores=8), make_node("tight", free_cores=2), make_node("full", free_cores=1)]
+    assert chosen(BestFit(), 2, *nodes) == ("tight", "")
+    assert chosen(BestFit(), 4, *nodes) == ("large", "")
 
 
-# spread
+def test_best_fit_takes_nodes_on_demand_last() -> None:
+    rented, own = make_node("rented", free_cores=2, on_demand=True), make_node("own", free_cores=8)
+    assert chosen(BestFit(), 2, rented, own) == ("own", "")
+    assert chosen(BestFit(), 2, rented) == ("rented", "")
+    away = make_node("away", free_cores=2, on_demand=True, state=NodeState.RELEASED)
+    assert chosen(BestFit(), 2, away, own) == ("own", ""), "a released node is no place"
 
 
-def test_takes_the_largest_free_part(node: Callable[..., NodeView]) -> None:
-    nodes = [node("half", free_cores=32, cores=64), node("most", free_cores=7, cores=8)]
-    assert SpreadPlacement().choose(0, ReplicaSpec("s", "v", 2), 0, nodes) == "most"
-    assert SpreadPlacement().choose(0, ReplicaSpec("s", "v", 8), 0, nodes) == "half"
-    assert SpreadPlacement().choose(0, ReplicaSpec("s", "v", 80), 0, nodes) is None
+def test_spread_takes_the_largest_free_part() -> None:
+    nodes = [make_node("half", free_cores=32, cores=64), make_node("most", free_cores=7, cores=8)]
+    assert chosen(SpreadPlacement(), 2, *nodes) == ("most", "")
+    assert chosen(SpreadPlacement(), 8, *nodes) == ("half", "")
 
 
-def test_spread_also_looks_at_the_device_first(node: Callable[..., NodeView]) -> None:
-    nodes = [node("a", free_cores=8, share={"gpu": 0.5}), node("b", free_cores=1, share={"gpu": 0.9})]
-    assert SpreadPlacement().choose(0, ReplicaSpec("s", "v", 1, device="gpu", share=0.3), 0, nodes) == "b"
+@pytest.mark.parametrize(
+    ("policy", "expected"), [(BestFit(), ("b", "gpu1")), (SpreadPlacement(), ("a", "gpu0"))], ids=["best_fit", "spread"]
+)
+def test_the_free_share_of_accelerators_counts_first(policy: Place, expected: tuple[str, str]) -> None:
+    nodes = [
+        make_node("a", free_cores=2, devices={"gpu0": 0.9, "gpu1": 0.5}),
+        make_node("b", free_cores=7, devices={"gpu0": 0.2, "gpu1": 0.4}),
+    ]
+    assert chosen(policy, 1, *nodes, accelerator="T4", share=0.3) == expected
+
+
+def test_equal_places_go_to_the_first() -> None:
+    nodes = [make_node("a", devices={"x": 1.0, "y": 1.0}), make_node("b", devices={"x": 1.0})]
+    for policy in (BestFit(), SpreadPlacement()):
+        assert chosen(policy, 1, *nodes, accelerator="T4") == ("a", "x")
+        assert chosen(policy, 1, *nodes) == ("a", "")

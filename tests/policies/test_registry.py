@@ -89,6 +89,12 @@ def test_every_policy_is_a_frozen_slotted_dataclass_that_reads_what_it_writes(ve
     assert build(verb, name, written(policy)) == policy
 
 
+def test_policies_that_are_called_within_the_event_loop() -> None:
+    """All others are called beside it, because their decisions may take longer than a request can wait."""
+    quick = {name for name, kind in POLICIES["scale"].items() if getattr(kind, "is_quick", False)}
+    assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa"}
+
+
 @pytest.mark.parametrize("name", POLICIES["scale"])
 def test_no_scale_parameter_is_called_like_a_verb(name: str) -> None:
     """Both stand side by side in an application file: `{name: sponge, margin: 0.9, batch: slack}`."""

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from sloop.core.protocols import ReadyReplica
-from sloop.policies.route import FORGOTTEN_MAX, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
+from sloop.policies.route import FORGOTTEN_MAX, Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
 from sloop.vocabulary import ReplicaId
+from tests.policies.conftest import Idle
 
 
 def test_always_the_first(idle: Callable[..., list[ReadyReplica]]) -> None:
@@ -34,7 +35,7 @@ NONE = ReplicaId(-1)
 
 
 def test_spreads_a_large_replicas_turns(idle: Callable[..., list[ReadyReplica]]) -> None:
-    replicas = [*idle(1, cores=4), *idle(2), *idle(3)]
+    replicas = [*idle(1, cores=4), *idle(2), *idle(3)]  # without planned rates, cores are the weights
     policy = SmoothWeighted()
     turns = [replicas[policy.choose(0, replicas, NONE)].id for _ in range(12)]
     assert turns == [1, 1, 2, 1, 3, 1] * 2
@@ -54,13 +55,28 @@ def test_memory_is_its_own(idle: Callable[..., list[ReadyReplica]]) -> None:
     assert second.choose(0, idle(1, 2), NONE) == 0
 
 
+def test_turns_follow_planned_rates_not_cores() -> None:
+    """One with an accelerator, two without: the plan expects 60, 20 and 20 requests per second."""
+    replicas = [Idle(ReplicaId(1), cores=4, weight=60), *(Idle(ReplicaId(n), cores=8, weight=20) for n in (2, 3))]
+    policy = SmoothWeighted()
+    turns = [replicas[policy.choose(0, replicas, NONE)].id for _ in range(50)]
+    assert [turns.count(ReplicaId(number)) for number in (1, 2, 3)] == [30, 10, 10]
+
+
 # least_loaded
 
 
-class Sent:
-    def __init__(self, number: int, cores: float, batches: int) -> None:
-        self.id, self.cores, self.batches = ReplicaId(number), cores, batches
+def test_counts_batches_by_weight_and_breaks_ties_by_id() -> None:
+    sent = [(1, 1.0, 6), (2, 4.0, 20), (3, 1.0, 5)]
+    idle = [Idle(ReplicaId(number), batches=batches, weight=weight) for number, weight, batches in sent]
+    assert LeastLoaded().choose(0, idle, NONE) == 1
 
 
-def test_counts_batches_per_core_and_breaks_ties_by_id() -> None:
-    assert LeastLoaded().choose(0, [Sent(1, 1, 6), Sent(2, 4, 20), Sent(3, 1, 5)], ReplicaId(-1)) == 1
+# fastest
+
+
+def test_the_quickest_first_and_among_equals_the_oldest() -> None:
+    idle = [Idle(ReplicaId(number), alone_ns=alone_ns) for number, alone_ns in ((1, 30), (2, 10), (4, 10), (7, 20))]
+    assert Fastest().choose(0, idle, NONE) == 1
+    assert Fastest().choose(0, idle[2:], ReplicaId(2)) == 0
+    assert Fastest().choose(0, [idle[0], idle[3]], NONE) == 1

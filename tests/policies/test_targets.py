@@ -4,39 +4,146 @@ from collections import deque
 
 import pytest
 
-from sloop.core.views import NodeView
+from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.policies import targets
-from sloop.profile.estimate import Estimate
-from sloop.profile.published import YOLOV5S_S
 from sloop.solvers.budget import IndexedPath
 from sloop.units import ms
-from sloop.vocabulary import Group, Node, Path, ReplicaSpec, StagePlan
-from tests.policies.conftest import make_stage, make_view
+from sloop.vocabulary import Group, NodeState, Path, ReplicaSpec, Slot, StagePlan
+from tests.policies.conftest import make_belief, make_node, make_stage, make_view
 
-STAGE = make_stage(name="detect", variants={"small": Estimate(YOLOV5S_S), "large": Estimate(YOLOV5S_S)})
+SMALL, LARGE = make_belief(variant="small"), make_belief(variant="large")
+STAGE = make_stage(name="detect", beliefs=(SMALL, LARGE))
 
 
 def test_the_first_variant_unless_another_is_wanted() -> None:
-    assert targets.variant_of(STAGE, "") == "small"
-    assert targets.variant_of(STAGE, "large") == "large"
+    assert targets.belief_of(STAGE) is SMALL
+    assert targets.belief_of(STAGE, "large") is LARGE
     with pytest.raises(InputError, match="stage detect has no variant 'huge'\nhelp: use one of small, large"):
-        targets.variant_of(STAGE, "huge")
+        targets.belief_of(STAGE, "huge")
+
+
+# One kind of hardware
+
+ON_CPU, ON_GPU = (make_belief(variant="v", hardware=kind) for kind in ("c5.2xlarge", "g4dn.xlarge"))
+ONLY_GPU = make_belief(variant="v", hardware="g4dn.xlarge")
+CPU, GPU = (make_node(kind, hardware=kind) for kind in ("c5.2xlarge", "g4dn.xlarge"))
+
+
+def kinds_used(view: ClusterView) -> tuple[set[str], set[str]]:
+    """The kinds of the nodes and of the beliefs."""
+    return {node.node.hardware for node in view.nodes}, {kind for stage in view.stages for _, kind in stage.beliefs}
+
+
+def test_the_first_kind_on_which_every_stage_has_a_variant() -> None:
+    both, only = make_stage(name="both", beliefs=(ON_CPU, ON_GPU)), make_stage(name="only", beliefs=(ONLY_GPU,))
+    assert kinds_used(targets.on_one_kind(make_view(both, nodes=(CPU, GPU)))) == ({"c5.2xlarge"}, {"c5.2xlarge"})
+    assert kinds_used(targets.on_one_kind(make_view(both, nodes=(GPU, CPU)))) == ({"g4dn.xlarge"}, {"g4dn.xlarge"})
+    assert kinds_used(targets.on_one_kind(make_view(both, only, nodes=(CPU, GPU)))) == (
+        {"g4dn.xlarge"},
+        {"g4dn.xlarge"},
+    )
+
+
+def test_a_named_kind() -> None:
+    both, only = make_stage(name="both", beliefs=(ON_CPU, ON_GPU)), make_stage(name="only", beliefs=(ONLY_GPU,))
+    view = make_view(both, nodes=(CPU, GPU))
+    assert kinds_used(targets.on_one_kind(view, "g4dn.xlarge")) == ({"g4dn.xlarge"}, {"g4dn.xlarge"})
+    with pytest.raises(InputError, match=r"no node has hardware 'c5'\nhelp: the cluster has c5.2xlarge and g4dn"):
+        targets.on_one_kind(view, "c5")
+    with pytest.raises(
+        InputError, match=r"stage only has no profile for hardware 'c5.2xlarge'\nhelp: it has one for g"
+    ):
+        targets.on_one_kind(make_view(both, only, nodes=(CPU, GPU)), "c5.2xlarge")
+
+
+def test_stages_without_a_common_kind() -> None:
+    stages = make_stage(name="a", beliefs=(ON_CPU,)), make_stage(name="b", beliefs=(ONLY_GPU,))
+    with pytest.raises(
+        InputError, match=r"profile for every stage: a has c5.2xlarge; b has g4dn.xlarge\nhelp: add pro"
+    ):
+        targets.on_one_kind(make_view(*stages, nodes=(CPU, GPU)))
+
+
+def test_lost_nodes_are_left_out_unless_all_are_lost() -> None:
+    there, lost = make_node("a", state=NodeState.RELEASED), make_node("b", state=NodeState.LOST)
+    assert targets.on_one_kind(make_view(STAGE, nodes=(there, lost))).nodes == (there,)
+    assert targets.on_one_kind(make_view(STAGE, nodes=(lost,))).nodes == (lost,)
+    unknown = make_stage(name="s", beliefs=(make_belief(hardware=""),))
+    assert targets.on_one_kind(make_view(unknown, nodes=())).stages == (unknown,)
+
+
+def test_a_variant_that_another_kind_has() -> None:
+    stage = make_stage(name="s", beliefs=(ON_CPU, make_belief(variant="w", hardware="g4dn.xlarge")))
+    view = targets.on_one_kind(make_view(stage, nodes=(CPU, GPU)))
+    with pytest.raises(InputError, match="stage s has no variant 'w'\nhelp: use one of v"):
+        targets.belief_of(view.stages[0], "w")
+    assert targets.belief_of(stage, "w", "g4dn.xlarge").hardware == "g4dn.xlarge"
+    with pytest.raises(InputError, match=r"stage s has no variant 'w' on c5.2xlarge\nhelp: use one of v"):
+        targets.belief_of(stage, "w", "c5.2xlarge")
+
+
+# Values for single stages
+
+
+@pytest.mark.parametrize(
+    ("stage", "declared", "expected"),
+    [
+        ("detect", {"detect": 1}, 1),
+        ("detect", {"read": 1}, None),
+        ("shop/detect", {"detect": 1}, 1),
+        ("shop/detect", {"shop/detect": 2, "detect": 1}, 2),
+        ("shop@2/detect", {"shop/detect": 2, "detect": 1}, 2),
+        ("shop@2/detect", {"shop@2/detect": 3, "shop/detect": 2}, 3),
+        ("shop/detect", {"ocr/detect": 1}, None),
+    ],
+)
+def test_a_stage_s_own_value(stage: str, declared: dict[str, int], expected: int | None) -> None:
+    assert targets.declared_for(make_stage(name=stage), declared) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "declared", "is_known"),
+    [
+        ("detect", "detect", True),
+        ("detect", "read", False),
+        ("detect", "shop/detect", False),
+        ("shop/detect", "detect", True),
+        ("shop/detect", "shop/detect", True),
+        ("shop@2/detect", "shop/detect", True),
+        ("shop/detect", "read", False),
+        ("shop/detect", "shop/read", False),
+        ("shop/detect", "ocr/read", True),
+    ],
+)
+def test_values_for_unknown_stages_are_refused(stage: str, declared: str, is_known: bool) -> None:
+    view = make_view(make_stage(name=stage))
+    if is_known:
+        targets.check_stages(view, {declared: 1}, "stages")
+    else:
+        with pytest.raises(
+            InputError, match=f"stages: no stage '{declared}'\nhelp: the application's stages are {stage}"
+        ):
+            targets.check_stages(view, {declared: 1}, "stages")
+
+
+# Plans of equal replicas
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 5), (4, 4), (99, 16)])
 def test_batches_stay_within_the_profile_and_unless_told_within_half_the_slo(asked: int, given: int) -> None:
-    planned = targets.equal_replicas(STAGE, "small", count=3, cores=2, batch_max=asked)
-    assert planned == StagePlan("detect", (Group(ReplicaSpec("detect", "small", 2), 3),), given)
+    planned = targets.equal_replicas(STAGE, SMALL, count=3, cores=2, batch_max=asked)
+    spec = ReplicaSpec("detect", "small", Slot(2, "local"))
+    assert planned == StagePlan("detect", (Group(spec, 3),), given)
 
 
 @pytest.mark.parametrize(("cores", "limit_ms", "expected"), [(2, 500, 5), (2, 9, 1), (16, 10_000, 16), (1, 166, 1)])
 def test_the_largest_batch_within_a_time(cores: float, limit_ms: float, expected: int) -> None:
-    assert targets.batch_within(STAGE.variants["small"], cores, ms(limit_ms)) == expected
+    assert targets.batch_within(SMALL, cores, ms(limit_ms)) == expected
 
 
 def test_the_largest_node_bounds_a_replica() -> None:
-    nodes = tuple(NodeView(Node(name, "local", cores, 1), 0, 0, {}) for name, cores in (("a", 4.0), ("b", 16.0)))
+    nodes = tuple(make_node(name, cores=cores) for name, cores in (("a", 4.0), ("b", 16.0)))
     assert targets.node_cores_max(make_view(STAGE, nodes=nodes)) == 16
     assert targets.node_cores_max(make_view(STAGE, nodes=())) == float("inf")
 
@@ -52,8 +159,7 @@ def test_each_path_keeps_its_own_deadline() -> None:
 
 def test_cores_on_offer_end_with_the_largest_node() -> None:
     def choices(node_cores: float, *offered: float) -> list[float]:
-        node = NodeView(Node("n", "local", node_cores, 1), 0, 0, {})
-        return targets.core_choices(make_view(STAGE, nodes=(node,)), offered, 3, "vpa")
+        return targets.core_choices(make_view(STAGE, nodes=(make_node(cores=node_cores),)), offered, 3, "vpa")
 
     assert choices(2) == [1, 2]
     assert choices(16) == [1, 2, 3]

@@ -17,7 +17,7 @@ from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId, ReplicaSpec
+from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId
 
 OD = Amdahl(148.81709977526535, 5.432908755854746, 37.49369666805188, -15.475937098807677)
 OC = Amdahl(34.69333807478468, 19.478793326347812, 2.058115261491216, 14.259440042600422)
@@ -27,7 +27,7 @@ VIDEO = {"detect": OD, "classify": OC}
 @cache
 def believed(form: Amdahl) -> Estimate:
     """Cached, because its tables cost more than most decisions."""
-    return Estimate(Profile(latency_ms=form, max_batch=8, max_cores=8))
+    return Estimate(Profile(latency_ms=form, max_batch=8, max_cores=8), variant="v", hardware="local")
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Scene:
                 name=name,
                 slo_ns=ms(self.slo_ms),
                 after=(),
-                variants={"v": believed(form)},
+                beliefs={("v", "local"): believed(form)},
                 replicas=tuple(self.replicas.get(name, ())),
                 queue=(),
                 running=0,
@@ -66,7 +66,7 @@ class Scene:
         )
         held = sum(one.spec.cores for own in self.replicas.values() for one in own)
         nodes = tuple(
-            NodeView(Node(f"n{i}", "local", cores, 1 << 30), cores - held * (not i), 1 << 30, {})
+            NodeView(Node(f"n{i}", "local", cores, 1 << 30), cores - held * (not i), 1 << 30)
             for i, cores in enumerate(self.nodes)
         )
         rate_rps = self.rates[-1] if self.rates else 0.0
@@ -89,20 +89,16 @@ class Scene:
         for target in plan.stages:
             own = self.replicas.setdefault(target.stage, [])
             wanted = [group.spec for group in target.groups for _ in range(group.count)]
-            kept = [
-                ReplicaView(one.id, ReplicaSpec(spec.stage, spec.variant, spec.cores, "n0"), one.life, 0, 0)
-                for one, spec in zip(own, wanted, strict=False)
-            ]
+            kept = [ReplicaView(one.id, spec, one.life, 0, 0, "n0") for one, spec in zip(own, wanted, strict=False)]
             for spec in wanted[len(kept) :]:
                 self.made += 1
-                placed = ReplicaSpec(spec.stage, spec.variant, spec.cores, "n0")
-                kept.append(ReplicaView(ReplicaId(self.made), placed, Life.STARTING, 0, 0))
+                kept.append(ReplicaView(ReplicaId(self.made), spec, Life.STARTING, 0, 0, "n0"))
             own[:] = sorted(kept, key=lambda one: one.life is Life.STARTING)
 
     def ready(self) -> None:
         """What starts is ready."""
         for own in self.replicas.values():
-            own[:] = [ReplicaView(one.id, one.spec, Life.READY, 0, 0) for one in own]
+            own[:] = [ReplicaView(one.id, one.spec, Life.READY, 0, 0, one.node) for one in own]
 
     @property
     def groups(self) -> list[list[tuple[int, float]]]:

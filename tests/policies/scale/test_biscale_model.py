@@ -19,12 +19,12 @@ from sloop.policies.scale.biscale import (
     stage_replicas,
     within_node_room,
 )
-from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.reproduce.biscale.runs import VIDEO
 from sloop.solvers.biscale import StageReplicas, replicas_carry, small_first, total_units, with_small
 from sloop.units import ms, s
-from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, StagePlan
+from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Slot, StagePlan
+from tests.policies.conftest import by_kind, make_belief
 
 HALVING = Amdahl(100, 0, 0, 0)
 LIMITS = SizeLimits(1.0, 8, 16, "with_queue", 1.0, "")
@@ -35,7 +35,7 @@ def stage_of(name: str, form: Amdahl = HALVING, *, cores_max: float = 8, visits:
         name=name,
         slo_ns=ms(400),
         after=(),
-        variants={"v": Estimate(Profile(latency_ms=form, max_batch=4, max_cores=cores_max))},
+        beliefs=by_kind(make_belief(Profile(latency_ms=form, max_batch=4, max_cores=cores_max))),
         replicas=(),
         queue=(),
         running=0,
@@ -46,7 +46,7 @@ def stage_of(name: str, form: Amdahl = HALVING, *, cores_max: float = 8, visits:
 
 
 def seen(*stages: StageView, cores: tuple[float, ...] = (16,), paths: tuple[Path, ...] = ()) -> ClusterView:
-    nodes = tuple(NodeView(Node(f"n{i}", "local", own, 1), own, 1, {}) for i, own in enumerate(cores))
+    nodes = tuple(NodeView(Node(f"n{i}", "local", own, 1), own, 1) for i, own in enumerate(cores))
     names = tuple(stage.name for stage in stages)
     ingress = Traffic(buckets=(), bucket_ns=s(1))
     return ClusterView(stages, nodes, None, {}, ingress, 0.0, paths or (Path(names, ms(400)),))
@@ -104,7 +104,7 @@ def test_what_is_quick_enough_one_at_a_time_has_an_answer_however_stages_meet(
         [GraphStage("s0"), *(GraphStage(f"s{n}", tuple(f"s{b}" for b in own)) for n, own in enumerate(befores, 1))]
     )
     stages = [stage_of(name, Amdahl(20 + 7 * place, 5, 0, 5)) for place, name in enumerate(graph.stages)]
-    alone_ms = [math.ceil(stage.variants["v"].latency_ms(1, 8)) for stage in stages]
+    alone_ms = [math.ceil(stage.beliefs["v", "local"].latency_ms(1, Slot(8, "local"))) for stage in stages]
     longest_ms = max(sum(alone_ms[int(name[1:])] for name in path.stages) for path in graph.paths)
     paths = tuple(Path(path.stages, ms(math.ceil(longest_ms * percent / 100))) for path in graph.paths)
     model = biscale_model(seen(*stages, paths=paths, cores=(10_000,)), LIMITS)
@@ -163,14 +163,14 @@ def test_long_deadlines_are_counted_in_coarser_steps() -> None:
 
 def video_stage(name: str, *sizes: tuple[float, Life, str]) -> StageView:
     replicas = tuple(
-        ReplicaView(ReplicaId(number), ReplicaSpec(name, "v", cores, node), life, 0, 0)
+        ReplicaView(ReplicaId(number), ReplicaSpec(name, "v", Slot(cores, "local")), life, 0, 0, node)
         for number, (cores, life, node) in enumerate(sizes)
     )
     return StageView(
         name=name,
         slo_ns=ms(780),
         after=(),
-        variants={"v": Estimate(VIDEO.profiles[name])},
+        beliefs=by_kind(make_belief(VIDEO.profiles[name])),
         replicas=replicas,
         queue=(),
         running=0,
@@ -180,7 +180,7 @@ def video_stage(name: str, *sizes: tuple[float, Life, str]) -> StageView:
 
 
 def video_view(*stages: StageView, free: tuple[float, ...] = (64,), **changes: Any) -> ClusterView:
-    nodes = tuple(NodeView(Node(f"n{i}", "local", 64, 1), cores, 1, {}) for i, cores in enumerate(free))
+    nodes = tuple(NodeView(Node(f"n{i}", "local", 64, 1), cores, 1) for i, cores in enumerate(free))
     names = tuple(stage.name for stage in stages)
     paths = changes.pop("paths", (Path(names, ms(780)),))
     return ClusterView(stages, nodes, None, {}, Traffic(buckets=(), bucket_ns=s(1)), 0.0, paths, **changes)

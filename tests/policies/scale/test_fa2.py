@@ -27,7 +27,7 @@ from sloop.solvers import budget, fa2
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.fa2 import Fa2Choice, Fa2Solution
 from sloop.units import ms, s
-from sloop.vocabulary import Group, Path, Plan, ReplicaSpec, StagePlan
+from sloop.vocabulary import Group, Path, Plan, ReplicaSpec, Slot, StagePlan
 from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]
@@ -114,7 +114,7 @@ def test_replicas_are_no_larger_than_the_largest_node(stage: Stage, view: View, 
 
 def test_a_deadline_below_the_time_alone_is_said_and_demand_followed(stage: Stage, view: View, belief: Any) -> None:
     own = belief()
-    alone_ms = own.costs_ns(1.0)[1] / 1e6
+    alone_ms = own.costs_ns(own.slot(1.0))[1] / 1e6
     plan = Fa2().plan(0, chain(stage, view, [own, own], 20.0, 100))
     assert plan is not None
     assert not plan.feasible
@@ -158,7 +158,7 @@ def test_headroom_and_margin_cost_replicas(stage: Stage, view: View) -> None:
 
 
 def test_variants_are_the_first_unless_named(stage: Stage, view: View, belief: Any) -> None:
-    stages = [stage(name=name, variants={"small": belief(), "large": belief()}) for name in ("a", "b")]
+    stages = [stage(name=name, beliefs=(belief(variant="small"), belief(variant="large"))) for name in ("a", "b")]
     shown = view(*stages, rates={"a": 1.0, "b": 1.0})
 
     def named(policy: Fa2) -> list[str]:
@@ -412,7 +412,7 @@ def replica_count(plan: Plan | None) -> int:
 def test_starts_from_what_it_is_told(stage: Stage, view: View) -> None:
     plan = Fa2Single().plan(0, view(stage()))
     assert plan is not None
-    assert plan.stages == (StagePlan("stage", (Group(ReplicaSpec("stage", "v", 1.0), 1),), 1),)
+    assert plan.stages == (StagePlan("stage", (Group(ReplicaSpec("stage", "v", Slot(1.0, "local")), 1),), 1),)
     assert replica_count(Fa2Single(initial=4).plan(0, view(stage()))) == 4
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sloop.core.views import Belief, Bucket, ClusterView, StageView
+from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies import targets
 from sloop.policies.scale.ipa import Ipa, IpaProblem, IpaStageTerms, VariantsByStage, ipa_stage, variants_by_stage
@@ -18,7 +18,7 @@ from sloop.solvers.budget import IndexedPath
 from sloop.solvers.ipa import Candidate, IpaGoal, IpaStage
 from sloop.units import ms, s
 from sloop.vocabulary import Path, Plan
-from tests.policies.conftest import make_node, make_stage, make_view
+from tests.policies.conftest import make_belief, make_node, make_stage, make_view, named
 
 DETECTION = {"n": (45.7, 57.3, 22.7), "s": (56.8, 160.0, 40.0), "m": (64.1, 186.7, 160.3)}
 CLASSIFICATION = {"R18": (69.75, 44.3, 28.7), "R34": (73.31, 78.0, 32.0), "R50": (76.13, 99.6, 36.4)}
@@ -28,22 +28,19 @@ CORES = {
 }
 
 
-def beliefs(family: Mapping[str, tuple[float | None, float, float]]) -> dict[str, Belief]:
+def beliefs(family: Mapping[str, tuple[float | None, float, float]]) -> tuple[Estimate, ...]:
     """Accuracy, milliseconds per request and per batch."""
-    return {
-        name: Estimate(
-            Profile(latency_ms=Quadratic(alpha=0, beta=each, gamma=fixed), max_batch=8, max_cores=16),
-            accuracy=accuracy,
-            correct=False,
-        )
-        for name, (accuracy, each, fixed) in family.items()
+    profiles = {
+        name: Profile(latency_ms=Quadratic(alpha=0, beta=each, gamma=fixed), max_batch=8, max_cores=16)
+        for name, (_, each, fixed) in family.items()
     }
+    return tuple(make_belief(profile, name, accuracy=family[name][0]) for name, profile in profiles.items())
 
 
 def video(rate_rps: float, *, slo_ms: float = 6890, cores: float = 1000, plan: Plan | None = None) -> ClusterView:
     buckets = [Bucket(s(second), arrivals=round(rate_rps)) for second in range(30)]
     stages = [
-        make_stage(*buckets, name=name, variants=beliefs(family), slo_ms=slo_ms)
+        make_stage(*buckets, name=name, beliefs=beliefs(family), slo_ms=slo_ms)
         for name, family in (("detect", DETECTION), ("classify", CLASSIFICATION))
     ]
     rates = {"detect": rate_rps, "classify": rate_rps}
@@ -172,7 +169,7 @@ def test_each_way_through_a_graph_is_in_time() -> None:
 
 
 def test_accuracy_is_needed_where_there_is_a_choice() -> None:
-    stage = make_stage(name="s", variants=beliefs({"a": (0.5, 10, 1), "b": (None, 10, 1)}))
+    stage = make_stage(name="s", beliefs=beliefs({"a": (0.5, 10, 1), "b": (None, 10, 1)}))
     with pytest.raises(InputError, match="stage s: variant 'b' has no accuracy"):
         Ipa().plan(0, make_view(stage))
 
@@ -250,15 +247,15 @@ def ipa_stages(
     return tuple(ipa_stage(own, variants[own.name], policy, rates[own.name] * (1 + headroom)) for own in view.stages)
 
 
-def belief(one_ms: float, accuracy: float | None = None, *, batch_max: int = 8, cores_max: float = 32) -> Belief:
+def belief(one_ms: float, accuracy: float | None = None, *, batch_max: int = 8, cores_max: float = 32) -> Estimate:
     """Each request of a batch takes `one_ms` of one core."""
     latency = Amdahl(gamma=one_ms, epsilon=0, delta=0, eta=0.001)
     profile = Profile(latency_ms=latency, max_batch=batch_max, max_cores=cores_max)
     return Estimate(profile, accuracy=accuracy, correct=False)
 
 
-def stage_of(name: str, variants: Mapping[str, Belief], slo_ms: float = 4000) -> StageView:
-    return make_stage(name=name, variants=variants, slo_ms=slo_ms)
+def stage_of(name: str, variants: Mapping[str, Estimate], slo_ms: float = 4000) -> StageView:
+    return make_stage(name=name, beliefs=named(variants), slo_ms=slo_ms)
 
 
 def small_batches(**changes: Any) -> Ipa:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.views import Belief, Bucket, ClusterView, StageView
+from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies.scale.sponge import Sponge
+from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import ms, s
-from sloop.vocabulary import Plan, Visit
+from sloop.vocabulary import Plan, Slot, Visit
 from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]
@@ -52,8 +53,7 @@ def test_a_second_of_the_published_run(stage: Stage, view: View) -> None:
 @given(st.lists(st.integers(650, 1000), min_size=20, max_size=20))
 def test_what_it_chooses_holds_for_the_tightest(slacks_ms: list[int]) -> None:
     buckets = (second(*slacks_ms),)
-    stage = make_stage(*buckets, belief=_yolo())
-    plan = Sponge(margin=0.9).plan(s(1), make_view(stage, nodes=(), rates={"stage": 20.0}))
+    plan = Sponge(margin=0.9).plan(s(1), make_view(make_stage(*buckets), rates={"stage": 20.0}))
     assert plan is not None
     cores, batch = chosen(plan)
     latency_ms = YOLOV5S_S.latency_ms.latency_ms(batch, cores)
@@ -61,12 +61,6 @@ def test_what_it_chooses_holds_for_the_tightest(slacks_ms: list[int]) -> None:
     assert holds == plan.feasible
     if not plan.feasible:
         assert cores == 16
-
-
-def _yolo() -> Belief:
-    from sloop.profile.estimate import Estimate  # noqa: PLC0415  # fixtures cannot be used with @given
-
-    return Estimate(YOLOV5S_S, correct=False)
 
 
 def test_a_longer_queue_than_a_second_brings_is_planned_for(
@@ -190,19 +184,17 @@ def test_grows_at_once_and_shrinks_after_k_decisions(stage: Stage, view: View) -
     ],
 )
 def test_cores_to_choose_from_and_one_look_at_the_belief_for_each(
-    stage: Stage, view: View, belief: Callable[[], Belief], policy: Sponge, node_cores: float, choices: Sequence[float]
+    stage: Stage, view: View, policy: Sponge, node_cores: float, choices: Sequence[float]
 ) -> None:
     asked: list[float] = []
-    believed = belief()
 
-    class Watched:
-        batch_max, cores_max = believed.batch_max, believed.cores_max
+    class Watched(Estimate):
+        def costs_ns(self, slot: Slot) -> tuple[int, ...]:
+            asked.append(slot.cores)
+            return super().costs_ns(slot)
 
-        def costs_ns(self, cores: float) -> Sequence[int]:
-            asked.append(cores)
-            return believed.costs_ns(cores)
-
-    policy.plan(s(1), view(stage(second(*[900.0] * 200), belief=Watched()), cores=node_cores))
+    watched = Watched(YOLOV5S_S, variant="v", hardware="local")
+    policy.plan(s(1), view(stage(second(*[900.0] * 200), beliefs=(watched,)), cores=node_cores))
     assert asked == list(choices)
 
 

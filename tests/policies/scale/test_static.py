@@ -1,13 +1,21 @@
-"""The same cluster always."""
+"""The same cluster always, of one kind of hardware or of several."""
 
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
-from sloop.policies.scale.static import Static, StaticStage
-from sloop.vocabulary import Group, ReplicaSpec, StagePlan
+from sloop.policies import build
+from sloop.policies.scale.static import Static, StaticGroup, StaticStage
+from sloop.profile.profile import Profile, Quadratic
+from sloop.vocabulary import Group, ReplicaSpec, Slot, StagePlan
+from tests.policies.conftest import make_belief, make_node, make_stage, make_view
+
+
+def on(hardware: str, cores: float, stage: str = "stage", variant: str = "v") -> ReplicaSpec:
+    return ReplicaSpec(stage, variant, Slot(cores, hardware))
 
 
 def test_the_same_for_every_stage_but_where_it_says_otherwise(
@@ -18,9 +26,86 @@ def test_the_same_for_every_stage_but_where_it_says_otherwise(
     assert plan is not None
     assert plan.feasible
     assert plan.stages == (
-        StagePlan("first", (Group(ReplicaSpec("first", "v", 8), 2),), 11),
-        StagePlan("second", (Group(ReplicaSpec("second", "v", 0.5), 2),), 1),
+        StagePlan("first", (Group(on("local", 8, "first"), 2),), 11),
+        StagePlan("second", (Group(on("local", 0.5, "second"), 2),), 1),
     )
+
+
+# Several kinds of hardware
+
+FAST = Profile(latency_ms=Quadratic(0, 1, 9), max_batch=64, max_cores=4, accelerator="T4")
+SLOW = Profile(latency_ms=Quadratic(0, 20, 80), max_batch=16, max_cores=8)
+CPU, GPU = make_node("c", hardware="c5.2xlarge"), make_node("g", hardware="g4dn.xlarge", devices={"gpu0": 1.0})
+
+
+def kinds(name: str = "stage", *, cpu: bool = True, gpu: bool = True) -> StageView:
+    beliefs = [make_belief(SLOW, hardware="c5.2xlarge")] * cpu + [make_belief(FAST, hardware="g4dn.xlarge")] * gpu
+    return make_stage(name=name, beliefs=beliefs, slo_ms=400)
+
+
+def test_a_fixed_mix_of_kinds() -> None:
+    policy = Static(
+        cores=4,
+        stages={
+            "stage": StaticStage(
+                groups=(
+                    StaticGroup(hardware="c5.2xlarge", replicas=2, cores=8),
+                    StaticGroup(hardware="g4dn.xlarge", batch_max=32),
+                    StaticGroup(hardware="g4dn.xlarge", replicas=3, cores=1),
+                )
+            )
+        },
+    )
+    plan = policy.plan(0, make_view(kinds(), nodes=(CPU, GPU)))
+    assert plan is not None
+    gpu = Slot(4, "g4dn.xlarge", "T4")
+    assert plan.stages == (
+        StagePlan(
+            "stage",
+            (
+                Group(on("c5.2xlarge", 8), 2, batch_max=6),
+                Group(ReplicaSpec("stage", "v", gpu), 1, batch_max=32),
+                Group(ReplicaSpec("stage", "v", structs.replace(gpu, cores=1)), 3, batch_max=64),
+            ),
+            64,
+        ),
+    )
+
+
+def test_one_kind_for_all_stages_or_one_for_each() -> None:
+    def used(policy: Static, *stages: StageView) -> list[str]:
+        plan = policy.plan(0, make_view(*stages, nodes=(CPU, GPU)))
+        assert plan is not None
+        return [target.groups[0].spec.slot.hardware for target in plan.stages]
+
+    both = (kinds("a"), kinds("b"))
+    assert used(Static(), *both) == ["c5.2xlarge"] * 2
+    assert used(Static(hardware="g4dn.xlarge"), *both) == ["g4dn.xlarge"] * 2
+    own = {"b": StaticStage(hardware="g4dn.xlarge")}
+    assert used(Static(stages=own), *both) == ["c5.2xlarge", "g4dn.xlarge"]
+    assert used(Static(stages=own), kinds("a", gpu=False), kinds("b", cpu=False)) == ["c5.2xlarge", "g4dn.xlarge"]
+    with pytest.raises(InputError, match="no kind of hardware has a profile for every stage: a has c5"):
+        used(Static(), kinds("a", gpu=False), kinds("b", cpu=False))
+    with pytest.raises(InputError, match=r"stage a has no profile for hardware 'g4dn.xlarge'"):
+        used(Static(hardware="g4dn.xlarge"), kinds("a", gpu=False))
+
+
+def test_mistakes_in_groups_are_named() -> None:
+    view = make_view(kinds(), nodes=(CPU, GPU))
+
+    def static(*groups: StaticGroup) -> Static:
+        return Static(stages={"stage": StaticStage(groups=groups)})
+
+    with pytest.raises(InputError, match=r"no node has hardware 'c4.large'\nhelp: the cluster has c5.2xlarge and g4dn"):
+        static(StaticGroup(hardware="c4.large")).plan(0, view)
+    with pytest.raises(InputError, match=r"stage stage has no variant 'w' on g4dn.xlarge"):
+        static(StaticGroup(hardware="g4dn.xlarge", variant="w")).plan(0, view)
+    with pytest.raises(InputError, match="two groups of stage stage are the same replicas of v"):
+        static(StaticGroup(), StaticGroup(hardware="c5.2xlarge", batch_max=2)).plan(0, view)
+    with pytest.raises(InputError, match="both 'replicas' and 'groups'"):
+        StaticStage(replicas=2, groups=(StaticGroup(),))
+    with pytest.raises(InputError, match=r"stages\.stage\.groups\[0\]\.cores: must be a number above 0"):
+        build("scale", "static", {"stages": {"stage": {"groups": [{"cores": 0}]}}})
 
 
 def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], view: Callable[..., ClusterView]) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar, Final, Protocol
 
 from msgspec import structs
 
+from sloop.core.ledger import replicas_max
 from sloop.core.views import Belief, ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
@@ -20,7 +21,7 @@ from sloop.solvers import fa2, highs
 from sloop.solvers.budget import NODES_MAX, BudgetRule, IndexedPath, Ties
 from sloop.solvers.fa2 import Fa2Choice, Fa2GaveUp, Fa2Infeasible, Fa2Mode, Fa2SingleChoice, Fa2Solution, Fa2Stage
 from sloop.text import chain, counted
-from sloop.units import NS_PER_MS, NS_PER_S, round_down, round_up, s, to_ms
+from sloop.units import NS_PER_MS, NS_PER_S, round_up, s, to_ms
 from sloop.vocabulary import Plan, StagePlan
 
 
@@ -37,9 +38,13 @@ class EqualReplicasProblem:
 
     @property
     def replicas_max(self) -> float:
-        """How many replicas fit on the empty nodes; infinite if no node is known."""
+        """How many replicas fit on the empty nodes; infinite if no node is known. If stages differ in what they need
+        besides cores, those of the stage that needs least."""
         nodes = self.view.nodes
-        return sum(round_down(node.node.cores / self.cores) for node in nodes) if nodes else math.inf
+        if not nodes:
+            return math.inf
+        slots = [(belief.slot(self.cores), belief) for belief in self.beliefs]
+        return max(sum(replicas_max(node.node, slot, belief) for node in nodes) for slot, belief in slots)
 
     def plan(self, choices: Sequence[Fa2Choice], why: str, *, feasible: bool) -> Plan:
         """The choices as a plan."""
