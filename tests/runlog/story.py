@@ -5,12 +5,12 @@ from sloop.app.graph import Graph, GraphStage
 from sloop.events import Cancelled, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
 from sloop.runlog import Record
 from sloop.units import ms
-from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
 Rows = list[tuple[int, Record]]
 
 GRAPH = Graph([GraphStage("classify")], slo_ns=ms(200))
-SPEC = ReplicaSpec("classify", "small", 2.0, node="n0")
+SPEC = ReplicaSpec("classify", "small", Slot(2.0), node="n0")
 
 
 def arrived(id: int, sent_ms: float, arrived_ms: float, slo_ms: float = 200) -> tuple[int, Request]:
@@ -30,7 +30,7 @@ def ended(at_ms: float, id: int, outcome: Outcome, why: str = "", stage: str = "
 
 def plan(cores: float, why: str) -> Plan:
     """One replica of `small` on so many cores."""
-    return Plan((StagePlan("classify", (Group(ReplicaSpec("classify", "small", cores), 1),), 4),), why)
+    return Plan((StagePlan("classify", (Group(ReplicaSpec("classify", "small", Slot(cores)), 1),), 4),), why)
 
 
 R0, R1 = ReplicaId(0), ReplicaId(1)

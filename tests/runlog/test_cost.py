@@ -1,16 +1,16 @@
-"""Allocated cores and money, against the same integral by hand."""
+"""Allocated cores and money of replicas and of whole nodes, against the same integrals by hand."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.runlog.cost import CostAccount
+from sloop.runlog.cost import HELD_STATES, CostAccount, NodeAccount, NodeRow
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
+from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 
-SPEC = ReplicaSpec("s", "v", cores=2.0, node="n")
+SPEC = ReplicaSpec("s", "v", Slot(2.0, "x"), node="n")
 NODE = Node("n", "x", cores=8.0, memory_bytes=0, usd_per_h=3600.0)
-GPU = Node("gpu", "a100", 8, 0, devices=("cuda:0", "cuda:1"), usd_per_h=4.0)
+GPU = Node("gpu", "a100", 8, 0, devices=(Device("cuda:0", "a100", 0), Device("cuda:1", "a100", 0)), usd_per_h=4.0)
 
 
 def core_s(account: CostAccount) -> float:
@@ -18,7 +18,7 @@ def core_s(account: CostAccount) -> float:
 
 
 def test_cores_and_dollars_are_integrals_over_time() -> None:
-    account = CostAccount([NODE])
+    account = CostAccount({"n": NODE})
     account.allocate(0, ReplicaId(1), SPEC, 2.0)
     account.allocate(s(10), ReplicaId(1), SPEC, 4.0)
     account.release(s(15), ReplicaId(1))
@@ -29,11 +29,13 @@ def test_cores_and_dollars_are_integrals_over_time() -> None:
 
 
 def test_stages_are_accounted_one_by_one() -> None:
-    account = CostAccount([NODE])
+    account = CostAccount({"n": NODE})
     account.allocate(0, ReplicaId(1), SPEC, 2.0)
-    account.allocate(s(1), ReplicaId(2), ReplicaSpec("t", "v", 0.5, "n"), 0.5)
+    account.allocate(s(1), ReplicaId(2), ReplicaSpec("t", "v", Slot(0.5, "y"), "n"), 0.5)
     account.charge(s(3))
     assert account.microcore_ns == {"s": 6_000_000 * NS_PER_S, "t": 1_000_000 * NS_PER_S}
+    assert account.hardware_microcores == {"x": 2_000_000, "y": 500_000}
+    assert account.hardware_microcore_ns == {"x": 6_000_000 * NS_PER_S, "y": 1_000_000 * NS_PER_S}
 
 
 def test_an_order_for_fewer_cores_frees_none_yet() -> None:
@@ -49,14 +51,15 @@ def test_an_order_for_fewer_cores_frees_none_yet() -> None:
 @pytest.mark.parametrize(
     ("spec", "usd_per_h"),
     [
-        (ReplicaSpec("a", "v", 2.0, "gpu"), 1.0),
-        (ReplicaSpec("a", "v", 2.0, "gpu", "cuda:0", 0.5), 4.0 * 0.25),
-        (ReplicaSpec("a", "v", 2.0, "gpu", "cuda:0", 1.0), 2.0),
-        (ReplicaSpec("a", "v", 2.0, "elsewhere"), 0.0),
+        (ReplicaSpec("a", "v", Slot(2.0), "gpu"), 1.0),
+        (ReplicaSpec("a", "v", Slot(2.0, share=0.5), "gpu", "cuda:0"), 4.0 * 0.25),
+        (ReplicaSpec("a", "v", Slot(2.0), "gpu", "cuda:0"), 2.0),
+        (ReplicaSpec("a", "v", Slot(2.0, share=0.0), "gpu", "cuda:0"), 1.0),
+        (ReplicaSpec("a", "v", Slot(2.0), "elsewhere"), 0.0),
     ],
 )
 def test_a_replica_pays_the_larger_of_its_shares(spec: ReplicaSpec, usd_per_h: float) -> None:
-    account = CostAccount([GPU])
+    account = CostAccount({"gpu": GPU})
     account.allocate(0, ReplicaId(0), spec, spec.cores)
     account.release(s(3600), ReplicaId(0))
     assert account.usd == pytest.approx(usd_per_h)
@@ -70,7 +73,7 @@ def test_a_replica_pays_the_larger_of_its_shares(spec: ReplicaSpec, usd_per_h: f
     )
 )
 def test_many_changes_leave_no_rounding_error(changes: list[tuple[int, int, float]]) -> None:
-    account, now_ns, by_hand = CostAccount([NODE]), 0, 0.0
+    account, now_ns, by_hand = CostAccount({"n": NODE}), 0, 0.0
     cores: dict[int, float] = {}
     for passed_ns, replica, size in changes:
         now_ns += passed_ns
@@ -85,3 +88,71 @@ def test_many_changes_leave_no_rounding_error(changes: list[tuple[int, int, floa
         account.release(now_ns, ReplicaId(replica))
     assert account.cores == 0.0  # exactly: cores are summed as integers
     assert abs(core_s(account) - by_hand) < 1e-3
+
+
+# Whole nodes
+
+ALWAYS = Node("always", "small", 4, 0, usd_per_h=3600.0)
+ON_DEMAND = [Node(f"demand-{n}", "big", 8, 0, usd_per_h=7200.0, on_demand=True) for n in range(2)]
+
+
+def test_nodes_cost_money_from_the_order_to_acquire_them_until_they_are_released_or_lost() -> None:
+    account = NodeAccount([ALWAYS, *ON_DEMAND])
+    account.begin(s(100))
+    account.change(s(110), "demand-0", NodeState.ACQUIRING)
+    account.ready(s(115), ON_DEMAND[0])
+    account.change(s(115), "demand-1", NodeState.ACQUIRING)
+    account.change(s(118), "demand-1", NodeState.LOST)
+    account.change(s(120), "always", NodeState.LOST)
+    account.change(s(130), "demand-0", NodeState.RELEASING)
+    account.change(s(131), "demand-0", NodeState.RELEASED)
+    account.ready(s(140), ALWAYS)
+    account.charge(s(150))
+    assert account.rows() == [NodeRow("small", 30.0, 30.0, 1), NodeRow("big", 24.0, 48.0, 2)]
+    assert account.usd == 78.0
+    assert list(account.steps) == [
+        *((s(100), "small", 1), (s(100), "big", 0)),
+        *((s(110), "big", 1), (s(115), "big", 2), (s(118), "big", 1)),
+        *((s(120), "small", 0), (s(131), "big", 0), (s(140), "small", 1)),
+    ]
+
+
+def test_a_node_that_joins_is_charged_from_then_on_and_unknown_ones_are_ignored() -> None:
+    account = NodeAccount()
+    account.begin(0)
+    account.change(s(1), "nobody", NodeState.ACQUIRING)
+    account.ready(s(5), ALWAYS)
+    account.charge(s(8))
+    assert (account.usd, account.nodes["always"]) == (3.0, ALWAYS)
+
+
+def test_kinds_of_which_no_node_was_held_have_no_row() -> None:
+    account = NodeAccount(ON_DEMAND)
+    account.begin(0)
+    account.charge(s(10))
+    assert (account.rows(), account.usd) == ([], 0.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 2), st.sampled_from([*NodeState])), max_size=40),
+    st.integers(0, 10**10),
+)
+def test_held_time_against_a_plain_count(changes: list[tuple[int, int, NodeState]], rest_ns: int) -> None:
+    nodes = [ALWAYS, *ON_DEMAND]
+    account, now_ns = NodeAccount(nodes), 7
+    account.begin(now_ns)
+    states = {node.name: NodeState.RELEASED if node.on_demand else NodeState.READY for node in nodes}
+    held_ns, most = dict.fromkeys(states, 0), {"small": 1, "big": 0}
+    for passed_ns, number, state in [*changes, (rest_ns, 0, NodeState.LOST)]:
+        now_ns += passed_ns
+        for name in held_ns:
+            held_ns[name] += passed_ns * (states[name] in HELD_STATES)
+        states[nodes[number].name] = state
+        account.change(now_ns, nodes[number].name, state)
+        for kind, so_far in list(most.items()):
+            held = sum(node.hardware == kind and states[node.name] in HELD_STATES for node in nodes)
+            most[kind] = max(so_far, held)
+    assert {name: record.held_ns for name, record in account.records.items()} == held_ns
+    assert {row.hardware: row.most for row in account.rows()} == {kind: count for kind, count in most.items() if count}
+    assert account.usd == pytest.approx(sum(held_ns[node.name] * node.usd_per_h for node in nodes) / 3600 / NS_PER_S)

@@ -7,13 +7,21 @@ import pytest
 
 from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.graph import Each, Graph, GraphStage, When
-from sloop.events import WOKE, BatchFailed, Draining, Finished, ReplicaLost, ReplicaStopped
+from sloop.events import WOKE, BatchFailed, Finished, ReplicaLost, ReplicaStopped
 from sloop.runlog import MemoryLog, Record
-from sloop.runlog.fold import ROUTES_MAX, GraphRequestRecord, RunState, combined_accuracy
+from sloop.runlog.fold import (
+    ROUTES_MAX,
+    DeploymentState,
+    GraphRequestRecord,
+    Kept,
+    OnlyGraph,
+    RunState,
+    combined_accuracy,
+)
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from tests.counting import calls_of, instructions_of
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
 
@@ -70,18 +78,15 @@ def test_samples_and_counts_of_rare_things() -> None:
         ("classify", "small", "total"): [ms(50), ms(300)],
     }
     assert {key: list(found) for key, found in state.resize_ns.items()} == {"classify": [ms(50)]}
-    assert state.decisions == {"plan": 2, "resize": 1, "retry": 1}
     assert state.lost_replicas == {("classify", "small"): 1}
-    assert (state.draining, state.cold_starts) == (False, 2)
-    state.append(s(9), Draining())
-    assert state.draining
+    assert state.cold_starts == 2
 
 
 def test_a_batch_counts_for_the_cores_it_ran_on() -> None:
     state = state_at(9999)
-    sizes = {cores: dict(group.sizes) for (_, _, cores), group in state.groups.items()}
+    sizes = {group.cores: dict(group.sizes) for group in state.groups.values()}
     assert sizes == {2.0: {1: 2, 2: 1}, 4.0: {1: 1}}
-    durations = {size: list(found) for size, found in state.groups["classify", "small", 2.0].durations_ns.items()}
+    durations = {size: list(found) for size, found in state.groups["classify", "small", Slot(2.0)].durations_ns.items()}
     assert durations == {1: [ms(80), ms(100)], 2: [ms(150)]}
 
 
@@ -91,32 +96,45 @@ def test_a_batch_that_was_resized_meanwhile_counts_for_no_number_of_cores() -> N
     rows += [(at_ns - ms(930), record) for at_ns, record in STORY if ms(1000) <= at_ns <= ms(1050)]
     rows += [(ms(140), Finished(BatchId(0), ReplicaId(0), ms(79))), ended(140, 1, Outcome.SERVED)]
     rows += [arrived(2, 150, 150), started(150, 1, 0, 2), (ms(160), Finished(BatchId(1), ReplicaId(0), 1))]
-    group = state_at(999, rows).groups["classify", "small", 4.0]
+    group = state_at(999, rows).groups["classify", "small", Slot(4.0)]
     assert ({size: list(n) for size, n in group.durations_ns.items()}, dict(group.sizes)) == ({1: [ms(10)]}, {1: 1})
     assert {size: list(n) for size, n in group.resized_ns.items()} == {1: [ms(80)]}
 
 
 def test_service_times_are_kept_only_if_asked_for() -> None:
-    asked = RunState(GRAPH, service=True)
+    asked = RunState(GRAPH, kept=Kept(service=True))
     asked.extend(0, [record for _, record in STORY])
-    assert list(asked.groups["classify", "small", 2.0].service_ns) == [ms(78), ms(148), ms(99)]
-    assert not state_at(9999).groups["classify", "small", 2.0].service_ns
+    assert list(asked.groups["classify", "small", Slot(2.0)].service_ns) == [ms(78), ms(148), ms(99)]
+    assert not state_at(9999).groups["classify", "small", Slot(2.0)].service_ns
 
 
 def test_the_history_kept_is_bounded() -> None:
-    state = RunState(GRAPH, seconds_kept=3, decisions_kept=2)
     ends = list[int]()
-    state.on_second = lambda: ends.append(state.seconds[-1].start_s)
+    state = DeploymentState(
+        [OnlyGraph(GRAPH)],
+        kept=Kept(seconds=3, decisions=2),
+        on_second=lambda record: ends.append(record.run.seconds[-1].start_s),
+    )
     for at_s in range(10, 20):
         state.append(s(at_s), Decided("plan", f"at {at_s}"))
     assert (state.start_ns, ends) == (s(10), list(range(9)))
-    assert [second.start_s for second in state.seconds] == [7, 8, 9]
+    assert [second.start_s for second in state.records[0].run.seconds] == [7, 8, 9]
     assert [decided.why for _, decided in state.last_decisions] == ["at 18", "at 19"]
-    assert state.decisions["plan"] == 10
+    assert state.decisions["", "plan"] == 10
+
+
+def test_an_application_that_wakes_after_a_month_skips_the_seconds_that_nobody_would_see() -> None:
+    state, month_ns = RunState(GRAPH, start_ns=0, kept=Kept(seconds=3)), s(30 * 86_400)
+    state.append(0, StartReplica(ReplicaId(0), ReplicaSpec("classify", "v", Slot(2.0))))
+    calls = calls_of(lambda: state.append(month_ns + 1, WOKE)).total()
+    assert calls < 100
+    assert [second.start_s for second in state.seconds] == [30 * 86_400 - 2, 30 * 86_400 - 1, 30 * 86_400]
+    assert [second.microcore_ns / 1e15 for second in state.seconds] == [2, 2, 0]
+    assert state.cost.total_microcore_ns == 2_000_000 * month_ns
 
 
 def test_a_request_keeps_its_second_after_that_is_forgotten() -> None:
-    state = RunState(GRAPH, seconds_kept=1)
+    state = RunState(GRAPH, kept=Kept(seconds=1))
     for now_ns, record in [arrived(1, 0, 0), (s(9), WOKE), ended(9000, 1, Outcome.LATE)]:
         state.append(now_ns, record)
     assert (list(state.late_ns), state.seconds[0].late) == ([s(9)], 0)
@@ -175,8 +193,8 @@ def after_cut(edge_counts: Sequence[tuple[int, ...]], **options: object) -> RunS
     """Requests 1, 2, … that were cut at 10 ms, in a batch that began at 4 ms."""
     state = RunState(FANNED, start_ns=0, **{"accuracies": ACCURACIES} | options)  # type: ignore[arg-type]
     for stage, (variant, number) in REPLICAS.items():
-        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, variant, 1.0)))
-    state.append(0, StartReplica(ReplicaId(BAD), ReplicaSpec("read", "bad", 1.0)))
+        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, variant, Slot(1.0))))
+    state.append(0, StartReplica(ReplicaId(BAD), ReplicaSpec("read", "bad", Slot(1.0))))
     ids = range(1, len(edge_counts) + 1)
     for id in ids:
         state.append(0, Request(RequestId(id), 0, 0, ms(500)))
@@ -284,9 +302,9 @@ def test_more_parts_than_the_graph_allows_wait_nowhere() -> None:
 def test_routes_are_bounded_and_can_be_left_out() -> None:
     steps = [GraphStage("a"), *(GraphStage(f"b{n}", ("a",), (When("a", f"k{n}", (1,)),)) for n in range(8))]
     state = RunState(Graph(steps, slo_ns=ms(500)), start_ns=0)
-    state.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "v", 1.0)))
+    state.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "v", Slot(1.0))))
     for n in range(8):
-        state.append(0, StartReplica(ReplicaId(n + 1), ReplicaSpec(f"b{n}", "v", 1.0)))
+        state.append(0, StartReplica(ReplicaId(n + 1), ReplicaSpec(f"b{n}", "v", Slot(1.0))))
     batches = 0
     for id in range(256):
         state.append(0, Request(RequestId(id), 0, 0, ms(500)))
@@ -298,7 +316,7 @@ def test_routes_are_bounded_and_can_be_left_out() -> None:
         state.append(0, End(RequestId(id), Outcome.SERVED))
     assert len(state.routes) == ROUTES_MAX + 1
     assert len(state.routes[frozenset()].latencies_ns) == 256 - ROUTES_MAX
-    assert not after_cut([(0, 0)], routes=False).routes
+    assert not after_cut([(0, 0)], kept=Kept(routes=False)).routes
 
 
 CHAIN = Graph(
@@ -310,7 +328,7 @@ def chain(*rows: tuple[float, Record]) -> RunState:
     """Request 1 in a batch on replica 0 of stage a at 1 ms; replica 1 is one of a as well, 2 of b, 3 of c."""
     state = RunState(CHAIN, start_ns=0)
     for number, stage in enumerate("aabc"):
-        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, "v", 1.0)))
+        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, "v", Slot(1.0))))
     state.append(ms(1), Request(RequestId(1), ms(1), ms(1), ms(501)))
     for at_ms, record in [(1, started(1, 0, 0, 1, stage="a")[1]), *rows]:
         state.append(ms(at_ms), record)
@@ -323,7 +341,7 @@ def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
     late = (9, Finished(BatchId(0), ReplicaId(0), 1))
     state = chain(lost, (8, again), late)
     assert (waits_ms(state)["a"], state.waiting, len(state.batches())) == ([0, 3], 0, 1)
-    assert not state.groups["a", "v", 1.0].durations_ns
+    assert not state.groups["a", "v", Slot(1.0)].durations_ns
 
 
 def test_a_stuck_batch_waits_again_once_wherever_it_is_when_its_replica_is_gone() -> None:
@@ -343,8 +361,9 @@ def test_a_stuck_batch_waits_again_once_wherever_it_is_when_its_replica_is_gone(
 def test_random_worlds_leave_nothing_behind(seed: int) -> None:
     """Faults, lost replicas, clients that go away: all that is counted adds up to what the log says."""
     world, log = random_world(seed), MemoryLog()
-    state = RunState(world.application.graph, start_ns=0, seconds_kept=2)
-    simulate(world, [state, log])
+    deployment = DeploymentState([OnlyGraph(world.application.graph)], start_ns=0, kept=Kept(seconds=2))
+    simulate(world, [deployment, log])
+    (state,) = deployment.runs
     ends = Counter(record.outcome for _, record in log if isinstance(record, End))
     samples = {Outcome.SERVED: state.served_ns, Outcome.LATE: state.late_ns, **state.missed_ns}
     assert {outcome: len(found) for outcome, found in samples.items() if found} == ends
@@ -359,7 +378,7 @@ def test_random_worlds_leave_nothing_behind(seed: int) -> None:
     at_stages = {kind: sum(getattr(stage, kind) for stage in state.stages.values()) for kind in kinds}
     assert ends[Outcome.DROPPED] - gone <= at_stages["dropped"] <= ends[Outcome.DROPPED]
     assert (at_stages["rejected"], at_stages["failed"]) == (ends[Outcome.REJECTED], ends[Outcome.FAILED])
-    assert state.decisions.total() == sum(isinstance(record, Decided) for _, record in log)
+    assert deployment.decisions.total() == sum(isinstance(record, Decided) for _, record in log)
 
 
 def test_an_open_request_of_a_graph_records_where_it_waits() -> None:

@@ -1,5 +1,6 @@
 """The log gives back what it was given, and says where a file is damaged."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,22 +8,57 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sloop import runlog
-from sloop.actions import Action, Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    RequestPlan,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.errors import InputError, MachineError
 from sloop.events import (
     WOKE,
     BatchFailed,
     Cancelled,
+    Deployed,
     Draining,
     Event,
     Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    Planned,
+    Promoted,
+    Removed,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
     ReplicaStopped,
     Resized,
 )
-from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+from sloop.vocabulary import (
+    BatchId,
+    Canary,
+    Device,
+    Group,
+    Node,
+    Outcome,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    StagePlan,
+)
 
 NS = st.integers(min_value=0, max_value=2**62)
 CORES = st.floats(min_value=0.125, max_value=64)
@@ -34,10 +70,9 @@ SPEC = st.builds(
     ReplicaSpec,
     stage=WORDS,
     variant=WORDS,
-    cores=CORES,
+    slot=st.builds(Slot, cores=CORES, hardware=WORDS, accelerator=WORDS, share=st.floats(0, 1)),
     node=st.none() | WORDS,
-    device=WORDS,
-    share=st.floats(0.125, 1),
+    device=st.none() | WORDS,
 )
 PLAN = st.builds(
     Plan,
@@ -45,7 +80,9 @@ PLAN = st.builds(
         st.builds(
             StagePlan,
             stage=WORDS,
-            groups=st.lists(st.builds(Group, SPEC, st.integers(0, 9)), max_size=2).map(tuple),
+            groups=st.lists(
+                st.builds(Group, SPEC, st.integers(0, 9), st.integers(0, 64), st.floats(0, 1e4)), max_size=2
+            ).map(tuple),
             batch_max=st.integers(1, 64),
         ),
         max_size=2,
@@ -54,15 +91,61 @@ PLAN = st.builds(
     feasible=st.booleans(),
     saturated=st.lists(WORDS, max_size=2).map(tuple),
 )
+NODE = st.builds(
+    Node,
+    name=WORDS,
+    hardware=WORDS,
+    cores=CORES,
+    memory_bytes=NS,
+    devices=st.lists(st.builds(Device, WORDS, WORDS, NS, st.integers(1, 48)), max_size=2).map(tuple),
+    usd_per_h=st.floats(0, 100),
+    on_demand=st.booleans(),
+)
+COUNTS = st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), max_size=3).map(tuple)
 RECORD: st.SearchStrategy[Event | Action] = st.one_of(
-    st.builds(Request, id=REQUEST, sent_ns=NS, arrived_ns=NS, deadline_ns=NS),
-    st.builds(Finished, batch=BATCH, replica=REPLICA, service_ns=NS),
+    st.builds(
+        Request,
+        id=REQUEST,
+        sent_ns=NS,
+        arrived_ns=NS,
+        deadline_ns=NS,
+        enters=st.lists(WORDS, max_size=2).map(tuple),
+        application=WORDS,
+        version=WORDS,
+    ),
+    st.builds(
+        Finished,
+        batch=BATCH,
+        replica=REPLICA,
+        service_ns=NS,
+        edge_counts=COUNTS,
+        faults=st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    ),
     st.builds(BatchFailed, batch=BATCH, replica=REPLICA, error=WORDS),
     st.builds(ReplicaProgressed, replica=REPLICA, step=WORDS),
     st.builds(ReplicaReady, replica=REPLICA),
     st.builds(ReplicaLost, replica=REPLICA, error=WORDS),
     st.builds(ReplicaStopped, replica=REPLICA),
     st.builds(Resized, replica=REPLICA, cores=CORES),
+    st.builds(NodeReady, node=NODE),
+    st.builds(NodeLost, node=WORDS, error=WORDS),
+    st.builds(NodeReleased, node=WORDS),
+    st.builds(
+        Planned,
+        number=NS,
+        plans=st.dictionaries(WORDS, PLAN, max_size=2),
+        errors=st.dictionaries(WORDS, WORDS, max_size=2),
+        restarted=st.booleans(),
+    ),
+    st.builds(
+        Deployed,
+        application=WORDS,
+        version=WORDS,
+        definition=st.dictionaries(WORDS, WORDS | st.lists(NS, max_size=2), max_size=2),
+        canary=st.none() | st.builds(Canary, share=st.floats(0.125, 0.5), promote_after_s=st.floats(0, 9)),
+    ),
+    st.builds(Promoted, application=WORDS, version=WORDS),
+    st.builds(Removed, application=WORDS, version=WORDS),
     st.builds(Cancelled, request=REQUEST),
     st.just(Draining()),
     st.just(WOKE),
@@ -71,15 +154,31 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(StartReplica, replica=REPLICA, spec=SPEC),
     st.builds(StopReplica, replica=REPLICA, why=WORDS),
     st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
-    st.builds(Decided, kind=WORDS, why=WORDS, stage=WORDS, replica=st.none() | REPLICA, plan=st.none() | PLAN),
+    st.builds(AcquireNode, node=WORDS),
+    st.builds(ReleaseNode, node=WORDS),
+    st.builds(RequestPlan, number=NS),
+    st.builds(Assigned, request=REQUEST, application=WORDS),
+    st.builds(
+        Rollout, application=WORDS, version=WORDS, state=st.sampled_from(VersionState), share=st.floats(0, 1), why=WORDS
+    ),
+    st.builds(
+        Decided,
+        kind=WORDS,
+        why=WORDS,
+        stage=WORDS,
+        replica=st.none() | REPLICA,
+        plan=st.none() | PLAN,
+        application=WORDS,
+    ),
 )
 RECORDS = st.lists(st.tuples(NS, RECORD), max_size=30).map(lambda rows: sorted(rows, key=lambda row: row[0]))
 
 HEADER = runlog.Header(
     origin="sim",
-    application={"name": "demo", "slo_ms": 200},
+    name="demo",
     system="sponge",
-    parameters={"margin": 0.9},
+    definitions={"demo": {"name": "demo", "slo_ms": 200}},
+    cluster=(Node("n0", "local", 4, 0, (Device("cuda:0", "T4", 1),)),),
     seed=7,
     software={"sloop": "0.1.0"},
     date="2026-01-01T00:00:00Z",
@@ -123,8 +222,8 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 11
-    assert len(runlog.ACTIONS) == 6
+    assert len(runlog.EVENTS) == 18
+    assert len(runlog.ACTIONS) == 11
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:
@@ -152,13 +251,13 @@ def test_memory_log_and_tee() -> None:
     ("content", "says"),
     [
         (b"", "header is missing or cut off"),
-        (b'{"sloop_log": 2', "header is missing or cut off"),
+        (b'{"sloop_log": 3', "header is missing or cut off"),
         (b"name: demo\n", "not an event log"),
         (b"[1, 2]\n", "not an event log"),
         (b"\xff\xfe\n", "not an event log"),
-        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads version 2"),
+        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads version 3"),
         (b'{"sloop_log": "x"}\n', "format version 'x'"),
-        (b'{"sloop_log": 2, "origin": "sim"}\n', "header is damaged"),
+        (b'{"sloop_log": 3, "origin": "sim"}\n', "header is damaged"),
     ],
 )
 def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> None:
@@ -170,13 +269,17 @@ def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> Non
     assert caught.value.help
 
 
-def test_a_log_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_log_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path, version: int) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"sloop_log":1,"origin":"sim","application":{},"system":"static"}\n[0,{"type":"woke"}]\n')
-    with pytest.raises(InputError, match="event log of format version 1; this sloop reads version 2") as caught:
+    header = {"sloop_log": version, "origin": "sim", "application": {}, "system": "static"}
+    path.write_bytes(json.dumps(header).encode() + b'\n[0,{"type":"woke"}]\n')
+    with pytest.raises(
+        InputError, match=f"event log of format version {version}; this sloop reads version 3"
+    ) as caught:
         runlog.read_log(path)
     assert "record the run again" in caught.value.help
-    path.write_bytes(b'{"sloop_log":3}\n')
+    path.write_bytes(b'{"sloop_log":4}\n')
     with pytest.raises(InputError) as caught:
         runlog.read_log(path)
     assert "upgrade sloop" in caught.value.help

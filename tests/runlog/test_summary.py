@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,38 +12,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
-from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.app.load import load_application, load_scenario
 from sloop.events import WOKE, Finished, ReplicaStopped, Resized
 from sloop.runlog import MemoryLog
+from sloop.runlog.fold import OnlyGraph
 from sloop.runlog.summary import RunSummary
 from sloop.sim import World, simulate
-from sloop.systems.setup import beliefs_of
+from sloop.systems.setup import beliefs_of, set_up
 from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import BatchId, Node, Outcome, Path, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import BatchId, Node, Outcome, Path, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
 
 
 class Known:
     """An estimate that never learns: 50 ms and 30 ms for each request."""
 
-    batch_max = 4
+    def __init__(self, accuracy: float | None, batch_max: int) -> None:
+        self.accuracy, self.batch_max = accuracy, batch_max
 
-    def __init__(self, accuracy: float | None = 0.9) -> None:
-        self.accuracy = accuracy
-
-    def costs_ns(self, cores: float) -> Sequence[int]:
+    def costs_ns(self, slot: Slot) -> Sequence[int]:
         return [0, *(ms(50.0 + 30.0 * batch) for batch in range(1, self.batch_max + 1))]
 
 
-SMALL = ("classify", "small")
+def known(accuracies: Mapping[str, float | None], batch_max: int = 4) -> OnlyGraph:
+    """The parts of the story's application, with an estimate for each variant."""
+    beliefs: dict[Any, Any] = {
+        ("classify", variant, ""): Known(accuracy, batch_max) for variant, accuracy in accuracies.items()
+    }
+    return OnlyGraph(GRAPH, beliefs)
 
 
 def test_the_story_in_one_row() -> None:
-    stages, node = (Stage("classify", (Variant("small"),)),), Node("n0", "local", 8, 0, usd_per_h=3.6)
-    application = Application("demo", 200, stages, SystemChoice("static"), cluster=(node,))
-    summary = RunSummary(application, estimates={SMALL: Known()}, start_ns=0).fold(STORY)
+    node = Node("n0", "local", 8, 0, usd_per_h=3.6)
+    summary = RunSummary([known({"small": 0.9})], nodes=[node], start_ns=0).fold(STORY)
     row = summary.row(system="static", seed=3, wall_s=0.5, assumed=["cold start", "cold start"])
     (stage,) = row.stages
     assert (stage.stage, stage.visits, stage.batches, stage.dropped, stage.rejected, stage.failed) == (
@@ -68,11 +70,16 @@ def test_the_story_in_one_row() -> None:
         "usd": pytest.approx((2 * 1.0 + 4 * 0.2 + 2 * 0.8) / 8 * 3.6 / 3600),
         "accuracy": pytest.approx(0.9),
         "cold_starts": 2,
+        "node_usd": pytest.approx(2.5 * 3.6 / 3600),
+        "nodes": [{"hardware": "local", "held_s": 2.5, "usd": pytest.approx(2.5 * 3.6 / 3600), "most": 1}],
+        "planner_errors": 0,
+        "applications": [],
+        "versions": [],
         "wall_s": 0.5,
-        "assumed": ("cold start",),
-        "routes": (),
+        "assumed": ["cold start"],
+        "routes": [],
     }
-    found = msgspec.to_builtins(row)
+    found = msgspec.json.decode(msgspec.json.encode(row))
     assert {key: found[key] for key in expected} == expected
     assert row.violations == pytest.approx(5 / 6)
 
@@ -88,14 +95,14 @@ def test_the_story_by_second() -> None:
 
 
 def test_waits_batches_and_estimates() -> None:
-    summary = RunSummary(GRAPH, estimates={SMALL: Known(None)}).fold(STORY)
+    summary = RunSummary([known({"small": None})]).fold(STORY)
     assert summary.wait_mean_ms == pytest.approx((0 + 60 + 50 + 0 + 0) / 5)
     assert summary.wait_max_ms == 60
     assert summary.batch_sizes() == {1: 3, 2: 1}
     assert summary.batch_mean == pytest.approx(5 / 4)
     assert summary.accuracy is None
     (error,) = summary.estimate_errors()
-    assert (error.stage, error.variant, error.batches) == ("classify", "small", 3)
+    assert (error.stage, error.variant, error.hardware, error.batches) == ("classify", "small", "", 3)
     assert error.estimated_ms == pytest.approx((80 + 110 + 80) / 3)
     assert error.actual_ms == pytest.approx((80 + 150 + 100) / 3)
     assert error.mape == pytest.approx((0 / 80 + 40 / 110 + 20 / 80) / 3)
@@ -103,15 +110,11 @@ def test_waits_batches_and_estimates() -> None:
 
 
 def test_batches_beyond_an_estimate_are_compared_with_nothing_and_weigh_in_the_accuracy() -> None:
-    class One(Known):
-        batch_max = 1
-
-    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec("classify", v, 1.0))) for n, v in enumerate("vw")]
+    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec("classify", v, Slot(1.0)))) for n, v in enumerate("vw")]
     rows += [arrived(n, 0, 0) for n in range(4)]
     rows += [started(0, 0, 0, 0), started(0, 1, 1, 1, 2, 3)]
     rows += [(ms(120), Finished(BatchId(n), ReplicaId(n), 1)) for n in range(2)]
-    estimates = {("classify", "v"): One(0.8), ("classify", "w"): One(0.4)}
-    summary = RunSummary(GRAPH, estimates=estimates).fold(rows)
+    summary = RunSummary([known({"v": 0.8, "w": 0.4}, batch_max=1)]).fold(rows)
     (error,) = summary.estimate_errors()
     assert (error.variant, error.batches, error.estimated_ms, error.actual_ms, error.mape) == ("v", 1, 80, 120, 0.5)
     assert summary.accuracy == pytest.approx((0.8 + 3 * 0.4) / 4)
@@ -136,7 +139,7 @@ def test_a_live_run_starts_when_its_log_does() -> None:
 def test_growth_counts_from_its_order_and_shrinkage_from_its_effect() -> None:
     replica = ReplicaId(0)
     rows: Rows = [
-        (0, StartReplica(replica, ReplicaSpec("classify", "v", 1.0))),
+        (0, StartReplica(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
         (s(1), ResizeReplica(replica, 3.0)),
         (s(2), Resized(replica, 3.0)),
         (s(3), ResizeReplica(replica, 1.0)),
@@ -153,7 +156,7 @@ def test_growth_counts_from_its_order_and_shrinkage_from_its_effect() -> None:
 def random_run(seed: int) -> Rows:
     """Requests of one stage through random batches; every end there is."""
     chance = random.Random(seed)
-    rows: Rows = [(0, StartReplica(ReplicaId(0), ReplicaSpec("classify", "v", 1.0)))]
+    rows: Rows = [(0, StartReplica(ReplicaId(0), ReplicaSpec("classify", "v", Slot(1.0))))]
     now_ns, waiting = 0, list[Request]()
     for number in range(chance.randint(1, 60)):
         now_ns += chance.randint(0, ms(400))
@@ -208,7 +211,7 @@ def test_paths_keep_their_deadlines() -> None:
         GraphStage("b", ("a",), (When("a", "k", (1,)),)),
         GraphStage("c", ("a",), (When("a", "k", (2,)),)),
     ]
-    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", 1.0))) for n, stage in enumerate("abc")]
+    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0)))) for n, stage in enumerate("abc")]
     for id, counts in ((1, (1, 0)), (2, (0, 1)), (3, (0, 0))):
         rows += [arrived(id, 0, 0), started(id, id, 0, id, stage="a")]
         rows += [(ms(id), Finished(BatchId(id), ReplicaId(0), 1, (counts,)))]
@@ -253,7 +256,7 @@ def scenario(seed: int, rate: float, share: float, mean: float) -> dict[str, Any
 def test_simulated_runs_against_a_plain_count(seed: int, rate: float, share: float, mean: float) -> None:
     made = load_scenario(scenario(seed, rate, share, mean))
     log = MemoryLog()
-    summary = RunSummary(made.application, start_ns=0, estimates=beliefs_of(made.application))
+    summary = RunSummary(set_up(made.deployment).parts(), start_ns=0)
     simulate(World.from_scenario(made, made.systems[0]), [summary, log])
     visits = Counter[str]()
     for _, record in log:
@@ -270,7 +273,7 @@ def test_simulated_runs_against_a_plain_count(seed: int, rate: float, share: flo
     if row.routes:
         total = sum(math.prod(accuracy[name] for name in route.stages) * route.answered for route in row.routes)
         assert row.accuracy == pytest.approx(total / (row.served + row.late))
-    assert summary.state.waiting == 0
+    assert summary.deployment.only.waiting == 0
 
 
 # Assumptions
@@ -281,8 +284,8 @@ AMDAHL = {"form": "amdahl", "gamma": 10, "epsilon": 0, "delta": 0, "eta": 1}
 def assumed(profile: object, *batches: tuple[int, float]) -> tuple[str, ...]:
     """What a run leaned on that had batches of these sizes, on so many cores, of a variant with this profile."""
     application = load_application({"name": "x", "slo_ms": 9, "stages": [{"name": "a", "profile": profile}]})
-    summary = RunSummary(application)
-    summary.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "a", 8.0)))
+    summary = RunSummary([OnlyGraph(application.graph, beliefs_of(application))])
+    summary.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "a", Slot(8.0, "local"))))
     for size, cores in batches:
         summary.append(0, Resized(ReplicaId(0), cores))
         summary.append(0, StartBatch(BatchId(0), ReplicaId(0), "a", tuple(map(RequestId, range(size)))))

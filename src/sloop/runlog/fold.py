@@ -1,31 +1,56 @@
 """The only fold over the event log: the state of a run, and its measurements so far.
 
-`RunState` takes one event or action at a time, from the simulator, the live driver or a log that is read back. A
+`DeploymentState` takes one event or action at a time, from the simulator, the live driver or a log that is read back. A
 server's `/metrics` and `/v2/sloop/state`, the summary of a simulated run, tables, pages and `explain` all read it. None
 of them tracks replicas, requests or counts separately, so that two of them cannot disagree.
+
+It has a `RunState` for each version of each application: requests, stages, replicas, batches and their cost. What they
+share it keeps itself: nodes, rollouts, decisions.
 
 Measurements, which grow with a run, are kept in arrays of 8-byte integers (`Samples`). A server moves them into
 histograms and keeps only the last few seconds. Everything else is bounded by the open requests and live replicas.
 
 After the core, `append` is the largest cost of a simulated request. So each of the four records of a request is handled
-in a single call, and an application with one stage skips all work for graphs.
+in a single call, and an application with one stage skips all work for graphs. As long as there is only one application,
+in one version, its records go straight to its `RunState`.
 """
 
 import math
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Any, Final, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
-from sloop.app.graph import Graph
+from sloop.actions import (
+    AcquireNode,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    RequestPlan,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
+from sloop.app.graph import Graph, GraphStage
 from sloop.app.progress import Entered, RequestProgress
+from sloop.core.views import Belief
 from sloop.events import (
     BatchFailed,
+    Deployed,
     Draining,
     Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    Planned,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -33,9 +58,21 @@ from sloop.events import (
     Resized,
 )
 from sloop.runlog import Record
-from sloop.runlog.cost import CostAccount
+from sloop.runlog.cost import CostAccount, NodeAccount
 from sloop.units import NS_PER_S
-from sloop.vocabulary import BatchId, Life, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import (
+    BatchId,
+    Life,
+    Node,
+    NodeState,
+    Outcome,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+)
 
 ROUTES_MAX: Final = 100
 """How many routes (sets of visited stages) are counted separately. A graph with many branches has thousands; all
@@ -59,6 +96,19 @@ def _samples() -> "Samples[int]":
     return array("q")
 
 
+class Kept(Struct, frozen=True):
+    """What a fold keeps of a run beside the measurements."""
+
+    seconds: int | None = None
+    """How many of the last seconds; None for all."""
+    decisions: int = 0
+    """How many of the last decisions."""
+    routes: bool = True
+    """Whether it keeps latencies per route through a graph."""
+    service: bool = False
+    """Whether it keeps the forward-pass times measured by the replicas."""
+
+
 class SecondRecord(Struct, gc=False):
     """One second of the run. A request's end counts in the second of its arrival, so that ends add up to arrivals."""
 
@@ -73,6 +123,9 @@ class SecondRecord(Struct, gc=False):
     """The longest latency of its answered requests, in ns."""
     microcore_ns: int = 0
     """Integral of the allocated microcores over this second; set when it has ended."""
+    hardware_microcore_ns: tuple[int, ...] = ()
+    """Its parts by kind of hardware, in the order of `CostAccount.hardware_microcore_ns`; empty as long as there is
+    only one kind."""
 
     @property
     def missed(self) -> int:
@@ -101,11 +154,11 @@ class GraphRequestRecord(RequestRecord, gc=False):
 
 
 class BatchGroup(Struct):
-    """Batches of one variant on one core count."""
+    """Batches of one variant on equal slots."""
 
     key: tuple[str, str]
     """Stage and variant."""
-    cores: float
+    slot: Slot
     sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """How many batches of each size were started."""
     durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
@@ -113,7 +166,20 @@ class BatchGroup(Struct):
     resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
     """The same for batches during which the replica was resized; they ran on more than one core count."""
     service_ns: "Samples[int]" = field(default_factory=_samples)
-    """Forward-pass times measured by the replicas, in ns; recorded only if `RunState` was created with `service`."""
+    """Forward-pass times measured by the replicas, in ns; recorded only with `Kept.service`."""
+
+    @property
+    def cores(self) -> float:
+        return self.slot.cores
+
+    @property
+    def hardware(self) -> str:
+        return self.slot.hardware
+
+    @property
+    def belief_key(self) -> tuple[str, str, str]:
+        """Stage, variant and kind of hardware: what a belief or a profile is of."""
+        return (*self.key, self.slot.hardware)
 
 
 class ReplicaRecord(Struct):
@@ -122,7 +188,7 @@ class ReplicaRecord(Struct):
     id: ReplicaId
     spec: ReplicaSpec
     group: BatchGroup
-    """The batch group of its variant on its current cores."""
+    """The batch group of its variant on its current slot."""
     cores: float
     """In effect."""
     wanted_cores: float
@@ -167,12 +233,11 @@ class RouteRecord(Struct):
 
 
 class RunState:
-    """The state of a run after the records appended so far.
+    """The state of one version of an application after the records appended so far.
 
     `graph` is the application's graph. `cost` is the account to charge, by default one without prices. `accuracies` by
     (stage, variant) are multiplied along the routes of requests. `start_ns` is the start of the run, by default the
-    instant of the first record. `seconds_kept` and `decisions_kept` limit how many are kept. `routes` enables
-    latencies per route, `service` the forward-pass times measured by the replicas.
+    instant of the first record. `others` take the records that are not about the version, by type.
     """
 
     def __init__(
@@ -182,27 +247,26 @@ class RunState:
         cost: CostAccount | None = None,
         accuracies: Mapping[tuple[str, str], float | None] | None = None,
         start_ns: int | None = None,
-        seconds_kept: int | None = None,
-        decisions_kept: int = 0,
-        routes: bool = True,
-        service: bool = False,
+        kept: Kept = Kept(),  # noqa: B008  # frozen
+        others: Mapping[type, Callable[[int, Any], None]] | None = None,
     ) -> None:
         self.graph = graph
         self.start_ns = start_ns
+        """The start of the run, from which seconds are counted."""
+        self.begun_ns = start_ns or 0
+        """When this version was deployed; the start of the run if it was there from the start."""
         self.now_ns = start_ns or 0
         """The instant of the last record."""
         self.plan: Plan | None = None
         self.plan_ns = 0
         """The plan in force, and since when."""
-        self.draining = False
-        """Whether the server is shutting down."""
         self.open: dict[RequestId, RequestRecord] = {}
         self.replicas: dict[ReplicaId, ReplicaRecord] = {}
         self.stages = {name: StageRecord(name) for name in graph.stages}
-        self.groups: dict[tuple[str, str, float], BatchGroup] = {}
+        self.groups: dict[tuple[str, str, Slot], BatchGroup] = {}
         self.cost = cost or CostAccount()
         self.cost.charged_ns = start_ns or 0
-        self.seconds: deque[SecondRecord] = deque(maxlen=seconds_kept)
+        self.seconds: deque[SecondRecord] = deque(maxlen=kept.seconds)
         self.served_ns, self.late_ns = _samples(), _samples()
         """Latencies of answered requests in ns, from sending to the end."""
         self.missed_ns = {outcome: _samples() for outcome in (Outcome.DROPPED, Outcome.REJECTED, Outcome.FAILED)}
@@ -210,6 +274,7 @@ class RunState:
         self.routes: dict[frozenset[str], RouteRecord] = {}
         self.accuracy_sum, self.accuracy_count = 0.0, 0
         """Sum over answered requests; only for applications with several stages."""
+        self.accuracies = accuracies or {}
         self.unknown_accuracy = not accuracies
         """Whether a variant with unknown accuracy has run a batch."""
         self.cold_starts = 0
@@ -219,17 +284,14 @@ class RunState:
         """By stage, the times in ns from the order of a resize to its effect."""
         self.failed_batches: Counter[tuple[str, str]] = Counter()
         self.lost_replicas: Counter[tuple[str, str]] = Counter()
-        self.decisions: Counter[str] = Counter()
-        """By kind."""
-        self.last_decisions: deque[tuple[int, Decided]] = deque(maxlen=decisions_kept)
         self.on_second: Callable[[], None] | None = None
-        """Called at the end of each second, so that a consumer can empty the samples."""
-        self._accuracies = accuracies or {}
+        """Called at the first record after the end of a second, so that a consumer can empty the samples."""
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
-        self._keeps_routes, self._keeps_service = routes, service
+        self._keeps_routes, self._keeps_service = kept.routes, kept.service
         self._second = SecondRecord(0)
         self._second_end_ns = _BEFORE_NS
-        self._charged = 0
+        self._charged: tuple[int, ...] = (0,)
+        """Microcores × ns up to the current second: of all replicas, then by kind of hardware."""
         self._resized: set[BatchId] = set()
         """Running batches whose replica was resized after their start."""
         self._rare: Mapping[type, Callable[[int, Any], None]] = {
@@ -242,8 +304,8 @@ class RunState:
             StopReplica: self._stop,
             ReplicaStopped: self._stopped,
             ReplicaLost: self._lost,
-            Decided: self._decide,
-            Draining: self._begin_draining,
+            Decided: self.decide,
+            **(others or {}),
         }
 
     def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401, C901, PLR0912, PLR0915  # the hot path, see above
@@ -381,7 +443,7 @@ class RunState:
     def _pass_on(self, now_ns: int, batch: StartBatch, finished: Finished, replica: ReplicaRecord) -> None:
         """A batch has finished: move its requests to their next stages."""
         stage = batch.stage
-        accuracy = self._accuracies.get((stage, replica.spec.variant))
+        accuracy = self.accuracies.get((stage, replica.spec.variant))
         self.unknown_accuracy = self.unknown_accuracy or accuracy is None
         for (id, part), counts in finished.continuing(batch.visits):
             request: Any = self.open.get(id)
@@ -437,14 +499,14 @@ class RunState:
         self.cold_starts += 1
         self.cost.allocate(now_ns, start.replica, spec, spec.cores)
         self.replicas[start.replica] = ReplicaRecord(
-            start.replica, spec, self._group(spec, spec.cores), spec.cores, spec.cores, now_ns, now_ns
+            start.replica, spec, self._group(spec, spec.slot), spec.cores, spec.cores, now_ns, now_ns
         )
 
-    def _group(self, spec: ReplicaSpec, cores: float) -> BatchGroup:
-        key = spec.stage, spec.variant, cores
+    def _group(self, spec: ReplicaSpec, slot: Slot) -> BatchGroup:
+        key = spec.stage, spec.variant, slot
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), cores)
+            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot)
         return group
 
     def _progress(self, now_ns: int, event: ReplicaProgressed) -> None:
@@ -478,7 +540,8 @@ class RunState:
         self.cost.allocate(now_ns, replica.id, replica.spec, event.cores)
         if replica.running is not None and event.cores != replica.cores:
             self._resized.add(replica.running.batch)
-        replica.cores, replica.group = event.cores, self._group(replica.spec, event.cores)
+        slot = structs.replace(replica.spec.slot, cores=event.cores)
+        replica.cores, replica.group = event.cores, self._group(replica.spec, slot)
         if replica.resize_ns:
             self.resize_ns[replica.spec.stage].append(now_ns - replica.resize_ns)
             replica.resize_ns = 0
@@ -487,9 +550,8 @@ class RunState:
         replica = self.replicas.get(order.replica)
         if replica is not None:
             self._drain(now_ns, replica)
-            self._requeue(
-                now_ns, replica
-            )  # a stuck replica: its batch may run elsewhere before the replica has stopped
+            # A stuck replica: its batch may run elsewhere before the replica has stopped.
+            self._requeue(now_ns, replica)
 
     def _drain(self, now_ns: int, replica: ReplicaRecord) -> None:
         if replica.life is not Life.DRAINING:
@@ -510,34 +572,48 @@ class RunState:
             self._requeue(now_ns, replica)
         return replica
 
-    def _decide(self, now_ns: int, decided: Decided) -> None:
-        self.decisions[decided.kind] += 1
-        self.last_decisions.append((now_ns, decided))
+    def decide(self, now_ns: int, decided: Decided) -> None:
+        """Take the plan in force and replicas that drain from a decision."""
         if decided.plan is not None:
             self.plan, self.plan_ns = decided.plan, now_ns
         replica = self.replicas.get(decided.replica) if decided.replica is not None else None
         if decided.kind == "drain" and replica is not None:
             self._drain(now_ns, replica)
 
-    def _begin_draining(self, now_ns: int, _: Draining) -> None:
-        self.draining = True
-
     # Seconds
 
+    def begin(self, start_ns: int, now_ns: int) -> None:
+        """The run began at `start_ns`, and this version is there from `now_ns` on."""
+        self.start_ns, self.begun_ns, self.now_ns = start_ns, now_ns, now_ns
+        self.cost.charged_ns = now_ns
+        first = (now_ns - start_ns) // NS_PER_S
+        self._second_end_ns = start_ns + first * NS_PER_S
+        self._open_second(first)
+
+    def advance(self, now_ns: int) -> None:
+        """Let time pass without a record: close all seconds before `now_ns`, and charge the cost."""
+        if self.seconds:
+            if now_ns >= self._second_end_ns:
+                self._begin_second(now_ns)
+            self.now_ns = now_ns
+            self.cost.charge(now_ns)
+
     def _begin_second(self, now_ns: int) -> None:
-        """Close all seconds before `now_ns`, and open the second that contains it."""
+        """Close all seconds before `now_ns`, and open the second that contains it. If only the last few are kept, those
+        that nobody would see are skipped: a server's application may wake after a month."""
         if not self.seconds:
-            if self.start_ns is None:
-                self.start_ns = self.cost.charged_ns = now_ns
-            self._second_end_ns = self.start_ns
-            self._open_second(0)
+            start_ns = now_ns if self.start_ns is None else self.start_ns
+            self.begin(start_ns, start_ns)
+        kept = self.seconds.maxlen
         while now_ns >= self._second_end_ns:
-            self.cost.charge(self._second_end_ns)
-            charged = self.cost.total_microcore_ns
-            self._second.microcore_ns, self._charged = charged - self._charged, charged
+            self._close_second(self._second_end_ns)
             if self.on_second is not None:
                 self.on_second()
-            self._open_second(self._second.start_s + 1)
+            skipped = max(0, (now_ns - self._second_end_ns) // NS_PER_S - kept) if kept else 0
+            if skipped:
+                self._second_end_ns += skipped * NS_PER_S
+                self._charge(self._second_end_ns)
+            self._open_second(self._second.start_s + 1 + skipped)
 
     def _open_second(self, start_s: int) -> None:
         self._second = SecondRecord(start_s)
@@ -546,11 +622,506 @@ class RunState:
 
     def close_seconds(self) -> None:
         """Update the last second, which may be incomplete, to the last record."""
-        self.cost.charge(self.now_ns)
-        self._second.microcore_ns = self.cost.total_microcore_ns - self._charged
+        charged = self._charged
+        self._close_second(self.now_ns)
+        self._charged = charged
+
+    def _close_second(self, until_ns: int) -> None:
+        """Set the allocated cores of the current second."""
+        before = self._charged
+        after = self._charge(until_ns)
+        second = self._second
+        second.microcore_ns = after[0] - before[0]
+        if len(after) > 2:
+            by_kind = zip_longest(after[1:], before[1:], fillvalue=0)
+            second.hardware_microcore_ns = tuple(end - start for end, start in by_kind)
+
+    def _charge(self, until_ns: int) -> tuple[int, ...]:
+        """Charge the cost account, and remember what was charged so far: in total, then by kind of hardware."""
+        cost = self.cost
+        cost.charge(until_ns)
+        self._charged = (cost.total_microcore_ns, *cost.hardware_microcore_ns.values())
+        return self._charged
 
 
 def combined_accuracy(accuracies: Sequence[float]) -> float:
     """The accuracy of stages in sequence: the product, on the scale of the inputs (in per cent if they exceed 1)."""
     scale = 100.0 if max(accuracies) > 1.0 else 1.0
     return scale * math.prod(accuracy / scale for accuracy in accuracies)
+
+
+# Deployments
+
+
+class VersionParts(Protocol):
+    """What the fold needs to know of a version; the core's `ApplicationParts` have it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def beliefs(self) -> Mapping[tuple[str, str, str], Belief]: ...
+
+
+class OnlyGraph:
+    """The parts of an application of which nothing is known but the graph, and perhaps the beliefs."""
+
+    name, version, key = "", "1", ""
+
+    def __init__(self, graph: Graph, beliefs: Mapping[tuple[str, str, str], Belief] | None = None) -> None:
+        self.graph = graph
+        self.beliefs = beliefs or {}
+
+
+Build = Callable[[str, str, Mapping[str, Any]], VersionParts]
+"""Makes the parts of a version from its application's name, its version and its definition; see `core.Build`."""
+
+
+class VersionRecord(Struct, eq=False):
+    """One version of an application, from its deployment on, also after it has ended."""
+
+    parts: VersionParts
+    run: RunState
+    state: VersionState
+    share: float
+    """Fraction of the application's requests that it gets."""
+    since_ns: int
+    """When it entered its state."""
+    why: str = ""
+    """The reason for its state."""
+    planner_error: str = ""
+    """Why its policy last failed to plan."""
+
+    @property
+    def application(self) -> str:
+        return self.parts.name
+
+    @property
+    def version(self) -> str:
+        return self.parts.version
+
+    @property
+    def key(self) -> str:
+        return self.parts.key
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state is VersionState.RETIRED
+
+
+class DeploymentState:
+    """The state of a run after the records appended so far: all applications in all their versions, and the nodes.
+
+    `parts` describe the applications that are there from the start. Versions that are deployed later are described by
+    `build`; a fold that never gets one needs none, and is quicker for a single application. `nodes` is the cluster.
+    `start_ns` is the start of the run, by default the instant of the first record. `on_second` is called with a version
+    at its first record after the end of a second.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[VersionParts],
+        *,
+        nodes: Iterable[Node] = (),
+        build: Build | None = None,
+        start_ns: int | None = None,
+        kept: Kept = Kept(),  # noqa: B008  # frozen
+        on_second: Callable[[VersionRecord], None] | None = None,
+    ) -> None:
+        self.records: list[VersionRecord] = []
+        """Every version that there was, in the order of deployment."""
+        self.versions: dict[str, VersionRecord] = {}
+        """By key. A version that was deployed again has replaced the earlier one."""
+        self.nodes = NodeAccount(nodes, steps_kept=kept.seconds)
+        self.draining = False
+        """Whether the server is shutting down."""
+        self.decisions: Counter[tuple[str, str]] = Counter()
+        """By key of the version, or "" for the cluster, and kind of decision."""
+        self.last_decisions: deque[tuple[int, Decided | Rollout]] = deque(maxlen=kept.decisions)
+        self.rollouts: Counter[tuple[str, VersionState]] = Counter()
+        """By application, how often a version has entered each state."""
+        self.plan_ns = _samples()
+        """Times in ns from the request of a plan to the plan."""
+        self.unserved: RunState | None = None
+        """Requests for applications that were not deployed; None if there were none."""
+        self._build = build
+        self._kept = kept
+        self._on_second = on_second
+        self._start_ns = start_ns
+        self._now_ns = start_ns or 0
+        self._has_begun = self._nodes_begun = False
+        self._requested: tuple[int, int] | None = None
+        """The number of the last plan request, and its instant."""
+        self._deployed: dict[tuple[str, str], Deployed] = {}
+        """Deployments that the core has not yet announced."""
+        self._run_of_stage: dict[str, RunState] = {}
+        self._run_of_replica: dict[ReplicaId, RunState] = {}
+        self._run_of_request: dict[RequestId, RunState] = {}
+        self._unassigned: dict[RequestId, Request] = {}
+        """Requests of an application with several versions, until their version is known."""
+        self._only_run: dict[str, RunState | None] = {}
+        """By application, the run of its only version; None if it has several."""
+        shared: dict[type, Callable[[int, Any], None]] = {
+            Assigned: self._assign,
+            Decided: self._decide,
+            Deployed: self._deploy,
+            Rollout: self._roll_out,
+            AcquireNode: self._acquire,
+            ReleaseNode: self._release,
+            NodeReady: self._node_ready,
+            NodeLost: self._node_lost,
+            NodeReleased: self._node_released,
+            RequestPlan: self._request_plan,
+            Planned: self._planned,
+            Draining: self._begin_draining,
+        }
+        self._handlers = shared | {
+            Request: self._arrive,
+            End: self._end,
+            StartReplica: self._start_replica,
+            **dict.fromkeys(_ABOUT_REPLICAS, self._pass_on),
+        }
+        self._plain: RunState | None = None
+        """The only run there is, which takes all records itself."""
+        found = list(parts)
+        for each in found:
+            self._add(each, VersionState.SERVING, 1.0, others=shared if len(found) == 1 else None)
+        if len(found) == 1:
+            self._plain = self.records[0].run
+        self._append: Callable[[int, Any], None] = self._plain.append if self._plain is not None else self._route
+        self.append: Callable[[int, Any], None] = self._append if build is None else self._append_any
+        """Adds one record; instants never decrease."""
+
+    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        """Add the records of one instant, in order."""
+        for record in records:
+            self._append(now_ns, record)  # read anew: a record may add the second version
+
+    def advance(self) -> None:
+        """Bring all runs and accounts to the instant of the last record. Call it before reading versions that may have
+        had no records for a while."""
+        now_ns = self.now_ns
+        self._begin_nodes()
+        self.nodes.charge(now_ns)
+        for record in self.records:
+            if not record.has_ended:
+                record.run.advance(now_ns)
+
+    # Derived values
+
+    @property
+    def start_ns(self) -> int | None:
+        """The start of the run; None before the first record."""
+        return self._plain.start_ns if self._plain is not None else self._start_ns
+
+    @property
+    def now_ns(self) -> int:
+        """The instant of the last record."""
+        return self._plain.now_ns if self._plain is not None else self._now_ns
+
+    @property
+    def runs(self) -> list[RunState]:
+        """The runs of all versions, ended ones included, and of requests that no application has served."""
+        runs = [record.run for record in self.records]
+        return [*runs, self.unserved] if self.unserved is not None else runs
+
+    @property
+    def only(self) -> RunState:
+        """The run of the only version. ValueError if there are, or were, several."""
+        (record,) = self.records
+        return record.run
+
+    @property
+    def applications(self) -> dict[str, list[VersionRecord]]:
+        """All versions that there were, by application."""
+        found: dict[str, list[VersionRecord]] = {}
+        for record in self.records:
+            found.setdefault(record.application, []).append(record)
+        return found
+
+    def run_of_stage(self, stage: str) -> RunState | None:
+        """The run of the version that has this stage."""
+        return self._run_of_stage.get(stage)
+
+    def run_of_replica(self, id: ReplicaId) -> RunState | None:
+        """The run of the version that has this replica."""
+        if self._plain is not None:
+            return self._plain if id in self._plain.replicas else None
+        return self._run_of_replica.get(id)
+
+    def run_of_request(self, id: RequestId) -> RunState | None:
+        """The run of the version that an open request belongs to; None also while its version is not known."""
+        if self._plain is not None:
+            return self._plain if id in self._plain.open else None
+        return self._run_of_request.get(id)
+
+    def version_of(self, run: RunState) -> VersionRecord | None:
+        """The version that a run is of."""
+        return next((record for record in self.records if record.run is run), None)
+
+    def forget(self, record: VersionRecord) -> None:
+        """Drop a version that has ended, with all its measurements."""
+        assert record.has_ended, record.key
+        self.records.remove(record)
+        if self.versions.get(record.key) is record:
+            del self.versions[record.key]
+        for stage in record.run.stages:
+            if self._run_of_stage.get(stage) is record.run:
+                del self._run_of_stage[stage]
+
+    # Several applications or versions
+
+    def _append_any(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # any record
+        self._append(now_ns, record)
+
+    def _route(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # any record
+        """Pass a record to the version that it is about."""
+        if not self._has_begun:
+            self._begin(now_ns)
+        self._now_ns = now_ns
+        take = self._handlers.get(type(record))
+        if take is not None:
+            take(now_ns, record)
+
+    def _pass_on(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # one of _ABOUT_REPLICAS
+        run = self._run_of_replica.get(record.replica)
+        if run is not None:
+            run.append(now_ns, record)
+            if record.replica not in run.replicas:
+                del self._run_of_replica[record.replica]
+
+    def _start_replica(self, now_ns: int, start: StartReplica) -> None:
+        run = self._run_of_stage.get(start.spec.stage)
+        if run is not None:
+            self._run_of_replica[start.replica] = run
+            run.append(now_ns, start)
+
+    def _begin(self, now_ns: int) -> None:
+        """The first record: all runs have the same start."""
+        self._has_begun = True
+        if self._start_ns is None:
+            self._start_ns = now_ns
+        for record in self.records:
+            if not record.run.seconds:
+                record.run.begin(self._start_ns, self._start_ns)
+
+    def _begin_nodes(self) -> None:
+        """Charge nodes from the start of the run, as soon as it is known."""
+        start_ns = self.start_ns
+        if not self._nodes_begun and start_ns is not None:
+            self._nodes_begun = True
+            self.nodes.begin(start_ns)
+            for record in self.records:
+                record.since_ns = max(record.since_ns, start_ns)
+
+    def _add(
+        self,
+        parts: VersionParts,
+        state: VersionState,
+        share: float,
+        *,
+        others: Mapping[type, Callable[[int, Any], None]] | None = None,
+    ) -> VersionRecord:
+        """Add a version."""
+        accuracies = {(stage, variant): belief.accuracy for (stage, variant, _), belief in parts.beliefs.items()}
+        run = RunState(
+            parts.graph,
+            cost=CostAccount(self.nodes.nodes),
+            accuracies=accuracies,
+            start_ns=self._start_ns,
+            kept=self._kept,
+            others=others,
+        )
+        record = VersionRecord(parts, run, state, share, self.now_ns)
+        if self._on_second is not None:
+            run.on_second = partial(self._on_second, record)
+        self.records.append(record)
+        self.versions[parts.key] = record
+        self._run_of_stage |= dict.fromkeys(run.stages, run)
+        self._count_versions()
+        return record
+
+    def _count_versions(self) -> None:
+        """Which applications have only one version. As in the core, a request without a name is for the only
+        application."""
+        present: dict[str, list[RunState]] = {}
+        for record in self.records:
+            if not record.has_ended:
+                present.setdefault(record.application, []).append(record.run)
+        self._only_run = {name: runs[0] if len(runs) == 1 else None for name, runs in present.items()}
+        if len(present) == 1:
+            (self._only_run[""],) = self._only_run.values()
+
+    def _several(self) -> None:
+        """There is a second version: route records from now on."""
+        plain = self._plain
+        if plain is None:
+            return
+        self._start_ns, self._now_ns, self._has_begun = plain.start_ns, plain.now_ns, True
+        self._run_of_request = dict.fromkeys(plain.open, plain)
+        self._run_of_replica = dict.fromkeys(plain.replicas, plain)
+        self._plain = None
+        self._append = self._route
+
+    def _arrive(self, now_ns: int, request: Request) -> None:
+        """Count a request at the only version of its application. If there are several, `Assigned` tells which."""
+        name = request.application
+        if name in self._only_run:
+            run = self._only_run[name]
+            if run is None:
+                self._unassigned[request.id] = request
+                return
+        else:
+            run = self._last_run(name)
+        self._run_of_request[request.id] = run
+        run.append(now_ns, request)
+
+    def _assign(self, now_ns: int, assigned: Assigned) -> None:
+        request, record = self._unassigned.pop(assigned.request, None), self.versions.get(assigned.application)
+        if request is not None and record is not None:
+            self._run_of_request[request.id] = record.run
+            record.run.append(now_ns, request)
+
+    def _end(self, now_ns: int, end: End) -> None:
+        run = self._run_of_request.pop(end.request, None)
+        if run is None:
+            request = self._unassigned.pop(end.request, None)
+            if request is None:
+                return
+            run = self._last_run(request.application)
+            run.append(now_ns, request)
+        run.append(now_ns, end)
+
+    def _last_run(self, name: str) -> RunState:
+        """Where requests are counted that no version serves: at the newest version of their application."""
+        runs = [record.run for record in self.records if record.application == name]
+        if runs:
+            return runs[-1]
+        if self.unserved is None:
+            start_ns = self._start_ns or 0
+            self.unserved = RunState(Graph([GraphStage("")]), start_ns=start_ns, kept=self._kept)
+            self.unserved.begin(start_ns, self._now_ns)
+        return self.unserved
+
+    # Rollouts
+
+    def _deploy(self, now_ns: int, deployed: Deployed) -> None:
+        self._deployed[deployed.application, deployed.version] = deployed
+
+    def _roll_out(self, now_ns: int, rollout: Rollout) -> None:
+        """A version enters a state. It is added when the core announces it, because the core refuses definitions that
+        it cannot build."""
+        self._note(now_ns, rollout, (rollout.application, "rollout"))
+        self.rollouts[rollout.application, rollout.state] += 1
+        deployed = self._deployed.pop((rollout.application, rollout.version), None)
+        if deployed is not None and rollout.state is not VersionState.RETIRED:
+            self._add_deployed(now_ns, deployed)
+        record = next(
+            (
+                each
+                for each in reversed(self.records)
+                if (each.application, each.version) == (rollout.application, rollout.version) and not each.has_ended
+            ),
+            None,
+        )
+        if record is None:
+            return
+        record.state, record.share, record.why, record.since_ns = rollout.state, rollout.share, rollout.why, now_ns
+        present = [each for each in self.records if each.application == record.application]
+        canaries = math.fsum(each.share for each in present if each.state is VersionState.CANARY)
+        for each in present:
+            if each.state is VersionState.SERVING:
+                each.share = 1.0 - canaries
+        if record.has_ended:
+            record.run.advance(now_ns)
+            self._count_versions()
+            self._assign_rest(now_ns)
+
+    def _add_deployed(self, now_ns: int, deployed: Deployed) -> None:
+        assert self._build is not None, "this fold cannot learn versions that are deployed later; give it `build`"
+        parts = self._build(deployed.application, deployed.version, deployed.definition)
+        self._several()
+        run = self._add(parts, VersionState.STARTING, 0.0).run
+        run.begin(self._start_ns or 0, now_ns)
+
+    def _assign_rest(self, now_ns: int) -> None:
+        """The last version but one has ended in answer to the arrival of a request, which is then not assigned."""
+        for request in list(self._unassigned.values()):
+            if self._only_run.get(request.application) is not None:
+                del self._unassigned[request.id]
+                self._arrive(now_ns, request)
+
+    # Decisions and plans
+
+    def _note(self, now_ns: int, decision: Decided | Rollout, key: tuple[str, str]) -> None:
+        self.decisions[key] += 1
+        self.last_decisions.append((now_ns, decision))
+
+    def _decide(self, now_ns: int, decided: Decided) -> None:
+        record = self._decided_for(decided)
+        self._note(now_ns, decided, (record.key if record is not None else "", decided.kind))
+        if record is not None:
+            record.run.decide(now_ns, decided)
+            if decided.kind == "planner":
+                record.planner_error = decided.why
+
+    def _decided_for(self, decided: Decided) -> VersionRecord | None:
+        """The version that a decision is about; None for the nodes."""
+        if decided.kind == "node":
+            return None
+        return self.records[0] if len(self.records) == 1 else self.versions.get(decided.application)
+
+    def _request_plan(self, now_ns: int, request: RequestPlan) -> None:
+        self._requested = request.number, now_ns
+
+    def _planned(self, now_ns: int, planned: Planned) -> None:
+        if self._requested is not None and self._requested[0] == planned.number:
+            self.plan_ns.append(now_ns - self._requested[1])
+            self._requested = None
+
+    def _begin_draining(self, now_ns: int, _: Draining) -> None:
+        self.draining = True
+
+    # Nodes
+
+    def _acquire(self, now_ns: int, order: AcquireNode) -> None:
+        self._change_node(now_ns, order.node, NodeState.ACQUIRING)
+
+    def _release(self, now_ns: int, order: ReleaseNode) -> None:
+        self._change_node(now_ns, order.node, NodeState.RELEASING)
+
+    def _node_lost(self, now_ns: int, event: NodeLost) -> None:
+        self._change_node(now_ns, event.node, NodeState.LOST)
+
+    def _node_released(self, now_ns: int, event: NodeReleased) -> None:
+        self._change_node(now_ns, event.node, NodeState.RELEASED)
+
+    def _change_node(self, now_ns: int, node: str, state: NodeState) -> None:
+        self._begin_nodes()
+        self.nodes.change(now_ns, node, state)
+
+    def _node_ready(self, now_ns: int, event: NodeReady) -> None:
+        self._begin_nodes()
+        self.nodes.ready(now_ns, event.node)
+
+
+_ABOUT_REPLICAS: Final = frozenset(
+    {
+        StartBatch,
+        Finished,
+        BatchFailed,
+        ReplicaProgressed,
+        ReplicaReady,
+        ReplicaLost,
+        ReplicaStopped,
+        Resized,
+        StopReplica,
+        ResizeReplica,
+    }
+)
+"""Records with a replica that has been started before."""

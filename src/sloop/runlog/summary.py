@@ -11,35 +11,33 @@ entering a stage's queue to the start of the batch.
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from sloop.app.application import Application
 from sloop.app.graph import Graph
+from sloop.core.views import Belief
+from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Region
 from sloop.runlog import Record
-from sloop.runlog.cost import MICROCORES, CostAccount
-from sloop.runlog.fold import BatchGroup, RunState, combined_accuracy
+from sloop.runlog.cost import MICROCORES, NodeRow
+from sloop.runlog.fold import (
+    BatchGroup,
+    Build,
+    DeploymentState,
+    OnlyGraph,
+    RunState,
+    SecondRecord,
+    VersionParts,
+    combined_accuracy,
+)
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
+from sloop.vocabulary import Node
 
-Variant = tuple[str, str]
-"""A stage and one of its variants."""
+BeliefKey = tuple[str, str, str]
+"""A stage, one of its variants, and a kind of hardware."""
 Values = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-class StaticEstimate(Protocol):
-    """The estimate of a variant as far as a summary needs it; a core's `Belief` satisfies it."""
-
-    @property
-    def batch_max(self) -> int: ...
-    @property
-    def accuracy(self) -> float | None: ...
-
-    def costs_ns(self, cores: float) -> Sequence[int]:
-        """Estimated durations in ns indexed by batch size, from 0 to `batch_max`."""
-        ...
 
 
 class StageRow(Struct, frozen=True, kw_only=True):
@@ -70,11 +68,9 @@ class RouteRow(Struct, frozen=True, kw_only=True):
     p99_ms: float
 
 
-class RunRow(Struct, frozen=True, kw_only=True):
-    """One run in one row: the keys of `sloop simulate --json`. Latencies are None if no request was answered."""
+class FigureRow(Struct, frozen=True, kw_only=True):
+    """The figures of requests and replicas. Latencies are None if no request was answered."""
 
-    system: str
-    seed: int | None
     requests: int
     served: int
     late: int
@@ -88,9 +84,9 @@ class RunRow(Struct, frozen=True, kw_only=True):
     p99_ms: float | None
     core_seconds: float
     usd: float
+    """Cost of the replicas' shares of their nodes."""
     accuracy: float | None
     cold_starts: int
-    wall_s: float
     attainment_low: float | None = None
     attainment_high: float | None = None
     goodput_rps_low: float | None = None
@@ -98,8 +94,6 @@ class RunRow(Struct, frozen=True, kw_only=True):
     p99_ms_low: float | None = None
     p99_ms_high: float | None = None
     """For simulated runs, the range expected on a real machine (`sloop.sim.scenarios`); None if it is unknown."""
-    assumed: tuple[str, ...] = ()
-    """Values that this run used although they were not measured, each with its reason."""
     stages: tuple[StageRow, ...] = ()
     routes: tuple[RouteRow, ...] = ()
     """Only for applications with several stages."""
@@ -108,6 +102,34 @@ class RunRow(Struct, frozen=True, kw_only=True):
     def violations(self) -> float:
         """Share of requests that were not answered in time, 0 to 1."""
         return 1.0 - self.attainment
+
+
+class ApplicationRow(FigureRow, frozen=True, kw_only=True):
+    """One application of a run, or one version of it."""
+
+    name: str
+    version: str = ""
+    """Empty for all versions of the application together."""
+    slo_ms: float
+
+
+class RunRow(FigureRow, frozen=True, kw_only=True):
+    """One run in one row: the keys of `sloop simulate --json`."""
+
+    system: str
+    seed: int | None
+    wall_s: float
+    node_usd: float = 0.0
+    """Cost of whole nodes while they were held."""
+    nodes: tuple[NodeRow, ...] = ()
+    planner_errors: int = 0
+    """How often no plan could be made, because a policy failed or its process died."""
+    applications: tuple[ApplicationRow, ...] = ()
+    """One row for each application, if there were several."""
+    versions: tuple[ApplicationRow, ...] = ()
+    """One row for each version of the applications that had several."""
+    assumed: tuple[str, ...] = ()
+    """Values that this run used although they were not measured, each with its reason."""
 
 
 class RunSecond(Struct, frozen=True):
@@ -132,10 +154,11 @@ class RunSecond(Struct, frozen=True):
 
 
 class EstimateError(Struct, frozen=True):
-    """Estimated and actual durations over the finished batches of one variant."""
+    """Estimated and actual durations over the finished batches of one variant on one kind of hardware."""
 
     stage: str
     variant: str
+    hardware: str
     batches: int
     estimated_ms: float
     """Mean."""
@@ -150,61 +173,39 @@ class EstimateError(Struct, frozen=True):
         return self.actual_ms / self.estimated_ms - 1.0 if self.estimated_ms else 0.0
 
 
-class RunSummary:
-    """A sink that computes the figures of a run.
+class Figures:
+    """The figures of some versions: all of a run, those of one application, or a single one."""
 
-    `application` has prices and profiles; with only its `Graph` there are no costs in dollars and no assumptions.
-    `estimates` by (stage, variant) are compared with actual batch durations, and provide accuracies. They are not
-    updated here, so fresh ones represent the profiles. `start_ns` is the start of the run, by default the instant of
-    the first record.
-    """
+    def __init__(self, runs: Sequence[RunState]) -> None:
+        self._runs = runs
 
-    def __init__(
-        self,
-        application: Application | Graph,
-        *,
-        estimates: Mapping[Variant, StaticEstimate] | None = None,
-        start_ns: int | None = None,
-    ) -> None:
-        whole = application if isinstance(application, Application) else None
-        self._application = whole
-        self._estimates = estimates or {}
-        self.state = RunState(
-            application.graph if isinstance(application, Application) else application,
-            cost=CostAccount(whole.cluster if whole else ()),
-            accuracies={variant: estimate.accuracy for variant, estimate in self._estimates.items()},
-            start_ns=start_ns,
-        )
-        self.append = self.state.append
-        """Adds one record."""
-
-    def fold(self, records: Iterable[tuple[int, Record]]) -> "RunSummary":
-        """Add all records of a log; returns itself."""
-        for now_ns, record in records:
-            self.append(now_ns, record)
-        return self
+    @property
+    def runs(self) -> Sequence[RunState]:
+        """The runs of the versions."""
+        return self._runs
 
     # Time, requests and latencies
 
     @property
     def slo_ms(self) -> float:
-        """The application's deadline."""
-        return to_ms(self.state.graph.slo_ns)
+        """The deadline of the first application."""
+        return to_ms(self.runs[0].graph.slo_ns)
 
     @property
     def duration_s(self) -> float:
-        """From the start to the last record."""
-        return (self.state.now_ns - (self.state.start_ns or 0)) / NS_PER_S
+        """From the start, or the deployment of the first version, to the last record."""
+        runs = self.runs
+        return (max(run.now_ns for run in runs) - min(run.begun_ns for run in runs)) / NS_PER_S
 
     @property
     def requests(self) -> int:
         """Requests that arrived."""
-        return sum(second.arrivals for second in self.state.seconds)
+        return sum(second.arrivals for run in self.runs for second in run.seconds)
 
     @property
     def latencies_ns(self) -> Values:
         """Latencies of all answered requests, unordered."""
-        return np.concatenate([_values(self.state.served_ns), _values(self.state.late_ns)])
+        return np.concatenate([_values(samples) for run in self.runs for samples in (run.served_ns, run.late_ns)])
 
     def latency_ms(self, quantiles: Sequence[float]) -> list[float]:
         """Latencies at these quantiles (0 < q ≤ 1), in milliseconds; empty if no request was answered."""
@@ -212,30 +213,55 @@ class RunSummary:
 
     def seconds(self) -> list[RunSecond]:
         """The run second by second; the last one may be incomplete."""
-        state = self.state
-        state.close_seconds()
-        rows = []
-        for second in state.seconds:
-            begun_ns = (state.start_ns or 0) + second.start_s * NS_PER_S
-            passed_ns = min(NS_PER_S, state.now_ns - begun_ns)
-            cores = second.microcore_ns / MICROCORES / passed_ns if passed_ns else state.cost.cores
-            ends = (second.served, second.late, second.dropped, second.rejected, second.failed)
-            rows.append(RunSecond(second.start_s, second.arrivals, *ends, cores, second.worst_ns / NS_PER_MS))
-        return rows
+        by_start: dict[int, list[SecondRecord]] = {}
+        for run in self.runs:
+            run.close_seconds()
+            for second in run.seconds:
+                by_start.setdefault(second.start_s, []).append(second)
+        return [self._second(start_s, by_start[start_s]) for start_s in sorted(by_start)]
+
+    def _second(self, start_s: int, records: Sequence[SecondRecord]) -> RunSecond:
+        """One second of all versions."""
+        runs = self.runs
+        begun_ns = (runs[0].start_ns or 0) + start_s * NS_PER_S
+        passed_ns = min(NS_PER_S, max(run.now_ns for run in runs) - begun_ns)
+        microcore_ns = sum(record.microcore_ns for record in records)
+        return RunSecond(
+            start_s=start_s,
+            arrivals=sum(record.arrivals for record in records),
+            served=sum(record.served for record in records),
+            late=sum(record.late for record in records),
+            dropped=sum(record.dropped for record in records),
+            rejected=sum(record.rejected for record in records),
+            failed=sum(record.failed for record in records),
+            cores=microcore_ns / MICROCORES / passed_ns if passed_ns else sum(run.cost.cores for run in runs),
+            worst_ms=max(record.worst_ns for record in records) / NS_PER_MS,
+        )
+
+    def hardware_cores(self) -> dict[str, list[tuple[int, float]]]:
+        """By kind of hardware, the mean of the allocated cores in each second: pairs of the second and the cores."""
+        found: dict[str, dict[int, float]] = {}
+        for run in self.runs:
+            run.close_seconds()
+            kinds = list(run.cost.hardware_microcore_ns)
+            for second in run.seconds:
+                parts = second.hardware_microcore_ns or (second.microcore_ns,)
+                for hardware, microcore_ns in zip(kinds, parts, strict=False):
+                    cores = found.setdefault(hardware, {})
+                    cores[second.start_s] = cores.get(second.start_s, 0.0) + microcore_ns / MICROCORES / NS_PER_S
+        return {hardware: sorted(cores.items()) for hardware, cores in found.items()}
 
     # Cost
 
     @property
     def core_seconds(self) -> float:
         """Allocated cores over time, up to the last record."""
-        self.state.cost.charge(self.state.now_ns)
-        return self.state.cost.total_microcore_ns / MICROCORES / NS_PER_S
+        return sum(run.cost.total_microcore_ns for run in self.runs) / MICROCORES / NS_PER_S
 
     @property
     def usd(self) -> float:
         """Cost of the replicas' shares of their nodes in US dollars, up to the last record."""
-        self.state.cost.charge(self.state.now_ns)
-        return self.state.cost.usd
+        return math.fsum(run.cost.usd for run in self.runs)
 
     @property
     def cores_mean(self) -> float:
@@ -247,14 +273,15 @@ class RunSummary:
     @property
     def wait_mean_ms(self) -> float:
         """Mean time in a queue, over all visits."""
-        waits = [_values(stage.waits_ns) for stage in self.state.stages.values()]
+        waits = [_values(stage.waits_ns) for run in self.runs for stage in run.stages.values()]
         count = sum(map(len, waits))
         return sum(int(wait_ns.sum()) for wait_ns in waits) / count / NS_PER_MS if count else 0.0
 
     @property
     def wait_max_ms(self) -> float:
         """Longest time in a queue."""
-        return max(int(_values(stage.waits_ns).max(initial=0)) for stage in self.state.stages.values()) / NS_PER_MS
+        stages = (stage for run in self.runs for stage in run.stages.values())
+        return max(int(_values(stage.waits_ns).max(initial=0)) for stage in stages) / NS_PER_MS
 
     @property
     def batch_mean(self) -> float:
@@ -266,176 +293,285 @@ class RunSummary:
     def batch_sizes(self, stage: str | None = None) -> dict[int, int]:
         """How many batches of each size were started, at one stage or at all of them."""
         found: dict[int, int] = {}
-        for group in self.state.groups.values():
+        for group in self._groups():
             if stage is None or group.key[0] == stage:
                 for size, count in group.sizes.items():
                     found[size] = found.get(size, 0) + count
         return found
+
+    def _groups(self) -> Iterator[BatchGroup]:
+        for run in self.runs:
+            yield from run.groups.values()
 
     @property
     def accuracy(self) -> float | None:
         """Mean accuracy of answered requests. The accuracy of a request is the product over its stages of the mean
         accuracy of the variants that ran its visits there (IPA's PAS, for one request). A rare branch thus has little
         weight, and the parts of a request count as one. None if the accuracy of a variant is unknown."""
-        state = self.state
-        if len(state.stages) > 1:
-            known = not state.unknown_accuracy and state.accuracy_count
-            return state.accuracy_sum / state.accuracy_count if known else None
-        computed: dict[Variant, int] = {}
-        for group in state.groups.values():
-            finished = (*group.durations_ns.items(), *group.resized_ns.items())
-            requests = sum(size * len(durations_ns) for size, durations_ns in finished)
-            if requests:
-                computed[group.key] = computed.get(group.key, 0) + requests
-        found = [
-            (estimate.accuracy if (estimate := self._estimates.get(key)) else None, n) for key, n in computed.items()
-        ]
-        if not found or any(accuracy is None for accuracy, _ in found):
+        if len(self.runs) == 1:
+            return _accuracy(self.runs[0])
+        means = [(_accuracy(run), len(run.served_ns) + len(run.late_ns)) for run in self.runs]
+        known = [(accuracy, answered) for accuracy, answered in means if answered]
+        if not known or any(accuracy is None for accuracy, _ in known):
             return None
-        mean = math.fsum((accuracy or 0.0) * n for accuracy, n in found) / sum(n for _, n in found)
-        return combined_accuracy([mean])
+        return math.fsum((accuracy or 0.0) * answered for accuracy, answered in known) / sum(n for _, n in known)
 
     def stages(self) -> list[StageRow]:
         """The figures of each stage, in topological order."""
         rows = []
-        for name, stage in self.state.stages.items():
-            waits_ns, sizes = _values(stage.waits_ns), self.batch_sizes(name)
-            visits, batches = len(waits_ns), sum(sizes.values())
-            rows.append(
-                StageRow(
-                    stage=name,
-                    visits=visits,
-                    mean_wait_ms=int(waits_ns.sum()) / visits / NS_PER_MS if visits else None,
-                    max_wait_ms=int(waits_ns.max()) / NS_PER_MS if visits else None,
-                    batches=batches,
-                    mean_batch=sum(size * count for size, count in sizes.items()) / batches if batches else None,
-                    max_batch=max(sizes, default=0),
-                    dropped=stage.dropped,
-                    rejected=stage.rejected,
-                    failed=stage.failed,
+        for run in self.runs:
+            for name, stage in run.stages.items():
+                waits_ns, sizes = _values(stage.waits_ns), self.batch_sizes(name)
+                visits, batches = len(waits_ns), sum(sizes.values())
+                rows.append(
+                    StageRow(
+                        stage=name,
+                        visits=visits,
+                        mean_wait_ms=int(waits_ns.sum()) / visits / NS_PER_MS if visits else None,
+                        max_wait_ms=int(waits_ns.max()) / NS_PER_MS if visits else None,
+                        batches=batches,
+                        mean_batch=sum(size * count for size, count in sizes.items()) / batches if batches else None,
+                        max_batch=max(sizes, default=0),
+                        dropped=stage.dropped,
+                        rejected=stage.rejected,
+                        failed=stage.failed,
+                    )
                 )
-            )
         return rows
 
     def routes(self) -> list[RouteRow]:
         """One row per set of stages that answered requests visited, the most frequent first."""
-        graph, rows = self.state.graph, []
-        for visited, route in self.state.routes.items():
-            latencies_ns = _values(route.latencies_ns)
-            deadlines = (path.slo_ns for path in graph.declared_paths if set(path.stages) == visited)
-            rows.append(
-                RouteRow(
-                    stages=tuple(name for name in graph.stages if name in visited),
-                    slo_ms=to_ms(next(deadlines, graph.slo_ns)),
-                    answered=len(latencies_ns),
-                    served=route.served,
-                    mean_ms=float(latencies_ns.mean()) / NS_PER_MS,
-                    p99_ms=_quantiles_ms(latencies_ns, (0.99,))[0],
+        rows = []
+        for run in self.runs:
+            graph = run.graph
+            for visited, route in run.routes.items():
+                latencies_ns = _values(route.latencies_ns)
+                deadlines = (path.slo_ns for path in graph.declared_paths if set(path.stages) == visited)
+                rows.append(
+                    RouteRow(
+                        stages=tuple(name for name in graph.stages if name in visited),
+                        slo_ms=to_ms(next(deadlines, graph.slo_ns)),
+                        answered=len(latencies_ns),
+                        served=route.served,
+                        mean_ms=float(latencies_ns.mean()) / NS_PER_MS,
+                        p99_ms=_quantiles_ms(latencies_ns, (0.99,))[0],
+                    )
                 )
-            )
         return sorted(rows, key=lambda row: (-row.answered, row.stages))
 
     def route_latencies_ms(self, quantiles: Sequence[float]) -> dict[tuple[str, ...], list[float]]:
         """Latencies at these quantiles for each of `routes`, in their order."""
+        found = {}
+        for row in self.routes():
+            routes = [run.routes[key] for run in self.runs if (key := frozenset(row.stages)) in run.routes]
+            latencies_ns = np.concatenate([_values(route.latencies_ns) for route in routes])
+            found[row.stages] = _quantiles_ms(latencies_ns, quantiles)
+        return found
+
+    @property
+    def cold_starts(self) -> int:
+        """Replicas that were ordered to start."""
+        return sum(run.cold_starts for run in self.runs)
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of a `FigureRow`, as of the last record; open requests count as not served."""
+        latencies_ns, requests = self.latencies_ns, self.requests
+        seconds = [second for run in self.runs for second in run.seconds]
+        served = sum(len(run.served_ns) for run in self.runs)
+        p50_ms, p99_ms = _quantiles_ms(latencies_ns, (0.5, 0.99)) or (None, None)
         return {
-            row.stages: _quantiles_ms(_values(self.state.routes[frozenset(row.stages)].latencies_ns), quantiles)
-            for row in self.routes()
+            "requests": requests,
+            "served": served,
+            "late": sum(len(run.late_ns) for run in self.runs),
+            "dropped": sum(second.dropped for second in seconds),
+            "rejected": sum(second.rejected for second in seconds),
+            "failed": sum(second.failed for second in seconds),
+            "attainment": served / requests if requests else 1.0,
+            "goodput_rps": served / self.duration_s if self.duration_s else 0.0,
+            "mean_ms": int(latencies_ns.sum()) / len(latencies_ns) / NS_PER_MS if len(latencies_ns) else None,
+            "p50_ms": p50_ms,
+            "p99_ms": p99_ms,
+            "core_seconds": self.core_seconds,
+            "usd": self.usd,
+            "accuracy": self.accuracy,
+            "cold_starts": self.cold_starts,
+            "stages": tuple(self.stages()),
+            "routes": tuple(self.routes()),
         }
+
+
+class RunSummary(Figures):
+    """A sink that computes the figures of a run: of all its applications together, and of each.
+
+    `declared` are the parts of a fresh setup, or only a graph, of which there are no assumptions and no estimates. The
+    estimates in the parts are compared with actual batch durations, and provide accuracies; they are not updated here,
+    so fresh ones represent the profiles. `nodes` have the prices. `start_ns` is the start of the run, by default the
+    instant of the first record. `build` describes versions that are deployed during the run (`DeploymentState`).
+    """
+
+    def __init__(
+        self,
+        declared: Iterable[VersionParts] | Graph,
+        *,
+        nodes: Iterable[Node] = (),
+        start_ns: int | None = None,
+        build: Build | None = None,
+    ) -> None:
+        parts = [OnlyGraph(declared)] if isinstance(declared, Graph) else declared
+        self.deployment = DeploymentState(parts, nodes=nodes, start_ns=start_ns, build=build)
+        self.append = self.deployment.append
+        """Adds one record."""
+
+    @property
+    def runs(self) -> Sequence[RunState]:
+        """The runs of all versions, brought to the last record."""
+        self.deployment.advance()
+        return self.deployment.runs
+
+    def fold(self, records: Iterable[tuple[int, Record]]) -> "RunSummary":
+        """Add all records of a log; returns itself."""
+        for now_ns, record in records:
+            self.append(now_ns, record)
+        return self
+
+    @property
+    def applications(self) -> dict[str, Figures]:
+        """The figures of each application, in all its versions."""
+        self.deployment.advance()
+        found = self.deployment.applications
+        return {name: Figures([record.run for record in records]) for name, records in found.items()}
 
     # Estimates and assumptions
 
-    def estimate_errors(self) -> list[EstimateError]:
-        """One row per variant that finished a batch and has an estimate."""
-        by_variant: dict[Variant, list[BatchGroup]] = {}
-        for group in self.state.groups.values():
-            by_variant.setdefault(group.key, []).append(group)
-        found = [self._estimate_error(key, groups) for key, groups in sorted(by_variant.items())]
-        return [error for error in found if error is not None]
+    @property
+    def _estimates(self) -> dict[BeliefKey, Belief]:
+        records = self.deployment.records
+        return {key: belief for record in records for key, belief in record.parts.beliefs.items()}
 
-    def _estimate_error(self, key: Variant, groups: Sequence[BatchGroup]) -> EstimateError | None:
-        estimate = self._estimates.get(key)
-        if estimate is None:
-            return None
-        batches = estimated_ns = actual_ns = 0
-        error = 0.0
-        for group in groups:
-            costs_ns = estimate.costs_ns(group.cores)
-            for size, durations_ns in group.durations_ns.items():
-                if size > estimate.batch_max or not costs_ns[size]:
-                    continue
-                taken_ns = _values(durations_ns)
-                batches += len(taken_ns)
-                estimated_ns += costs_ns[size] * len(taken_ns)
-                actual_ns += int(taken_ns.sum())
-                error += float(np.abs(taken_ns - costs_ns[size]).sum()) / costs_ns[size]
-        if not batches:
-            return None
-        means_ms = estimated_ns / batches / NS_PER_MS, actual_ns / batches / NS_PER_MS
-        return EstimateError(*key, batches, *means_ms, error / batches)
+    def estimate_errors(self) -> list[EstimateError]:
+        """One row per variant and kind of hardware that finished a batch and has an estimate."""
+        by_key: dict[BeliefKey, list[BatchGroup]] = {}
+        for group in self._groups():
+            by_key.setdefault(group.belief_key, []).append(group)
+        estimates = self._estimates
+        found = [
+            _estimate_error(key, groups, estimates[key]) for key, groups in sorted(by_key.items()) if key in estimates
+        ]
+        return [error for error in found if error is not None]
 
     def assumed(self) -> tuple[str, ...]:
         """One line for each value that the run used although it was not measured: assumed profiles of variants that
         ran, and batch sizes and core counts outside the measured region."""
-        if self._application is None:
-            return ()
+        ran: dict[BeliefKey, list[tuple[int, float]]] = {}
+        for group in self._groups():
+            ran.setdefault(group.belief_key, []).extend((size, group.cores) for size in group.sizes)
+        several = len({hardware for _, _, hardware in self._estimates}) > 1
         return tuple(
-            line
-            for stage in self._application.stages
-            for variant in stage.variants
-            if variant.profile is not None
-            for line in self._assumptions((stage.name, variant.name), variant.profile)
+            dict.fromkeys(
+                line
+                for key, estimate in self._estimates.items()
+                if isinstance(estimate, Estimate) and ran.get(key)
+                for line in _assumptions(_variant_name(key, several=several), estimate.profile, ran[key])
+            )
         )
-
-    def _assumptions(self, key: Variant, profile: Profile) -> Iterator[str]:
-        groups = self.state.groups.values()
-        ran = [(size, group.cores) for group in groups if group.key == key for size in group.sizes]
-        name = "/".join(key)
-        if ran and profile.origin == "assumed":
-            yield f"{name}: assumed profile ({profile.source or 'no source given'})"
-        beyond = [point for point in ran if profile.is_extrapolated(*point)]
-        if beyond and profile.region is not None:
-            sizes, cores = [size for size, _ in beyond], [cores for _, cores in beyond]
-            reached = Region(min(sizes), max(sizes), min(cores), max(cores))
-            yield f"{name}: extrapolated to {_region(reached)}, measured {_region(profile.region)}"
 
     def assumed_starts(self, lines: Mapping[str, str]) -> tuple[str, ...]:
         """The lines of `Header.assumed_starts` whose variants had a cold start in this run."""
-        state = self.state
-        started = {(stage, variant) for (stage, variant, _), took_ns in state.cold_start_ns.items() if any(took_ns)}
-        started |= {replica.group.key for replica in state.replicas.values() if replica.step}
-        return tuple(line for name, line in lines.items() if tuple(name.split("/", 1)) in started)
+        started = set[str]()
+        for run in self.runs:
+            keys = {(stage, variant) for (stage, variant, _), took_ns in run.cold_start_ns.items() if any(took_ns)}
+            keys |= {replica.group.key for replica in run.replicas.values() if replica.step}
+            started |= {f"{stage}/{variant}" for stage, variant in keys}
+        return tuple(line for name, line in lines.items() if name.partition(" on ")[0] in started)
 
     # The run in one row
 
     def row(self, *, system: str, seed: int | None, wall_s: float = 0.0, assumed: Iterable[str] = ()) -> RunRow:
         """The run as of the last record; open requests count as not served. `assumed` are further assumptions, which
         the records do not contain."""
-        seconds, latencies_ns = self.state.seconds, self.latencies_ns
-        requests, served = self.requests, len(self.state.served_ns)
-        p50_ms, p99_ms = _quantiles_ms(latencies_ns, (0.5, 0.99)) or (None, None)
+        figures, deployment = self.figures(), self.deployment
+        by_name = deployment.applications
+        if len(by_name) > 1:
+            figures["accuracy"] = None  # those of different applications cannot be averaged
         return RunRow(
             system=system,
             seed=seed,
-            requests=requests,
-            served=served,
-            late=len(self.state.late_ns),
-            dropped=sum(second.dropped for second in seconds),
-            rejected=sum(second.rejected for second in seconds),
-            failed=sum(second.failed for second in seconds),
-            attainment=served / requests if requests else 1.0,
-            goodput_rps=served / self.duration_s if self.duration_s else 0.0,
-            mean_ms=int(latencies_ns.sum()) / len(latencies_ns) / NS_PER_MS if len(latencies_ns) else None,
-            p50_ms=p50_ms,
-            p99_ms=p99_ms,
-            core_seconds=self.core_seconds,
-            usd=self.usd,
-            accuracy=self.accuracy,
-            cold_starts=self.state.cold_starts,
             wall_s=wall_s,
+            node_usd=deployment.nodes.usd,
+            nodes=tuple(deployment.nodes.rows()),
+            planner_errors=sum(count for (_, kind), count in deployment.decisions.items() if kind == "planner"),
+            applications=tuple(
+                ApplicationRow(name=name, slo_ms=each.slo_ms, **each.figures())
+                for name, each in self.applications.items()
+                if len(by_name) > 1
+            ),
+            versions=tuple(
+                ApplicationRow(
+                    name=name,
+                    version=record.version,
+                    slo_ms=to_ms(record.run.graph.slo_ns),
+                    **Figures([record.run]).figures(),
+                )
+                for name, records in by_name.items()
+                if len(records) > 1
+                for record in records
+            ),
             assumed=tuple(dict.fromkeys((*self.assumed(), *assumed))),
-            stages=tuple(self.stages()),
-            routes=tuple(self.routes()),
+            **figures,
         )
+
+
+def _accuracy(run: RunState) -> float | None:
+    """The mean accuracy of the answered requests of one version (`Figures.accuracy`)."""
+    if len(run.stages) > 1:
+        return run.accuracy_sum / run.accuracy_count if not run.unknown_accuracy and run.accuracy_count else None
+    computed: dict[tuple[str, str], int] = {}
+    for group in run.groups.values():
+        finished = (*group.durations_ns.items(), *group.resized_ns.items())
+        requests = sum(size * len(durations_ns) for size, durations_ns in finished)
+        if requests:
+            computed[group.key] = computed.get(group.key, 0) + requests
+    found = [(run.accuracies.get(key), n) for key, n in computed.items()]
+    if not found or any(accuracy is None for accuracy, _ in found):
+        return None
+    mean = math.fsum((accuracy or 0.0) * n for accuracy, n in found) / sum(n for _, n in found)
+    return combined_accuracy([mean])
+
+
+def _estimate_error(key: BeliefKey, groups: Sequence[BatchGroup], estimate: Belief) -> EstimateError | None:
+    batches = estimated_ns = actual_ns = 0
+    error = 0.0
+    for group in groups:
+        costs_ns = estimate.costs_ns(group.slot)
+        for size, durations_ns in group.durations_ns.items():
+            if size > estimate.batch_max or not costs_ns[size]:
+                continue
+            taken_ns = _values(durations_ns)
+            batches += len(taken_ns)
+            estimated_ns += costs_ns[size] * len(taken_ns)
+            actual_ns += int(taken_ns.sum())
+            error += float(np.abs(taken_ns - costs_ns[size]).sum()) / costs_ns[size]
+    if not batches:
+        return None
+    means_ms = estimated_ns / batches / NS_PER_MS, actual_ns / batches / NS_PER_MS
+    return EstimateError(*key, batches, *means_ms, error / batches)
+
+
+def _assumptions(name: str, profile: Profile, ran: Sequence[tuple[int, float]]) -> Iterator[str]:
+    """What is assumed about a variant that ran batches of these sizes on these numbers of cores."""
+    if profile.origin == "assumed":
+        yield f"{name}: assumed profile ({profile.source or 'no source given'})"
+    beyond = [point for point in ran if profile.is_extrapolated(*point)]
+    if beyond and profile.region is not None:
+        sizes, cores = [size for size, _ in beyond], [cores for _, cores in beyond]
+        reached = Region(min(sizes), max(sizes), min(cores), max(cores))
+        yield f"{name}: extrapolated to {_region(reached)}, measured {_region(profile.region)}"
+
+
+def _variant_name(key: BeliefKey, *, several: bool) -> str:
+    """A variant, with its kind of hardware if there are several."""
+    stage, variant, hardware = key
+    return f"{stage}/{variant}{f' on {hardware}' if several else ''}"
 
 
 def _values(samples: "array[int]") -> Values:
