@@ -1,13 +1,24 @@
 """Deployments: several applications on one cluster, and the scenarios that change them; the place of every mistake."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sloop.app.application import Application, Deployment, Limits, SystemChoice
+from sloop.app.document import parse_yaml
 from sloop.app.graph import declared_name
-from sloop.app.load import load_application, load_deployment, load_scenario
+from sloop.app.load import (
+    DEPLOYMENT_KEYS,
+    SCENARIO_KEYS,
+    load_application,
+    load_deployment,
+    load_scenario,
+    read_scenario,
+)
 from sloop.app.scenario import Change, NodeTruth
 from sloop.errors import InputError
 from sloop.vocabulary import Canary
@@ -320,3 +331,67 @@ def test_a_scenario_needs_traces() -> None:
 def test_the_only_application_of_several_is_none() -> None:
     with pytest.raises(ValueError, match="too many values"):
         assert isinstance(load_deployment(TWO).application, Application)
+
+
+# Any input
+
+MANY_KEYS = """\
+name: shop
+applications:
+  - {name: a, slo_ms: 100, stages: [{name: s, profiles: {rack: ResNet-T, c5.2xlarge: ResNet18-human}}], weight: 2}
+  - {name: b, slo_ms: 9, stages: [{name: s, profile: ResNet-T}], limits: {requests: 1, bytes: 1e6}, rest_after_s: 3}
+system: {name: static, cores: 2}
+limits: {requests: 100}
+cluster:
+  nodes:
+    - {hardware: c5.2xlarge, count: 0, most: 3}
+    - {hardware: custom, name: rack, cores: 2, devices: [T4, {kind: A, memory_gib: 3, name: x, clients: 2}]}
+traces: {a: {kind: poisson, rate: 1}, b: , c: {kind: poisson, rate: 2}}
+duration_s: 20
+truth: {nodes: {acquire_s: 3, mtbf_s: 50, repair_s: 2}, plan_ms: 9}
+changes:
+  - {at_s: 1, deploy: {name: c, slo_ms: 5, stages: [{name: s, profile: ResNet-T}]}}
+  - {at_s: 2, deploy: {name: a, slo_ms: 5, stages: [{name: s, profile: ResNet-T}]}, canary: {share: 0.3}}
+  - {at_s: 3, promote: a@2}
+  - {at_s: 4, remove: b}
+"""
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(MANY_KEYS) - 1))
+    length = data.draw(st.integers(0, 12))
+    piece = data.draw(st.one_of(st.text("{}[]:,-&*!#|>'\"\n\t 0.e9a~?%@\\", max_size=8), st.text(max_size=5)))
+    mutated = MANY_KEYS[:start] + piece + MANY_KEYS[start + length :]
+    try:
+        read = read_scenario(parse_yaml(mutated, "mutated.yaml"), Path())
+    except InputError as error:
+        if not error.where.startswith("mutated.yaml:"):
+            raise
+        return
+    assert len(set(stages_of(read.deployment))) == len(stages_of(read.deployment))
+    assert all(each.cluster for each in read.deployment.applications)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**6)
+    | st.floats()
+    | st.sampled_from(["a", "static", "ResNet-T", "x.yaml"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "file", "stages", "at_s", "deploy", "a"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from([*DEPLOYMENT_KEYS, *SCENARIO_KEYS]), VALUES)
+@settings(max_examples=200, deadline=None)
+def test_any_value_of_any_key_is_read_or_refused(key: str, value: object) -> None:
+    content = parse_yaml(MANY_KEYS).mapping()
+    declared = {name: each.content for name, each in content.items()} | {key: value}
+    with contextlib.suppress(InputError):
+        load_scenario(declared)

@@ -225,7 +225,11 @@ def test_another_system_is_chosen_for_all() -> None:
 
 
 def test_a_definition_of_a_shared_cluster_has_one_node_of_each_kind() -> None:
-    nodes = [CPU | {"count": 300}, GPU | {"count": 200}, {"hardware": "g4dn.xlarge", "name": "bare", "devices": []}]
+    nodes: list[dict[str, Any]] = [
+        CPU | {"count": 300},
+        GPU | {"count": 200},
+        {"hardware": "g4dn.xlarge", "name": "bare", "devices": []},
+    ]
     (made,) = set_up(on_kinds({"c5.2xlarge": "ResNet-T"}, *nodes)).applications
     definition = definition_of(made)
     assert [node["name"] for node in definition["cluster"]] == ["c5.2xlarge-0", "g4dn.xlarge-300", "bare-0"]
