@@ -27,11 +27,21 @@ class _Stage(Struct, frozen=True):
     replicas: list[_Replica]
 
 
+class _Application(Struct, frozen=True):
+    stages: list[_Stage]
+
+
 class _State(Struct, frozen=True):
     """The part of `/v2/sloop/state` that is used here."""
 
     now_s: float
-    stages: list[_Stage]
+    applications: list[_Application]
+
+    @property
+    def ready(self) -> int:
+        """Ready replicas."""
+        stages = [stage for application in self.applications for stage in application.stages]
+        return sum(replica.life is Life.READY for stage in stages for replica in stage.replicas)
 
 
 def state_of(url: str) -> _State:
@@ -57,7 +67,7 @@ def start_s_of(log: Path, *, loaded: bool = False) -> float:
 def wait_ready(url: str, count: int) -> None:
     """Wait until `count` replicas are ready. TimeoutError after `READY_S_MAX`."""
     until_s = time.monotonic() + READY_S_MAX
-    while sum(replica.life is Life.READY for stage in state_of(url).stages for replica in stage.replicas) < count:
+    while state_of(url).ready < count:
         if time.monotonic() > until_s:
             raise TimeoutError(f"{count} replicas were not ready within {READY_S_MAX:g} s")
         time.sleep(0.05)

@@ -20,8 +20,8 @@ from sloop.load.plan import (
     from_json,
     made_up,
     model_path,
+    only_model,
     preferred_encoding,
-    served_application,
     split_url,
 )
 from sloop.tensor import NUMPY_TYPES, Port
@@ -191,14 +191,18 @@ def test_reads_what_the_server_says(stub: Any) -> None:
     assert preferred_encoding(url, timeout_s=5) == Encoding.JSON
 
 
-def test_a_sloop_server_names_its_application(stub: Any) -> None:
+def test_a_sloop_server_names_its_models(stub: Any) -> None:
     url = split_url(stub.url)
-    stub.server = b'{"application": "demo"}'
-    assert served_application(url, timeout_s=5) == "demo"
-    for said in (b"hello", b'{"name": "triton"}', b'{"application": ""}'):
+    stub.server = b'{"models": [{"name": "demo", "ready": true}]}'
+    assert only_model(url, timeout_s=5) == "demo"
+    for said in (b"hello", b'{"name": "triton"}', b'{"models": []}'):
         stub.server = said
-        with pytest.raises(InputError, match="does not report its model"):
-            served_application(url, timeout_s=5)
+        with pytest.raises(InputError, match="does not report its models"):
+            only_model(url, timeout_s=5)
+    stub.server = json.dumps({"models": [{"name": f"m{number}"} for number in range(200)]}).encode()
+    with pytest.raises(InputError, match=r"has 200 models: m0, m1, m2, m3, m4, m5, m6, m7, …") as caught:
+        only_model(url, timeout_s=5)
+    assert caught.value.help == "name one with --model"
 
 
 @pytest.mark.parametrize("said", [b"hello", b"[]", b'{"inputs": 3}', b'{"inputs": [{"name": "x"}]}'])

@@ -6,7 +6,7 @@ import click
 
 from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, link_at, progress, shape, trace_at
 from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load
-from sloop.load.plan import served_application, split_url
+from sloop.load.plan import only_model, split_url
 from sloop.units import to_s
 
 EXAMPLE = """
@@ -95,7 +95,7 @@ def load(
     arrivals = trace_at(trace, seed=seed, duration_s=duration_s)
     plan = LoadPlan(
         url=url,
-        model=model or served_application(split_url(url), timeout_s=timeout_s),
+        model=model or only_model(split_url(url), timeout_s=timeout_s),
         arrivals=arrivals,
         slo_ms=slo_ms,
         seed=seed,

@@ -275,14 +275,20 @@ def _listed(tensor: JsonTensor, where: str) -> list[object]:
 
 
 ANSWER_BYTES_MAX = 16 * 2**20
+NAMES_MAX = 8
+"""How many models an error names."""
 
 
 class _ServerMetadata(msgspec.Struct, frozen=True):
     extensions: tuple[str, ...] = ()
 
 
-class _State(msgspec.Struct, frozen=True):
-    application: str
+class _Model(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    models: tuple[_Model, ...]
 
 
 def model_path(url: SplitResult, model: str) -> str:
@@ -309,16 +315,21 @@ def fetch_metadata(url: SplitResult, model: str, *, timeout_s: float) -> ModelMe
         ) from None
 
 
-def served_application(url: SplitResult, *, timeout_s: float) -> str:
-    """The name of the application that a sloop server serves. Raises `InputError` if the server does not report it."""
-    status, body = _get(url, f"{url.path.rstrip('/')}/v2/sloop/state", timeout_s=timeout_s)
+def only_model(url: SplitResult, *, timeout_s: float) -> str:
+    """The name of the only model that a sloop server serves. InputError if the server has several or does not report
+    them."""
+    status, body = _get(url, f"{url.path.rstrip('/')}/v2/models", timeout_s=timeout_s)
     try:
-        name = msgspec.json.decode(body, type=_State).application if status == 200 else ""
+        names = [model.name for model in msgspec.json.decode(body, type=_Models).models] if status == 200 else []
     except (msgspec.MsgspecError, RecursionError):
-        name = ""
-    if not name:
-        raise InputError("the server does not report its model", where=url.geturl(), help="name it with --model")
-    return name
+        names = []
+    if not names:
+        raise InputError("the server does not report its models", where=url.geturl(), help="name one with --model")
+    if len(names) > 1:
+        some = ", ".join(names[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
+        what = f"the server has {len(names)} models: {some}"
+        raise InputError(what, where=url.geturl(), help="name one with --model")
+    return names[0]
 
 
 def preferred_encoding(url: SplitResult, *, timeout_s: float) -> Encoding:

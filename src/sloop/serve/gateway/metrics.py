@@ -48,18 +48,25 @@ def escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+OUTCOMES: Final = tuple((outcome, labelled(outcome=outcome.value)) for outcome in Outcome)
+LIVES: Final = tuple((life, labelled(life=life.value)) for life in Life)
+
+
 class Histogram:
     """Counts by upper bound; the last bucket is unbounded. Values are integers: ns, or requests."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "lines", "total")
 
     def __init__(self, bounds: Sequence[int]) -> None:
         self.bounds = bounds
         self.counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self.total = 0
+        self.lines: list[str] = []
+        """As last written; empty if it has changed since then. Most models have no requests between two scrapes."""
 
     def observe(self, values: Sequence[int], weights: Sequence[int] | None = None) -> None:
         """Count values, each `weights` times (default: once)."""
+        self.lines = []
         found = np.asarray(values, dtype=np.int64)
         buckets = np.searchsorted(self.bounds, found)  # the first bound that is at least as large
         self.counts += np.bincount(buckets, weights, minlength=len(self.counts)).astype(np.int64)
@@ -93,16 +100,23 @@ class Histograms(dict[Labels, Histogram]):
             del self[key]
 
     def family(self) -> "Family":
-        """As the text format has it: for each bound, the count of values up to it."""
+        """All histograms in the text format."""
         family = Family(self.name, "histogram", self.about)
         for labels, histogram in self.items():
-            count, prefix = 0, f"{labels}," if labels else ""
-            for bound, more in zip(self._names, histogram.counts.tolist(), strict=True):
-                count += more
-                family.add(f'{prefix}le="{bound}"', count, "_bucket")
-            family.add(labels, count, "_count")
-            family.add(labels, histogram.total / self.scale, "_sum")
+            histogram.lines = histogram.lines or self._lines(labels, histogram)
+            family.lines += histogram.lines
         return family
+
+    def _lines(self, labels: Labels, histogram: Histogram) -> list[str]:
+        """One histogram in the text format: for each bound, the count of values up to it; then the sum of all."""
+        rows = Family(self.name, "histogram", self.about)
+        count, prefix = 0, f"{labels}," if labels else ""
+        for bound, more in zip(self._names, histogram.counts.tolist(), strict=True):
+            count += more
+            rows.add(f'{prefix}le="{bound}"', count, "_bucket")
+        rows.add(labels, count, "_count")
+        rows.add(labels, histogram.total / self.scale, "_sum")
+        return rows.lines[2:]
 
 
 class Family:
@@ -113,19 +127,22 @@ class Family:
     def __init__(self, name: str, kind: str, about: str) -> None:
         self._name = f"{name}_total" if kind == "counter" else name
         self.lines = [f"# HELP {self._name} {about}", f"# TYPE {self._name} {kind}"]
+        """Two of comment, then the rows."""
 
     def add(self, labels: Labels, value: float, suffix: str = "") -> None:
         """Add a row."""
         self.lines.append(f"{self._name}{suffix}{{{labels}}} {value}" if labels else f"{self._name}{suffix} {value}")
 
 
-class VersionLabels:
-    """The labels of a version of a model, of its stages, and of its batches and replicas; made once, because there may
-    be hundreds of models."""
+class VersionRows:
+    """A version of a model: its labels, which are made once because there may be hundreds of models, and its ended
+    requests by outcome."""
 
-    __slots__ = ("model", "stages", "version")
+    __slots__ = ("ended", "model", "run", "stages", "version")
 
     def __init__(self, record: VersionRecord) -> None:
+        self.run = record.run
+        self.ended: Counter[Outcome] = Counter()
         self.model = labelled(model=record.application)
         self.version = labelled(model=record.application, version=record.version)
         self.stages = {name: f"{self.version},{labelled(stage=declared_name(name))}" for name in record.run.stages}
@@ -161,10 +178,7 @@ class Metrics:
         self._bodies = bodies
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
-        self._labels: dict[str, VersionLabels] = {}
-        """By the key of a version."""
-        self._ended: dict[str, Counter[Outcome]] = {}
-        """By the key of a version, its ended requests by outcome."""
+        self._rows: dict[VersionRecord, VersionRows] = {}
         self._durations = Histograms("sloop_request_duration_seconds", "From sending to the end, by outcome.", SECONDS)
         self._waits = Histograms("sloop_queue_wait_seconds", "From entering a queue to batch.", SECONDS)
         self._services = Histograms(
@@ -190,16 +204,19 @@ class Metrics:
 
     def _ended_of(self, model: str) -> Counter[Outcome]:
         """Of all versions of a model, also of those that have ended."""
-        labels = labelled(model=model)
-        durations = {outcome: self._durations.get(f'{labels},outcome="{outcome.value}"') for outcome in Outcome}
-        return Counter({outcome: int(found.counts.sum()) for outcome, found in durations.items() if found is not None})
+        labels, counts = labelled(model=model), Counter[Outcome]()
+        for outcome, ended in OUTCOMES:
+            found = self._durations.get(f"{labels},{ended}")
+            if found is not None:
+                counts[outcome] = int(found.counts.sum())
+        return counts
 
     # Samples
 
-    def _labels_of(self, record: VersionRecord) -> VersionLabels:
-        found = self._labels.get(record.key)
+    def _rows_of(self, record: VersionRecord) -> VersionRows:
+        found = self._rows.get(record)
         if found is None:
-            found = self._labels[record.key] = VersionLabels(record)
+            found = self._rows[record] = VersionRows(record)
         return found
 
     def _bound_samples(self, record: VersionRecord) -> None:
@@ -223,26 +240,22 @@ class Metrics:
 
     def _drain(self, record: VersionRecord) -> None:
         """Sort the samples of a version into histograms."""
-        run, labels = record.run, self._labels_of(record)
-        ended = self._ended.setdefault(record.key, Counter())
-        for outcome, samples in (
-            (Outcome.SERVED, run.served_ns),
-            (Outcome.LATE, run.late_ns),
-            *run.missed_ns.items(),
-        ):
-            if samples:
-                ended[outcome] += self._durations.drain(f'{labels.model},outcome="{outcome.value}"', samples)
+        run, rows = record.run, self._rows_of(record)
+        samples_by_outcome = {Outcome.SERVED: run.served_ns, Outcome.LATE: run.late_ns, **run.missed_ns}
+        for outcome, ended in OUTCOMES:
+            if samples := samples_by_outcome[outcome]:
+                rows.ended[outcome] += self._durations.drain(f"{rows.model},{ended}", samples)
         for name, stage in run.stages.items():
-            self._waits.drain(labels.stages[name], stage.waits_ns)
+            self._waits.drain(rows.stages[name], stage.waits_ns)
         for group in run.groups.values():
             if group.service_ns:
-                self._services.drain(labels.variant(group.key, group.hardware), group.service_ns)
+                self._services.drain(rows.variant(group.key, group.hardware), group.service_ns)
             group.durations_ns.clear()
             group.resized_ns.clear()
         for (name, variant, step), samples in run.cold_start_ns.items():
-            self._starts.drain(f"{labels.stages[name]},{labelled(variant=variant, step=step)}", samples)
+            self._starts.drain(f"{rows.stages[name]},{labelled(variant=variant, step=step)}", samples)
         for name, samples in run.resize_ns.items():
-            self._resizes.drain(labels.stages[name], samples)
+            self._resizes.drain(rows.stages[name], samples)
 
     def _forget_ended(self) -> None:
         """Forget versions that have ended, but not the requests that they served: counters of a model never fall."""
@@ -251,10 +264,10 @@ class Metrics:
         for record in ended:
             self._drain(record)
             state.forget(record)
-            labels = self._labels.pop(record.key)
-            del self._ended[record.key]
-            for histograms in (self._waits, self._services, self._starts, self._resizes):
-                histograms.discard(labels.version)
+            rows = self._rows.pop(record)
+            if record.key not in state.versions:  # it was not deployed again
+                for histograms in (self._waits, self._services, self._starts, self._resizes):
+                    histograms.discard(rows.version)
         present = {record.application for record in state.records}
         for model in {record.application for record in ended} - present:
             self._durations.discard(labelled(model=model))
@@ -262,60 +275,60 @@ class Metrics:
     # Families
 
     def _families(self) -> Iterator[Family]:
-        models: dict[str, list[VersionRecord]] = {}
-        for record in self.state.versions.values():
-            models.setdefault(record.application, []).append(record)
-        yield from self._request_families(models)
-        yield from self._version_families()
-        yield from self._stage_families()
-        for histograms in (self._durations, self._waits, self._sizes(), self._services, self._starts, self._resizes):
-            yield histograms.family()
-        yield from self._replica_families()
+        present = {record: self._rows_of(record) for record in self.state.records}
+        yield from self._request_families(present)
+        yield from self._version_families(present)
+        yield from self._stage_families(present.values())
+        yield from (self._durations.family(), self._waits.family(), self._sizes(present.values()).family())
+        yield from (self._services.family(), self._starts.family(), self._resizes.family())
+        yield from self._replica_families(present.values())
         yield from self._cluster_families()
         yield from self._body_families()
 
-    def _request_families(self, models: Mapping[str, Sequence[VersionRecord]]) -> Iterator[Family]:
+    def _request_families(self, present: Mapping[VersionRecord, VersionRows]) -> Iterator[Family]:
         requests = Family("sloop_requests", "counter", "Requests ended, by outcome.")
         attainment = Family("sloop_attainment_ratio", "gauge", "Served by the deadline, of all ended since the start.")
         waiting = Family("sloop_requests_open", "gauge", "Requests that have not ended.")
-        for model, records in models.items():
+        open_requests: dict[str, int] = {}
+        for record in present:
+            open_requests[record.application] = open_requests.get(record.application, 0) + len(record.run.open)
+        for model, count in open_requests.items():
             labels, ended = labelled(model=model), self._ended_of(model)
-            for outcome in Outcome:
-                requests.add(f'{labels},outcome="{outcome.value}"', ended[outcome])
             total = ended.total()
+            for outcome, text in OUTCOMES:
+                requests.add(f"{labels},{text}", ended.get(outcome, 0))
             attainment.add(labels, ended[Outcome.SERVED] / total if total else 1.0)
-            waiting.add(labels, sum(len(record.run.open) for record in records))
+            waiting.add(labels, count)
         yield from (requests, attainment, waiting)
 
-    def _version_families(self) -> Iterator[Family]:
+    def _version_families(self, present: Mapping[VersionRecord, VersionRows]) -> Iterator[Family]:
         share = Family("sloop_version_share", "gauge", "Fraction of the model's requests that the version gets.")
         rollout = Family("sloop_version_state", "gauge", "1 for the state of the version's rollout.")
         requests = Family("sloop_version_requests", "counter", "Requests that the version has ended, by outcome.")
-        for record in self.state.versions.values():
-            labels, ended = self._labels_of(record).version, self._ended[record.key]
-            share.add(labels, record.share)
-            rollout.add(f'{labels},state="{record.state.value}"', 1)
-            for outcome in Outcome:
-                requests.add(f'{labels},outcome="{outcome.value}"', ended[outcome])
+        for record, rows in present.items():
+            share.add(rows.version, record.share)
+            rollout.add(f'{rows.version},state="{record.state.value}"', 1)
+            for outcome, text in OUTCOMES:
+                requests.add(f"{rows.version},{text}", rows.ended.get(outcome, 0))
         rollouts = Family("sloop_rollouts", "counter", "States that versions have entered.")
         for (model, state), count in self.state.rollouts.items():
             rollouts.add(labelled(model=model, state=state.value), count)
         yield from (share, rollout, requests, rollouts)
 
-    def _stage_families(self) -> Iterator[Family]:
+    def _stage_families(self, present: Iterable[VersionRows]) -> Iterator[Family]:
         queued = Family("sloop_queue_length", "gauge", "Requests that wait.")
         drops = Family("sloop_drops", "counter", "Requests given up, by the stage they waited at.")
         allocated = Family("sloop_cores_allocated", "gauge", "Cores held by replicas.")
         in_use = Family("sloop_cores_in_use", "gauge", "Cores of replicas that run a batch.")
         core_seconds = Family("sloop_core_seconds", "counter", "Cores held, over time.")
-        for record in self.state.versions.values():
-            run, stages = record.run, self._labels_of(record).stages
+        for rows in present:
+            run = rows.run
             run.cost.charge(run.now_ns)
             busy: dict[str, float] = {}
             for replica in run.batches():
                 busy[replica.spec.stage] = busy.get(replica.spec.stage, 0.0) + replica.cores
             for name, stage in run.stages.items():
-                labels = stages[name]
+                labels = rows.stages[name]
                 queued.add(labels, run.queued(name))
                 drops.add(labels, stage.dropped)
                 allocated.add(labels, run.cost.microcores.get(name, 0) / MICROCORES)
@@ -323,31 +336,30 @@ class Metrics:
                 core_seconds.add(labels, to_s(run.cost.microcore_ns.get(name, 0)) / MICROCORES)
         yield from (queued, drops, allocated, in_use, core_seconds)
 
-    def _sizes(self) -> Histograms:
+    def _sizes(self, present: Iterable[VersionRows]) -> Histograms:
         sizes = Histograms("sloop_batch_size", "Requests per batch started.", SIZES, scale=1)
-        for record in self.state.versions.values():
-            labels = self._labels_of(record)
-            for group in record.run.groups.values():
+        for rows in present:
+            for group in rows.run.groups.values():
                 if group.sizes:
-                    sizes[labels.variant(group.key, group.hardware)].observe([*group.sizes], [*group.sizes.values()])
+                    sizes[rows.variant(group.key, group.hardware)].observe([*group.sizes], [*group.sizes.values()])
         return sizes
 
-    def _replica_families(self) -> Iterator[Family]:
+    def _replica_families(self, present: Iterable[VersionRows]) -> Iterator[Family]:
         replicas = Family("sloop_replicas", "gauge", "Replicas by life.")
         failed = Family("sloop_batches_failed", "counter", "Batches on which the model raised.")
         lost = Family("sloop_replicas_lost", "counter", "Replicas that went without being asked.")
-        for record in self.state.versions.values():
-            run, labels = record.run, self._labels_of(record)
+        for rows in present:
+            run = rows.run
             lives: dict[Labels, Counter[Life]] = {}
             for replica in run.replicas.values():
-                key = labels.variant(replica.group.key, replica.group.hardware)
+                key = rows.variant(replica.group.key, replica.group.hardware)
                 lives.setdefault(key, Counter())[replica.life] += 1
             for key, counts in sorted(lives.items()):
-                for life in Life:
-                    replicas.add(f'{key},life="{life.value}"', counts[life])
+                for life, text in LIVES:
+                    replicas.add(f"{key},{text}", counts[life])
             for family, found in ((failed, run.failed_batches), (lost, run.lost_replicas)):
                 for (name, variant), count in found.items():
-                    family.add(f"{labels.stages[name]},{labelled(variant=variant)}", count)
+                    family.add(f"{rows.stages[name]},{labelled(variant=variant)}", count)
         yield from (replicas, failed, lost)
 
     def _cluster_families(self) -> Iterator[Family]:
