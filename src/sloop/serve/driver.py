@@ -125,13 +125,13 @@ class Driver:
             ResizeReplica: lambda order: backend.resize(order.replica, order.cores),
             AcquireNode: lambda order: backend.acquire(order.node),
             ReleaseNode: lambda order: backend.release(order.node),
-            RequestPlan: self._request_plan,
+            RequestPlan: self._note_plan,
             Rollout: self._follow,
             Assigned: _note,
             Decided: _note,
         }
         self._inbox: list[Event] = []
-        self._is_due = self._is_delivering = False
+        self._is_due = self._is_delivering = self._plan_is_due = False
         self._open: dict[RequestId, OpenRequest] = {}
         self._running: dict[ReplicaId, StartBatch] = {}
         self._skipped: dict[ReplicaId, frozenset[int]] = {}
@@ -345,6 +345,8 @@ class Driver:
                         ends.append(action)
                     else:
                         self._execute(action)
+                if self._plan_is_due:
+                    self._request_plan()
             for end in ends:
                 self._end(end)
         finally:
@@ -393,9 +395,15 @@ class Driver:
             self._skipped[action.replica] = frozenset(skipped)
         return requests
 
-    def _request_plan(self, action: RequestPlan) -> None:
+    def _note_plan(self, action: RequestPlan) -> None:
+        self._plan_is_due = True
+
+    def _request_plan(self) -> None:
+        """Pass the core's request on when all actions of its event are carried out: what the planner must know of a
+        rollout comes before the view that it has changed."""
+        self._plan_is_due = False
         given = self._core.plan_input
-        assert given is not None, action
+        assert given is not None, "a plan is requested without input"
         self._planner.request(given)
 
     def _follow(self, action: Rollout) -> None:

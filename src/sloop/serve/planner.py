@@ -56,8 +56,6 @@ CALM_S: Final = 60.0
 REAP_S: Final = 0.002
 """How often to check whether a killed process has ended."""
 CLOSE_S_MAX: Final = 1.0
-NEVER: Final = -(2**62)
-"""The start of a bucket before all others."""
 
 _log: Final = logging.getLogger("sloop.planner")
 
@@ -129,8 +127,10 @@ class _Sent:
         self.has_plan = False
         self.replicas: list[tuple[ReplicaView, ...]] = [()] * stages
         self.corrections: list[Sequence[float]] = [()] * stages
-        self.last_ns = [NEVER] * (stages + 1)
+        self.last_ns = [-1] * (stages + 1)
         """Start of the last bucket of each stage and of the application."""
+        self.complete = 1
+        """How many of the next requests must have all buckets."""
 
 
 class Differ:
@@ -145,9 +145,12 @@ class Differ:
         self._sent.pop(key, None)
 
     def forget_traffic(self, key: str) -> None:
-        """Send all buckets of an application version again, because old ones have changed."""
+        """Send all buckets of an application version again, because old ones have changed.
+
+        Twice: the view of the plan that the core requests with the change may be older than the change.
+        """
         if key in self._sent:
-            self._sent[key].last_ns = [NEVER] * len(self._sent[key].last_ns)
+            self._sent[key].complete = 2
 
     def keep(self, plans: Mapping[str, Plan]) -> None:
         """The process has answered with these plans, so it has them."""
@@ -172,13 +175,15 @@ class Differ:
         has_plan = not sent.has_plan or view.plan is not sent.plan
         sent.plan, sent.has_plan = view.plan, True
         is_same = len(stages) == 1 and _are_same(view.ingress.buckets, view.stages[0].buckets)
+        ingress = None if is_same else _series(sent, -1, view.ingress.buckets)
+        sent.complete = max(0, sent.complete - 1)
         return ApplicationChanges(
             key=view.key,
             share=view.share,
             weight=view.weight,
             bucket_ns=view.ingress.bucket_ns,
             stages=stages,
-            ingress=None if is_same else _series(sent, -1, view.ingress.buckets),
+            ingress=ingress,
             has_plan=has_plan,
             plan=view.plan if has_plan else None,
         )
@@ -196,12 +201,15 @@ class Differ:
 
 
 def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> Series:
-    last_ns, first = sent.last_ns[at], len(buckets)
-    while first and buckets[first - 1].start_ns > last_ns:
-        first -= 1
+    last_ns = sent.last_ns[at]
     if buckets:
         sent.last_ns[at] = buckets[-1].start_ns
-    return Series(len(buckets), buckets[first:], last_ns == NEVER)
+    if sent.complete:
+        return Series(len(buckets), buckets, is_complete=True)
+    first = len(buckets)
+    while first and buckets[first - 1].start_ns > last_ns:
+        first -= 1
+    return Series(len(buckets), buckets[first:], is_complete=False)
 
 
 def _are_same(one: Sequence[Bucket], other: Sequence[Bucket]) -> bool:
