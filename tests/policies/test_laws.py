@@ -165,7 +165,7 @@ def stage_of(counts: Sequence[int], ready: int, starting: int, queue: Sequence[V
         )
         for at, count in enumerate(counts)
     ]
-    return make_stage(*buckets, belief=BELIEF, queue=queue, replicas=replicas)
+    return make_stage(*buckets, beliefs=(BELIEF,), queue=queue, replicas=replicas)
 
 
 FORESEEN_MOST = {"times": 1.2, "holt": 1.35}

@@ -49,6 +49,15 @@ def test_it_is_the_best_of_all(program: tuple[list[int], list[Row]]) -> None:
     assert found.bound == pytest.approx(min(fits))
 
 
+def test_columns_may_count_further_than_one() -> None:
+    """The fewest coins of 7 and 3 that make 20: two of 7 and two of 3; with one of 7 at most there is no way."""
+    rows: list[Row] = [({0: 7.0, 1: 3.0}, 20.0, 20.0)]
+    found = minimise([1.0, 1.0], rows, integers=2, nodes_max=100, most=[9, 9])
+    assert found.values is not None
+    assert found.values.round().tolist() == [2, 2]
+    assert minimise([1.0, 1.0], rows, integers=2, nodes_max=100, most=[1, 9]).values is None
+
+
 @pytest.mark.parametrize(
     ("costs", "rows"),
     [

@@ -1,0 +1,208 @@
+"""The cheapest mix of replicas and the parts of deadlines, against all answers of small problems."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.solvers.budget import IndexedPath
+from sloop.solvers.mixed import Mix, MixOption, MixStage, TimedCosts, cheapest, deadline_parts, fits, largest_share
+
+laws = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[MixStage], list[float]]:
+    """One or two stages with up to three options each, on two resources. All numbers are multiples of 1/4, so that no
+    answer depends on rounding."""
+    quarters = st.integers(1, 40).map(lambda n: n / 4)
+    stages = []
+    for _ in range(draw(st.integers(1, 2))):
+        options = tuple(
+            MixOption(
+                rate_rps=draw(quarters),
+                cost=draw(quarters),
+                most=draw(st.integers(0, 4)),
+                takes={draw(st.integers(0, 1)): draw(quarters)},
+            )
+            for _ in range(draw(st.integers(1, 3)))
+        )
+        stages.append(MixStage(draw(st.integers(0, 80).map(lambda n: n / 4)), options))
+    return stages, [draw(st.integers(0, 120).map(lambda n: n / 4)) for _ in range(2)]
+
+
+Counts = tuple[tuple[int, ...], ...]
+
+
+def all_counts(stages: Sequence[MixStage], capacities: Sequence[float]) -> Iterator[Counts]:
+    """Every mix with a replica of each stage that fits."""
+    own = [
+        [counts for counts in itertools.product(*(range(o.least, o.most + 1) for o in stage.options)) if any(counts)]
+        for stage in stages
+    ]
+    return (counts for counts in itertools.product(*own) if fits(stages, counts, capacities))
+
+
+def cost_of(stages: Sequence[MixStage], counts: Counts) -> float:
+    return sum(
+        n * option.cost
+        for stage, own in zip(stages, counts, strict=True)
+        for n, option in zip(own, stage.options, strict=True)
+    )
+
+
+def least_cost(stages: Sequence[MixStage], capacities: Sequence[float], share: float = 1.0) -> float:
+    return min(
+        (
+            cost_of(stages, counts)
+            for counts in all_counts(stages, capacities)
+            if all(stage.carries(own, share) for stage, own in zip(stages, counts, strict=True))
+        ),
+        default=math.inf,
+    )
+
+
+def check(mix: Mix, stages: Sequence[MixStage], capacities: Sequence[float], share: float = 1.0) -> None:
+    """The mix is one of all, carries the share, and its cost is right."""
+    assert fits(stages, mix.counts, capacities)
+    for stage, own in zip(stages, mix.counts, strict=True):
+        assert stage.carries(own, share)
+        assert all(option.least <= count for count, option in zip(own, stage.options, strict=True))
+    assert mix.cost == pytest.approx(cost_of(stages, mix.counts))
+
+
+@laws
+@given(problems())
+def test_no_mix_is_cheaper(problem: tuple[list[MixStage], list[float]]) -> None:
+    stages, capacities = problem
+    best, found = least_cost(stages, capacities), cheapest(stages, capacities)
+    if found is None:
+        assert best == math.inf
+        return
+    check(found, stages, capacities)
+    assert found.proven
+    assert found.cost == pytest.approx(best)
+    assert found.cost >= sum(stage.least_cost for stage in stages) - 1e-9
+
+
+@laws
+@given(problems(), st.data())
+def test_replicas_that_must_stay_stay(problem: tuple[list[MixStage], list[float]], data: st.DataObject) -> None:
+    stages, capacities = problem
+    stages = [
+        replace(
+            stage,
+            options=tuple(replace(o, least=data.draw(st.integers(0, o.most))) for o in stage.options),
+        )
+        for stage in stages
+    ]
+    best, found = least_cost(stages, capacities), cheapest(stages, capacities)
+    if found is None:
+        assert best == math.inf
+    else:
+        check(found, stages, capacities)
+        assert found.cost == pytest.approx(best)
+
+
+@laws
+@given(problems())
+def test_in_an_overload_the_largest_share_is_carried(problem: tuple[list[MixStage], list[float]]) -> None:
+    stages, capacities = problem
+    shares = [
+        min(
+            sum(n * o.rate_rps for n, o in zip(own, stage.options, strict=True)) / stage.rate_rps
+            if stage.rate_rps
+            else 1.0
+            for stage, own in zip(stages, counts, strict=True)
+        )
+        for counts in all_counts(stages, capacities)
+    ]
+    found = largest_share(stages, capacities)
+    if found is None:
+        assert not shares
+        return
+    mix, share = found
+    assert share == pytest.approx(min(1.0, max(shares)), abs=1e-5)
+    check(mix, stages, capacities, share)
+    assert mix.cost == pytest.approx(least_cost(stages, capacities, share))
+
+
+def test_a_rest_is_carried_by_a_small_replica_of_another_kind() -> None:
+    """Large replicas cost 1 for 100 requests/s, small ones 0.3 for 20: per request the large ones are cheaper."""
+    options = (MixOption(100.0, 1.0, 9), MixOption(20.0, 0.3, 9))
+    counts = [cheapest([MixStage(rate_rps, options)], []) for rate_rps in (10, 20, 55, 70, 110, 250)]
+    assert [mix.counts[0] for mix in counts if mix] == [(0, 1), (0, 1), (0, 3), (1, 0), (1, 1), (2, 3)]
+
+
+def test_without_a_rate_the_cheapest_replica_runs() -> None:
+    found = cheapest([MixStage(0.0, (MixOption(100.0, 1.0, 9), MixOption(20.0, 0.3, 9)))], [])
+    assert found is not None
+    assert found.counts == ((0, 1),)
+
+
+def test_a_stage_without_options_has_no_mix() -> None:
+    assert cheapest([MixStage(1.0, ())], []) is None
+    assert largest_share([MixStage(1.0, ())], []) is None
+
+
+def test_thousands_of_replicas() -> None:
+    options = (MixOption(97.0, 1.0, 10_000), MixOption(20.0, 0.21, 10_000), MixOption(33.0, 0.35, 10_000))
+    found = cheapest([MixStage(250_000.0, options)], [])
+    assert found is not None
+    assert found.proven
+    assert found.cost == pytest.approx(250_000 / 97, rel=1e-3)
+
+
+# Deadlines of graphs
+
+
+def ways(*pairs: tuple[float, float]) -> TimedCosts:
+    return TimedCosts(np.array([time for time, _ in pairs]), np.array([cost for _, cost in pairs]))
+
+
+PATHS = {
+    "one": [IndexedPath((0,), 60.0)],
+    "chain": [IndexedPath((0, 1, 2), 90.0)],
+    "fork": [IndexedPath((0, 1), 70.0), IndexedPath((0, 2), 90.0)],
+    "meet": [IndexedPath((0, 2), 70.0), IndexedPath((1, 2), 90.0)],
+    "diamond": [IndexedPath((0, 1, 3), 110.0), IndexedPath((0, 2, 3), 90.0)],
+}
+
+
+@pytest.mark.parametrize("shape", PATHS)
+@laws
+@given(data=st.data())
+def test_parts_keep_every_path_and_suffice_for_the_cheapest_choice(shape: str, data: st.DataObject) -> None:
+    paths = PATHS[shape]
+    pair = st.tuples(st.integers(1, 60).map(float), st.integers(1, 50).map(float))
+    count = 1 + max(stage for path in paths for stage in path.stages)
+    stages = [data.draw(st.lists(pair, min_size=1, max_size=3)) for _ in range(count)]
+
+    def costs(part: float) -> list[float]:
+        """Of all choices that keep this part of each deadline."""
+        return [
+            sum(cost for _, cost in choice)
+            for choice in itertools.product(*stages)
+            if all(sum(choice[stage][0] for stage in path.stages) <= part * path.slo_ms for path in paths)
+        ]
+
+    parts = deadline_parts([ways(*own) for own in stages], paths)
+    if parts is None:
+        assert not costs(1.0)
+        return
+    for path in paths:
+        assert sum(parts[stage] for stage in path.stages) <= path.slo_ms * (1 + 1e-9)
+    within = [min(cost for time, cost in own if time <= part + 1e-9) for own, part in zip(stages, parts, strict=True)]
+    if shape in ("one", "chain", "fork"):  # graphs whose paths do not meet are solved exactly, but for rounding up
+        assert sum(within) <= min(costs(0.99), default=math.inf) + 1e-9
+
+
+def test_a_stage_that_saves_most_gets_most_time() -> None:
+    """Slow hardware makes the first stage much cheaper, the second hardly."""
+    parts = deadline_parts([ways((10, 50), (70, 5)), ways((10, 11), (70, 10))], [IndexedPath((0, 1), 100.0)])
+    assert parts == pytest.approx((87.5, 12.5))
