@@ -16,7 +16,7 @@ from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
 from sloop.text import chain, counted, in_ms, in_s, listed, number, numbered, quoted, shortened
 from sloop.units import at_least, ms, quantile, rank, round_down, round_up, s
-from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
 
 def test_edges_convert_to_integer_nanoseconds() -> None:
@@ -168,7 +168,7 @@ def test_a_batch_is_fixed_where_an_inputs_first_dimension_is() -> None:
 
 
 def plan(why: str, count: int) -> Plan:
-    groups = (Group(ReplicaSpec("detect", "small", cores=2), count),)
+    groups = (Group(ReplicaSpec("detect", "small", Slot(2)), count),)
     return Plan((StagePlan("detect", groups, batch_max=4),), why)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sloop.app.load import load_application, load_scenario
+from sloop.app.load import load_deployment, load_scenario
 from sloop.cli import COMMANDS, main
 from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
@@ -74,8 +74,11 @@ def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
         save_profile(RESNET_T, tmp_path / f"{model}.profile.json")
     for system in re.findall(r"name: \./(\S+\.py)", text):
         write_shown_system(tmp_path / system)
-    set_up(load_application(file))
-    if "trace:" in text:
+    for application in re.findall(r"\./(\S+)\.yaml", text):
+        declared = f"name: {application}\nslo_ms: 200\nstages: [{{name: a, profile: ResNet-T}}]\n"
+        (tmp_path / f"{application}.yaml").write_text(declared)
+    set_up(load_deployment(file))
+    if re.search("^traces?:", text, re.MULTILINE):
         scenario = load_scenario(file)
         for choice in scenario.systems:
             assert run_scenario(scenario, choice).row.requests > 100
