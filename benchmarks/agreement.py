@@ -51,7 +51,7 @@ class Repeat(Struct, frozen=True):
 def repeat(folder: Path, scenario: Scenario, choice: SystemChoice) -> Repeat:
     """Serve once, simulate twice (from the profile, from the run's own durations), and replay the log."""
     seen = run_live(folder, scenario, choice, lambda done: None)
-    truths = {PROFILED: NOT_RECORDED, RECORDED: recorded_in(seen.log, scenario.application)}
+    truths = {PROFILED: NOT_RECORDED, RECORDED: recorded_in(seen.log, scenario.deployment)}
     simulated = {
         name: run_simulated(scenario, choice, seen, seen.log.with_name("simulated.jsonl"), recorded=recorded).row
         for name, recorded in truths.items()

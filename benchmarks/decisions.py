@@ -26,12 +26,12 @@ from sloop.reproduce.biscale import runs as biscale
 from sloop.reproduce.fa2 import runs as fa2
 from sloop.reproduce.ipa import runs as ipa
 from sloop.reproduce.ipa.published import PIPELINES as IPA_PIPELINES
-from sloop.systems.planning import steady_plan
+from sloop.systems.planning.steady import steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Request, RequestId, Visit
 
-BELIEF = Estimate(YOLOV5S_S)
+BELIEF = Estimate(YOLOV5S_S, variant="v", hardware="local")
 
 TARGETS_MS: Final[Mapping[str, float]] = {"fa2": 20.0, "ipa": 100.0, "biscale": 100.0}
 """What a decision may take at most, where the specifications say."""
@@ -66,19 +66,20 @@ def view_of(count: int, slack_ms: float, random: Random, seconds: int = 60) -> C
         )
         for n, left in enumerate(sorted(slack_ns[0]))
     ]
-    replicas = tuple(ReplicaView(ReplicaId(n), ReplicaSpec("m", "v", 1.0, "n"), Life.READY, 0, 0) for n in range(4))
+    spec = ReplicaSpec("m", "v", BELIEF.slot(1.0))
+    replicas = tuple(ReplicaView(ReplicaId(n), spec, Life.READY, 0, 0, "n") for n in range(4))
     stage = StageView(
         name="m",
         slo_ns=s(1),
         after=(),
-        variants={"v": BELIEF},
+        beliefs={("v", "local"): BELIEF},
         replicas=replicas,
         queue=tuple(queue),
         running=0,
         buckets=buckets,
         bucket_ns=s(1),
     )
-    node, rps = NodeView(Node("n", "local", 64, 1 << 30), 64, 1 << 30, {}), float(count)
+    node, rps = NodeView(Node("n", "local", 64, 1 << 30), 64, 1 << 30), float(count)
     ingress = Traffic(buckets=buckets, bucket_ns=s(1))
     return ClusterView((stage,), (node,), None, {"m": rps}, ingress, rps, (Path(("m",), s(1)),))
 
@@ -183,8 +184,12 @@ def chain(length: int, variants: int) -> Application:
 def planned(case: Case, system: str) -> Planned:
     """Plan for each rate in turn, after one plan that only loads modules."""
     setup = set_up(replace(case.application, system=SystemChoice(system)), must_fit=False)
-    steady_plan(setup, 1.0)
-    took_ms = [steady_plan(setup, rate_rps, time.perf_counter_ns).solve_ms for rate_rps in case.rates_rps]
+    name = case.application.name
+    steady_plans(setup.applications, {name: 1.0})
+    plans = [
+        steady_plans(setup.applications, {name: rate_rps}, clock=time.perf_counter_ns) for rate_rps in case.rates_rps
+    ]
+    took_ms = [plan.solve_ms for plan in plans]
     target_ms = TARGETS_MS.get(system)
     is_kept = None if target_ms is None else max(took_ms) <= target_ms
     return Planned(case.what, system, median(took_ms), max(took_ms), target_ms, is_kept)

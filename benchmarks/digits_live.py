@@ -114,7 +114,7 @@ def simulations(folder: Path, scenario: Scenario, seen: LiveRun, choice: SystemC
     cold_start = replace(scenario.truth.cold_start, start_s=start_s_of(seen.log, loaded=True))
     own = replace(scenario, truth=replace(scenario.truth, cold_start=cold_start))
     log = folder / f"{choice.name}-recorded.jsonl"
-    return simulated, run_simulated(own, choice, seen, log, recorded=recorded_in(seen.log, own.application))
+    return simulated, run_simulated(own, choice, seen, log, recorded=recorded_in(seen.log, own.deployment))
 
 
 def switches(log: Path) -> int:

@@ -112,7 +112,7 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
     live = LiveRun(count_run(log, first_ns=first_ns, duration_s=seconds), clients, log, first_ns)
     before = run_simulated(scenario, choice, live, folder / "predicted.jsonl")
     again = run_simulated(
-        scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log, scenario.application)
+        scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(log, scenario.deployment)
     )
     return Run(live, before, again)
 

@@ -154,7 +154,7 @@ def row_of(log: Path) -> RunRow:
     """The result of a run, from the server's log."""
     recorded = read_log(log)
     setup = rebuild(recorded.header)
-    summary = RunSummary(setup.application, estimates=setup.beliefs)
+    summary = RunSummary(setup.parts(), nodes=setup.deployment.cluster)
     for now_ns, record in recorded:
         summary.append(now_ns, record)
     return summary.row(system=recorded.header.system, seed=None)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from sloop.actions import End, StartBatch
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
-from sloop.sim.checkers import Checkers, Violation
+from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.systems.replay import Replayed, rebuild, replay_log
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Outcome, Request, RequestId
@@ -126,7 +126,8 @@ def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
     header."""
     recorded = read_log(log)
     setup = setup or rebuild(recorded.header)
-    checkers = Checkers(setup.application, setup.application.cluster, order=setup.system.policies.order)
+    rules = [Rules(each.application, each.system.policies.order) for each in setup.applications]
+    checkers = Checkers(rules, setup.deployment.cluster)
     complaint = ""
     try:
         for now_ns, record in recorded:

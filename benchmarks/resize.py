@@ -24,7 +24,7 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.tensor import ITEM_BYTES, Tensor
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 
 REPLICA = ReplicaId(0)
 REQUESTS = 24
@@ -111,7 +111,7 @@ async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, objec
         for port, shape in zip(signature.inputs, shapes, strict=True)
     ]
     load = listener.load = BatchLoop(backend, tensors)
-    backend.start(REPLICA, ReplicaSpec("s", "v", 1.0))
+    backend.start(REPLICA, ReplicaSpec("s", "v", Slot(1.0)))
     await load.ready()
     pid = backend.pid(REPLICA)
     samples: dict[float, list[float]] = {0.5: [], 1.0: []}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 import uvloop
 from msgspec import Struct
@@ -36,7 +36,8 @@ from sloop.profile.profile import Latency, path_beside, save_profile
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
-from sloop.serve.server import SWITCH_S, Settings, servables_of, serving
+from sloop.serve.deploy import servables_of
+from sloop.serve.server import SWITCH_S, Settings, serving
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, to_ms
 from sloop.vocabulary import BatchId, Plan
@@ -54,13 +55,12 @@ class RandomResizes:
 
     cores: tuple[float, ...]
     period_ns: int
+    is_quick: ClassVar[bool] = True
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         stage = targets.one_stage(view, "restless")
         cores = self.cores[now_ns // self.period_ns % len(self.cores)]
-        target = targets.equal_replicas(
-            stage, targets.variant_of(stage, ""), count=1, cores=cores, batch_max=max(BATCHES)
-        )
+        target = targets.equal_replicas(stage, targets.belief_of(stage), count=1, cores=cores, batch_max=max(BATCHES))
         return Plan((target,), f"restless: {cores:g} cores")
 
 
@@ -78,8 +78,9 @@ def setup_of(folder: Path, model: Path, given: Namespace) -> Setup:
     setup = set_up(load_application(declared, folder=folder))
     steps = round(given.seconds * 1e3 / given.period_ms) + 100  # what the start takes comes before the load
     scale = RandomResizes(random_cores(given.seed, steps), ms(given.period_ms))
-    system = replace(setup.system, name="restless", policies=replace(setup.system.policies, scale=scale))
-    return replace(setup, system=system)
+    (only,) = setup.applications
+    system = replace(only.system, name="restless", policies=replace(only.system.policies, scale=scale))
+    return replace(setup, applications=(replace(only, system=system),))
 
 
 async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult, Path]:

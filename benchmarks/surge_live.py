@@ -209,7 +209,7 @@ def play(experiment: Experiment, label: str, system: Mapping[str, Any], start_s:
     live = run_live(folder, scenario, choice, lambda done: None)
     found = run_simulated(scenario, choice, live, folder / "predicted.jsonl")
     again = run_simulated(
-        scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log, scenario.application)
+        scenario, choice, live, folder / "again.jsonl", recorded=recorded_in(live.log, scenario.deployment)
     )
     return Run(live, found, again)
 

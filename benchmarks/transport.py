@@ -17,7 +17,7 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.tensor import Port, Signature, Tensor
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 
 ECHO = Signature((Port("x", "FP32", (-1, -1)),), (Port("x", "FP32", (-1, -1)),))
 REPLICA = ReplicaId(0)
@@ -58,7 +58,7 @@ async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]
     echo = Round(backend, [request] * requests, count)
     backend.attach(echo)
     before_s = time.process_time()
-    backend.start(REPLICA, ReplicaSpec("s", "v", 1.0))
+    backend.start(REPLICA, ReplicaSpec("s", "v", Slot(1.0)))
     await echo.done.wait()
     cpu_us = (time.process_time() - before_s) / count * 1e6
     await backend.close()

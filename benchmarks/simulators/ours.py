@@ -79,13 +79,18 @@ def declared(case: Case) -> dict[str, Any]:
 def world(case: Case) -> World:
     """The world of a case, with two deadlines if it has two classes."""
     slos_ns = (s(URGENT_S), s(PATIENT_S)) if case.queue == BATCHING else ()
-    return replace(World.from_scenario(load_scenario(declared(case))), slos_ns=slos_ns)
+    return with_clients(World.from_scenario(load_scenario(declared(case))), slos_ns=slos_ns)
+
+
+def with_clients(world: World, **fields: Any) -> World:  # noqa: ANN401  # of `Clients`
+    """The world with other fields of its clients."""
+    return replace(world, clients={name: replace(own, **fields) for name, own in world.clients.items()})
 
 
 def play(case: Case, style: str) -> Waits:
     played = world(case)
     setup, waiting = played.setup(), Waiting()
-    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    summary = RunSummary(setup.parts(), nodes=setup.deployment.cluster, start_ns=0)
     sinks: list[Sink] = [summary] if style == "counted" else []
     if case.waits:
         sinks.append(waiting)
@@ -99,7 +104,7 @@ def play(case: Case, style: str) -> Waits:
 def begin(case: Case) -> Waits:
     """Simulate the same world without requests, which takes the time to start its servers."""
     silent = trace_of([], duration_ns=NS_PER_S, name="none", provenance="assumed: silence")
-    simulate(replace(world(case), trace=silent, duration_ns=0), check_first=0)
+    simulate(replace(with_clients(world(case), trace=silent), duration_ns=0), check_first=0)
     return {}
 
 

@@ -29,7 +29,7 @@ from sloop.runlog.summary import RunSummary
 from sloop.sim.scenarios import run_scenario
 from sloop.sim.world import World
 from sloop.units import ms, s
-from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from sloop.workload import trace_of
 
 APPLICATION = """\
@@ -103,7 +103,7 @@ SCENARIO = {
 
 
 def test_time_begins_with_the_schedule_and_what_came_before_is_kept_there() -> None:
-    start = StartReplica(ReplicaId(0), ReplicaSpec("a", "a", 1.0))
+    start = StartReplica(ReplicaId(0), ReplicaSpec("a", "a", Slot(1.0)))
     request = Request(RequestId(1), sent_ns=s(5), arrived_ns=s(5) + ms(40), deadline_ns=s(6))
     records: list[tuple[int, Record]] = [(0, WOKE), (ms(3), start), (s(5) + ms(40), request), (s(7), WOKE)]
     moved = list(on_schedule_clock(records, first_ns=ms(100)))

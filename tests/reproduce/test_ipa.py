@@ -29,7 +29,7 @@ from sloop.reproduce.ipa.runs import (
 )
 from sloop.reproduce.rows import Row
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
+from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from tests.policies.conftest import make_arrivals
 
 TRIAL = IpaTrial(pipeline="video", workload="steady_low")
@@ -230,7 +230,7 @@ def test_forecasts_are_whole_and_have_their_margin() -> None:
 def test_plans_are_accounted_for_by_interval() -> None:
     sink = PlannedAccuracy(PIPELINES["video"])
     groups = [
-        StagePlan(stage, (Group(ReplicaSpec(stage, variant, cores), count),), 1)
+        StagePlan(stage, (Group(ReplicaSpec(stage, variant, Slot(cores)), count),), 1)
         for stage, variant, cores, count in (("detect", "yolov5m", 2.0, 3), ("classify", "resnet18", 1.0, 2))
     ]
     sink.append(0, Decided("plan", "", plan=Plan((groups[0],), "")))

@@ -37,6 +37,7 @@ class ServerReport(Struct, frozen=True):
     """The JSON line that a server prints when it listens or fails to start."""
 
     application: str = ""
+    """Name of the deployment, which is that of its only application."""
     http: str = ""
     log: str = ""
     error: str = ""
@@ -73,7 +74,8 @@ def serve_and_load(
 
 @contextmanager
 def serving(app: Path, state: Path) -> Iterator[ServerReport]:
-    """A server for `app` that is ready to infer, stopped at the end. MachineError if it does not start."""
+    """A server for the application or deployment file `app` that is ready to infer, stopped at the end. MachineError if
+    it does not start."""
     command = [sys.executable, "-m", "sloop", "serve", str(app), "--state", str(state), "--json"]
     state.mkdir(parents=True, exist_ok=True)
     stderr = state / "server.txt"
@@ -161,7 +163,7 @@ def count_run(log: Path, *, first_ns: int, duration_s: int, assumed: Iterable[st
     """Count the run in a log whose first request was sent `first_ns` after its schedule started."""
     recorded = read_log(log)
     setup = rebuild(recorded.header)
-    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    summary = RunSummary(setup.parts(), nodes=setup.deployment.cluster, start_ns=0)
     summary.fold(on_schedule_clock(recorded, first_ns=first_ns))
     row = summary.row(system=recorded.header.system, seed=recorded.header.seed, assumed=assumed)
     cores = [second.cores for second in summary.seconds()[:duration_s]]

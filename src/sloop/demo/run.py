@@ -33,7 +33,7 @@ CELL_S: Final = 1.0
 """Seconds of measurement for each batch size on each core count."""
 PROFILE_SHARE: Final = 0.2
 """Share of the whole time that the profile takes."""
-WORLD_KEYS: Final = ("systems", "trace", "duration_s", "seed", "truth")
+WORLD_KEYS: Final = ("systems", "trace", "traces", "changes", "duration_s", "seed", "truth")
 """Keys that only scenarios have, not applications."""
 
 Progress = Callable[[float, str], None]
@@ -274,16 +274,16 @@ def run_both(folder: Path, scenario: Scenario, choice: SystemChoice, progress: C
 
 def run_live(folder: Path, scenario: Scenario, choice: SystemChoice, progress: Callable[[float], None]) -> LiveRun:
     """Serve one system of the scenario, whose application file is in the folder, and load it with the trace."""
-    world = World.from_scenario(scenario, choice)
+    (clients,) = World.from_scenario(scenario, choice).clients.values()
     network = scenario.truth.network
     payload_bytes = round(network.payload_kb[0] * BYTES_PER_KB) if network is not None else 0
     duration_s = round(scenario.duration_s)
-    due_ns, elapsed_ns = schedule_of(world.trace, world.link, payload_bytes, Delivery.DELAY)[0].tolist()
+    due_ns, elapsed_ns = schedule_of(clients.trace, clients.link, payload_bytes, Delivery.DELAY)[0].tolist()
     first_ns = due_ns - elapsed_ns
-    load = ClientLoad(world.trace, world.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
+    load = ClientLoad(clients.trace, clients.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
     app, state = folder / f"{choice.label}.yaml", folder / choice.label
-    clients, log = serve_and_load(app, state, load, progress=lambda now: progress(now.at_s / duration_s))
-    return LiveRun(count_run(log, first_ns=first_ns, duration_s=duration_s), clients, log, first_ns)
+    seen, log = serve_and_load(app, state, load, progress=lambda now: progress(now.at_s / duration_s))
+    return LiveRun(count_run(log, first_ns=first_ns, duration_s=duration_s), seen, log, first_ns)
 
 
 def run_simulated(

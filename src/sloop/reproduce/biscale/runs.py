@@ -1,8 +1,9 @@
 """Biscale's runs: a result depends only on the pipeline, the policy and the seed.
 
 The runs differ from `sloop simulate`'s defaults where the published runs do: estimates are not corrected, batches wait
-until they are full, no decision is taken while replicas start, rates are whole numbers, and enlarged replicas stay
-large until the rate is steady. True durations are the profile's × `multiplier`, with a standard deviation of 5 %.
+until they are full, plans take effect at once, no decision is taken while replicas start, rates are whole numbers, and
+enlarged replicas stay large until the rate is steady. True durations are the profile's × `multiplier`, with a standard
+deviation of 5 %.
 
 Source: dissertation chapter P4, evaluation; coefficients, batch limits and stability counts as in the public
 artefact; the specification's section 7.2b.
@@ -21,7 +22,6 @@ from msgspec import structs
 from sloop.actions import StartReplica, StopReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
-from sloop.core import Core
 from sloop.core.protocols import Batch, Drop, Forecast, Policies, Scale
 from sloop.core.views import ClusterView
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
@@ -30,7 +30,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Last, Lstm, MovingMax, OracleForecast
 from sloop.policies.scale.biscale import Biscale, SizeLimits, Vertical, biscale_model, stage_replicas
 from sloop.profile.profile import Amdahl, Profile
-from sloop.reproduce.harness import RunResult, Trial
+from sloop.reproduce.harness import RunResult, Trial, core_of
 from sloop.reproduce.twitter import Excerpt, biscale
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
@@ -142,8 +142,7 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
     def play(self) -> "BiscaleResult":
         """Simulate it; only the first seed runs under the checkers, because they take a quarter of the time."""
         world = world_of(self)
-        application = world.application
-        core = Core(application.graph, world.setup().beliefs, policies_of(self), application.cluster)
+        core = core_of(world, policies_of(self))
         summary, in_service = RunSummary(world.application.graph, start_ns=0), CoresInService(self.seconds)
         simulate(world, [summary, in_service], core=core, check_first=None if self.seed == 0 else 0)
         in_service.finish()
@@ -203,13 +202,14 @@ def world_of(trial: BiscaleTrial) -> World:
         profile_error=trial.multiplier,
         resize_ms=RESIZE_MS,
         cold_start=ColdStartTruth(start_s=trial.cold_s or pipeline.cold_s, warm=True),
+        plan_ms=0.0,
     )
     excerpt = excerpt_of(trial.pipeline, trial.data)
     played = replace(excerpt, counts=excerpt.counts[: trial.seconds])
-    return World(
+    return World.of(
+        application,
+        played.trace(seed=trial.seed),
         seed=trial.seed,
-        application=application,
-        trace=played.trace(seed=trial.seed),
         duration_ns=s(trial.seconds),
         truth=truth,
     )

@@ -4,9 +4,9 @@ Experiments: E1 steady load, E2 fluctuating and random load, E3 two long traces,
 on GPU slices; 7.3 the statistical checks of the specification, whose own simulation gives the `derived` figures.
 
 Service times are normal around d/`ratio` with 4 % variation. Results depend mostly on `ratio`, because it is FA2's only
-safety margin (specification 3.4). Replicas start in 6 s. As published, batches wait without limit until they are full,
-and requests older than three times the application's deadline are dropped. At every load simulated here, FA2's plan for
-cores is the optimum, so that the optimum is not simulated separately.
+safety margin (specification 3.4). Replicas start in 6 s. Plans take effect at once. As published, batches wait without
+limit until they are full, and requests older than three times the application's deadline are dropped. At every load
+simulated here, FA2's plan for cores is the optimum, so that the optimum is not simulated separately.
 
 Source: Razavi et al., FA2 (RTAS 2022), evaluation.
 """
@@ -153,14 +153,16 @@ def world_of(trial: Fa2Trial) -> World:
         declared_paths=tuple(Path(chain, ms(slo), 1 / trial.paths) for chain, slo in zip(chains, slos_ms, strict=True)),
     )
     truth = Truth(
-        service=ServiceTruth(ratio=trial.ratio, cv=0.04), cold_start=ColdStartTruth(start_s=COLD_START_S, warm=True)
+        service=ServiceTruth(ratio=trial.ratio, cv=0.04),
+        cold_start=ColdStartTruth(start_s=COLD_START_S, warm=True),
+        plan_ms=0.0,
     )
     # The lead has load too, at the first rate.
     rates = [rates[0]] * trial.lead_s + rates + [rates[-1]] * TAIL_S
-    return World(
+    return World.of(
+        application,
+        trace_at(rates, trial.seed, trial.load),
         seed=trial.seed,
-        application=application,
-        trace=trace_at(rates, trial.seed, trial.load),
         duration_ns=s(len(rates)),
         truth=truth,
     )

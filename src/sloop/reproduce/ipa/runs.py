@@ -6,11 +6,11 @@ The figures print no numbers, so ours are compared with readings. A steady run i
 the bursty one by the medians of its calm and of its burst.
 
 The runs differ from `sloop simulate`'s defaults where the published runs do: the base allocation is given, estimates
-are not corrected, forecasts are whole numbers, the cluster is never full, and without a feasible plan nothing changes
-(except for RIM, whose published replicas cannot serve every peak: it switches to lighter variants). Replicas are as
-fast as planned, with a standard deviation of 5 %, and start in 8 s, the published time to apply a plan. Deadlines of
-nine seconds and more are then hardly ever missed, so that forecasters are also compared with starts of 24 s. Cost and
-accuracy refer to the plan in force, as published.
+are not corrected, plans take effect at once, forecasts are whole numbers, the cluster is never full, and without a
+feasible plan nothing changes (except for RIM, whose published replicas cannot serve every peak: it switches to lighter
+variants). Replicas are as fast as planned, with a standard deviation of 5 %, and start in 8 s, the published time to
+apply a plan. Deadlines of nine seconds and more are then hardly ever missed, so that forecasters are also compared with
+starts of 24 s. Cost and accuracy refer to the plan in force, as published.
 
 Source: Razavi, dissertation (TU Darmstadt 2024), chapter P3, evaluation; the public artefact's settings.
 """
@@ -29,13 +29,12 @@ from msgspec import structs
 from sloop.actions import Decided
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
-from sloop.core import Core
 from sloop.core.protocols import Forecast, Policies
 from sloop.core.views import Traffic
 from sloop.policies.drop import Age
 from sloop.policies.forecast import Lstm, MovingMax, OracleForecast
 from sloop.policies.scale.ipa import Ipa, IpaStageTerms
-from sloop.reproduce.harness import Results, RunResult, Trial, Wanted
+from sloop.reproduce.harness import Results, RunResult, Trial, Wanted, core_of
 from sloop.reproduce.ipa.published import (
     BURSTY_BURST,
     BURSTY_CALM,
@@ -106,8 +105,7 @@ class IpaTrial(Trial, frozen=True, kw_only=True):
         """Simulate it; only the first seed runs under the checkers, because they take as long as the run itself."""
         counts = excerpt_of(self.workload, self.data).counts
         world = world_of(self)
-        application = world.application
-        core = Core(application.graph, world.setup().beliefs, policies_of(self), application.cluster)
+        core = core_of(world, policies_of(self))
         summary, plans = RunSummary(world.application.graph, start_ns=0), PlannedAccuracy(PIPELINES[self.pipeline])
         simulate(world, [summary, plans], core=core, check_first=None if self.seed == 0 else 0)
         plans.finish()
@@ -202,15 +200,16 @@ def world_of(trial: IpaTrial) -> World:
         cluster=tuple(Node(f"n{number}", HARDWARE, 96.0, 192 << 30) for number in range(NODES)),
         estimates=Estimates(correct=False),
     )
-    return World(
+    return World.of(
+        application,
+        excerpt.trace(seed=trial.seed, spread=Spread.EARLY),
         seed=trial.seed,
-        application=application,
-        trace=excerpt.trace(seed=trial.seed, spread=Spread.EARLY),
         duration_ns=s(SECONDS),
         truth=Truth(
             service=ServiceTruth(ratio=1.0, cv=CV),
             profile_error=1.0 / pipeline.load_max,
             cold_start=ColdStartTruth(start_s=trial.start_s, warm=True),
+            plan_ms=0.0,
         ),
     )
 

@@ -202,7 +202,8 @@ def _algorithm() -> list[Row]:
 def infeasible_seconds(link: Link, profile: Profile, margin: float) -> list[int]:
     """Seconds in which no setting can serve a burst of 20 requests in time."""
     belief = Estimate(profile, correct=False)
-    grid = sponge.grid_of([belief.costs_ns(float(c)) for c in range(1, 17)], [float(c) for c in range(1, 17)], 16)
+    cores = [float(count) for count in range(1, CORES_MAX + 1)]
+    grid = sponge.grid_of([belief.costs_ns(belief.slot(count)) for count in cores], cores, BATCH_MAX)
     keeps_up = sponge.keeps_up(grid, RATE_RPS)
     return [
         second

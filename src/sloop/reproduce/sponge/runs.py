@@ -19,18 +19,16 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from msgspec import structs
 
-from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, Delivery, NetworkTruth, ServiceTruth, Truth
-from sloop.core import Core
-from sloop.core.protocols import Scale
+from sloop.core.protocols import Policies, Scale
 from sloop.core.views import Bucket, ClusterView, StageView, Traffic
-from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
-from sloop.reproduce.harness import Results, RunResult, Trial, Wanted
+from sloop.reproduce.harness import Results, RunResult, Trial, Wanted, core_of
 from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
@@ -87,7 +85,7 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
         """Simulate it under the checkers."""
         world = world_of(self)
         summary = RunSummary(world.application.graph, start_ns=0)
-        simulate(world, [summary], core=_core(self, world))
+        simulate(world, [summary], core=core_of(world, _policies(self)))
         seconds = summary.seconds()[:SECONDS]
         return RunResult(
             violations=100.0 * summary.row(system=self.system, seed=self.seed).violations,
@@ -114,6 +112,7 @@ class LinkOracle:
     inner: Scale
     link: Link
     payload_bytes: int
+    is_quick: ClassVar[bool] = True
 
     @property
     def period_ns(self) -> int:
@@ -137,15 +136,19 @@ def link_of(path: str) -> Link:
     return link_from({"kind": "lte", "seconds": SECONDS}, seed=0, folder=Path())
 
 
+def _parameters(trial: SpongeTrial) -> dict[str, Any]:
+    return {"drop": {"limit": trial.drop}, **dict(trial.parameters)}
+
+
 def world_of(trial: SpongeTrial) -> World:
     """The trial as a world of the simulator."""
-    parameters = {"drop": {"limit": trial.drop}, **dict(trial.parameters)}
     application = Application(
         name="sponge",
         slo_ms=SLO_MS,
         stages=(Stage(STAGE, (Variant(VARIANT, profile=YOLOV5S_S),)),),
-        system=SystemChoice(trial.system, parameters),
+        system=SystemChoice(trial.system, _parameters(trial)),
         cluster=(Node("n0", "Intel Xeon Gold 6240R", CORES_ALL, 192 * 2**30),),
+        estimates=Estimates(correct=trial.correct),
     )
     truth = Truth(
         service=ServiceTruth(ratio=trial.ratio, cv=0.03),
@@ -155,26 +158,24 @@ def world_of(trial: SpongeTrial) -> World:
         network=NetworkTruth(link=trial.data or "lte", payload_kb=trial.payload_kb, semantics=trial.semantics),
     )
     arrivals = kind_of({"kind": trial.arrival, "rate": RATE_RPS})
-    return World(
+    return World.of(
+        application,
+        generated(arrivals, seed=trial.seed, duration_ns=SECONDS * NS_PER_S),
+        link=link_of(trial.data),
         seed=trial.seed,
-        application=application,
-        trace=generated(arrivals, seed=trial.seed, duration_ns=SECONDS * NS_PER_S),
         duration_ns=s(SECONDS),
         truth=truth,
-        link=link_of(trial.data),
     )
 
 
-def _core(trial: SpongeTrial, world: World) -> Core:
-    application = world.application
-    policies = build_system(application.system.name, application.system.parameters).policies
+def _policies(trial: SpongeTrial) -> Policies:
+    policies = build_system(trial.system, _parameters(trial)).policies
     if trial.rate_known:
         policies = replace(policies, forecast=KnownRate(RATE_RPS))
     if trial.link_known:
         payload_bytes = round(max(trial.payload_kb) * BYTES_PER_KB)
         policies = replace(policies, scale=LinkOracle(policies.scale, link_of(trial.data), payload_bytes))
-    beliefs = {(STAGE, VARIANT): Estimate(YOLOV5S_S, correct=trial.correct)}
-    return Core(application.graph, beliefs, policies, application.cluster)
+    return policies
 
 
 # S3, the evaluation.
