@@ -14,3 +14,8 @@ def stream(seed: int, name: str) -> Random:
     """The generator called `name` of the run with this seed. Each call starts from the stream's first number."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
     return Random(int.from_bytes(digest, "big"))
+
+
+def seed_of(seed: int, name: str) -> int:
+    """The seed of a part of a run that has streams of its own, such as one of several applications."""
+    return stream(seed, name).getrandbits(63)

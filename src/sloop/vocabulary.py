@@ -49,7 +49,7 @@ class Request(Struct, frozen=True, gc=False, tag="arrived", omit_defaults=True):
     arrived_ns: int
     deadline_ns: int
     enters: tuple[str, ...] = ()
-    """The entry stages where it begins; empty for all entry stages of the application."""
+    """The entry stages where it begins, by their names in the application's file; empty for all of them."""
     application: str = ""
     """The name of the application that serves it; may be empty if the deployment has only one."""
     version: str = ""

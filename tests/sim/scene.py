@@ -6,10 +6,11 @@ from typing import Any
 
 from sloop.actions import Action
 from sloop.app.load import load_scenario
+from sloop.core.protocols import CoreInterface, PlanSource
+from sloop.core.views import PlanInput
 from sloop.events import Event
 from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
-from sloop.sim.engine import CoreLike
 
 WORK_CONSERVING: dict[str, Any] = {"name": "static", "order": "fifo", "drop": "never", "batch": "work_conserving"}
 
@@ -25,6 +26,7 @@ def world(  # one argument for each thing a test may want to be different
     duration_s: float = 5.0,
     cores: float = 16.0,
     max_batch: int = 8,
+    slos_ns: tuple[int, ...] = (),
     **changes: Any,
 ) -> World:
     """One stage of one variant whose batch of n takes 10 + 2n ms, one replica, 40 requests per second."""
@@ -46,7 +48,7 @@ def world(  # one argument for each thing a test may want to be different
             "truth": truth or {},
         }
     )
-    return replace(World.from_scenario(scenario), **changes)
+    return replace(World.from_scenario(scenario).with_clients(slos_ns=slos_ns), **changes)
 
 
 def graph_world(
@@ -96,15 +98,24 @@ Tamper = Callable[[Any], Sequence[Action]]
 class Broken:
     """A core whose orders are tampered with on their way out."""
 
-    core: CoreLike
+    core: CoreInterface
     tamper: Tamper
 
     @property
     def wake_ns(self) -> int:
         return self.core.wake_ns
 
-    def handle(self, now_ns: int, event: Event) -> Sequence[Action]:
-        return [out for action in self.core.handle(now_ns, event) for out in self.tamper(action)]
+    @property
+    def planner(self) -> PlanSource:
+        return self.core.planner
+
+    @property
+    def plan_input(self) -> PlanInput | None:
+        return self.core.plan_input
+
+    def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> Sequence[Action]:
+        actions = self.core.handle(now_ns, event, more_at_this_instant)
+        return [out for action in actions for out in self.tamper(action)]
 
 
 def once(kind: type, change: Tamper, *, after: int = 20) -> Tamper:

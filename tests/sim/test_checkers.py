@@ -8,26 +8,43 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sloop.actions import Action, Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each
 from sloop.app.load import load_application
-from sloop.events import WOKE, Finished, ReplicaReady
+from sloop.events import WOKE, Deployed, Finished, NodeLost, NodeReady, NodeReleased, ReplicaLost, ReplicaReady
 from sloop.policies.drop import Age, Never
 from sloop.policies.order import Edf
+from sloop.profile import Profile, Quadratic
 from sloop.runlog import Record
 from sloop.sim import Checkers, Violation, World, simulate
-from sloop.sim.checkers import CheckedReplica, CheckerState, NodeCapacities
+from sloop.sim.checkers import CheckedNode, CheckedReplica, CheckerState, Rules
 from sloop.vocabulary import (
     BatchId,
+    Device,
     Group,
     Node,
+    NodeState,
     Outcome,
     Plan,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
+    Slot,
     StagePlan,
     Visit,
 )
@@ -100,6 +117,30 @@ MUTATIONS: dict[str, tuple[Tamper, str]] = {
         once(StartBatch, lambda order: [ResizeReplica(order.replica, 0.0), order]),
         "without cores",
     ),
+    "a replica is on hardware that its node is not": (
+        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, slot=Slot(1.0, "gpu")))], after=1),
+        "is of kind custom, not gpu",
+    ),
+    "a replica is on a device that its node does not have": (
+        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, device="gpu0"))], after=1),
+        "has no device gpu0",
+    ),
+    "a replica is of a stage that nobody deployed": (
+        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, stage="other"))], after=1),
+        "of no application version",
+    ),
+    "a node that is always there is acquired": (
+        once(StartBatch, lambda order: [AcquireNode("custom-0"), order]),
+        "cannot be acquired",
+    ),
+    "a node that is always there is released": (
+        once(StartBatch, lambda order: [ReleaseNode("custom-0"), order]),
+        "not there, or not on demand",
+    ),
+    "a version that serves has retired": (
+        once(StartBatch, lambda order: [Rollout("scene", "1", VersionState.RETIRED, 0.0, "why"), order]),
+        "version 1 of 'scene' was serving",
+    ),
     "a replica is on no node": (
         once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, node="moon"))], after=1),
         "no node 'moon'",
@@ -138,7 +179,8 @@ class OwnEdf:
 def test_a_queue_out_of_its_policy_s_order_is_caught(order: Edf | OwnEdf) -> None:
     system = {"name": "static", "order": "fifo", "batch_max": 1}
     played = world(system=system, trace={"kind": "poisson", "rate": 300}, slos_ns=(10**8, 10**9))
-    checkers = Checkers(played.application, played.application.cluster, order=order, origin="make it again")
+    rules = Rules(played.application, order)
+    checkers = Checkers([rules], played.application.cluster, origin="make it again")
     with pytest.raises(Violation, match="overtook a visit that the order policy puts first") as caught:
         feed(checkers, records_of(played))
     assert str(caught.value).endswith("reproduce with: make it again")
@@ -187,7 +229,7 @@ APPLICATION = load_application(
 
 
 def check(records: Sequence[tuple[int, Record]]) -> None:
-    feed(Checkers(APPLICATION, APPLICATION.cluster), records)
+    feed(Checkers([Rules(APPLICATION)], APPLICATION.cluster), records)
 
 
 def test_time_must_not_go_back() -> None:
@@ -224,7 +266,7 @@ def test_events_of_batches_that_do_not_run_are_ignored() -> None:
 
 
 def test_a_batch_is_no_larger_than_the_model_takes_even_if_the_plan_says_so() -> None:
-    spec = ReplicaSpec("first", "first", 1.0, "custom-0")
+    spec = ReplicaSpec("first", "first", Slot(1.0, "custom"), "custom-0")
     plan = Plan((StagePlan("first", (Group(spec, 1),), batch_max=5),), why="too much")
     ids = tuple(RequestId(number) for number in range(3))
     records: list[tuple[int, Record]] = [
@@ -322,7 +364,7 @@ def test_who_waits_where_there_is_no_room_is_excused_unless_the_drop_rule_had_gi
     request = Request(RequestId(0), 0, 0, 100)
 
     def left_at(now_ns: int, drop: Age | Never) -> None:
-        checkers = Checkers(APPLICATION, APPLICATION.cluster, is_hopeless=drop.is_hopeless)
+        checkers = Checkers([Rules(APPLICATION, is_hopeless=drop.is_hopeless)], APPLICATION.cluster)
         short = Decided("shortage", "no node has room", stage="first")
         feed(checkers, [(0, request), (0, short), (now_ns, WOKE)])
         checkers.finish()
@@ -347,6 +389,18 @@ DIAMOND = Application(
 R0 = RequestId(0)
 
 
+def state_of(application: Application, order: Edf | None = None) -> CheckerState:
+    """The checkers' state with this application, and one node."""
+    state = CheckerState([Node("n", "custom", 4.0, 100)])
+    state.deploy(Rules(application, order))
+    return state
+
+
+def arrive(state: CheckerState, now_ns: int, request: Request) -> None:
+    (version,) = state.versions.values()
+    state.arrive(now_ns, request, version)
+
+
 def run(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0,), *counts: tuple[int, ...]) -> bool:
     """These parts of request 0 pass a stage in one batch; whether the request has finished every stage."""
     return bool(state.pass_on(0, loaded(state, id, stage, parts), Finished(BatchId(id), ReplicaId(id), 1, counts)))
@@ -354,7 +408,7 @@ def run(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0,),
 
 def loaded(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0,)) -> CheckedReplica:
     """A new replica that runs these parts of request 0."""
-    state.start(ReplicaId(id), ReplicaSpec(stage, "v", 1.0, "n"))
+    state.start(ReplicaId(id), ReplicaSpec(stage, "v", Slot(1.0), "n"))
     replica, entry = state.replicas[ReplicaId(id)], state.requests[R0]
     replica.batch = BatchId(id)
     replica.visits = [(entry, entry.waiting.pop((stage, part))[1]) for part in parts]
@@ -362,8 +416,8 @@ def loaded(state: CheckerState, id: int, stage: str, parts: tuple[int, ...] = (0
 
 
 def test_a_request_enters_a_stage_when_all_before_it_are_done() -> None:
-    state = CheckerState(DIAMOND)
-    state.arrive(0, Request(R0, 0, 0, 100))
+    state = state_of(DIAMOND)
+    arrive(state, 0, Request(R0, 0, 0, 100))
     assert not run(state, 1, "a")
     assert sorted(state.requests[R0].waiting) == [("b", 0), ("c", 0)]
     assert not run(state, 2, "c")
@@ -374,22 +428,22 @@ def test_a_request_enters_a_stage_when_all_before_it_are_done() -> None:
 
 
 def test_a_lost_replica_puts_its_batch_back() -> None:
-    state = CheckerState(DIAMOND, Edf())
-    state.arrive(0, Request(R0, 0, 0, 100))
+    state = state_of(DIAMOND, Edf())
+    arrive(state, 0, Request(R0, 0, 0, 100))
     loaded(state, 0, "a")
     state.step = 5
     state.forget(ReplicaId(0))
     ((step, visit, key),) = state.requests[R0].waiting.values()
     assert (step, key, visit.attempts) == (5, 100, 1)
     assert not state.replicas
-    assert not state.by_node["n"]
+    assert not state.nodes["n"].replicas
 
 
 def test_the_smallest_key_is_that_of_a_visit_that_still_waits() -> None:
-    state = CheckerState(DIAMOND, Edf())
+    state = state_of(DIAMOND, Edf())
     for step, (id, deadline_ns) in enumerate([(0, 50), (1, 20), (2, 30), (3, 10)]):
         state.step = step
-        state.arrive(0, Request(RequestId(id), 0, 0, deadline_ns))
+        arrive(state, 0, Request(RequestId(id), 0, 0, deadline_ns))
     waiting = state.waiting["a"]
     assert waiting.smallest(state.requests, 4) == 10
     assert waiting.smallest(state.requests, 3) == 20, "request 3 came in this very step"
@@ -399,25 +453,59 @@ def test_the_smallest_key_is_that_of_a_visit_that_still_waits() -> None:
     assert waiting.smallest(state.requests, 9) is None
 
 
-def replica(cores: float = 1.0, device: str = "", share: float = 1.0) -> CheckedReplica:
-    return CheckedReplica(ReplicaSpec("a", "v", cores, "n", device, share))
+GPU = Device("gpu0", "T4", 1_000, clients_max=2)
+USED = {
+    ("a", "v", "custom"): Profile(latency_ms=Quadratic(0, 1, 1), max_batch=1, max_cores=4, memory_bytes=30),
+    ("a", "g", "custom"): Profile(
+        latency_ms=Quadratic(0, 1, 1), max_batch=1, max_cores=4, accelerator="T4", device_memory_bytes=400
+    ),
+}
+
+
+def replica(cores: float = 1.0, variant: str = "v", device: str | None = None, share: float = 1.0) -> CheckedReplica:
+    slot = Slot(cores, "custom", "T4" if device else "", share)
+    return CheckedReplica(ReplicaSpec("a", variant, slot, "n", device))
+
+
+def excess(*replicas: CheckedReplica) -> str:
+    node = CheckedNode(Node("n", "custom", 4.0, 100, devices=(GPU,)))
+    node.replicas = {ReplicaId(id): each for id, each in enumerate(replicas)}
+    return node.excess(USED)
 
 
 def test_what_does_not_fit_on_a_node_is_named() -> None:
-    capacities = NodeCapacities([Node("n", "custom", 4.0, 100, devices=("gpu0",))], {("a", "v"): 30})
-    assert capacities.excess("n", [replica(2.0), replica(2.0)]) == ""
-    assert capacities.excess("n", [replica(2.0), replica(2.5)]) == "n has 4 cores and gives out 4.5"
-    assert capacities.excess("n", [replica()] * 4) == "n has 100 bytes and gives out 120"
-    assert capacities.excess("n", [replica(0.5, "gpu0", 0.6)]) == ""
-    assert capacities.excess("n", [replica(0.5, "gpu0", 0.6)] * 2) == "n gives out 1.2 of device gpu0"
-    assert capacities.excess("n", [replica(0.5, "gpu1", 0.1)]) == "n gives out 0.1 of device gpu1"
-    assert capacities.excess("moon", []) == "there is no node 'moon'"
+    assert excess(replica(2.0), replica(2.0)) == ""
+    assert excess(replica(2.0), replica(2.5)) == "n has 4 cores and gives out 4.5"
+    assert excess(*[replica()] * 4) == "n has 100 bytes and gives out 120"
+
+
+def test_what_does_not_fit_on_a_device_is_named() -> None:
+    assert excess(replica(0.5, "g", "gpu0", 0.4)) == ""
+    assert excess(*[replica(0.5, "g", "gpu0", 0.6)] * 2) == "n gives out 1.2 of device gpu0"
+    assert excess(*[replica(0.5, "g", "gpu0", 0.0)] * 2) == ""
+    assert excess(*[replica(0.5, "v", "gpu0", 0.0)] * 3) == "gpu0 of n takes 2 clients and has 3"
+    big = {key: replace(profile, accelerator="T4", device_memory_bytes=600) for key, profile in USED.items()}
+    node = CheckedNode(Node("n", "custom", 4.0, 100, devices=(GPU,)))
+    node.replicas = {ReplicaId(id): replica(0.5, "g", "gpu0", 0.0) for id in range(2)}
+    assert node.excess(big) == "gpu0 of n has 1000 bytes and gives out 1200"
+
+
+def test_where_a_replica_must_not_start_is_named() -> None:
+    node = CheckedNode(Node("n", "custom", 4.0, 100, devices=(GPU,)))
+    assert node.misfit(replica().spec) == node.misfit(replica(device="gpu0").spec) == ""
+    assert node.misfit(ReplicaSpec("a", "v", Slot(1.0, "other"), "n")) == "n is of kind custom, not other"
+    assert node.misfit(replica(device="gpu1").spec) == "n has no device gpu1"
+    wants = ReplicaSpec("a", "v", Slot(1.0, "custom", "V100"), "n", "gpu0")
+    assert node.misfit(wants) == "it needs accelerator 'V100' and gets 'T4'"
+    assert node.misfit(replace(wants, device=None)) == "it needs accelerator 'V100' and gets 'none'"
+    node.state = NodeState.LOST
+    assert node.misfit(replica().spec) == "n is lost, not ready"
 
 
 def test_a_resize_under_way_takes_the_larger_number_of_cores() -> None:
     growing = replica(1.0)
     growing.wanted_cores = 5.0
-    assert NodeCapacities([Node("n", "custom", 4.0, 100)], {}).excess("n", [growing]) == "n has 4 cores and gives out 5"
+    assert excess(growing) == "n has 4 cores and gives out 5"
 
 
 PARTS = Application(
@@ -433,8 +521,8 @@ PARTS = Application(
 
 
 def test_parts_wait_and_run_independently() -> None:
-    state = CheckerState(PARTS)
-    state.arrive(0, Request(R0, 0, 0, 100))
+    state = state_of(PARTS)
+    arrive(state, 0, Request(R0, 0, 0, 100))
     assert not run(state, 1, "a", (0,), (3, 1))
     assert sorted(state.requests[R0].waiting) == [("b", 0), ("b", 1), ("b", 2)]
     assert not run(state, 2, "b", (0, 2))
@@ -446,16 +534,197 @@ def test_parts_wait_and_run_independently() -> None:
 
 
 def test_a_request_that_sends_nothing_on_is_done() -> None:
-    state = CheckerState(PARTS)
-    state.arrive(0, Request(R0, 0, 0, 100))
+    state = state_of(PARTS)
+    arrive(state, 0, Request(R0, 0, 0, 100))
     assert run(state, 1, "a", (0,), (0, 0))
 
 
 def test_parts_of_a_lost_replica_wait_again_as_the_parts_they_were() -> None:
-    state = CheckerState(PARTS)
-    state.arrive(0, Request(R0, 0, 0, 100))
+    state = state_of(PARTS)
+    arrive(state, 0, Request(R0, 0, 0, 100))
     run(state, 1, "a", (0,), (2, 1))
     replica = loaded(state, 2, "b", (1, 0))
     state.forget(ReplicaId(2))
     assert sorted(state.requests[R0].waiting) == [("b", 0), ("b", 1)]
     assert not replica.visits
+
+
+Step = tuple[Record, ...]
+"""An event and the actions that answer it."""
+
+
+def follow(checkers: Checkers, *steps: Step) -> Checkers:
+    """Show the checkers these steps, one in each nanosecond."""
+    for now_ns, step in enumerate(steps):
+        for record in step:
+            checkers.append(now_ns, record)
+    return checkers
+
+
+# Nodes that come and go
+
+RENTED = Node("rented", "custom", 4.0, 10, on_demand=True)
+GONE = ReplicaLost(ReplicaId(0), "why")
+
+
+def in_room(stage: str, node: str = "custom-0", id: int = 0) -> StartReplica:
+    return StartReplica(ReplicaId(id), ReplicaSpec(stage, "first", Slot(1.0, "custom"), node))
+
+
+START, ACQUIRE, RELEASE = in_room("first", "rented"), AcquireNode("rented"), ReleaseNode("rented")
+ACQUIRED: tuple[Step, ...] = ((WOKE, ACQUIRE), (NodeReady(RENTED),))
+
+
+def rented(*steps: Step) -> Checkers:
+    return follow(Checkers([Rules(APPLICATION)], [RENTED]), *steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "complaint"),
+    [
+        (((WOKE, START),), "rented is released, not ready"),
+        (((WOKE, ACQUIRE, START),), "rented is acquiring, not ready"),
+        ((*ACQUIRED, (NodeLost("rented", "why"), START)), "rented is lost, not ready"),
+        ((*ACQUIRED, (WOKE, RELEASE, START)), "rented is releasing, not ready"),
+        (((WOKE, ACQUIRE, ACQUIRE),), "the node is acquiring"),
+        ((*ACQUIRED, (WOKE, ACQUIRE)), "the node is ready"),
+        ((*ACQUIRED, (WOKE, START, RELEASE)), r"still holds replicas \[0\]"),
+        (((WOKE, RELEASE),), "not there, or not on demand"),
+        (((WOKE, AcquireNode("moon")),), "cannot be acquired"),
+    ],
+)
+def test_nodes_are_used_while_they_are_ready_and_released_empty(steps: tuple[Step, ...], complaint: str) -> None:
+    with pytest.raises(Violation, match=complaint):
+        rented(*steps)
+
+
+def test_a_node_is_charged_once_from_its_order_until_it_is_gone() -> None:
+    given_back = (*ACQUIRED, (WOKE, START), (GONE,), (WOKE, RELEASE), (NodeReleased("rented"),))
+    assert rented(*given_back).charged_ns == {"rented": 5}
+    again = (*given_back, (NodeReleased("rented"),), *ACQUIRED, (NodeReady(RENTED),))
+    assert rented(*again).charged_ns == {"rented": 5 + 2}
+    assert rented((WOKE, ACQUIRE), (NodeLost("rented", "none left"),), (WOKE,)).charged_ns == {"rented": 1}
+
+
+# Several applications, and versions
+
+
+def short(name: str, version: str = "1") -> Application:
+    """An application of one stage, `first`."""
+    (stage, *_) = APPLICATION.stages
+    own = Application(name, 100.0, (stage,), APPLICATION.system, APPLICATION.cluster)
+    return own.qualified(version)
+
+
+def several(*steps: Step) -> Checkers:
+    """Applications `a` and `b`; `a@2` may be deployed."""
+    rules = [Rules(short("a")), Rules(short("b"))]
+    return follow(Checkers(rules, APPLICATION.cluster, later=[Rules(short("a", "2"))]), *steps)
+
+
+def sent(id: int, application: str = "a", version: str = "") -> Request:
+    return Request(RequestId(id), 0, 0, 1_000, (), application, version)
+
+
+def planned(stage: str) -> Decided:
+    group = Group(ReplicaSpec(stage, "first", Slot(1.0, "custom")), 1)
+    return Decided("plan", "one", plan=Plan((StagePlan(stage, (group,), batch_max=2),), "one"))
+
+
+def rollout(version: str, state: VersionState, share: float = 1.0) -> Rollout:
+    return Rollout("a", version, state, share, "why")
+
+
+def batch_of(stage: str, *ids: int, batch: int = 0, replica: int = 0) -> StartBatch:
+    return StartBatch(BatchId(batch), ReplicaId(replica), stage, tuple(map(RequestId, ids)))
+
+
+DEPLOYED: tuple[Step, ...] = ((Deployed("a", "2", {}), rollout("2", VersionState.STARTING, 0.0)),)
+CANARY: tuple[Step, ...] = (*DEPLOYED, (WOKE, rollout("2", VersionState.CANARY, 0.1)))
+RETIRED: tuple[Step, ...] = (
+    *DEPLOYED,
+    (WOKE, rollout("2", VersionState.SERVING), rollout("1", VersionState.RETIRING, 0.0)),
+    (WOKE, rollout("1", VersionState.RETIRED, 0.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "complaint"),
+    [
+        (((WOKE, planned("b/first"), in_room("b/first")), (ReplicaReady(ReplicaId(0)),), (sent(0), batch_of("b/first", 0))),
+         "request 0, part 0, does not wait at b/first"),
+        (((sent(0, "c"),), (WOKE,)), "request 0 for 'c' is given to no version"),
+        (((sent(0), Assigned(RequestId(0), "b")),), "is assigned that has not just arrived"),
+        ((*CANARY, (sent(0), Assigned(RequestId(0), "b"))), "for 'a' is given to 'b'"),
+        ((*CANARY, (sent(0, version="1"), Assigned(RequestId(0), "a@2"))), "'a@2' is canary and gets a request"),
+        ((*DEPLOYED, (sent(0), Assigned(RequestId(0), "a@2"))), "'a@2' is starting and gets a request"),
+        ((*CANARY, (sent(0),), (WOKE,)), "request 0 for 'a' is given to no version"),
+        ((*CANARY, (sent(0), Assigned(RequestId(1), "a"))), "is assigned that has not just arrived"),
+        ((*RETIRED, (WOKE, in_room("a/first"))), "of no application version"),
+        (((sent(0),), *RETIRED), r"retires that has open requests \[0\]"),
+        (((WOKE, in_room("a/first")), *RETIRED), r"retires that has replicas \[0\]"),
+        (((WOKE, rollout("1", VersionState.RETIRED, 0.0)),), "version 1 of 'a' was serving"),
+        (((WOKE, rollout("7", VersionState.SERVING)),), "no such version"),
+        (((Deployed("c", "1", {}),),), "nobody has declared c"),
+    ],
+)  # fmt: skip
+def test_a_request_is_served_by_a_version_of_its_application_that_serves(
+    steps: tuple[Step, ...], complaint: str
+) -> None:
+    with pytest.raises(Violation, match=complaint):
+        several(*steps)
+
+
+def test_a_version_replaces_another_and_no_request_is_lost() -> None:
+    checkers = several(
+        (WOKE, planned("a/first"), in_room("a/first")),
+        (ReplicaReady(ReplicaId(0)),),
+        (sent(0), batch_of("a/first", 0)),
+        (Deployed("a", "2", {}), rollout("2", VersionState.STARTING, 0.0), planned("a@2/first"), in_room("a@2/first", id=1)),
+        (ReplicaReady(ReplicaId(1)),),
+        (WOKE, rollout("2", VersionState.SERVING), rollout("1", VersionState.RETIRING, 0.0)),
+        (sent(1), Assigned(RequestId(1), "a@2"), batch_of("a@2/first", 1, batch=1, replica=1)),
+        (Finished(BatchId(0), ReplicaId(0), 1), End(RequestId(0), Outcome.SERVED)),
+        (Finished(BatchId(1), ReplicaId(1), 1), End(RequestId(1), Outcome.SERVED)),
+        (WOKE, StopReplica(ReplicaId(0), "it retires")),
+        (ReplicaLost(ReplicaId(0), "gone"),),
+        (WOKE, rollout("1", VersionState.RETIRED, 0.0)),
+        (sent(2),),
+        (sent(3, "b"), End(RequestId(3), Outcome.REJECTED)),
+        (sent(4, "c"), End(RequestId(4), Outcome.REJECTED)),
+        (WOKE, batch_of("a@2/first", 2, batch=2, replica=1)),
+        (Finished(BatchId(2), ReplicaId(1), 1), End(RequestId(2), Outcome.SERVED)),
+    )  # fmt: skip
+    checkers.finish()
+
+
+def test_the_batches_of_a_group_are_as_large_as_the_group_allows() -> None:
+    small, large = Slot(1.0, "custom"), Slot(2.0, "custom")
+    groups = (Group(ReplicaSpec("first", "first", small), 1, 1), Group(ReplicaSpec("first", "first", large), 1))
+    plan = Plan((StagePlan("first", groups, batch_max=2),), "two groups")
+    starts = [
+        StartReplica(ReplicaId(id), ReplicaSpec("first", "first", slot, "custom-0"))
+        for id, slot in enumerate((small, large))
+    ]
+    begin: list[Step] = [(WOKE, Decided("plan", "two", plan=plan), *starts)]
+    begin += [(ReplicaReady(ReplicaId(id)),) for id in range(2)]
+    requests: list[Step] = [(Request(RequestId(id), 0, 0, 100),) for id in range(2)]
+
+    def run(replica: int) -> None:
+        order = StartBatch(BatchId(0), ReplicaId(replica), "first", (RequestId(0), RequestId(1)))
+        follow(Checkers([Rules(APPLICATION)], APPLICATION.cluster), *begin, *requests, (WOKE, order))
+
+    run(1)
+    with pytest.raises(Violation, match="a batch of 2 where the plan allows up to 1"):
+        run(0)
+
+
+@pytest.mark.parametrize("why", ["no policy could plan", "the plan has no replica"])
+def test_who_waits_for_a_plan_that_cannot_be_made_is_excused(why: str) -> None:
+    request = Request(RequestId(0), 0, 0, 100)
+    nothing = Plan((StagePlan("first", (), batch_max=1),), "no cores are left", feasible=False)
+    note = Decided("planner", why, application="chain") if "policy" in why else Decided("plan", why, plan=nothing)
+    checkers = Checkers([Rules(APPLICATION)], APPLICATION.cluster)
+    follow(checkers, (request,), (WOKE, note)).finish()
+    with pytest.raises(Violation, match="1 requests never ended"):
+        follow(Checkers([Rules(APPLICATION)], APPLICATION.cluster), (request,), (WOKE,)).finish()

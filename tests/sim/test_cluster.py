@@ -1,12 +1,23 @@
 from heapq import heappop
 
-from sloop.actions import Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Decided,
+    ReleaseNode,
+    ResizeReplica,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+)
 from sloop.app.graph import Each, Graph, GraphStage
 from sloop.app.scenario import ResizeRule
 from sloop.events import (
     BatchFailed,
     Event,
     Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -14,17 +25,19 @@ from sloop.events import (
     Resized,
 )
 from sloop.profile import Amdahl, Profile
-from sloop.sim.cluster import Cluster, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.service import ServiceSampler
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, RequestId, Slot
 
 PROFILE = Profile(latency_ms=Amdahl(gamma=10.0, epsilon=0.0, delta=0.0, eta=0.0), max_batch=4, max_cores=8)
 """A batch of b on c cores takes 10 b / c ms."""
+QUICK = Profile(latency_ms=Amdahl(gamma=5.0, epsilon=0.0, delta=0.0, eta=0.0), max_batch=4, max_cores=8)
 R0 = ReplicaId(0)
+N0, RENTED = Node("n0", "slow", 8.0, 1), Node("n1", "quick", 8.0, 1, on_demand=True)
 
 
 def cluster_of(
@@ -34,19 +47,22 @@ def cluster_of(
     resize_ms: float = 0.0,
     in_flight: ResizeRule = "next_batch",
     branches: BranchSampler | None = None,
+    warm: bool = False,
 ) -> Cluster:
+    sampler = FaultSampler(1, faults or FaultRates())
     truths = Truths(
-        ServiceSampler(1, {("only", "a"): PROFILE}, cv=0.0, ratio=1.0),
-        ColdStartSampler(1, {}, start_s=start_ms / 1e3, warm=False),
+        ServiceSampler(1, {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK}, cv=0.0, ratio=1.0),
+        ColdStartSampler(1, {}, start_s=start_ms / 1e3, warm=warm),
         ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
-        FaultSampler(1, faults or FaultRates()),
+        sampler,
         branches,
     )
-    return Cluster(truths, ["n0"])
+    acquisition = AcquisitionSampler(1, {"quick": 60.0}, warm=warm)
+    return Cluster(ClusterTruths({"only": truths}, acquisition, sampler), [N0, RENTED])
 
 
-def spec(cores: float = 1.0) -> ReplicaSpec:
-    return ReplicaSpec("only", "a", cores, "n0")
+def spec(cores: float = 1.0, hardware: str = "slow", node: str = "n0") -> ReplicaSpec:
+    return ReplicaSpec("only", "a", Slot(cores, hardware), node)
 
 
 def batch(id: int, size: int = 1) -> StartBatch:
@@ -141,10 +157,75 @@ def test_a_crash_loses_the_replica_and_its_batch() -> None:
 
 def test_a_node_takes_all_its_replicas_down_and_starts_none_until_it_is_repaired() -> None:
     cluster = started(cluster_of(FaultRates(node_mtbf_s=0.5, node_repair_s=1000.0)))
-    told = play_until(cluster, s(10))
-    assert [event for _, event in told] == [ReplicaLost(R0, "node n0 went down")]
+    lost, *rest = play_until(cluster, s(10))
+    assert lost[1] == NodeLost("n0", "it went down")
+    assert rest == [(lost[0], ReplicaLost(R0, "node n0 went down"))]
     cluster.obey(s(10), StartReplica(ReplicaId(1), spec()))
-    assert play_until(cluster, s(10)) == [(s(10), ReplicaLost(ReplicaId(1), "node n0 is down"))]
+    assert play_until(cluster, s(10)) == [(s(10), ReplicaLost(ReplicaId(1), "node n0 is not ready"))]
+    repaired = (lost[0] + s(1000), NodeReady(N0))
+    assert play_until(cluster, repaired[0]) == [repaired]
+    cluster.obey(repaired[0], StartReplica(ReplicaId(2), spec()))
+    assert (repaired[0], ReplicaReady(ReplicaId(2))) in play_until(cluster, repaired[0])
+
+
+def test_a_node_is_ready_when_it_has_been_acquired_and_gone_when_it_has_been_released() -> None:
+    cluster = cluster_of()
+    cluster.obey(s(1), StartReplica(R0, spec(hardware="quick", node="n1")))
+    assert play_until(cluster, s(1)) == [(s(1), ReplicaLost(R0, "node n1 is not ready"))]
+    cluster.obey(s(1), AcquireNode("n1"))
+    assert play_until(cluster, s(100)) == [(s(61), NodeReady(RENTED))]
+    cluster.obey(s(100), ReleaseNode("n1"))
+    assert play_until(cluster, s(100)) == [(s(100), NodeReleased("n1"))]
+    cluster.obey(s(100), AcquireNode("n1"))
+    assert play_until(cluster, s(1000)) == [(s(160), NodeReady(RENTED))]
+
+
+def test_what_is_ordered_in_the_first_microsecond_of_a_warm_world_is_there_at_once() -> None:
+    cluster = cluster_of(start_ms=300, warm=True)
+    cluster.obey(5, AcquireNode("n1"))
+    cluster.obey(6, StartReplica(R0, spec()))
+    assert play_until(cluster, 10) == [(5, NodeReady(RENTED)), (6, ReplicaReady(R0))]
+    cluster.obey(ms(1), StartReplica(ReplicaId(1), spec()))
+    assert play_until(cluster, s(1))[-1] == (ms(301), ReplicaReady(ReplicaId(1)))
+
+
+def test_the_provider_may_have_no_node_left() -> None:
+    cluster = cluster_of(FaultRates(failed_acquire=1.0))
+    cluster.obey(0, AcquireNode("n1"))
+    assert play_until(cluster, s(100)) == [(s(60), NodeLost("n1", "no quick is available"))]
+
+
+def test_a_node_on_demand_that_is_lost_must_be_acquired_again() -> None:
+    cluster = cluster_of(FaultRates(node_mtbf_s=1.0, node_repair_s=1.0))
+    cluster.obey(0, AcquireNode("n1"))
+    told = [
+        event
+        for _, event in play_until(cluster, s(300))
+        if event not in (NodeReady(N0), NodeLost("n0", "it went down"))
+    ]
+    assert told == [NodeReady(RENTED), NodeLost("n1", "it went down")]
+    cluster.obey(s(300), AcquireNode("n1"))
+    assert (s(360), NodeReady(RENTED)) in play_until(cluster, s(360))
+
+
+def test_a_released_node_fails_no_more() -> None:
+    cluster = cluster_of(FaultRates(node_mtbf_s=50.0, node_repair_s=1e6))
+    cluster.obey(0, AcquireNode("n1"))
+    play_until(cluster, s(60))
+    cluster.obey(s(60), ReleaseNode("n1"))
+    later = [event for _, event in play_until(cluster, s(10_000))]
+    assert NodeLost("n1", "it went down") not in later
+    assert not cluster.void
+
+
+def test_a_replica_is_as_fast_as_its_kind_of_hardware() -> None:
+    cluster = cluster_of(warm=True)
+    cluster.obey(0, AcquireNode("n1"))
+    play_until(cluster, 0)
+    cluster.obey(1, StartReplica(R0, spec(hardware="quick", node="n1")))
+    play_until(cluster, 1)
+    cluster.start_batch(ms(1), batch(0))
+    assert play_until(cluster, s(1)) == [(ms(6), Finished(BatchId(0), R0, ms(5)))]
 
 
 def test_a_start_may_fail() -> None:
@@ -196,11 +277,19 @@ def test_a_healed_cluster_breaks_no_more() -> None:
     faults = FaultRates(crash_mtbf_s=0.01, node_mtbf_s=0.01, failed_start=1.0, failed_batch=1.0, refused_resize=1.0)
     cluster = cluster_of(faults, start_ms=100)
     cluster.obey(0, StartReplica(R0, spec()))
-    cluster.stop_faults()
+    cluster.stop_faults(0)
     assert play_until(cluster, ms(100))[-1] == (ms(100), ReplicaReady(R0))
     cluster.start_batch(ms(100), batch(0))
     cluster.obey(ms(100), ResizeReplica(R0, 2.0))
     assert [event for _, event in play_until(cluster, s(100))] == [Resized(R0, 2.0), Finished(BatchId(0), R0, ms(10))]
+
+
+def test_a_healed_cluster_repairs_its_nodes() -> None:
+    cluster = started(cluster_of(FaultRates(node_mtbf_s=0.5, node_repair_s=1e6)))
+    play_until(cluster, s(100))
+    cluster.stop_faults(s(100))
+    assert play_until(cluster, s(10**7)) == [(s(100), NodeReady(N0))]
+    assert not cluster.void
 
 
 PARTS = Graph((GraphStage("only"), GraphStage("more", ("only",), each=Each("only"))))

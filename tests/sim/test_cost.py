@@ -30,7 +30,7 @@ def quiet(requests: int, *, every_ns: int = ms(20), replicas: int = 4, **changes
     trace = trace_of(range(0, requests * every_ns, every_ns), name="equal", provenance="assumed: for counting")
     system = WORK_CONSERVING | {"replicas": replicas, "cores": 1.0}
     made = world(system=system, trace={"kind": "poisson", "rate": 1}, cores=float(replicas), slo_ms=1e6, **changes)
-    return replace(made, trace=trace, duration_ns=requests * every_ns, faults=made.faults)
+    return replace(made.with_clients(trace=trace), duration_ns=requests * every_ns)
 
 
 CHECK_FIRST = {"plain": 0, "counted": 0, "checked": None}
@@ -45,7 +45,7 @@ def each(counted: Sequence[int]) -> float:
 def play(requests: int, style: str) -> None:
     """A run as it is, with the figures that `sloop simulate` counts, or with all checkers."""
     made = quiet(requests)
-    sinks = [RunSummary(made.application)] if style == "counted" else []
+    sinks = [RunSummary(made.setup().parts(), nodes=made.deployment.cluster)] if style == "counted" else []
     simulate(made, sinks, check_first=CHECK_FIRST[style])
 
 

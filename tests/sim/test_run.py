@@ -123,7 +123,8 @@ def test_service_times_do_not_depend_on_what_else_is_drawn() -> None:
         return [record.service_ns for _, record in records_of(played) if isinstance(record, Finished)][:20]
 
     plain = world(max_batch=1)
-    assert services(plain) == services(replace(plain, slos_ns=(plain.application.slo_ns, 2 * plain.application.slo_ns)))
+    slo_ns = plain.application.slo_ns
+    assert services(plain) == services(plain.with_clients(slos_ns=(slo_ns, 2 * slo_ns)))
 
 
 def test_unchecked_runs_decide_the_same() -> None:

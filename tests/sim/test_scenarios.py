@@ -29,7 +29,7 @@ SCENARIO = {
 def test_a_run_is_counted_as_its_log_says(tmp_path: Path) -> None:
     scenario = load_scenario(SCENARIO)
     run = run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
-    again = RunSummary(scenario.application, start_ns=0).fold(read_log(tmp_path / "run.jsonl"))
+    again = RunSummary(scenario.application.graph, start_ns=0).fold(read_log(tmp_path / "run.jsonl"))
     assert run.row.requests == again.requests > 60
     assert run.row.p99_ms == again.latency_ms([0.99])[0]
     assert run.row.core_seconds == again.core_seconds
@@ -39,7 +39,8 @@ def test_the_header_says_under_which_system_and_seed(tmp_path: Path) -> None:
     scenario = load_scenario(SCENARIO)
     list(run_systems(scenario, scenario.systems, seed=9, log=tmp_path / "run.jsonl"))
     header = read_log(tmp_path / "run-1-static.jsonl").header
-    assert (header.origin, header.seed, header.system, header.parameters) == ("sim", 9, "static", {"cores": 4})
+    assert (header.origin, header.seed, header.system) == ("sim", 9, "static")
+    assert header.definitions["x"]["system"]["parameters"] == {"cores": 4}
 
 
 def test_a_named_system_keeps_the_scenarios_parameters_where_it_has_some() -> None:
@@ -213,5 +214,5 @@ def test_a_recorded_run_has_no_range(tmp_path: Path) -> None:
     fast, slow = factors
     assert [factor < 1 for factor in fast.values()] == [True]
     assert slow == {key: pytest.approx(1 / factor) for key, factor in fast.items()}
-    recorded = RecordedRun({("only", "only"): {(1, 1.0): [10 * MS] * 20}})
+    recorded = RecordedRun({("only", "only", "custom"): {(1, 1.0): [10 * MS] * 20}})
     assert speed_factors(replace(world, recorded=recorded)) is None

@@ -84,7 +84,7 @@ def test_a_recorded_link_is_read_from_the_folder_of_the_scenario(scenario_file: 
     link.write_text("0 1000 51.0 3.7 1000000 1000\n1 2000 51.0 3.7 9995000 1000\n")
     text = SCENARIO.replace("{kind: constant, mbps: 20}", "link.log")
     scenario_file.write_text(text)
-    found = World.from_scenario(load_scenario(scenario_file)).link
+    found = World.from_scenario(load_scenario(scenario_file)).clients["demo"].link
     assert found is not None
     assert list(found.bytes_per_ms) == [1_000.0, 9_995.0]
 
@@ -108,7 +108,8 @@ def test_a_recorded_link_is_a_path_or_a_file_with_options(scenario_file: Path) -
     scenario_file.write_text(
         text.replace("{kind: constant, mbps: 20}", "{file: bus.csv, column: mbps, only: {carrier: A}}")
     )
-    link = World.from_scenario(load_scenario(scenario_file)).link
+    link = World.from_scenario(load_scenario(scenario_file)).clients["demo"].link
+    assert link is not None
     assert link is not None
     assert tuple(link.bytes_per_ms) == (2500.0, 5000.0)
     scenario_file.write_text(text.replace("{kind: constant, mbps: 20}", "{mbps: 20}"))
@@ -184,7 +185,7 @@ def test_a_run_that_resembles_another_has_its_branches_and_parts(tmp_path: Path)
     played = graph_world(STAGES, truth={"fan_out": {"read": [0, 7]}, "shares": {"check": 0.9}}, system=STATIC)
     with FileLog(tmp_path / "log.jsonl", header_of(played.setup(), origin="sim")) as log:
         simulate(played, [log])
-    recorded = recorded_in(tmp_path / "log.jsonl", played.application)
+    recorded = recorded_in(tmp_path / "log.jsonl", played.deployment)
     assert set(recorded.branches) == {"find", "read"}
     again = replace(graph_world(STAGES, system=STATIC | {"replicas": 2}), seed=77, recorded=recorded)
     before, after = branches_of(played)[0], branches_of(again)[0]
@@ -198,17 +199,17 @@ def test_the_log_of_another_application_is_refused(tmp_path: Path) -> None:
     played = graph_world(STAGES, system=STATIC)
     with FileLog(tmp_path / "log.jsonl", header_of(played.setup(), origin="sim")) as log:
         simulate(played, [log])
-    with pytest.raises(InputError, match=r"log\.jsonl: the log is of an application with .*, not only/a"):
-        recorded_in(tmp_path / "log.jsonl", world().application)
+    with pytest.raises(InputError, match=r"log\.jsonl: the log is of a deployment with .*, not only/a"):
+        recorded_in(tmp_path / "log.jsonl", world().deployment)
 
 
 def test_what_requests_took_to_arrive_in_a_recorded_run_is_part_of_their_latency() -> None:
     """At a load that makes nobody wait, all latencies grow by the delay that the log holds."""
     certain = {"service": {"shape": "deterministic"}}
     plain = world(trace={"kind": "equal", "rate": 10}, truth=certain)
-    late = replace(plain, recorded=RecordedRun(delays=((ms(0.25), ms(1.5)),)))
+    late = replace(plain, recorded=RecordedRun(delays={"scene": ((ms(0.25), ms(1.5)),)}))
     means_ms = []
     for played in (plain, late):
-        simulate(played, [summary := RunSummary(played.application)])
+        simulate(played, [summary := RunSummary(played.application.graph)])
         means_ms.append(summary.latency_ms([0.5])[0])
     assert means_ms[1] - means_ms[0] == pytest.approx(1.5)

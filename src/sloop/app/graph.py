@@ -87,6 +87,11 @@ class Edge:
         return (self.when.output, self.when.values) if self.when.output else self.target
 
 
+def declared_name(stage: str) -> str:
+    """The name of a stage in the application's file, without the prefix of `Application.qualified`."""
+    return stage.rpartition("/")[2]
+
+
 class Graph:
     """The stages of an application in topological order, and the edges between them.
 
@@ -122,6 +127,12 @@ class Graph:
         """Per stage, the declared paths through it, as a bit set."""
         self.is_plain = not any(stage.each or stage.when or (stage.entry and stage.after) for stage in stages)
         """Whether every request visits every stage once."""
+
+    def entries_of(self, names: Collection[str]) -> tuple[str, ...]:
+        """The entry stages that a request names (`Request.enters`); all of them if it names none."""
+        if not names:
+            return self.entries
+        return tuple(name for name in self.entries if declared_name(name) in names)
 
     def _edge(self, source: str, target: GraphStage) -> Edge:
         when = next((when for when in target.when if when.of == source), None)

@@ -40,7 +40,7 @@ class RequestProgress:
     def begin(self) -> Entered:
         """The first visits: at the entry stages that the request names, or at all entry stages."""
         entered: Entered = []
-        enters = self.request.enters or self._graph.entries
+        enters = self._graph.entries_of(self.request.enters)
         if self._graph.has_deadlines:
             paths = enumerate(self._graph.declared_paths)
             self._paths = sum(1 << bit for bit, path in paths if path.stages[0] in enters)

@@ -1,26 +1,67 @@
 """Checkers: invariants that must hold in every run under any policy. They read only the event log.
 
-The checkers keep their own state (requests, queues, replicas, nodes) and compare every order of the core with it.
-Safety is checked at every record: a request ends once, a replica runs one batch, no core is given out twice, a queue is
-served in its policy's order. Liveness is checked at the end (`finish`): every request that arrived has ended. They work
-on live logs as well as on simulated ones.
+The checkers keep their own state (requests, queues, replicas, nodes, versions) and compare every order of the core with
+it. Safety is checked at every record: a request ends once, in a version of its own application; a replica runs one
+batch, on a node that was ready for it; no core and no share of a device is given out twice; a queue is served in its
+policy's order; a node is charged once; a version that has retired has neither requests nor replicas. Liveness is
+checked at the end (`finish`): every request that arrived has ended. They work on live logs as well as on simulated
+ones.
 
 Must not import the core, beliefs or truth. State and node capacities are deliberately computed a second time here: a
 checker that shared the core's code would share its mistakes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, NoReturn, Protocol
 
-from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from msgspec import structs
+
+from sloop.actions import (
+    AcquireNode,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.app.application import Application
 from sloop.app.progress import RequestProgress
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import (
+    BatchFailed,
+    Deployed,
+    Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.profile import Profile
 from sloop.runlog import EVENTS, Record
 from sloop.units import ROUNDING, to_ms
-from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from sloop.vocabulary import (
+    BatchId,
+    Node,
+    NodeState,
+    Outcome,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    Visit,
+)
 
 SERVED: Final = Outcome.SERVED
 LATE: Final = Outcome.LATE
@@ -37,6 +78,16 @@ Place = tuple[str, int]
 IsHopeless = Callable[[int, Visit, int, int], bool]
 """The verb of a drop policy; see `sloop.core.protocols.Drop`."""
 
+NEXT_STATES: Final = {
+    VersionState.STARTING: (VersionState.CANARY, VersionState.SERVING, VersionState.RETIRING),
+    VersionState.CANARY: (VersionState.SERVING, VersionState.RETIRING),
+    VersionState.SERVING: (VersionState.RETIRING,),
+    VersionState.RETIRING: (VersionState.RETIRED,),
+    VersionState.RETIRED: (),
+}
+"""The states that may follow each state of an application version."""
+TAKES_REQUESTS: Final = (VersionState.CANARY, VersionState.SERVING)
+
 
 class QueueKey(Protocol):
     """An order policy: the waiting visit with the smallest key is served first; see `sloop.core.protocols.Order`."""
@@ -48,13 +99,48 @@ class Violation(AssertionError):
     """An invariant is broken. The message ends with the command that reproduces it, if there is one."""
 
 
+def _never(now_ns: int, visit: Visit, cost_ns: int, full_ns: int) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the records of one application version are checked against.
+
+    `order` is the order policy: batches must take the visits with the smallest keys. `is_hopeless` is the drop policy's
+    method: requests for which it returned True must have ended.
+    """
+
+    application: Application
+    order: QueueKey | None = None
+    is_hopeless: IsHopeless = _never
+
+
+class CheckedVersion:
+    """An application version while it is deployed."""
+
+    __slots__ = ("graph", "is_hopeless", "key", "name", "only", "order_key", "plan", "state", "version")
+
+    def __init__(self, rules: Rules, state: VersionState) -> None:
+        application = rules.application
+        self.key, self.name, self.version = application.key, application.name, application.version
+        self.graph = application.graph
+        self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
+        self.order_key = rules.order.key if rules.order is not None else None
+        self.is_hopeless = rules.is_hopeless
+        self.state = state
+        self.plan: Plan | None = None
+        """The last plan."""
+
+
 class CheckedRequest:
-    """An open request and its position in the application's graph."""
+    """An open request and its position in the graph of its application version."""
 
-    __slots__ = ("deadline_ns", "is_done", "progress", "request", "waiting")
+    __slots__ = ("deadline_ns", "is_done", "progress", "request", "version", "waiting")
 
-    def __init__(self, request: Request, progress: RequestProgress | None) -> None:
+    def __init__(self, request: Request, version: CheckedVersion, progress: RequestProgress | None) -> None:
         self.request = request
+        self.version = version
         self.progress = progress
         """None in an application of one stage."""
         self.is_done = False
@@ -68,7 +154,19 @@ class CheckedRequest:
 class CheckedReplica:
     """A replica from the order to start it until it has stopped or is lost."""
 
-    __slots__ = ("batch", "cores", "draining", "ready", "resizing", "spec", "stopping", "visits", "wanted_cores")
+    __slots__ = (
+        "batch",
+        "cores",
+        "draining",
+        "limit",
+        "ready",
+        "resizing",
+        "size_max",
+        "spec",
+        "stopping",
+        "visits",
+        "wanted_cores",
+    )
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self.spec = spec
@@ -78,6 +176,10 @@ class CheckedReplica:
         """The largest core count among its pending resizes."""
         self.resizing = 0
         """The number of pending resizes."""
+        self.limit = 0
+        """The largest batch that the plan allows it."""
+        self.size_max = 0
+        """The largest batch that its variant takes; 0 if that is unknown."""
         self.ready = False
         self.draining = False
         self.stopping = False
@@ -117,55 +219,124 @@ class WaitingKeys:
         return found
 
 
-class NodeCapacities:
-    """The capacities of nodes: cores, memory, shares of devices."""
+class CheckedNode:
+    """A node: its state, what it holds, and for how long it was charged."""
 
-    def __init__(self, nodes: Iterable[Node], memory_bytes: Mapping[tuple[str, str], int]) -> None:
-        self._nodes = {node.name: node for node in nodes}
-        self._memory_bytes = memory_bytes
+    __slots__ = ("charged_ns", "node", "replicas", "since_ns", "state")
 
-    def excess(self, name: str | None, replicas: Iterable[CheckedReplica]) -> str:
-        """Why these replicas do not fit on a node together; empty if they do."""
-        node = self._nodes.get(name or "")
-        if node is None:
-            return f"there is no node {name!r}"
-        specs = [replica.spec for replica in replicas]
+    def __init__(self, node: Node, now_ns: int = 0) -> None:
+        self.node = node
+        self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
+        self.replicas: dict[ReplicaId, CheckedReplica] = {}
+        self.since_ns: int | None = None if node.on_demand else now_ns
+        """Since when it is charged; None if it is not."""
+        self.charged_ns = 0
+        """How long it was charged before that."""
+
+    def charge(self, now_ns: int) -> None:
+        """It is held from now on; once, however often that is said."""
+        if self.since_ns is None:
+            self.since_ns = now_ns
+
+    def discharge(self, now_ns: int) -> None:
+        """It is not held any more."""
+        if self.since_ns is not None:
+            self.charged_ns += now_ns - self.since_ns
+            self.since_ns = None
+
+    def excess(self, profiles: Mapping[tuple[str, str, str], Profile]) -> str:
+        """Why its replicas do not fit on it together; empty if they do."""
+        node, replicas = self.node, self.replicas.values()
         cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
         if cores > node.cores + ROUNDING:
-            return f"{name} has {node.cores:g} cores and gives out {cores:g}"
-        memory_bytes = sum(self._memory_bytes.get((spec.stage, spec.variant), 0) for spec in specs)
+            return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
+        used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]
+        memory_bytes = sum(profile.memory_bytes for _, profile in used if profile is not None)
         if memory_bytes > node.memory_bytes:
-            return f"{name} has {node.memory_bytes} bytes and gives out {memory_bytes}"
-        for device in {spec.device for spec in specs if spec.device}:
-            share = sum(spec.share for spec in specs if spec.device == device)
-            if device not in node.devices or share > 1.0 + ROUNDING:
-                return f"{name} gives out {share:g} of device {device}"
+            return f"{node.name} has {node.memory_bytes} bytes and gives out {memory_bytes}"
+        for device in node.devices:
+            own = [(spec, profile) for spec, profile in used if spec.device == device.name]
+            share = sum(spec.slot.share for spec, _ in own)
+            if share > 1.0 + ROUNDING:
+                return f"{node.name} gives out {share:g} of device {device.name}"
+            memory_bytes = sum(profile.device_memory_bytes for _, profile in own if profile is not None)
+            if memory_bytes > device.memory_bytes:
+                return f"{device.name} of {node.name} has {device.memory_bytes} bytes and gives out {memory_bytes}"
+            if len(own) > device.clients_max:
+                return f"{device.name} of {node.name} takes {device.clients_max} clients and has {len(own)}"
+        return ""
+
+    def misfit(self, spec: ReplicaSpec) -> str:
+        """Why a replica must not start here, whatever is free; empty if it may."""
+        node, slot = self.node, spec.slot
+        if self.state is not NodeState.READY:
+            return f"{node.name} is {self.state}, not ready"
+        if slot.hardware not in ("", node.hardware):
+            return f"{node.name} is of kind {node.hardware}, not {slot.hardware}"
+        kinds = {device.name: device.kind for device in node.devices}
+        if spec.device is not None and spec.device not in kinds:
+            return f"{node.name} has no device {spec.device}"
+        kind = "" if spec.device is None else kinds[spec.device]
+        if kind != slot.accelerator:
+            return f"it needs accelerator {slot.accelerator or 'none'!r} and gets {kind or 'none'!r}"
         return ""
 
 
-class CheckerState:
-    """The checker's requests, queues and replicas, updated by events. With `order` it also keeps waiting visits'
-    keys."""
+def profile_key(spec: ReplicaSpec) -> tuple[str, str, str]:
+    """Stage, variant and kind of hardware."""
+    return spec.stage, spec.variant, spec.slot.hardware
 
-    def __init__(self, application: Application, order: QueueKey | None = None) -> None:
+
+class CheckerState:
+    """The checker's requests, queues, replicas and nodes, updated by events. Where there is an order policy it also
+    keeps waiting visits' keys."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.versions: dict[str, CheckedVersion] = {}
+        """By key; all that are or were deployed."""
+        self._present: dict[str, list[CheckedVersion]] = {}
+        """By name, the versions that have not ended."""
         self.requests: dict[RequestId, CheckedRequest] = {}
         self.replicas: dict[ReplicaId, CheckedReplica] = {}
-        self.by_node: dict[str | None, dict[ReplicaId, CheckedReplica]] = {}
-        self.waiting = {stage.name: WaitingKeys() for stage in application.stages}
+        self.nodes = {node.name: CheckedNode(node) for node in nodes}
+        self.waiting: dict[str, WaitingKeys] = {}
+        self.stages: dict[str, CheckedVersion] = {}
+        """Per stage, the version that it belongs to."""
         self.step = 0
         """The number of events so far: an event and the actions that answer it are one step."""
-        self._key = order.key if order is not None else None
-        self._graph = application.graph
-        self._only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
 
-    def arrive(self, now_ns: int, request: Request) -> None:
-        """A request is queued at the first stages."""
-        if self._only is not None:
-            self.requests[request.id] = entry = CheckedRequest(request, None)
-            self._queue(entry, self._only, Visit(request, self._only[0], now_ns, request.deadline_ns))
+    def deploy(self, rules: Rules, state: VersionState = VersionState.SERVING) -> CheckedVersion:
+        """An application version is there from now on."""
+        self.versions[rules.application.key] = made = CheckedVersion(rules, state)
+        self._present.setdefault(made.name, []).append(made)
+        for stage in rules.application.stages:
+            self.waiting[stage.name] = WaitingKeys()
+            self.stages[stage.name] = made
+        return made
+
+    def end(self, version: CheckedVersion) -> None:
+        """An application version has ended."""
+        left = self._present[version.name]
+        left.remove(version)
+        if not left:
+            del self._present[version.name]
+
+    def versions_of(self, name: str) -> Sequence[CheckedVersion]:
+        """The versions of an application that have not ended; of the only application if the name is empty."""
+        if not name and len(self._present) == 1:
+            (only,) = self._present.values()
+            return only
+        return self._present.get(name, ())
+
+    def arrive(self, now_ns: int, request: Request, version: CheckedVersion) -> None:
+        """A request is queued at the first stages of a version."""
+        only = version.only
+        if only is not None:
+            self.requests[request.id] = entry = CheckedRequest(request, version, None)
+            self._queue(entry, only, Visit(request, only[0], now_ns, request.deadline_ns))
             return
-        progress = RequestProgress(self._graph, request)
-        self.requests[request.id] = entry = CheckedRequest(request, progress)
+        progress = RequestProgress(version.graph, request)
+        self.requests[request.id] = entry = CheckedRequest(request, version, progress)
         self._enter(now_ns, progress, entry, progress.begin())
 
     def pass_on(self, now_ns: int, replica: CheckedReplica, event: Finished) -> list[CheckedRequest]:
@@ -195,17 +366,22 @@ class CheckerState:
             if entry.request.id in self.requests:
                 self._queue(entry, (visit.stage, visit.part), visit)
 
-    def start(self, id: ReplicaId, spec: ReplicaSpec) -> None:
+    def start(self, id: ReplicaId, spec: ReplicaSpec) -> CheckedReplica:
         """A replica is ordered; its cores and memory are in use from now on."""
         self.replicas[id] = replica = CheckedReplica(spec)
-        self.by_node.setdefault(spec.node, {})[id] = replica
+        node = self.nodes.get(spec.node or "")
+        if node is not None:
+            node.replicas[id] = replica
+        return replica
 
     def forget(self, id: ReplicaId) -> None:
         """A replica is gone; its resources are free."""
         replica = self.replicas.pop(id, None)
         if replica is not None:
             self.put_back(replica)
-            del self.by_node[replica.spec.node][id]
+            node = self.nodes.get(replica.spec.node or "")
+            if node is not None:
+                del node.replicas[id]
 
     def _enter(self, now_ns: int, progress: RequestProgress, entry: CheckedRequest, entered: Iterable[Place]) -> None:
         deadline_ns = progress.deadline_ns()
@@ -213,49 +389,48 @@ class CheckerState:
             self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
 
     def _queue(self, entry: CheckedRequest, place: Place, visit: Visit) -> None:
-        if self._key is None:
+        order_key = entry.version.order_key
+        if order_key is None:
             entry.waiting[place] = self.step, visit, 0
             return
-        key = self._key(visit)
+        key = order_key(visit)
         entry.waiting[place] = self.step, visit, key
         heappush(self.waiting[place[0]].heap, (key, entry.request.id, place, self.step))
-
-
-def _never(now_ns: int, visit: Visit, cost_ns: int, full_ns: int) -> bool:
-    return False
 
 
 class Checkers:
     """Checks a log record by record; raises Violation at the first record that breaks an invariant.
 
-    `order` is the order policy: batches must take the visits with the smallest keys. `is_hopeless` is the drop policy's
-    method: requests for which it returned True must have ended. `origin` is the command that repeats the run.
+    `versions` are the application versions that are there from the start, `later` those that are deployed in the run.
+    `origin` is the command that repeats the run.
     """
 
     def __init__(
-        self,
-        application: Application,
-        nodes: Iterable[Node],
-        *,
-        order: QueueKey | None = None,
-        is_hopeless: IsHopeless = _never,
-        origin: str = "",
+        self, versions: Sequence[Rules], nodes: Iterable[Node], *, later: Sequence[Rules] = (), origin: str = ""
     ) -> None:
-        variants = {(stage.name, variant.name): variant for stage in application.stages for variant in stage.variants}
-        profiles = {key: variant.profile for key, variant in variants.items() if variant.profile is not None}
-        self._batch_max = {key: profile.max_batch for key, profile in profiles.items()}
-        self._capacities = NodeCapacities(nodes, {key: profile.memory_bytes for key, profile in profiles.items()})
-        self._state = CheckerState(application, order)
-        self._is_ordered = order is not None
-        self._is_hopeless = is_hopeless
+        self._profiles = {key: profile for each in (*versions, *later) for key, profile in _profiles(each.application)}
+        self._state = state = CheckerState(nodes)
+        for rules in versions:
+            state.deploy(rules)
+        self._later = {each.application.key: each for each in later}
+        self._is_ordered = any(each.order is not None for each in (*versions, *later))
+        self._only = state.versions[versions[0].application.key] if len(versions) == 1 and not later else None
+        """The only application version of the run, if there is only one."""
+        self._unassigned: Request | None = None
+        """A request that has arrived in this step and is not yet known to be given to a version."""
         self._origin = origin
         self._now_ns = -(2**63)
         self._record: Record | None = None
         self._event: Record | None = None
-        self._limits: dict[tuple[str, str], int] = {}
-        """Per stage and variant: the largest batch that the last plan with this variant allows."""
+        self._limits: dict[tuple[str, str, Slot], int] = {}
+        """Per stage, variant and slot of the last plans: the largest batch allowed."""
+        self._kind_limits: dict[tuple[str, str, str], int] = {}
+        """Per stage, variant and kind of hardware: the largest batch that the last plan with this variant allows."""
+        self._default_limits: dict[str, int] = {}
         self._short: set[str] = set()
         """Stages for which the core has reported that no node has capacity for the replicas of the plan."""
+        self._unplanned: set[str] = set()
+        """Keys of versions whose policy could not plan."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
         self._done: list[CheckedRequest] = []
@@ -270,12 +445,28 @@ class Checkers:
             ReplicaLost: self._gone,
             ReplicaStopped: self._gone,
             Resized: self._resized,
+            NodeReady: self._node_ready,
+            NodeLost: self._node_lost,
+            NodeReleased: self._node_released,
+            Deployed: self._deployed,
+            Assigned: self._assigned,
+            Rollout: self._rolled_out,
             StartBatch: self._start_batch,
             End: self._end,
             StartReplica: self._start_replica,
             StopReplica: self._stop_replica,
             ResizeReplica: self._resize_replica,
+            AcquireNode: self._acquire_node,
+            ReleaseNode: self._release_node,
             Decided: self._decided,
+        }
+
+    @property
+    def charged_ns(self) -> dict[str, int]:
+        """Per node, how long it was charged until the last record."""
+        return {
+            name: each.charged_ns + (0 if each.since_ns is None else max(0, self._now_ns - each.since_ns))
+            for name, each in self._state.nodes.items()
         }
 
     def append(self, now_ns: int, record: Record) -> None:
@@ -298,11 +489,12 @@ class Checkers:
         """End of the run: check that every request has ended. Faults are no excuse, because they stopped before.
 
         A request may still wait at a stage without replicas if the core has reported that no node has capacity for
-        one, unless the drop policy had found the request hopeless.
+        one, or that there can be no plan with one, unless the drop policy had found the request hopeless.
         """
         self._end_step()
         requests, replicas = self._state.requests, self._state.replicas.values()
-        empty = self._short - {replica.spec.stage for replica in replicas}
+        empty = {stage for stage in self._state.stages if self._is_excused(stage)}
+        empty -= {replica.spec.stage for replica in replicas}
         for id, entry in requests.items():
             if self._is_given_up(entry):
                 self._fail(f"request {id} waits at {list(entry.waiting)}, and the drop policy has given it up")
@@ -316,18 +508,32 @@ class Checkers:
                 where = f"waits at {list(entry.waiting)}" if entry.waiting else "runs in no batch"
                 self._fail(f"{len(requests)} requests never ended; request {id} {where}")
 
+    def _is_excused(self, stage: str) -> bool:
+        """Whether the core has said why this stage may have no replicas."""
+        version = self._state.stages[stage]
+        if stage in self._short or version.key in self._unplanned:
+            return True
+        plan = version.plan
+        return (
+            plan is not None
+            and not plan.feasible
+            and not any(group.count for target in plan.stages if target.stage == stage for group in target.groups)
+        )
+
     def _is_given_up(self, entry: CheckedRequest) -> bool:
         """Whether the drop policy found a waiting visit hopeless long ago, even with no remaining time after it."""
-        request = entry.request
+        request, is_hopeless = entry.request, entry.version.is_hopeless
         then_ns = request.sent_ns + round(OVERDUE * (self._now_ns - request.sent_ns))
         return any(
-            self._is_hopeless(then_ns, Visit(request, stage, then_ns, visit.deadline_ns, 0, part), 0, 0)
+            is_hopeless(then_ns, Visit(request, stage, then_ns, visit.deadline_ns, 0, part), 0, 0)
             for (stage, part), (_, visit, _) in entry.waiting.items()
         )
 
     def _end_step(self) -> None:
         """Check the invariants between steps, when an event and all its actions have been recorded."""
         state = self._state
+        if self._unassigned is not None:
+            self._settle()
         state.step += 1
         if not self._done and not self._started:
             return
@@ -346,12 +552,41 @@ class Checkers:
         again = f"\nreproduce with: {self._origin}" if self._origin else ""
         raise Violation(f"at {to_ms(self._now_ns):.6f} ms: {what}\nrecord: {self._record}\nevent: {self._event}{again}")
 
+    # Requests
+
     def _arrived(self, request: Request) -> None:
         if request.id in self._state.requests:
             self._fail("a request arrived twice")
         if not request.sent_ns <= request.arrived_ns <= self._now_ns:
             self._fail("a request arrived before it was sent")
-        self._state.arrive(self._now_ns, request)
+        if self._only is not None:
+            self._state.arrive(self._now_ns, request, self._only)
+            return
+        present = self._state.versions_of(request.application)
+        if len(present) == 1 and present[0].state in TAKES_REQUESTS and request.version in ("", present[0].version):
+            self._state.arrive(self._now_ns, request, present[0])
+        else:
+            self._unassigned = request
+
+    def _assigned(self, choice: Assigned) -> None:
+        request, version = self._unassigned, self._state.versions.get(choice.application)
+        if request is None or request.id != choice.request:
+            self._fail("a request is assigned that has not just arrived")
+        if version is None or version not in self._state.versions_of(request.application):
+            self._fail(f"a request for {request.application!r} is given to {choice.application!r}")
+        if version.state not in TAKES_REQUESTS or request.version not in ("", version.version):
+            self._fail(f"{choice.application!r} is {version.state} and gets a request")
+        self._unassigned = None
+        self._state.arrive(self._now_ns, request, version)
+
+    def _settle(self) -> None:
+        """A request that was neither given to a version nor rejected: it must be for the only one that takes it."""
+        request, self._unassigned = self._unassigned, None
+        assert request is not None
+        present = self._state.versions_of(request.application)
+        if len(present) != 1 or present[0].state not in TAKES_REQUESTS:
+            self._fail(f"request {request.id} for {request.application!r} is given to no version")
+        self._state.arrive(self._now_ns, request, present[0])
 
     def _finished(self, event: Finished) -> None:
         replica = self._state.replicas.get(event.replica)
@@ -363,27 +598,11 @@ class Checkers:
         if replica is not None and replica.batch == event.batch:
             self._state.put_back(replica)
 
-    def _ready(self, event: ReplicaReady) -> None:
-        replica = self._state.replicas.get(event.replica)
-        if replica is not None:
-            replica.ready = True
-
-    def _gone(self, event: ReplicaLost | ReplicaStopped) -> None:
-        self._state.forget(event.replica)
-
-    def _resized(self, event: Resized) -> None:
-        replica = self._state.replicas.get(event.replica)
-        if replica is not None:
-            replica.cores = event.cores
-            replica.resizing -= 1
-            if not replica.resizing:
-                replica.wanted_cores = event.cores
-            self._check_node(replica.spec.node)
-
     def _start_batch(self, order: StartBatch) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
-        variant = order.stage, replica.spec.variant
-        size, limit = len(order.requests), self._limits.get(variant, 0)
+        size, limit = len(order.requests), replica.limit
+        if self._unassigned is not None:
+            self._settle()
         if order.batch <= self._last_batch:
             self._fail(f"batch {order.batch} after batch {self._last_batch}")
         if not replica.ready or replica.draining:
@@ -394,8 +613,8 @@ class Checkers:
             self._fail(f"the replica serves stage {replica.spec.stage}")
         if not 0 < size <= limit:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
-        if size > (largest := self._batch_max.get(variant, size)):
-            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {largest}")
+        if size > (replica.size_max or size):
+            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
         self._take(order, replica)
         replica.batch = self._last_batch = order.batch
 
@@ -418,10 +637,15 @@ class Checkers:
             self._started.append((stage, largest))
 
     def _end(self, end: End) -> None:
+        outcome = end.outcome
+        if self._unassigned is not None and end.request == self._unassigned.id:
+            if outcome is REJECTED:
+                self._unassigned = None
+                return
+            self._settle()
         entry = self._state.requests.pop(end.request, None)
         if entry is None:
             self._fail("the end of a request that is not open: it never arrived, or ended before")
-        outcome = end.outcome
         if entry.is_done is not (outcome is SERVED or outcome is LATE):
             self._fail(f"{outcome} {'after' if entry.is_done else 'before'} it finished every stage")
         if outcome is SERVED:
@@ -433,12 +657,108 @@ class Checkers:
         elif outcome is REJECTED and self._event is not entry.request:
             self._fail("rejected, but not on arrival")
 
+    # Versions and plans
+
+    def _deployed(self, event: Deployed) -> None:
+        key = event.application if event.version == "1" else f"{event.application}@{event.version}"
+        rules = self._later.get(key)
+        if rules is None:
+            self._fail(f"nobody has declared {key}")
+        self._state.deploy(rules, VersionState.STARTING)
+
+    def _rolled_out(self, note: Rollout) -> None:
+        version = next(
+            (each for each in self._state.versions_of(note.application) if each.version == note.version), None
+        )
+        if version is None:
+            self._fail("no such version is deployed")
+        before, version.state = version.state, note.state
+        if note.state is not before and note.state not in NEXT_STATES[before]:
+            self._fail(f"version {note.version} of {note.application!r} was {before}")
+        if note.state is VersionState.RETIRED:
+            state = self._state
+            left = [id for id, each in state.replicas.items() if state.stages[each.spec.stage] is version]
+            if left:
+                self._fail(f"a version retires that has replicas {left}")
+            opened = [id for id, entry in state.requests.items() if entry.version is version]
+            if opened:
+                self._fail(f"a version retires that has open requests {opened}")
+            state.end(version)
+
+    def _decided(self, note: Decided) -> None:
+        if note.plan is not None and note.plan.stages:
+            self._follow(note.plan)
+        if note.kind == "shortage":
+            self._short.add(note.stage)
+        elif note.kind == "planner":
+            self._unplanned.add(note.application)
+        elif note.kind == "drain" and note.replica is not None:
+            replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
+            replica.draining = True
+
+    def _follow(self, plan: Plan) -> None:
+        """A plan is in force: keep its batch limits."""
+        planned = {target.stage for target in plan.stages}
+        self._limits = {key: limit for key, limit in self._limits.items() if key[0] not in planned}
+        for target in plan.stages:
+            self._state.stages[target.stage].plan = plan
+            self._default_limits[target.stage] = target.batch_max
+            of_kind: dict[tuple[str, str, str], int] = {}
+            for group in (group for group in target.groups if group.count):
+                spec, limit = group.spec, target.batch_max_of(group)
+                self._limits[target.stage, spec.variant, spec.slot] = limit
+                of_kind[profile_key(spec)] = max(limit, of_kind.get(profile_key(spec), 0))
+            self._kind_limits |= of_kind
+        for replica in self._state.replicas.values():
+            if replica.spec.stage in planned:
+                self._limit(replica)
+
+    def _limit(self, replica: CheckedReplica) -> None:
+        """Set the largest batch of a replica: that of its slot in the plan; of its kind if the plan has no such
+        slot."""
+        spec = replica.spec
+        slot = structs.replace(spec.slot, cores=replica.cores)
+        default = self._default_limits.get(spec.stage, 0)
+        of_kind = self._kind_limits.get(profile_key(spec), default)
+        replica.limit = self._limits.get((spec.stage, spec.variant, slot), of_kind)
+
+    # Replicas and nodes
+
+    def _ready(self, event: ReplicaReady) -> None:
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None:
+            replica.ready = True
+
+    def _gone(self, event: ReplicaLost | ReplicaStopped) -> None:
+        self._state.forget(event.replica)
+
+    def _resized(self, event: Resized) -> None:
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None:
+            replica.cores = event.cores
+            replica.resizing -= 1
+            if not replica.resizing:
+                replica.wanted_cores = event.cores
+            self._limit(replica)
+            self._check_node(replica.spec)
+
     def _start_replica(self, order: StartReplica) -> None:
         if order.replica <= self._last_replica:
             self._fail(f"replica {order.replica} after replica {self._last_replica}")
         self._last_replica = order.replica
-        self._state.start(order.replica, order.spec)
-        self._check_node(order.spec.node)
+        version, node = self._state.stages.get(order.spec.stage), self._state.nodes.get(order.spec.node or "")
+        if version is None or version.state is VersionState.RETIRED:
+            self._fail("a replica for a stage of no application version")
+        if node is None:
+            self._fail(f"there is no node {order.spec.node!r}")
+        misfit = node.misfit(order.spec)
+        if misfit:
+            self._fail(misfit)
+        replica = self._state.start(order.replica, order.spec)
+        profile = self._profiles.get(profile_key(order.spec))
+        replica.size_max = profile.max_batch if profile is not None else 0
+        self._limit(replica)
+        self._check_node(order.spec)
 
     def _stop_replica(self, order: StopReplica) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
@@ -454,23 +774,58 @@ class Checkers:
             self._fail("a replica without cores")
         replica.wanted_cores = max(order.cores, replica.wanted_cores) if replica.resizing else order.cores
         replica.resizing += 1
-        self._check_node(replica.spec.node)
-
-    def _decided(self, note: Decided) -> None:
-        if note.plan is not None:
-            for target in note.plan.stages:
-                specs = [group.spec for group in target.groups if group.count]
-                self._limits.update({(target.stage, spec.variant): target.batch_max for spec in specs})
-        if note.kind == "shortage":
-            self._short.add(note.stage)
-        if note.kind == "drain" and note.replica is not None:
-            replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
-            replica.draining = True
+        self._check_node(replica.spec)
 
     def _unknown(self, id: ReplicaId) -> NoReturn:
         self._fail(f"replica {id} does not exist (any more)")
 
-    def _check_node(self, node: str | None) -> None:
-        excess = self._capacities.excess(node, self._state.by_node.get(node, {}).values())
+    def _check_node(self, spec: ReplicaSpec) -> None:
+        """Check that a replica's node still has room for all that it holds."""
+        node = self._state.nodes.get(spec.node or "")
+        excess = node.excess(self._profiles) if node is not None else ""
         if excess:
             self._fail(excess)
+
+    def _node_ready(self, event: NodeReady) -> None:
+        node = self._state.nodes.get(event.node.name)
+        if node is None:
+            node = self._state.nodes[event.node.name] = CheckedNode(event.node)
+        node.state = NodeState.READY
+        node.charge(self._now_ns)
+
+    def _node_lost(self, event: NodeLost) -> None:
+        node = self._state.nodes.get(event.node)
+        if node is not None:
+            node.state = NodeState.LOST
+            node.discharge(self._now_ns)
+
+    def _node_released(self, event: NodeReleased) -> None:
+        node = self._state.nodes.get(event.node)
+        if node is not None and node.state is NodeState.RELEASING:
+            node.state = NodeState.RELEASED
+            node.discharge(self._now_ns)
+
+    def _acquire_node(self, order: AcquireNode) -> None:
+        node = self._state.nodes.get(order.node)
+        if node is None or not node.node.on_demand:
+            self._fail("an order for a node that cannot be acquired")
+        if node.state not in (NodeState.RELEASED, NodeState.LOST):
+            self._fail(f"the node is {node.state}")
+        node.state = NodeState.ACQUIRING
+        node.charge(self._now_ns)
+
+    def _release_node(self, order: ReleaseNode) -> None:
+        node = self._state.nodes.get(order.node)
+        if node is None or not node.node.on_demand or node.state is not NodeState.READY:
+            self._fail("an order to release a node that is not there, or not on demand")
+        if node.replicas:
+            self._fail(f"the node still holds replicas {list(node.replicas)}")
+        node.state = NodeState.RELEASING
+
+
+def _profiles(application: Application) -> Iterable[tuple[tuple[str, str, str], Profile]]:
+    """The profile of every variant on every kind of hardware, by stage, variant and kind."""
+    for stage in application.stages:
+        for variant in stage.variants:
+            for hardware, profile in application.profiles_of(variant).items():
+                yield (stage.name, variant.name, hardware), profile

@@ -5,18 +5,22 @@ discarded. It executes every order; `sim.checkers` verifies orders. Must not imp
 stores no requests, only batch durations.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heappush
 from itertools import count
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from sloop.actions import Action, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import AcquireNode, Action, ReleaseNode, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.events import (
     WOKE,
     BatchFailed,
     Event,
     Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    Planned,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -24,15 +28,15 @@ from sloop.events import (
     Resized,
 )
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import LOADING, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import LOADING, WARM_NS, AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import ReplicaId, ReplicaSpec
+from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
 
 
 class Truths(Struct, frozen=True):
-    """The truth of one run; every random stream is at its start."""
+    """The truth of one application version; every random stream is at its start."""
 
     service: ServiceSampler
     cold_start: ColdStartSampler
@@ -41,8 +45,22 @@ class Truths(Struct, frozen=True):
     branches: BranchSampler | None = None
 
 
+class ClusterTruths(Struct, frozen=True):
+    """The truth of a run; every random stream is at its start."""
+
+    stages: Mapping[str, Truths]
+    """Per stage, the truth of its application version; also of versions that are deployed later."""
+    acquisition: AcquisitionSampler
+    faults: FaultSampler
+    """The faults of nodes."""
+    plan_ns: int = 0
+    """How long a plan beside the loop takes."""
+    is_warm: bool = True
+    """Whether the first plan is there at once."""
+
+
 class NodeFailed(Struct, frozen=True):
-    """A node fails with all its replicas. Internal to the simulator: the core sees lost replicas."""
+    """A node fails with all its replicas. Internal to the simulator: the core sees a lost node and lost replicas."""
 
     node: str
 
@@ -58,16 +76,31 @@ PendingHappening = tuple[int, int, Happening]
 """The instant, the sequence number among entries of one instant, and the event."""
 
 
+class SimulatedNode:
+    """A machine: its state, and the pending event that ends it."""
+
+    __slots__ = ("node", "pending", "state")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
+        self.pending = -1
+        """Sequence number of its next event: its failure while it is ready, its repair while it is lost."""
+
+
 class SimulatedReplica:
     """A worker process: its spec, its speed, and the end of its batch."""
 
-    __slots__ = ("batch_end", "cores", "resized_ns", "size", "spec", "speed")
+    __slots__ = ("batch_end", "branches", "resized_ns", "size", "slot", "spec", "speed", "truths")
 
-    def __init__(self, spec: ReplicaSpec, speed: Speed) -> None:
+    def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
         self.spec = spec
-        self.cores = spec.cores
-        self.speed = speed
-        """Speed on the cores in effect."""
+        self.slot = spec.slot
+        """In effect."""
+        self.truths = truths
+        self.branches = truths.branches or None
+        self.speed: Speed = truths.service.speed(spec.stage, spec.variant, spec.slot)
+        """Speed on the slot in effect."""
         self.batch_end: tuple[int, int, Finished] | None = None
         """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
         self.size = 0
@@ -78,24 +111,21 @@ class SimulatedReplica:
 class Cluster:
     """Replicas on nodes. `pending` is a heap of future events; it always has an entry at `FOREVER_NS`."""
 
-    def __init__(self, truths: Truths, nodes: Iterable[str] = ()) -> None:
-        self._cold_start = truths.cold_start
-        self._service = truths.service
-        self._resize = truths.resize
-        self._faults = truths.faults
-        self._branches = truths.branches or None
+    def __init__(self, truths: ClusterTruths, nodes: Iterable[Node] = ()) -> None:
+        self._truths = truths
         self._rates = truths.faults.rates
         self._touches_batches = self._rates.touches_batches
         self._healed = False
         self._sequences = count()
         self._replicas: dict[ReplicaId, SimulatedReplica] = {}
-        self._down_until_ns: dict[str, int] = {}
+        self._nodes = {node.name: SimulatedNode(node) for node in nodes}
         self.pending: list[PendingHappening] = []
         self.void: set[int] = set()
         """Sequence numbers of cancelled entries."""
         self._push(FOREVER_NS, WOKE)
-        for node in nodes:
-            self._plan_fault(0, "node", self._rates.node_mtbf_s, NodeFailed(node))
+        for node in self._nodes.values():
+            if node.state is NodeState.READY:
+                self._plan_failure(0, node)
 
     def start_batch(self, now_ns: int, order: StartBatch) -> None:
         """Run a batch. The hot path of every simulation."""
@@ -108,15 +138,16 @@ class Cluster:
         if self._touches_batches:
             self._start_with_faults(now_ns, order, replica, service_ns)
             return
-        if self._branches is None:
+        branches = replica.branches
+        if branches is None:
             finished = Finished(order.batch, order.replica, service_ns)
         else:
-            finished = Finished(order.batch, order.replica, service_ns, self._branches.taken(order))
+            finished = Finished(order.batch, order.replica, service_ns, branches.taken(order))
         replica.batch_end = end = (now_ns + service_ns, next(self._sequences), finished)
         heappush(self.pending, end)
 
     def obey(self, now_ns: int, order: Action) -> None:
-        """Execute an order about a replica; other actions, such as decisions, have no effect."""
+        """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""
         if isinstance(order, StartReplica):
             self._start(now_ns, order)
         elif isinstance(order, StopReplica):
@@ -124,8 +155,17 @@ class Cluster:
         elif isinstance(order, ResizeReplica):
             replica = self._replicas.get(order.replica)
             if replica is not None:
-                replica.resized_ns = max(replica.resized_ns, now_ns + self._resize.draw_ns())
+                replica.resized_ns = max(replica.resized_ns, now_ns + replica.truths.resize.draw_ns())
                 self._push(replica.resized_ns, Resized(order.replica, order.cores))
+        elif isinstance(order, AcquireNode):
+            self._acquire(now_ns, self._nodes[order.node])
+        elif isinstance(order, ReleaseNode):
+            self._release(now_ns, self._nodes[order.node])
+
+    def deliver_plan(self, now_ns: int, planned: Planned) -> None:
+        """The core is told a plan when the time that planning takes has passed."""
+        is_first = self._truths.is_warm and now_ns < WARM_NS
+        self._push(now_ns if is_first else now_ns + self._truths.plan_ns, planned)
 
     def happen(self, now_ns: int, sequence: int, event: Happening) -> Event | None:
         """Apply a pending entry. Returns the event for the core, or None."""
@@ -133,41 +173,57 @@ class Cluster:
             self.void.remove(sequence)
             return None
         if isinstance(event, NodeFailed):
-            self._lose_node(now_ns, event)
+            self._lose_node(now_ns, self._nodes[event.node])
             return None
         if isinstance(event, Crashed):
             self._lose(now_ns, event.replica, "the worker process died")
             return None
-        if isinstance(event, ReplicaProgressed | ReplicaReady | Resized | BatchFailed):
+        if isinstance(event, NodeReady):
+            node = self._nodes[event.node.name]
+            node.state = NodeState.READY
+            self._plan_failure(now_ns, node)
+        elif isinstance(event, ReplicaProgressed | ReplicaReady | Resized | BatchFailed):
             replica = self._replicas.get(event.replica)
             if replica is None:
                 return None
             if isinstance(event, Resized):
                 return self._resize_now(now_ns, replica, event)
             if isinstance(event, ReplicaReady):
-                self._plan_fault(now_ns, "crash", self._rates.crash_mtbf_s, Crashed(event.replica))
+                self._plan_crash(now_ns, event.replica, replica)
         return event
 
-    def stop_faults(self) -> None:
-        """Disable all faults from now on, pending ones included. Lost replicas and messages stay lost."""
+    def stop_faults(self, now_ns: int) -> None:
+        """Disable all faults from now on, pending ones included, and repair the nodes. Lost replicas and messages stay
+        lost."""
         self._healed = True
         self._touches_batches = False
-        self._down_until_ns.clear()
         self.void.update(entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Crashed))
+        for node in self._nodes.values():
+            if node.state is NodeState.LOST and not node.node.on_demand:
+                self.void.add(node.pending)
+                self._push(now_ns, NodeReady(node.node))
 
     def _push(self, at_ns: int, event: Happening) -> int:
         sequence = next(self._sequences)
         heappush(self.pending, (at_ns, sequence, event))
         return sequence
 
-    def _plan_fault(self, now_ns: int, kind: str, mean_s: float, fault: Happening) -> None:
-        """Schedule the next fault of a kind with a mean time between faults of `mean_s`."""
+    def _plan_crash(self, now_ns: int, id: ReplicaId, replica: SimulatedReplica) -> None:
+        """Schedule the crash of a replica that is ready now."""
+        mean_s = self._rates.crash_mtbf_s
         if mean_s > 0.0 and not self._healed:
-            self._push(now_ns + self._faults.after_ns(kind, mean_s), fault)
+            self._push(now_ns + replica.truths.faults.after_ns("crash", mean_s), Crashed(id))
+
+    def _plan_failure(self, now_ns: int, node: SimulatedNode) -> None:
+        """Schedule the failure of a node that is ready now."""
+        mean_s = self._rates.node_mtbf_s
+        if mean_s > 0.0 and not self._healed:
+            at_ns = now_ns + self._truths.faults.after_ns("node", mean_s)
+            node.pending = self._push(at_ns, NodeFailed(node.node.name))
 
     def _start_with_faults(self, now_ns: int, order: StartBatch, replica: SimulatedReplica, service_ns: int) -> None:
         """`start_batch` for worlds with faults in batches or in their completion messages."""
-        rates, faults = self._rates, self._faults
+        rates, faults = self._rates, replica.truths.faults
         if faults.strikes("straggler", rates.straggler):
             service_ns = round(service_ns * rates.straggler_factor)
         replica.batch_end = None
@@ -177,7 +233,7 @@ class Cluster:
             return
         if faults.strikes("lost_finished", rates.lost_finished):
             return
-        edge_counts = self._branches.taken(order) if self._branches is not None else ()
+        edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
         finished = Finished(order.batch, order.replica, service_ns, edge_counts)
         end_ns = now_ns + service_ns
         if faults.strikes("late_finished", rates.late_finished):
@@ -189,16 +245,18 @@ class Cluster:
 
     def _start(self, now_ns: int, order: StartReplica) -> None:
         spec, id = order.spec, order.replica
-        self._replicas[id] = SimulatedReplica(spec, self._service.speed(spec.stage, spec.variant, spec.cores))
-        if now_ns < self._down_until_ns.get(spec.node or "", 0):
-            self._lose(now_ns, id, f"node {spec.node} is down")
+        truths = self._truths.stages[spec.stage]
+        self._replicas[id] = SimulatedReplica(spec, truths)
+        node = self._nodes.get(spec.node or "")
+        if node is not None and node.state is not NodeState.READY:
+            self._lose(now_ns, id, f"node {spec.node} is not ready")
             return
-        length_ns = self._cold_start.draw_ns(now_ns, spec.stage, spec.variant)
+        length_ns = truths.cold_start.draw_ns(now_ns, spec)
         if not self._healed:
-            if self._faults.strikes("slow_start", self._rates.slow_start):
+            if truths.faults.strikes("slow_start", self._rates.slow_start):
                 length_ns = round(length_ns * self._rates.slow_start_factor)
-            if self._faults.strikes("failed_start", self._rates.failed_start):
-                self._push(now_ns + self._faults.within_ns("failed_start", length_ns), Crashed(id))
+            if truths.faults.strikes("failed_start", self._rates.failed_start):
+                self._push(now_ns + truths.faults.within_ns("failed_start", length_ns), Crashed(id))
         if length_ns:
             self._push(now_ns, ReplicaProgressed(id, LOADING))
         self._push(now_ns + length_ns, ReplicaReady(id))
@@ -216,13 +274,34 @@ class Cluster:
             self._abandon_batch(now_ns, replica)
             self._push(now_ns, ReplicaLost(id, error))
 
-    def _lose_node(self, now_ns: int, failure: NodeFailed) -> None:
-        """Lose every replica on a node; none starts there until it is repaired."""
-        back_ns = now_ns + s(self._rates.node_repair_s)
-        self._down_until_ns[failure.node] = back_ns
-        for id in [id for id, replica in self._replicas.items() if replica.spec.node == failure.node]:
-            self._lose(now_ns, id, f"node {failure.node} went down")
-        self._plan_fault(back_ns, "node", self._rates.node_mtbf_s, failure)
+    def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
+        node.state = NodeState.ACQUIRING
+        at_ns = now_ns + self._truths.acquisition.draw_ns(now_ns, node.node.hardware)
+        if not self._healed and self._truths.faults.strikes("failed_acquire", self._rates.failed_acquire):
+            node.state = NodeState.LOST
+            self._push(at_ns, NodeLost(node.node.name, f"no {node.node.hardware} is available"))
+        else:
+            self._push(at_ns, NodeReady(node.node))
+
+    def _release(self, now_ns: int, node: SimulatedNode) -> None:
+        node.state = NodeState.RELEASED
+        self._cancel_failure(node)
+        self._push(now_ns, NodeReleased(node.node.name))
+
+    def _lose_node(self, now_ns: int, node: SimulatedNode) -> None:
+        """Lose a node and every replica on it. It is repaired, unless it is on demand."""
+        name, error = node.node.name, f"node {node.node.name} went down"
+        node.state, node.pending = NodeState.LOST, -1
+        self._push(now_ns, NodeLost(name, "it went down"))
+        for id in [id for id, replica in self._replicas.items() if replica.spec.node == name]:
+            self._lose(now_ns, id, error)
+        if not node.node.on_demand:
+            node.pending = self._push(now_ns + s(self._rates.node_repair_s), NodeReady(node.node))
+
+    def _cancel_failure(self, node: SimulatedNode) -> None:
+        if node.pending >= 0 and not self._healed:
+            self.void.add(node.pending)
+        node.pending = -1
 
     def _abandon_batch(self, now_ns: int, replica: SimulatedReplica) -> None:
         if replica.batch_end is not None and replica.batch_end[0] > now_ns:
@@ -230,13 +309,14 @@ class Cluster:
         replica.batch_end = None
 
     def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: Resized) -> Resized:
-        if not self._healed and self._faults.strikes("refused_resize", self._rates.refused_resize):
-            return Resized(event.replica, replica.cores)
-        before_ns, spec = replica.speed.means_ns, replica.spec
-        replica.cores = event.cores
-        replica.speed = self._service.speed(spec.stage, spec.variant, event.cores)
+        truths, spec = replica.truths, replica.spec
+        if not self._healed and truths.faults.strikes("refused_resize", self._rates.refused_resize):
+            return Resized(event.replica, replica.slot.cores)
+        before_ns = replica.speed.means_ns
+        replica.slot = structs.replace(replica.slot, cores=event.cores)
+        replica.speed = truths.service.speed(spec.stage, spec.variant, replica.slot)
         after_ns = replica.speed.means_ns
-        if self._resize.rescales and replica.batch_end is not None and replica.batch_end[0] > now_ns:
+        if truths.resize.rescales and replica.batch_end is not None and replica.batch_end[0] > now_ns:
             self._rescale(now_ns, replica, replica.batch_end, after_ns[replica.size] / before_ns[replica.size])
         return event
 

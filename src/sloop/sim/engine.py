@@ -1,20 +1,26 @@
 """The simulation loop in virtual time: passes each event to the core, and the core's orders to the cluster.
 
 It merges three sources of events, the earliest first: the core's requested wake-up, the cluster's heap, and the
-ingress. The ingress is read one event at a time, so that the memory of a run does not grow with its length. At equal
-instants the core's wake-up comes first, then the cluster, then the ingress; the heap breaks ties by order of creation.
-The cost is linear in events, and only sinks store records.
+ingress. The ingress is read one event at a time, so that the memory of a run does not grow with its length.
 
-Must not import policies or truths. It interprets events and actions only to start batches and to count ends.
+As in a live server, the core is told all events of an instant together, and instants increase: whatever the orders of
+an instant cause at once comes a nanosecond later. So a log shows which events were told together, and a replay can do
+the same. At one instant the core's wake-up comes first, then the cluster, then the ingress; the heap breaks ties by
+order of creation. The cost is linear in events, and only sinks store records.
+
+Must not import policies or truths. It interprets events and actions only to start batches, to count ends, and to have
+plans computed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from heapq import heappop
-from typing import Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct
 
-from sloop.actions import Action, End, StartBatch
+from sloop.actions import End, RequestPlan, StartBatch
+from sloop.core.protocols import CoreInterface
 from sloop.events import WOKE, Event, Finished
 from sloop.runlog import Record
 from sloop.sim.cluster import Cluster
@@ -25,21 +31,16 @@ PATIENCE_NS: Final = s(3600)
 """How long a run continues after the last arrival to answer open requests."""
 
 WAKES_MAX: Final = 1_000
-"""Limit of wake-ups at one instant; a core that requests more is in an endless loop."""
+"""Limit of wake-ups in a row that were due already; a core that requests more is in an endless loop."""
 
-SILENCE: Final[tuple[int, Event]] = (FOREVER_NS, WOKE)
+ENDED: Final[tuple[int, Event]] = (-1, WOKE)
+"""What follows the last event of the ingress. It seems due at once, so that the loop looks at it without a comparison
+of its own for every arrival."""
 
+Ingress = Iterator[tuple[int, Event]]
+"""All events from outside the server, in order of time."""
 Append = Callable[[int, Record], None]
 """`Sink.append`: adds the next record of the log."""
-
-
-class CoreLike(Protocol):
-    """The interface to the core, or to an intentionally broken core that tests the checkers."""
-
-    @property
-    def wake_ns(self) -> int: ...
-
-    def handle(self, now_ns: int, event: Event) -> Sequence[Action]: ...
 
 
 class RunTotals(Struct, frozen=True):
@@ -52,10 +53,10 @@ class RunTotals(Struct, frozen=True):
     ended_ns: int
 
 
-def play(  # noqa: C901, PLR0912  # not split: this is the inner loop, and one call per event would cost a tenth of it
-    core: CoreLike,
+def play(  # noqa: C901, PLR0912, PLR0915  # not split: a call per event would cost a tenth of this inner loop
+    core: CoreInterface,
     cluster: Cluster,
-    ingress: Iterator[tuple[int, Event]],
+    ingress: Ingress,
     *,
     until_ns: int,
     appends: list[Append] | None = None,
@@ -68,49 +69,90 @@ def play(  # noqa: C901, PLR0912  # not split: this is the inner loop, and one c
     """
     handle, pending, void, start_batch = core.handle, cluster.pending, cluster.void, cluster.start_batch
     sinks = appends if appends is not None else []
-    requests = ended = events = wakes = now_ns = 0
-    limit_ns = FOREVER_NS
-    arrival_ns, arrival = next(ingress, SILENCE)
-    if arrival_ns == FOREVER_NS:
-        cluster.stop_faults()
-        limit_ns = until_ns
+    others: deque[Event] = deque()
+    """The other events of this instant."""
+    requests = ended = events = wakes = 0
+    now_ns, limit_ns = -1, FOREVER_NS
+    arrival_ns, arrival = next(ingress, ENDED)
+    if arrival_ns < 0:
+        cluster.stop_faults(0)
+        arrival_ns, limit_ns = FOREVER_NS, until_ns
+    event: Any  # an Event; None if a pending entry came to nothing
     while True:
         head_ns, wake_ns = pending[0][0], core.wake_ns
-        event: Event | None
-        if wake_ns <= head_ns and wake_ns <= arrival_ns:
+        if arrival_ns < head_ns and arrival_ns < wake_ns:
+            now_ns, event = arrival_ns, arrival
+            arrival_ns, arrival = next(ingress, ENDED)
+            if type(event) is Request:
+                requests += 1
+            more = arrival_ns <= now_ns
+        elif head_ns < wake_ns:
+            if head_ns > limit_ns:
+                break
+            now_ns = head_ns if head_ns > now_ns else now_ns + 1
+            _, sequence, happening = heappop(pending)
+            if type(happening) is Finished and not void:
+                event = happening
+                more = pending[0][0] <= now_ns or arrival_ns <= now_ns
+            else:
+                event = cluster.happen(now_ns, sequence, happening)
+                more = event is None or pending[0][0] <= now_ns or arrival_ns <= now_ns
+        else:
             if wake_ns > limit_ns:
                 break
             wakes = wakes + 1 if wake_ns <= now_ns else 0
             assert wakes < WAKES_MAX, f"the core asks for ever to be woken at {wake_ns} ns; it is {now_ns} ns"
-            now_ns, event = max(now_ns, wake_ns), WOKE
-        elif head_ns <= arrival_ns:
-            if head_ns > limit_ns:
-                break
-            now_ns, sequence, happening = heappop(pending)
-            if type(happening) is Finished and not void:
-                event = happening
-            elif (event := cluster.happen(now_ns, sequence, happening)) is None:
-                continue
-        else:
-            now_ns, event = arrival_ns, arrival
-            arrival_ns, arrival = next(ingress, SILENCE)
-            if type(event) is Request:
-                requests += 1
-            if arrival_ns == FOREVER_NS:
-                cluster.stop_faults()
-                limit_ns = max(until_ns, now_ns + patience_ns)
-        events += 1
-        for append in sinks:
-            append(now_ns, event)
-        for action in handle(now_ns, event):
+            now_ns, event = wake_ns if wake_ns > now_ns else now_ns + 1, WOKE
+            more = head_ns <= now_ns or arrival_ns <= now_ns
+        if more:
+            arrival_ns, arrival, arrived = _gather(now_ns, cluster, ingress, arrival_ns, arrival, others)
+            requests += arrived
+            if arrival_ns < 0:
+                cluster.stop_faults(now_ns)
+                arrival_ns, limit_ns = FOREVER_NS, max(until_ns, now_ns + patience_ns)
+            if event is None:
+                if not others:
+                    continue
+                event = others.popleft()
+            more = len(others) > 0
+        while True:
+            events += 1
             for append in sinks:
-                append(now_ns, action)
-            if type(action) is End:
-                ended += 1
-            elif type(action) is StartBatch:
-                start_batch(now_ns, action)
-            else:
-                cluster.obey(now_ns, action)
+                append(now_ns, event)
+            for action in handle(now_ns, event, more):
+                for append in sinks:
+                    append(now_ns, action)
+                if type(action) is End:
+                    ended += 1
+                elif type(action) is StartBatch:
+                    start_batch(now_ns, action)
+                elif type(action) is RequestPlan:
+                    assert core.plan_input is not None, "the core requests a plan of nothing"
+                    cluster.deliver_plan(now_ns, core.planner.plan(core.plan_input))
+                else:
+                    cluster.obey(now_ns, action)
+            if not more:
+                break
+            event = others.popleft()
+            more = len(others) > 0
         if ended == requests and limit_ns != FOREVER_NS:
             limit_ns = until_ns
     return RunTotals(requests, requests - ended, events, now_ns)
+
+
+def _gather(  # takes and returns the variables of `play`
+    now_ns: int, cluster: Cluster, ingress: Ingress, arrival_ns: int, arrival: Event, others: deque[Event]
+) -> tuple[int, Event, int]:
+    """Add all further events of this instant to `others`. Returns the next arrival, or `ENDED`, and how many requests
+    arrived."""
+    pending, requests = cluster.pending, 0
+    while pending[0][0] <= now_ns:
+        _, sequence, happening = heappop(pending)
+        event = cluster.happen(now_ns, sequence, happening)
+        if event is not None:
+            others.append(event)
+    while 0 <= arrival_ns <= now_ns:
+        others.append(arrival)
+        requests += type(arrival) is Request
+        arrival_ns, arrival = next(ingress, ENDED)
+    return arrival_ns, arrival, requests

@@ -130,22 +130,28 @@ def random_world(seed: int, system: str = "static") -> World:
     rate_rps = round(min(rate_rps, REQUESTS_MAX / duration_s), 6)
     spec = _load(random, rate_rps)
     truth, link = _truth(random, seed, _fan_out(stages, seed))
-    return World(
+    application = Application(
+        f"world-{seed}",
+        slo_ms,
+        stages,
+        SystemChoice(system, _parameters(random, system)),
+        nodes,
+        declared_paths=_paths(stages, seed, slo_ms),
+    )
+    trace = trace_from(spec, seed=seed, duration_s=duration_s, folder=Path())
+    return World.of(
+        application,
+        trace,
         seed=seed,
-        application=Application(
-            f"world-{seed}",
-            slo_ms,
-            stages,
-            SystemChoice(system, _parameters(random, system)),
-            nodes,
-            declared_paths=_paths(stages, seed, slo_ms),
-        ),
-        trace=trace_from(spec, seed=seed, duration_s=duration_s, folder=Path()),
         duration_ns=s(duration_s),
         truth=truth,
         link=link,
         slos_ns=(ms(slo_ms), ms(slo_ms * 0.5), ms(slo_ms * 2.0)) if random.random() < 0.3 else (),
-        errors={(stage.name, variant.name): random.choice(ERRORS) for stage in stages for variant in stage.variants},
+        errors={
+            (stage.name, variant.name, "custom"): random.choice(ERRORS)
+            for stage in stages
+            for variant in stage.variants
+        },
         faults=_faults(random),
         origin=_command(seed, system),
     )

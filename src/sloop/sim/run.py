@@ -6,10 +6,12 @@ report.
 
 from collections.abc import Sequence
 
+from sloop.core.protocols import CoreInterface
 from sloop.runlog import Record, Sink
-from sloop.sim.checkers import Checkers
-from sloop.sim.engine import PATIENCE_NS, Append, CoreLike, RunTotals, play
+from sloop.sim.checkers import Checkers, Rules
+from sloop.sim.engine import PATIENCE_NS, Append, RunTotals, play
 from sloop.sim.world import World
+from sloop.systems.setup import ApplicationSetup
 
 
 def simulate(
@@ -17,7 +19,7 @@ def simulate(
     sinks: Sequence[Sink] = (),
     *,
     check_first: int | None = None,
-    core: CoreLike | None = None,
+    core: CoreInterface | None = None,
     patience_ns: int = PATIENCE_NS,
 ) -> RunTotals:
     """Simulate `world`. Raises Violation at the first record that breaks an invariant.
@@ -26,12 +28,10 @@ def simulate(
     as the simulation. `core` replaces the world's core, to test that the checkers detect a broken one.
     """
     setup = world.setup()
-    policies = setup.system.policies
     checkers = Checkers(
-        world.application,
-        world.application.cluster,
-        order=policies.order,
-        is_hopeless=policies.drop.is_hopeless,
+        [rules_of(each) for each in setup.applications],
+        world.deployment.cluster,
+        later=[rules_of(each.setup()) for each in world.later],
         origin=world.origin,
     )
     appends: list[Append] = [sink.append for sink in sinks]
@@ -47,6 +47,12 @@ def simulate(
     if watching in appends:
         checkers.finish()
     return totals
+
+
+def rules_of(setup: ApplicationSetup) -> Rules:
+    """What the records of an application version are checked against."""
+    policies = setup.system.policies
+    return Rules(setup.application, policies.order, policies.drop.is_hopeless)
 
 
 def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Append:

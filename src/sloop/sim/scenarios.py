@@ -30,12 +30,13 @@ from sloop.app.scenario import Scenario
 from sloop.profile.passes import speed_range
 from sloop.runlog import FileLog, Sink
 from sloop.runlog.durations import VariantKey
-from sloop.runlog.summary import RunRow, RunSummary
+from sloop.runlog.summary import ApplicationRow, FigureRow, RunRow, RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun
 from sloop.sim.world import World, recorded_in
 from sloop.systems.replay import header_of
-from sloop.systems.setup import set_up
+from sloop.systems.setup import Setup, build
+from sloop.text import counted
 
 _log: Final = logging.getLogger("sloop.simulate")
 
@@ -79,15 +80,15 @@ def run_scenario(
     check_first: int | None = CHECK_FIRST,
     with_range: bool = False,
 ) -> ScenarioRun:
-    """Simulate the scenario under one system. Warns about requests that never ended.
+    """Simulate the scenario under one system. Warns about requests that never ended, and about policies that failed.
 
     The event log goes to the file `log`. `lead_ns` is how long the control loop runs before the trace begins, as in a
     live server. `recorded` replaces truths by those of a recorded run. `check_first` is the number of records to check
     (None: all). `with_range` adds the range expected for a real run, which takes two more simulations.
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
-    setup = set_up(scenario.application, choice)
-    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    setup = world.setup()
+    summary = summary_of(world, setup)
     started_ns = time.perf_counter_ns()
     with ExitStack() as files:
         sinks: list[Sink] = [summary]
@@ -100,6 +101,7 @@ def run_scenario(
     row = summary.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumed)
     if totals.open:
         _log.warning("%s: %s of %s requests were never answered", choice.label, totals.open, totals.requests)
+    _warn_of_planners(choice, summary)
     return ScenarioRun(_ranged(world, row) if with_range else row, summary, totals.open)
 
 
@@ -115,17 +117,32 @@ def run_systems(
     """Simulate one system after another, with prediction ranges; `log_paths` names the logs.
 
     `recorded` is the log of a run whose durations, branches and delays are used as truth. Raises InputError if it is
-    not an event log of an application with these stages and variants, or, before the first run, if any of the systems
+    not an event log of applications with these stages and variants, or, before the first run, if any of the systems
     cannot be set up.
     """
-    run = recorded_in(recorded, scenario.application) if recorded else NOT_RECORDED
+    run = recorded_in(recorded, scenario.deployment) if recorded else NOT_RECORDED
     for choice in choices:
-        set_up(scenario.application, choice)
+        World.from_scenario(scenario, choice).check()
     if seed is not None:
         scenario = replace(scenario, seed=seed)
     paths = log_paths(log, choices) if log else [None] * len(choices)
     for choice, path in zip(choices, paths, strict=True):
         yield run_scenario(scenario, choice, log=path, recorded=run, check_first=check_first, with_range=True)
+
+
+def summary_of(world: World, setup: Setup) -> RunSummary:
+    """A fresh summary of a run of this world, whose beliefs are those of the setup."""
+    return RunSummary(setup.parts(), nodes=world.deployment.cluster, start_ns=0, build=build if world.changes else None)
+
+
+def _warn_of_planners(choice: SystemChoice, summary: RunSummary) -> None:
+    """Warn once for each application version whose policy could not plan."""
+    deployment = summary.deployment
+    for record in deployment.records:
+        count = deployment.decisions[record.key, "planner"]
+        if count:
+            why = record.planner_error
+            _log.warning("%s: %s could not be planned %s: %s", choice.label, record.key, counted(count, "time"), why)
 
 
 def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
@@ -136,49 +153,60 @@ def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
 
 
 def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKey, float]] | None:
-    """The factors for the durations of each variant, at the fast and at the slow end; None if they are unknown."""
+    """The factors for the durations of each variant on each kind of hardware, at the fast and at the slow end; None if
+    they are unknown."""
     if world.recorded.durations_ns:
         return None
     spread = world.truth.service.spread
     fast: dict[VariantKey, float] = {}
     slow: dict[VariantKey, float] = {}
-    for stage in world.application.stages:
-        for variant in stage.variants:
-            key = (stage.name, variant.name)
-            if spread is not None:
-                fast[key], slow[key] = 1 / (1 + spread), 1 + spread
-            elif variant.profile is not None and (found := speed_range(variant.profile)) is not None:
-                fast[key], slow[key] = found.fast, found.slow
+    for key, profile in world.profiles.items():
+        if spread is not None:
+            fast[key], slow[key] = 1 / (1 + spread), 1 + spread
+        elif (found := speed_range(profile)) is not None:
+            fast[key], slow[key] = found.fast, found.slow
     return (fast, slow) if any(factor != 1.0 for factor in slow.values()) else None
 
 
 def _ranged(world: World, row: RunRow) -> RunRow:
-    """`row` with its prediction range, if it has one; simulates the world twice more."""
+    """`row` with its prediction range, if it has one, and each of its applications with theirs; simulates the world
+    twice more."""
     factors = speed_factors(world)
     if factors is None:
         return row
     rows = [row, *(_played_at(world, ends) for ends in factors)]
-    p99s_ms = [one.p99_ms for one in rows if one.p99_ms is not None]
-    least, most = min(one.attainment for one in rows), max(one.attainment for one in rows)
-    low, high = _wilson(least, row.requests)[0], _wilson(most, row.requests)[1]
     return structs.replace(
         row,
-        attainment_low=low,
-        attainment_high=high,
-        goodput_rps_low=min(one.goodput_rps for one in rows) * (low / least if least else 1.0),
-        goodput_rps_high=max(one.goodput_rps for one in rows) * (high / most if most else 1.0),
-        p99_ms_low=min(p99s_ms, default=None),
-        p99_ms_high=max(p99s_ms, default=None),
+        **_range(rows),
+        applications=tuple(map(_with_range, zip(*(each.applications for each in rows), strict=True))),
     )
 
 
+def _with_range(rows: Sequence[ApplicationRow]) -> ApplicationRow:
+    return structs.replace(rows[0], **_range(rows))
+
+
+def _range(rows: Sequence[FigureRow]) -> dict[str, float | None]:
+    """The prediction range of the first of these rows; the others are the same run on a fast and on a slow machine."""
+    requests = rows[0].requests
+    p99s_ms = [one.p99_ms for one in rows if one.p99_ms is not None]
+    least, most = min(one.attainment for one in rows), max(one.attainment for one in rows)
+    low, high = _wilson(least, requests)[0], _wilson(most, requests)[1]
+    return {
+        "attainment_low": low,
+        "attainment_high": high,
+        "goodput_rps_low": min(one.goodput_rps for one in rows) * (low / least if least else 1.0),
+        "goodput_rps_high": max(one.goodput_rps for one in rows) * (high / most if most else 1.0),
+        "p99_ms_low": min(p99s_ms, default=None),
+        "p99_ms_high": max(p99s_ms, default=None),
+    }
+
+
 def _played_at(world: World, factors: Mapping[VariantKey, float]) -> RunRow:
-    setup = world.setup()
-    known = {key: world.errors.get(key, world.truth.profile_error) for key in setup.beliefs}
-    errors = {key: error * factors.get(key, 1.0) for key, error in known.items()}
-    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=0)
+    errors = {key: error * factors.get(key, 1.0) for key, error in world.all_errors.items()}
+    summary = summary_of(world, world.setup())
     simulate(replace(world, errors=errors), [summary], check_first=0)
-    return summary.row(system=world.application.system.label, seed=world.seed)
+    return summary.row(system=world.deployment.system.label, seed=world.seed)
 
 
 def _wilson(share: float, requests: int) -> tuple[float, float]:

@@ -1,29 +1,47 @@
 """A world: everything that determines a simulated run. The same world gives the same log, byte for byte (law 6).
 
-It separates the core's inputs (application, beliefs, system, nodes) from the truth (service times, links, faults). A
+It separates the core's inputs (applications, beliefs, system, nodes) from the truth (service times, links, faults). A
 world is immutable; each run makes a new core, cluster and random streams from it.
+
+The first application draws from the streams of the world's seed, every other one from streams of its own
+(`sloop.streams.seed_of`). So an application that is added changes no draw of the others, and a world of one application
+is the same as if there could be no others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
-from sloop.app.application import Application, SystemChoice
-from sloop.app.scenario import Scenario, ServiceTruth, Truth
+from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.app.graph import declared_name
+from sloop.app.hardware import acquire_s
+from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
 from sloop.errors import InputError
+from sloop.events import Deployed, Promoted, Removed
+from sloop.profile import Profile
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
-from sloop.sim.cluster import Cluster, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import START_S_ASSUMED, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import START_S_ASSUMED, AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler
-from sloop.sim.truth.network import ClientNetwork, Ingress, shifted, with_faults
+from sloop.sim.truth.network import (
+    ClientNetwork,
+    Ingress,
+    Numbering,
+    merged,
+    shifted,
+    stray_wakes,
+    with_cancellations,
+)
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
-from sloop.systems.setup import Setup, set_up
+from sloop.streams import seed_of
+from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up
 from sloop.text import listed
-from sloop.units import ms
+from sloop.units import ms, to_s
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
 
 AS_DECLARED: Final = Truth()
@@ -32,32 +50,74 @@ AS_DECLARED: Final = Truth()
 BYTES_PER_KB: Final = 1024
 """As in the payload knob of the Sponge specification (§4.3)."""
 
+V = TypeVar("V")
+
 
 @dataclass(frozen=True, slots=True)
+class Clients:
+    """Those who send requests to one application: when, how, and with which deadlines."""
+
+    trace: Trace
+    """The sending times of requests in ns."""
+    link: Link | None = None
+    """Made from `truth.network`; None if requests arrive when they are sent."""
+    slos_ns: tuple[int, ...] = ()
+    """Deadlines in ns, one drawn per request; empty for the application's deadline."""
+    begins_ns: int = 0
+    """When the trace begins: later than the run if the application is deployed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaterVersion:
+    """An application version that a change deploys during the run."""
+
+    application: Application
+    """With qualified stage names, on the deployment's cluster, under the deployment's system."""
+    change: Change
+
+    def setup(self) -> ApplicationSetup:
+        """Its parts, fresh. Raises InputError as `set_up` does."""
+        (made,) = set_up(self.application).applications
+        return made
+
+
+@dataclass(frozen=True)
 class World:
     """The definition of one simulated run."""
 
     seed: int
-    application: Application
-    """The application: its profiles are the beliefs of policies, its cluster gives the nodes, its system decides."""
-    trace: Trace
-    """The sending times of requests in ns."""
+    deployment: Deployment
+    """The applications: their profiles are the beliefs of policies, the cluster gives the nodes, the system decides."""
+    clients: Mapping[str, Clients]
+    """By application, also of those that are deployed later."""
     duration_ns: int
     """The shortest time that the control loop runs, in ns; the run then waits for open requests."""
     lead_ns: int = 0
-    """How long the system runs before the trace begins, in ns; sets the phase of bursts within the planning period."""
+    """How long the system runs before the traces begin, in ns; sets the phase of bursts within the planning period."""
     truth: Truth = AS_DECLARED
-    link: Link | None = None
-    """The clients' link, made from `truth.network`; None if requests arrive when they are sent."""
-    slos_ns: tuple[int, ...] = ()
-    """Deadlines in ns, one drawn per request; empty for the application's deadline."""
     errors: Mapping[VariantKey, float] = field(default_factory=dict)
-    """Ratio of true to believed durations, for variants where it differs from `truth.profile_error`."""
+    """Ratio of true to believed durations, for variants where it differs from what `truth` and `changes` declare."""
     recorded: RecordedRun = field(default_factory=lambda: NOT_RECORDED)
     """The truth of a recorded run; overrides `truth.service`, `network`, `fan_out` and `shares`."""
     faults: FaultRates = NO_FAULTS
+    changes: tuple[Change, ...] = ()
+    """In order of time."""
     origin: str = ""
     """The command that simulates this world again."""
+
+    @classmethod
+    def of(
+        cls,
+        application: Application,
+        trace: Trace,
+        *,
+        link: Link | None = None,
+        slos_ns: tuple[int, ...] = (),
+        **options: Any,  # noqa: ANN401  # fields of the world
+    ) -> Self:
+        """The world of a single application; `options` are fields of the world."""
+        clients = {application.name: Clients(trace, link, slos_ns)}
+        return cls(deployment=Deployment.of(application), clients=clients, **options)
 
     @classmethod
     def from_scenario(cls, scenario: Scenario, choice: SystemChoice | None = None) -> Self:
@@ -66,24 +126,67 @@ class World:
         Raises InputError if a trace or a link cannot be read.
         """
         choice = choice or scenario.systems[0]
-        application, truth = replace(scenario.application, system=choice), scenario.truth
-        folder = Path(application.file).parent
-        trace = trace_from(
-            application.declared("trace", scenario.trace),
-            seed=scenario.seed,
-            duration_s=scenario.duration_s,
-            folder=folder,
-        )
+        deployment, truth = scenario.deployment.under(choice), scenario.truth
+        mtbf_s = truth.nodes.mtbf_s
         return cls(
             seed=scenario.seed,
-            application=application,
-            trace=trace,
+            deployment=deployment,
+            clients=_clients(scenario),
             duration_ns=scenario.duration_ns,
             truth=truth,
-            link=_link(scenario, folder),
-            faults=FaultRates(crash_mtbf_s=truth.failures.mtbf_s) if truth.failures else NO_FAULTS,
-            origin=f"sloop simulate {application.file} --system {choice.label} --seed {scenario.seed}",
+            faults=FaultRates(
+                crash_mtbf_s=truth.failures.mtbf_s if truth.failures else 0.0,
+                node_mtbf_s=mtbf_s or 0.0,
+                node_repair_s=truth.nodes.repair_s,
+            ),
+            changes=tuple(_under(choice, change, scenario.deployment) for change in scenario.changes),
+            origin=f"sloop simulate {deployment.file} --system {choice.label} --seed {scenario.seed}",
         )
+
+    def with_clients(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of `Clients`
+        """The same world of a single application, with other fields of its `Clients`."""
+        ((name, clients),) = self.clients.items()
+        return replace(self, clients={name: replace(clients, **changes)})
+
+    @property
+    def application(self) -> Application:
+        """The only application. ValueError if there are several."""
+        return self.deployment.application
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the only application. ValueError if there are several."""
+        (clients,) = self.clients.values()
+        return clients.trace
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of all applications, also of those that are deployed later."""
+        later = (change.deploy.name for change in self.changes if change.deploy is not None)
+        return tuple(dict.fromkeys((*self.deployment.by_name, *later)))
+
+    @cached_property
+    def later(self) -> tuple[LaterVersion, ...]:
+        """The versions that the changes deploy, in order of time. A version is numbered by how many of its application
+        there were before."""
+        versions = dict.fromkeys(self.deployment.by_name, 1)
+        found: list[LaterVersion] = []
+        for change in self.changes:
+            if change.deploy is not None:
+                name = change.deploy.name
+                versions[name] = version = versions.get(name, 0) + 1
+                found.append(LaterVersion(change.deploy.qualified(str(version)), change))
+        return tuple(found)
+
+    @property
+    def applications(self) -> tuple[Application, ...]:
+        """Every application version of the run, with those that are deployed later."""
+        return (*self.deployment.applications, *(each.application for each in self.later))
+
+    @property
+    def profiles(self) -> dict[VariantKey, Profile]:
+        """The profiles of all application versions."""
+        return {key: profile for each in self.applications for key, profile in profiles_of(each).items()}
 
     @property
     def assumed_starts(self) -> dict[str, str]:
@@ -91,99 +194,232 @@ class World:
         if self.truth.cold_start.start_s is not None:
             return {}
         why = "its profile has no `load_s`, the scenario no `truth.cold_start.start_s`"
-        return {
-            name: f"{name}: cold starts take {START_S_ASSUMED:g} s ({why})"
-            for stage in self.application.stages
-            for variant in stage.variants
-            if variant.profile is not None and not variant.profile.load_s
-            for name in [f"{stage.name}/{variant.name}"]
-        }
+        is_mixed = len({node.hardware for node in self.deployment.cluster}) > 1
+        names = [
+            f"{stage}/{variant}" + (f" on {hardware}" if is_mixed else "")
+            for (stage, variant, hardware), profile in self.profiles.items()
+            if not profile.load_s
+        ]
+        return {name: f"{name}: cold starts take {START_S_ASSUMED:g} s ({why})" for name in names}
+
+    @property
+    def all_errors(self) -> dict[VariantKey, float]:
+        """Ratio of true to believed durations of all variants."""
+        found = dict.fromkeys(self.profiles, self.truth.profile_error)
+        for each in self.later:
+            found |= {key: found[key] * each.change.profile_error for key in profiles_of(each.application)}
+        return found | dict(self.errors)
 
     def setup(self) -> Setup:
         """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does."""
-        return set_up(self.application)
+        return set_up(self.deployment)
+
+    def check(self) -> None:
+        """Raise InputError if the deployment, or a version that is deployed later, cannot be set up."""
+        self.setup()
+        for each in self.later:
+            each.setup()
 
     def cluster(self) -> Cluster:
         """A new cluster with its random streams at their start."""
-        truth = self.truth
-        profiles = {
-            (stage.name, variant.name): variant.profile
-            for stage in self.application.stages
-            for variant in stage.variants
-            if variant.profile is not None
-        }
-        durations_ns = self.recorded.durations_ns
+        truth, nodes = self.truth, self.deployment.cluster
+        stages: dict[str, Truths] = {}
+        for application in self.deployment.applications:
+            stages |= self._truths(application, self._seed(application.name))
+        for each in self.later:
+            name, version = each.application.name, each.application.version
+            seed = self._seed(name) if version == "1" else seed_of(self._seed(name), f"version/{version}")
+            stages |= self._truths(each.application, seed)
+        declared_s = truth.nodes.acquire_s
+        kinds = {node.hardware for node in nodes if node.on_demand}
+        warm = truth.cold_start.warm
+        truths = ClusterTruths(
+            stages=stages,
+            acquisition=AcquisitionSampler(
+                self.seed,
+                {kind: acquire_s(kind) if declared_s is None else declared_s for kind in kinds},
+                jitter=truth.nodes.jitter,
+                warm=warm,
+            ),
+            faults=FaultSampler(self.seed, self.faults),
+            plan_ns=ms(truth.plan_ms),
+            is_warm=warm,
+        )
+        return Cluster(truths, nodes)
+
+    def _truths(self, application: Application, seed: int) -> dict[str, Truths]:
+        """The truth of an application version, for each of its stages."""
+        truth, start = self.truth, self.truth.cold_start
+        profiles, durations_ns = profiles_of(application), self.recorded.durations_ns
         declared = ServiceTruth() if durations_ns else truth.service
         service = ServiceSampler(
-            self.seed,
+            seed,
             profiles,
             shape=declared.shape,
             cv=declared.cv,
             ratio=declared.ratio,
             recorded=durations_ns,
-            errors=dict.fromkeys(profiles, truth.profile_error) | dict(self.errors),
+            errors=self.all_errors,
         )
-        start = truth.cold_start
         truths = Truths(
             service=service,
-            cold_start=ColdStartSampler(
-                self.seed, profiles, start_s=start.start_s, jitter=start.jitter, warm=start.warm
-            ),
-            resize=ResizeSampler(self.seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
-            faults=FaultSampler(self.seed, self.faults),
-            branches=self._branches(),
+            cold_start=ColdStartSampler(seed, profiles, start_s=start.start_s, jitter=start.jitter, warm=start.warm),
+            resize=ResizeSampler(seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
+            faults=FaultSampler(seed, self.faults),
+            branches=self._branches(application),
         )
-        return Cluster(truths, [node.name for node in self.application.cluster])
+        return {stage.name: truths for stage in application.stages}
 
     def ingress(self) -> Ingress:
         """A new stream of all events from outside the server."""
-        declared = self.truth.network
+        streams = [self._changes()] if self.changes else []
+        streams += map(self._arrivals, self.clients)
+        if self.faults.stray_wake_rps:
+            until_ns = self.lead_ns + self.duration_ns
+            streams.append(stray_wakes(FaultSampler(self.seed, self.faults), until_ns))
+        return merged(streams)
+
+    def _arrivals(self, name: str) -> Ingress:
+        """The requests of one application, and those that their clients cancel."""
+        clients, declared, seed = self.clients[name], self.truth.network, self._seed(name)
+        application = next(each for each in self.applications if each.name == name)
         network = ClientNetwork(
-            self.seed,
-            slos_ns=self.slos_ns or (self.application.slo_ns,),
+            seed,
+            slos_ns=clients.slos_ns or (application.slo_ns,),
             payloads_bytes=[round(kb * BYTES_PER_KB) for kb in declared.payload_kb] if declared else (0,),
-            link=self.link,
+            link=clients.link,
             semantics=declared.semantics if declared else "delay",
-            delays=self.recorded.delays,
+            delays=self.recorded.delays.get(name, ()),
+            application="" if self._is_alone else name,
+            numbering=self._numbering(name),
         )
+        arrivals = network.deliver(clients.trace.times_ns())
+        if application.declared_paths:
+            arrivals = self._branches(application).entering(arrivals)
+        if self.lead_ns or clients.begins_ns:
+            arrivals = shifted(arrivals, self.lead_ns + clients.begins_ns)
         # Not the cluster's sampler: draws must not depend on how the two are interleaved.
-        faults = FaultSampler(self.seed, self.faults)
-        arrivals = network.deliver(self.trace.times_ns())
-        if self.application.declared_paths:
-            arrivals = self._branches().entering(arrivals)
-        if self.lead_ns:
-            arrivals = shifted(arrivals, self.lead_ns)
-        return with_faults(arrivals, faults, self.lead_ns + self.duration_ns)
+        return with_cancellations(arrivals, FaultSampler(seed, self.faults))
 
-    def _branches(self) -> BranchSampler:
-        truth, graph = self.truth, self.application.graph
+    def _changes(self) -> Ingress:
+        """The events of the changes. Definitions are made when their time comes."""
+        later = iter(self.later)
+        newest = {application.name: application.version for application in self.deployment.applications}
+        for change in self.changes:
+            at_ns = self.lead_ns + change.at_ns
+            if change.deploy is not None:
+                made = next(later)
+                name, version = made.application.name, made.application.version
+                newest[name] = version
+                yield at_ns, Deployed(name, version, definition_of(made.setup()), change.canary)
+            elif change.promote:
+                yield at_ns, Promoted(change.promote, change.version or newest[change.promote])
+            else:
+                yield at_ns, Removed(change.remove, change.version)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is only one application version in the run, so that requests need not name theirs."""
+        return len(self.names) == 1 and not self.changes
+
+    def _seed(self, name: str) -> int:
+        return _seed_of(self.seed, name, self.names)
+
+    def _numbering(self, name: str) -> Numbering:
+        return Numbering(len(self.names), self.names.index(name))
+
+    def _branches(self, application: Application) -> BranchSampler:
+        truth, name = self.truth, application.name
         return BranchSampler(
-            self.seed, graph, fan_out=truth.fan_out, shares=truth.shares, recorded=self.recorded.branches
+            self._seed(name),
+            application.graph,
+            fan_out=_of_stages(truth.fan_out, application),
+            shares=_of_stages(truth.shares, application),
+            recorded=self.recorded.branches,
+            numbering=self._numbering(name),
         )
 
 
-def recorded_in(log: Path, application: Application) -> RecordedRun:
+def profiles_of(application: Application) -> dict[VariantKey, Profile]:
+    """The profile of every variant on every kind of hardware where it can run."""
+    return {
+        (stage.name, variant.name, hardware): profile
+        for stage in application.stages
+        for variant in stage.variants
+        for hardware, profile in application.profiles_of(variant).items()
+    }
+
+
+def _of_stages(declared: Mapping[str, V], application: Application) -> dict[str, V]:
+    """What is declared for stages of this application: as `NAME/stage`, or with the stage's name alone."""
+    found: dict[str, V] = {}
+    for stage in application.stages:
+        own = declared_name(stage.name)
+        for name in (f"{application.name}/{own}", own):
+            if name in declared:
+                found.setdefault(stage.name, declared[name])
+    return found
+
+
+def recorded_in(log: Path, deployment: Deployment) -> RecordedRun:
     """Read the truth of a recorded run, for `World.recorded`.
 
-    Raises InputError if the file is not an event log, or its application has other stages or variants.
+    Raises InputError if the file is not an event log, or its applications have other stages or variants.
     """
     recorded = read_log(log)
-    wanted = sorted(f"{stage.name}/{variant.name}" for stage in application.stages for variant in stage.variants)
-    found = sorted(recorded.header.profiles)
+    wanted = _variants_of(deployment.applications)
+    found = _variants_of([application_in(definition) for definition in recorded.header.definitions.values()])
     if found != wanted:
         raise InputError(
-            f"the log is of an application with {listed(found)}, not {listed(wanted)}",
+            f"the log is of a deployment with {listed(found)}, not {listed(wanted)}",
             where=str(log),
             help="give the log of a run of these stages and variants",
         )
-    return recorded_run(recorded)
+    return recorded_run(recorded, tuple(deployment.by_name))
 
 
-def _link(scenario: Scenario, folder: Path) -> Link | None:
+def _variants_of(applications: Iterable[Application]) -> list[str]:
+    return sorted(
+        f"{stage.name}/{variant.name}"
+        for application in applications
+        for stage in application.stages
+        for variant in stage.variants
+    )
+
+
+def _under(choice: SystemChoice, change: Change, deployment: Deployment) -> Change:
+    """The change under another system than that of the scenario's deployment."""
+    if change.deploy is None:
+        return change
+    (application,) = replace(deployment, applications=(change.deploy,)).under(choice).applications
+    return replace(change, deploy=application)
+
+
+def _clients(scenario: Scenario) -> dict[str, Clients]:
+    """The clients of every application that has a trace; of one that is deployed later, from then on."""
+    later = [(change.deploy.name, change.at_ns) for change in scenario.changes if change.deploy is not None]
+    begins_ns = dict(reversed(later)) | dict.fromkeys(scenario.deployment.by_name, 0)
+    names = tuple(dict.fromkeys((*scenario.deployment.by_name, *(name for name, _ in later))))
+    folder = Path(scenario.deployment.file).parent
+    found: dict[str, Clients] = {}
+    for name in (name for name in names if name in scenario.traces):
+        seed = _seed_of(scenario.seed, name, names)
+        duration_s = scenario.duration_s - to_s(begins_ns[name])
+        trace = trace_from(scenario.declared_trace(name), seed=seed, duration_s=duration_s, folder=folder)
+        found[name] = Clients(trace, _link(scenario, seed, folder), begins_ns=begins_ns[name])
+    return found
+
+
+def _seed_of(seed: int, name: str, names: Sequence[str]) -> int:
+    """The seed of an application's streams."""
+    return seed if name == names[0] else seed_of(seed, f"application/{name}")
+
+
+def _link(scenario: Scenario, seed: int, folder: Path) -> Link | None:
     network = scenario.truth.network
     if network is None:
         return None
     if isinstance(network.link, str):
         return read_link(network.link)
-    link = scenario.application.declared("truth.network.link", network.link)
-    return link_from(link, seed=scenario.seed, folder=folder)
+    link = scenario.deployment.declared("truth.network.link", network.link)
+    return link_from(link, seed=seed, folder=folder)

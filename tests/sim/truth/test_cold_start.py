@@ -1,8 +1,15 @@
 from sloop.profile import Profile, Quadratic
-from sloop.sim.truth.cold_start import START_S_ASSUMED, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import (
+    START_S_ASSUMED,
+    WARM_NS,
+    AcquisitionSampler,
+    ColdStartSampler,
+    ResizeSampler,
+)
 from sloop.units import ms, s
+from sloop.vocabulary import ReplicaSpec, Slot
 
-A = ("only", "a")
+A = ReplicaSpec("only", "a", Slot(1.0, "slow"))
 
 
 def profile(load_s: float) -> Profile:
@@ -11,30 +18,46 @@ def profile(load_s: float) -> Profile:
 
 def test_a_warm_world_has_its_first_replicas_at_once_and_no_others() -> None:
     start = ColdStartSampler(1, {}, start_s=10)
-    assert start.draw_ns(0, *A) == 0
-    assert start.draw_ns(1, *A) == s(10)
-    assert ColdStartSampler(1, {}, start_s=10, warm=False).draw_ns(0, *A) == s(10)
+    assert start.draw_ns(0, A) == start.draw_ns(WARM_NS - 1, A) == 0
+    assert start.draw_ns(WARM_NS, A) == s(10)
+    assert ColdStartSampler(1, {}, start_s=10, warm=False).draw_ns(0, A) == s(10)
 
 
 def test_jitter_spreads_starts_evenly_about_the_mean() -> None:
     start = ColdStartSampler(1, {}, start_s=10, jitter=0.2)
-    drawn = [start.draw_ns(1, *A) for _ in range(1_000)]
+    drawn = [start.draw_ns(s(1), A) for _ in range(1_000)]
     assert s(8) <= min(drawn) < s(8.1)
     assert s(11.9) < max(drawn) <= s(12)
     assert abs(sum(drawn) / len(drawn) - s(10)) < s(0.1)
 
 
-def test_a_start_takes_what_the_variant_s_profile_says_unless_the_scenario_declares_it() -> None:
-    profiles = {A: profile(2.5), ("only", "b"): profile(0.75)}
+def test_a_start_takes_what_the_profile_of_the_variant_on_its_hardware_says_unless_the_scenario_declares_it() -> None:
+    quick, other = ReplicaSpec("only", "a", Slot(1.0, "quick")), ReplicaSpec("only", "b", Slot(1.0, "slow"))
+    profiles = {
+        ("only", "a", "slow"): profile(2.5),
+        ("only", "a", "quick"): profile(0.5),
+        ("only", "b", "slow"): profile(0.75),
+    }
     start = ColdStartSampler(1, profiles)
-    assert (start.draw_ns(1, *A), start.draw_ns(1, "only", "b")) == (s(2.5), s(0.75))
+    assert [start.draw_ns(s(1), spec) for spec in (A, quick, other)] == [s(2.5), s(0.5), s(0.75)]
     declared = ColdStartSampler(1, profiles, start_s=7)
-    assert declared.draw_ns(1, *A) == s(7)
-    assert ColdStartSampler(1, profiles, start_s=0).draw_ns(1, *A) == 0, "declared as none"
+    assert declared.draw_ns(s(1), A) == s(7)
+    assert ColdStartSampler(1, profiles, start_s=0).draw_ns(s(1), A) == 0, "declared as none"
 
 
 def test_a_start_neither_measured_nor_declared_is_assumed() -> None:
-    assert ColdStartSampler(1, {A: profile(0.0)}).draw_ns(1, *A) == s(START_S_ASSUMED)
+    assert ColdStartSampler(1, {("only", "a", "slow"): profile(0.0)}).draw_ns(s(1), A) == s(START_S_ASSUMED)
+
+
+def test_a_node_takes_as_long_as_its_kind() -> None:
+    acquisition = AcquisitionSampler(1, {"slow": 60.0, "quick": 5.0})
+    assert [acquisition.draw_ns(s(1), kind) for kind in ("slow", "quick")] == [s(60), s(5)]
+    assert acquisition.draw_ns(0, "slow") == 0, "in a warm world it is there from the start"
+    assert AcquisitionSampler(1, {"slow": 60.0}, warm=False).draw_ns(0, "slow") == s(60)
+    uneven = AcquisitionSampler(1, {"slow": 60.0}, jitter=0.5)
+    drawn = [uneven.draw_ns(s(1), "slow") for _ in range(100)]
+    assert s(30) <= min(drawn) < s(35)
+    assert s(85) < max(drawn) <= s(90)
 
 
 def test_the_delay_is_the_one_declared_unless_it_is_noisy() -> None:

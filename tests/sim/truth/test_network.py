@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sloop.app.scenario import Delivery
 from sloop.events import Cancelled, Woke
 from sloop.sim.truth.failure import FaultRates, FaultSampler
-from sloop.sim.truth.network import ClientNetwork, shifted, with_faults
+from sloop.sim.truth.network import ClientNetwork, Numbering, merged, shifted, stray_wakes, with_cancellations
 from sloop.units import ms, s
 from sloop.vocabulary import Request, RequestId
 from sloop.workload import Link
@@ -84,7 +84,9 @@ ARRIVALS = [
 
 
 def test_a_world_without_such_faults_has_arrivals_only() -> None:
-    assert list(with_faults(iter(ARRIVALS), FaultSampler(1), s(1))) == ARRIVALS
+    arrivals = iter(ARRIVALS)
+    assert with_cancellations(arrivals, FaultSampler(1)) is arrivals, "it costs nothing"
+    assert merged([arrivals]) is arrivals
 
 
 def test_later_is_the_same_later() -> None:
@@ -102,7 +104,7 @@ def test_later_requests_begin_where_they_did() -> None:
 
 def test_clients_leave_after_they_came_and_time_does_not_go_back() -> None:
     failure = FaultSampler(1, FaultRates(cancelled=0.5, stray_wake_rps=20.0))
-    events = list(with_faults(iter(ARRIVALS), failure, s(1)))
+    events = list(merged([with_cancellations(iter(ARRIVALS), failure), stray_wakes(failure, s(1))]))
     assert all(before[0] <= after[0] for before, after in pairwise(events))
     left = {event.request: at_ns for at_ns, event in events if isinstance(event, Cancelled)}
     assert 30 < len(left) < 70
@@ -115,7 +117,31 @@ def test_clients_leave_after_they_came_and_time_does_not_go_back() -> None:
 
 def test_one_kind_of_fault_does_not_move_another() -> None:
     def leaving(faults: FaultRates) -> list[int]:
-        events = with_faults(iter(ARRIVALS), FaultSampler(1, faults), s(1))
+        events = with_cancellations(iter(ARRIVALS), FaultSampler(1, faults))
         return [at_ns for at_ns, event in events if isinstance(event, Cancelled)]
 
     assert leaving(FaultRates(cancelled=0.2)) == leaving(FaultRates(cancelled=0.2, stray_wake_rps=50.0))
+
+
+def test_requests_of_several_applications_have_their_own_numbers_and_unique_ids() -> None:
+    networks = [
+        ClientNetwork(1, slos_ns=(s(1),), application=name, numbering=Numbering(3, index))
+        for index, name in enumerate(("a", "b", "c"))
+    ]
+    streams = [network.deliver([0, ms(1), ms(2)]) for network in networks]
+    requests = [event for _, event in merged(streams) if isinstance(event, Request)]
+    assert [request.id for request in requests] == list(range(9))
+    assert [request.application for request in requests] == ["a", "b", "c"] * 3
+    assert [Numbering(3, request.id % 3).number(request.id) for request in requests] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_requests_over_a_link_and_later_ones_carry_their_application_too() -> None:
+    slow = ClientNetwork(1, slos_ns=(s(1),), payloads_bytes=(KB,), link=LINK, application="a")
+    assert [request.application for _, request in shifted(slow.deliver([0, 1]), ms(1))] == ["a", "a"]
+
+
+def test_events_of_one_instant_stay_in_the_order_of_their_streams() -> None:
+    first, second = [(1, Woke()), (3, Woke())], [(1, ARRIVALS[0][1]), (2, ARRIVALS[1][1])]
+    events = list(merged([iter(first), iter(second)]))
+    assert [at_ns for at_ns, _ in events] == [1, 1, 2, 3]
+    assert [type(event) for _, event in events] == [Woke, Request, Request, Woke]

@@ -11,9 +11,9 @@ from sloop.runlog.durations import BATCHES_MIN, Durations
 from sloop.sim.truth.recorded import recorded_run
 from sloop.sim.truth.service import ServiceSampler, with_recorded
 from sloop.units import ms
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 
-A = ("only", "a")
+A = ("only", "a", "slow")
 R0 = ReplicaId(0)
 PROFILE = Profile(latency_ms=Quadratic(0, 10, 5), max_batch=2, max_cores=2)
 
@@ -24,7 +24,7 @@ def durations_of(records: Iterable[tuple[int, Record]]) -> Durations:
 
 def log_of(took_ms: Sequence[float], *, batch: int = 1, cores: float = 1.0) -> list[tuple[int, Record]]:
     """One batch after the other on one replica; `service_ns`, without transport, is always 1 ms."""
-    records: list[tuple[int, Record]] = [(0, StartReplica(R0, ReplicaSpec("only", "a", cores)))]
+    records: list[tuple[int, Record]] = [(0, StartReplica(R0, ReplicaSpec("only", "a", Slot(cores, "slow"))))]
     now_ns = 0
     for number, duration_ms in enumerate(took_ms):
         requests = tuple(RequestId(number * batch + place) for place in range(batch))
@@ -66,7 +66,7 @@ def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured()
     )
     took_ms = [8.0, 8.0, 12.0, 12.0] * BATCHES_MIN
     runs = durations_of(log_of(took_ms))
-    speed = ServiceSampler(1, {A: measured}, recorded=runs).speed(*A, 1.0)
+    speed = ServiceSampler(1, {A: measured}, recorded=runs).speed("only", "a", Slot(1.0, "slow"))
     assert speed.means_ns == pytest.approx([0.0, 10e6, 25e6])
     assert [next(speed.noises[1]) * speed.means_ns[1] for _ in range(6)] == pytest.approx(
         [8e6, 8e6, 12e6, 12e6, 8e6, 8e6]
@@ -76,7 +76,7 @@ def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured()
 
 def test_between_recorded_cells_a_profile_of_promises_follows_them() -> None:
     runs = {A: {(1, 1.0): [ms(40)] * BATCHES_MIN, (1, 2.0): [ms(20)] * BATCHES_MIN}}
-    speed = ServiceSampler(1, {A: PROFILE}, recorded=runs).speed(*A, 4 / 3)
+    speed = ServiceSampler(1, {A: PROFILE}, recorded=runs).speed("only", "a", Slot(4 / 3, "slow"))
     assert speed.means_ns[1] == pytest.approx(30e6)
 
 
@@ -92,7 +92,7 @@ def test_requests_and_parts_went_where_the_log_says() -> None:
         return Finished(BatchId(batch), R0, ms(1), edge_counts)
 
     records: list[Record] = [
-        StartReplica(R0, ReplicaSpec("only", "a", 1.0)),
+        StartReplica(R0, ReplicaSpec("only", "a", Slot(1.0, "slow"))),
         visits(0, "find", 4, 7),
         done(0, (3, 1), (0, 1)),
         done(0, (9, 9), (9, 9)),
@@ -113,4 +113,24 @@ def test_requests_are_as_late_as_the_log_says_in_order_of_sending() -> None:
         (ms(20), Request(RequestId(0), ms(9), ms(19), ms(99))),
         (ms(21), Request(RequestId(1), ms(7), ms(21), ms(97))),
     ]
-    assert recorded_run(log).delays == ((ms(14), ms(14)), (ms(10), ms(11)))
+    assert recorded_run(log).delays == {"": ((ms(14), ms(14)), (ms(10), ms(11)))}
+    assert recorded_run(log, ("only one",)).delays.keys() == {"only one"}
+
+
+def test_requests_of_several_applications_are_numbered_for_each_in_the_order_of_their_ids() -> None:
+    def arrives(id: int, application: str) -> Request:
+        return Request(RequestId(id), ms(id), ms(id) + id, ms(99), (), application)
+
+    records: list[tuple[int, Record]] = [
+        *((ms(90), arrives(id, name)) for id, name in [(9, "b"), (5, "a"), (7, "a"), (2, "b")]),
+        (ms(90), StartBatch(BatchId(0), R0, "a/find", (RequestId(7), RequestId(5)))),
+        (ms(91), Finished(BatchId(0), R0, ms(1), ((1,), (2,)))),
+        (ms(91), StartBatch(BatchId(1), R0, "b/find", (RequestId(9),))),
+        (ms(92), Finished(BatchId(1), R0, ms(1), ((3,),))),
+    ]
+    run = recorded_run(records, ("a", "b"))
+    assert run.branches == {"a/find": {(1, 0): (1,), (0, 0): (2,)}, "b/find": {(1, 0): (3,)}}
+    assert run.delays == {
+        "a": ((5, ms(85)), (7, ms(83))),
+        "b": ((2, ms(88)), (9, ms(81))),
+    }

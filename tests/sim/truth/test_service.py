@@ -7,8 +7,9 @@ import pytest
 from sloop.app.scenario import NoiseShape
 from sloop.profile import Amdahl, LatencyTable, Profile, Quadratic, Sample
 from sloop.sim.truth.service import NOISE_MIN, ServiceSampler, draws, is_measured, noise
+from sloop.vocabulary import Slot
 
-A = ("only", "a")
+A = ("only", "a", "slow")
 PROFILE = Profile(latency_ms=Amdahl(gamma=8.0, epsilon=4.0, delta=1.0, eta=2.0), max_batch=4, max_cores=8)
 RUNS = {(1, 1.0): (8.0, 10.0, 10.0, 16.0), (3, 1.0): (24.0, 30.0, 30.0, 48.0), (1, 0.5): (20.0, 20.0, 20.0, 20.0)}
 MEASURED = Profile(
@@ -21,26 +22,35 @@ MEASURED = Profile(
 
 
 def test_means_follow_the_profile_over_ratio_times_error() -> None:
-    plain = ServiceSampler(1, {A: PROFILE}, ratio=1.0).speed(*A, 2.0).means_ns
+    plain = ServiceSampler(1, {A: PROFILE}, ratio=1.0).speed("only", "a", Slot(2.0, "slow")).means_ns
     assert plain == pytest.approx([0.0, 9e6, 14e6, 19e6, 24e6])
-    wrong = ServiceSampler(1, {A: PROFILE}, ratio=1.25, errors={A: 2.0}).speed(*A, 2.0).means_ns
+    wrong = ServiceSampler(1, {A: PROFILE}, ratio=1.25, errors={A: 2.0}).speed("only", "a", Slot(2.0, "slow")).means_ns
     assert wrong == pytest.approx([mean_ns * 2.0 / 1.25 for mean_ns in plain])
-    undeclared = ServiceSampler(1, {A: PROFILE}).speed(*A, 2.0).means_ns
+    undeclared = ServiceSampler(1, {A: PROFILE}).speed("only", "a", Slot(2.0, "slow")).means_ns
     assert undeclared == pytest.approx([mean_ns / 1.05 for mean_ns in plain])
 
 
 def test_speeds_are_worked_out_once() -> None:
     service = ServiceSampler(1, {A: PROFILE})
-    assert service.speed(*A, 4.0) is service.speed(*A, 4.0)
+    assert service.speed("only", "a", Slot(4.0, "slow")) is service.speed("only", "a", Slot(4.0, "slow"))
+
+
+def test_each_kind_of_hardware_has_its_own_speed_and_error() -> None:
+    twice = Profile(latency_ms=Quadratic(alpha=0.0, beta=0.0, gamma=2.0), max_batch=1, max_cores=8)
+    once = Profile(latency_ms=Quadratic(alpha=0.0, beta=0.0, gamma=1.0), max_batch=1, max_cores=8)
+    quick = ("only", "a", "quick")
+    service = ServiceSampler(1, {A: twice, quick: once}, ratio=1.0, errors={quick: 3.0})
+    speeds = [service.speed("only", "a", Slot(1.0, kind)).means_ns[1] for kind in ("slow", "quick")]
+    assert speeds == pytest.approx([2e6, 3e6])
 
 
 def test_a_fit_that_goes_negative_takes_next_to_no_time() -> None:
     steep = Profile(latency_ms=Quadratic(alpha=-1.0, beta=3.0, gamma=1.0), max_batch=3, max_cores=1)
-    assert min(ServiceSampler(1, {A: steep}).speed(*A, 1.0).means_ns[1:]) > 0
+    assert min(ServiceSampler(1, {A: steep}).speed("only", "a", Slot(1.0, "slow")).means_ns[1:]) > 0
 
 
 def test_what_was_measured_is_drawn_from_what_was_measured() -> None:
-    speed = ServiceSampler(1, {A: MEASURED}, errors={A: 2.0}).speed(*A, 1.0)
+    speed = ServiceSampler(1, {A: MEASURED}, errors={A: 2.0}).speed("only", "a", Slot(1.0, "slow"))
     assert speed.means_ns == pytest.approx([0.0, 22e6, 44e6, 66e6])  # twice the means; a batch of 2 lies between
     drawn = [next(speed.noises[3]) * speed.means_ns[3] for _ in range(4000)]
     assert {round(value / 2e6) for value in drawn} == {24, 30, 48}
@@ -50,15 +60,17 @@ def test_what_was_measured_is_drawn_from_what_was_measured() -> None:
 
 def test_between_and_below_measured_cores_the_table_is_joined_as_the_profile_s() -> None:
     service = ServiceSampler(1, {A: MEASURED})
-    assert service.speed(*A, 0.25).means_ns[1] == pytest.approx(40e6)
-    assert service.speed(*A, 2 / 3).means_ns[1] == pytest.approx((11e6 + 20e6) / 2)
+    assert service.speed("only", "a", Slot(0.25, "slow")).means_ns[1] == pytest.approx(40e6)
+    assert service.speed("only", "a", Slot(2 / 3, "slow")).means_ns[1] == pytest.approx((11e6 + 20e6) / 2)
 
 
 def test_a_declared_truth_goes_before_the_measured_one() -> None:
-    assert ServiceSampler(1, {A: MEASURED}, ratio=1.6).speed(*A, 1.0).means_ns[1] == pytest.approx(10e6)
-    assert ServiceSampler(1, {A: MEASURED}, shape="deterministic").speed(*A, 1.0).means_ns[1] == pytest.approx(
-        16e6 / 1.05
-    )
+    assert ServiceSampler(1, {A: MEASURED}, ratio=1.6).speed("only", "a", Slot(1.0, "slow")).means_ns[
+        1
+    ] == pytest.approx(10e6)
+    assert ServiceSampler(1, {A: MEASURED}, shape="deterministic").speed("only", "a", Slot(1.0, "slow")).means_ns[
+        1
+    ] == pytest.approx(16e6 / 1.05)
 
 
 def test_only_cells_that_keep_their_runs_are_measured() -> None:

@@ -21,14 +21,14 @@ from typing import Final
 from msgspec import structs
 
 from sloop.actions import StartBatch
-from sloop.app.graph import Each, Edge, Graph
-from sloop.sim.truth.network import Arrival
+from sloop.app.graph import Each, Edge, Graph, declared_name
+from sloop.sim.truth.network import Arrival, Numbering
 from sloop.streams import stream
 from sloop.units import ROUNDING
-from sloop.vocabulary import Path, RequestId
+from sloop.vocabulary import Path
 
 RecordedBranches = Mapping[str, Mapping[tuple[int, int], tuple[int, ...]]]
-"""Per stage, by request and part: how many parts took each outgoing edge in a recorded run."""
+"""Per stage, by the request's number and part: how many parts took each outgoing edge in a recorded run."""
 
 EdgeCounts = tuple[tuple[int, ...], ...]
 """Per request of a batch, per outgoing edge: how many parts take the edge."""
@@ -38,7 +38,10 @@ DIGITS: Final = 12
 
 
 class BranchSampler:
-    """The branches of one world, drawn from the random streams `path/…` and `ways/…`.
+    """The branches of one application version, drawn from the random streams `path/…` and `ways/…`.
+
+    Streams are named by the stage names of the application's file and by the numbers of its requests (`numbering`), so
+    that a request takes the same edges in every version of its application, and whatever other applications there are.
 
     `fan_out` gives, for stages with `each`, the possible numbers of parts, all equally likely. `shares` gives, for
     stages with `when`, the true fraction of requests that take them; the rest is divided among the other alternatives,
@@ -54,9 +57,11 @@ class BranchSampler:
         fan_out: Mapping[str, Sequence[int]] | None = None,
         shares: Mapping[str, float] | None = None,
         recorded: RecordedBranches | None = None,
+        numbering: Numbering | None = None,
     ) -> None:
         self._seed = seed
         self._graph = graph
+        self._numbering = numbering or Numbering()
         self._shares = _true_shares(graph, shares or {})
         self._counts = dict(fan_out or {})
         self._recorded = recorded or {}
@@ -80,18 +85,20 @@ class BranchSampler:
             yield from arrivals
             return
         for at_ns, request in arrivals:
-            yield at_ns, structs.replace(request, enters=self._path(request.id).stages[:1])
+            path = self._path(self._numbering.number(request.id))
+            yield at_ns, structs.replace(request, enters=(declared_name(path.stages[0]),))
 
     def taken(self, order: StartBatch) -> EdgeCounts:
         """The edges that the requests of a finished batch take; empty if all take every edge."""
         edges = self._deciding.get(order.stage)
         if not edges:
             return ()
-        return tuple(self._of_visit(order.stage, edges, request, part) for request, part in order.visits)
+        number = self._numbering.number
+        return tuple(self._of_visit(order.stage, edges, number(request), part) for request, part in order.visits)
 
-    def _of_visit(self, stage: str, edges: Sequence[Edge], request: RequestId, part: int) -> tuple[int, ...]:
+    def _of_visit(self, stage: str, edges: Sequence[Edge], request: int, part: int) -> tuple[int, ...]:
         # The stream keeps its old name, because another one would change the draws of every seed.
-        random = stream(self._seed, f"ways/{stage}/{request}/{part}")
+        random = stream(self._seed, f"ways/{declared_name(stage)}/{request}/{part}")
         if stage in self._recorded_counts:
             taken = self._recorded[stage].get((request, part))
             return random.choice(self._recorded_counts[stage]) if taken is None else taken
@@ -136,7 +143,7 @@ class BranchSampler:
             rows[each.output] = count
         return count
 
-    def _path(self, request: RequestId) -> Path:
+    def _path(self, request: int) -> Path:
         at = stream(self._seed, f"path/{request}").random() * self._path_bounds[-1]
         return self._graph.declared_paths[min(bisect_right(self._path_bounds, at), len(self._path_bounds) - 1)]
 

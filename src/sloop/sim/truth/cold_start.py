@@ -1,10 +1,12 @@
-"""Delays from the order to start or resize a replica until it takes effect.
+"""Delays from an order to start or resize a replica, or to acquire a node, until it takes effect.
 
-A cold start takes `load_s` of the variant's profile, measured from the order to start a replica to its first answer
-(process, libraries, weights, first pass). `truth.cold_start.start_s` of a scenario overrides the profiles. If neither
-is known, 10 s are assumed (Sponge specification, §3.1) and reported with the run. The delay varies uniformly by
-± `jitter` (a fraction). In a warm world, replicas ordered at time 0 are ready at once, as in a cluster that is already
-running. A transfer of weights would be added here as a part of a cold start.
+A cold start takes `load_s` of the variant's profile for its kind of hardware, measured from the order to start a
+replica to its first answer (process, libraries, weights, first pass). `truth.cold_start.start_s` of a scenario
+overrides the profiles. If neither is known, 10 s are assumed (Sponge specification, §3.1) and reported with the run.
+The delay varies uniformly by ± `jitter` (a fraction). In a warm world, everything ordered within `WARM_NS` is there at
+once, as in a cluster that is already running. A transfer of weights would be added here as a part of a cold start.
+
+To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire_s`), or `truth.nodes.acquire_s`.
 
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
@@ -14,6 +16,7 @@ The delays do not depend on the reason for a start or resize.
 """
 
 from collections.abc import Mapping
+from random import Random
 from typing import Final
 
 from sloop.app.scenario import ResizeRule
@@ -22,6 +25,7 @@ from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
 from sloop.units import s
+from sloop.vocabulary import ReplicaSpec
 
 LOADING: Final = "loading"
 """The step that every start reports; the simulator does not distinguish the steps of a cold start."""
@@ -29,9 +33,14 @@ LOADING: Final = "loading"
 START_S_ASSUMED: Final = 10.0
 """Seconds assumed if neither measured nor declared: a new instance in the Sponge specification, §3.1."""
 
+WARM_NS: Final = 1_000
+"""The first plan of a run, and all that is ordered for it, comes within the first microsecond: orders that follow from
+each other at once are a nanosecond apart."""
+
 
 class ColdStartSampler:
-    """The cold starts of one world, drawn from stream `cold_start`. `start_s` overrides `load_s` of all profiles."""
+    """The cold starts of one application version, drawn from stream `cold_start`. `start_s` overrides `load_s` of all
+    profiles."""
 
     def __init__(
         self,
@@ -48,18 +57,34 @@ class ColdStartSampler:
         self._warm = warm
         self._random = stream(seed, "cold_start")
 
-    def draw_ns(self, now_ns: int, stage: str, variant: str) -> int:
+    def draw_ns(self, now_ns: int, spec: ReplicaSpec) -> int:
         """The time until a replica ordered now is ready."""
-        if self._warm and now_ns == 0:
+        if self._warm and now_ns < WARM_NS:
             return 0
         start_s = self._start_s
         if start_s is None:
-            start_s = self._load_s.get((stage, variant)) or START_S_ASSUMED
-        return round(s(start_s) * (1.0 + self._jitter * (2.0 * self._random.random() - 1.0)))
+            start_s = self._load_s.get((spec.stage, spec.variant, spec.slot.hardware)) or START_S_ASSUMED
+        return _varied_ns(start_s, self._jitter, self._random)
+
+
+class AcquisitionSampler:
+    """The times until an ordered node is ready, drawn from stream `acquire`, by kind of hardware."""
+
+    def __init__(self, seed: int, acquire_s: Mapping[str, float], *, jitter: float = 0.0, warm: bool = True) -> None:
+        self._acquire_s = acquire_s
+        self._jitter = jitter
+        self._warm = warm
+        self._random = stream(seed, "acquire")
+
+    def draw_ns(self, now_ns: int, hardware: str) -> int:
+        """The time until a node of this kind that is ordered now is ready."""
+        if self._warm and now_ns < WARM_NS:
+            return 0
+        return _varied_ns(self._acquire_s[hardware], self._jitter, self._random)
 
 
 class ResizeSampler:
-    """The resize delays of one world, drawn from stream `resize`."""
+    """The resize delays of one application version, drawn from stream `resize`."""
 
     def __init__(self, seed: int, *, delay_ns: int = 0, cv: float = 0.0, in_flight: ResizeRule = "next_batch") -> None:
         self._delay_ns = delay_ns
@@ -69,3 +94,8 @@ class ResizeSampler:
     def draw_ns(self) -> int:
         """The time until a resize ordered now takes effect."""
         return round(self._delay_ns * next(self._factors))
+
+
+def _varied_ns(mean_s: float, jitter: float, random: Random) -> int:
+    """A duration, uniform within ± `jitter` of its mean."""
+    return round(s(mean_s) * (1.0 + jitter * (2.0 * random.random() - 1.0)))

@@ -22,8 +22,11 @@ class FaultRates:
     crash_mtbf_s: float = OFF
     """A ready replica dies."""
     node_mtbf_s: float = OFF
-    """A node goes down with all its replicas."""
+    """A ready node goes down with all its replicas."""
     node_repair_s: float = 5.0
+    """How long until it is ready again. A node on demand does not come back: the provider has others."""
+    failed_acquire: float = OFF
+    """A node that was ordered never comes: the provider has none left."""
     failed_start: float = OFF
     """A replica dies while it starts."""
     slow_start: float = OFF
@@ -60,7 +63,7 @@ NO_FAULTS: Final = FaultRates()
 
 
 class FaultSampler:
-    """Draws when the faults of one world strike."""
+    """Draws when faults strike: those of the nodes, or those of one application version."""
 
     def __init__(self, seed: int, rates: FaultRates = NO_FAULTS) -> None:
         self.rates = rates

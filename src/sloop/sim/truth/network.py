@@ -6,8 +6,9 @@ A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (Spong
 * `attach`: arrives at t with the transfer time already elapsed: sent at t − transfer(t), deadline sent + SLO.
 
 Without a link, requests arrive when they are sent. A recorded run's delays include the time that the gateway takes
-before the core handles a request. Request ids follow the order of the trace. Payloads and SLOs are drawn from the
-random streams `payload` and `slo`. Flows between nodes, which transfers of weights would need, belong here, too.
+before the core handles a request. Request ids follow the order of the trace (`Numbering`). Payloads and SLOs are drawn
+from the random streams `payload` and `slo`. Flows between nodes, which transfers of weights would need, belong here,
+too.
 
 Streams are in order of time and generated lazily, so that a run of any length needs little memory. Must not import the
 cluster or anything that serves requests.
@@ -19,6 +20,8 @@ from itertools import chain, count, islice, repeat
 from operator import add, itemgetter
 from random import Random
 from typing import Final, cast
+
+from msgspec import Struct, structs
 
 from sloop.app.scenario import Delivery
 from sloop.events import WOKE, Cancelled, Event
@@ -39,10 +42,29 @@ AHEAD: Final = 256
 """Requests that are generated per block if there is no link."""
 
 
-class ClientNetwork:
-    """Turns the instants of a trace into arrivals.
+class Numbering(Struct, frozen=True):
+    """The ids of the requests of one of `applications` in a run: number × `applications` + `index`.
 
-    `delays` are the delays of a recorded run, in order of sending; they override `link`.
+    Ids are unique in the run, and an application's own numbers, from 0, do not depend on the other applications.
+    """
+
+    applications: int = 1
+    index: int = 0
+
+    def ids(self) -> Iterator[RequestId]:
+        """The ids of requests 0, 1, 2, …"""
+        return cast(Iterator[RequestId], count(self.index, self.applications))
+
+    def number(self, id: RequestId) -> int:
+        """Which request of its application has this id."""
+        return id // self.applications
+
+
+class ClientNetwork:
+    """Turns the instants of a trace into arrivals at one application.
+
+    `delays` are the delays of a recorded run, in order of sending; they override `link`. `application` is the name that
+    requests carry, empty where there is only one.
     """
 
     def __init__(
@@ -54,6 +76,8 @@ class ClientNetwork:
         link: Link | None = None,
         semantics: Delivery = "delay",
         delays: Sequence[Delay] = (),
+        application: str = "",
+        numbering: Numbering | None = None,
     ) -> None:
         self._slos_ns = _draws(slos_ns, stream(seed, "slo"))
         self._payloads_bytes = _draws(payloads_bytes, stream(seed, "payload"))
@@ -61,6 +85,8 @@ class ClientNetwork:
         self._semantics = semantics
         self._delays = delays
         self._random = stream(seed, "delay")
+        self._application = application
+        self._ids = (numbering or Numbering()).ids()
 
     def deliver(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
         """Arrivals, in order, for the instants of a trace, which must not decrease."""
@@ -72,10 +98,12 @@ class ClientNetwork:
 
     def _at_once(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
         """The usual case without delays: generates `AHEAD` requests at a time without a Python loop."""
-        ids, remaining_ns = _ids(), iter(times_ns)
+        ids, remaining_ns = self._ids, iter(times_ns)
+        named = (repeat(()), repeat(self._application)) if self._application else ()
 
         def arrivals(block_ns: list[int]) -> Iterator[Arrival]:
-            return zip(block_ns, map(Request, ids, block_ns, block_ns, map(add, block_ns, self._slos_ns)), strict=False)
+            deadlines_ns = map(add, block_ns, self._slos_ns)
+            return zip(block_ns, map(Request, ids, block_ns, block_ns, deadlines_ns, *named), strict=False)
 
         return chain.from_iterable(map(arrivals, iter(lambda: list(islice(remaining_ns, AHEAD)), [])))
 
@@ -84,13 +112,13 @@ class ClientNetwork:
         the trace are final and can be yielded."""
         attaches = self._semantics == "attach"
         in_transit: list[tuple[int, RequestId, Request]] = []
-        for at_ns, id, slo_ns in zip(times_ns, _ids(), self._slos_ns, strict=False):
+        for at_ns, id, slo_ns in zip(times_ns, self._ids, self._slos_ns, strict=False):
             while in_transit and in_transit[0][0] <= at_ns:
                 event_ns, _, request = heappop(in_transit)
                 yield event_ns, request
             arrival_ns, event_delay_ns = delays(at_ns)
             sent_ns = at_ns - arrival_ns if attaches else at_ns
-            request = Request(id, sent_ns, sent_ns + arrival_ns, sent_ns + slo_ns)
+            request = Request(id, sent_ns, sent_ns + arrival_ns, sent_ns + slo_ns, (), self._application)
             heappush(in_transit, (sent_ns + event_delay_ns, id, request))
         while in_transit:
             event_ns, _, request = heappop(in_transit)
@@ -113,19 +141,23 @@ def shifted(arrivals: Iterator[Arrival], lead_ns: int) -> Iterator[Arrival]:
     """The same arrivals, with all times `lead_ns` later."""
     for at_ns, request in arrivals:
         sent_ns, arrived_ns, deadline_ns = request.sent_ns, request.arrived_ns, request.deadline_ns
-        later_ns = sent_ns + lead_ns, arrived_ns + lead_ns, deadline_ns + lead_ns
-        yield at_ns + lead_ns, Request(request.id, *later_ns, request.enters)
+        later_ns = {
+            "sent_ns": sent_ns + lead_ns,
+            "arrived_ns": arrived_ns + lead_ns,
+            "deadline_ns": deadline_ns + lead_ns,
+        }
+        yield at_ns + lead_ns, structs.replace(request, **later_ns)
 
 
-def with_faults(arrivals: Iterator[Arrival], faults: FaultSampler, until_ns: int) -> Ingress:
-    """Arrivals merged with client disconnects and spurious wake-ups; the wake-ups end at `until_ns`."""
-    events: Ingress = _with_cancellations(arrivals, faults) if faults.rates.cancelled else arrivals
-    if faults.rates.stray_wake_rps:
-        return merge(events, _stray_wakes(faults, until_ns), key=itemgetter(0))
-    return events
+def merged(streams: Sequence[Ingress]) -> Ingress:
+    """All events in order of time; at equal instants in the order of the streams."""
+    if len(streams) == 1:
+        return streams[0]
+    return merge(*streams, key=itemgetter(0))
 
 
-def _stray_wakes(faults: FaultSampler, until_ns: int) -> Ingress:
+def stray_wakes(faults: FaultSampler, until_ns: int) -> Ingress:
+    """Spurious wake-ups until `until_ns`."""
     mean_s = 1.0 / faults.rates.stray_wake_rps
     at_ns = faults.after_ns("stray_wake", mean_s)
     while at_ns < until_ns:
@@ -133,8 +165,12 @@ def _stray_wakes(faults: FaultSampler, until_ns: int) -> Ingress:
         at_ns += faults.after_ns("stray_wake", mean_s)
 
 
-def _with_cancellations(arrivals: Iterator[Arrival], faults: FaultSampler) -> Ingress:
+def with_cancellations(arrivals: Iterator[Arrival], faults: FaultSampler) -> Ingress:
     """After each arrival its client may disconnect, while the request waits, runs or has ended."""
+    return _with_cancellations(arrivals, faults) if faults.rates.cancelled else arrivals
+
+
+def _with_cancellations(arrivals: Iterator[Arrival], faults: FaultSampler) -> Ingress:
     rates = faults.rates
     leaving: list[tuple[int, int, Cancelled]] = []
     for at_ns, request in arrivals:
@@ -148,10 +184,6 @@ def _with_cancellations(arrivals: Iterator[Arrival], faults: FaultSampler) -> In
     while leaving:
         left_ns, _, cancelled = heappop(leaving)
         yield left_ns, cancelled
-
-
-def _ids() -> Iterator[RequestId]:
-    return cast(Iterator[RequestId], count())
 
 
 def _draws(values: Sequence[int], random: Random) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 The durations of a variant come from the first of these sources that exists:
 
-1. A recorded run (`sloop simulate --recorded`). The durations of each cell, one batch size on one core count, are
-   replayed in order: a machine is slow for seconds at a time, which independent draws would not show.
+1. A recorded run (`sloop simulate --recorded`). The durations of each cell, one batch size on one core count of a kind
+   of hardware, are replayed in order: a machine is slow for seconds at a time, which independent draws would not show.
 2. The runs that the profile was measured from (`Sample.likely_ms`), unless the scenario declares `truth.service`. Each
    batch draws one of its cell's durations, all equally likely; between cells they are interpolated as the profile's
    table is.
@@ -15,8 +15,8 @@ The durations of a variant come from the first of these sources that exists:
    and is normal with a coefficient of variation of about 3 %; exponential and deterministic noise exist for comparison
    with queueing theory.
 
-In 2 and 3 `error` is the ratio of true to profiled durations of the variant. Interference between replicas on one node
-would also multiply these durations here.
+In 2 and 3 `error` is the ratio of true to profiled durations of the variant on its kind of hardware. Interference
+between replicas on one node would also multiply these durations here.
 
 A seed gives the same factors on every machine. The normal noise therefore does not call the platform's `log` or `cos`:
 it draws one of 4,096 equally likely quantiles, rounded to nine decimals, which all libraries compute equally. That cuts
@@ -42,6 +42,7 @@ from sloop.profile.profile import FLOOR_MS, sample_of
 from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
 from sloop.units import NS_PER_MS
+from sloop.vocabulary import Slot
 
 RATIO: Final = 1.05
 CV: Final = 0.03
@@ -58,7 +59,7 @@ _QUANTILES: Final = tuple(
 
 
 class Speed(Struct, frozen=True, gc=False):
-    """The speed of a variant on one core count. Both lists are indexed by batch size, from 0 to the largest batch."""
+    """The speed of a variant on one slot. Both lists are indexed by batch size, from 0 to the largest batch."""
 
     means_ns: list[float]
     """True mean durations; 0.0 for a batch of 0."""
@@ -67,7 +68,8 @@ class Speed(Struct, frozen=True, gc=False):
 
 
 class ServiceSampler:
-    """The service times of one world, drawn from stream `service`. The parameters are those of the equation above."""
+    """The service times of one application version, drawn from stream `service`. The parameters are those of the
+    equation above."""
 
     def __init__(
         self,
@@ -87,23 +89,24 @@ class ServiceSampler:
         self._random = stream(seed, "service")
         self._noise = noise(shape, CV if cv is None else cv, self._random)
         self._as_measured = shape == "normal" and cv is None and ratio is None
-        self._speeds: dict[tuple[str, str, float], Speed] = {}
+        self._speeds: dict[tuple[str, str, Slot], Speed] = {}
 
-    def speed(self, stage: str, variant: str, cores: float) -> Speed:
-        """The true speed of a variant on `cores`; returns the same object for the same arguments."""
-        known = self._speeds.get((stage, variant, cores))
+    def speed(self, stage: str, variant: str, slot: Slot) -> Speed:
+        """The true speed of a variant on `slot`; returns the same object for the same arguments."""
+        known = self._speeds.get((stage, variant, slot))
         if known is None:
-            profile, error = self._profiles[stage, variant], self._errors.get((stage, variant), 1.0)
+            key, cores = (stage, variant, slot.hardware), slot.cores
+            profile, error = self._profiles[key], self._errors.get(key, 1.0)
             if self._as_measured and is_measured(profile):
                 known = self._measured(profile, error, cores)
             else:
                 known = self._promised(profile, error / self._ratio, cores)
             for size in range(1, len(known.means_ns)):
-                durations_ns = self._recorded.get((stage, variant), {}).get((size, cores))
+                durations_ns = self._recorded.get(key, {}).get((size, cores))
                 if durations_ns:
                     known.means_ns[size] = mean_ns = fmean(durations_ns)
                     known.noises[size] = cycle([duration_ns / mean_ns for duration_ns in durations_ns])
-            self._speeds[stage, variant, cores] = known
+            self._speeds[stage, variant, slot] = known
         return known
 
     def _promised(self, profile: Profile, scale: float, cores: float) -> Speed:
