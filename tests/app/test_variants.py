@@ -1,5 +1,6 @@
 """Variants on several kinds of hardware: which profile holds where, and mistakes in them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from sloop.app.application import Application
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.profile import RESNET18_HUMAN, RESNET_T
+from sloop.profile.profile import path_beside, save_profile
 
 ON_T4 = {
     "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.5, "gamma": 3},
@@ -47,6 +49,28 @@ def test_a_kind_without_a_profile_is_not_used() -> None:
 
 def test_a_profile_for_an_accelerator_holds_where_there_is_one() -> None:
     assert kinds(application({"profile": ON_T4})) == {"g4dn.xlarge": "T4"}
+
+
+def test_profiles_of_single_kinds_are_found_beside_the_model(tmp_path: Path) -> None:
+    """`sloop profile --hardware KIND` writes them; what the file declares comes first."""
+    model = tmp_path / "net.onnx"
+    model.write_bytes(b"")
+    for kind, profile in {"": RESNET_T, "g4dn.xlarge": RESNET18_HUMAN, "m5.xlarge": RESNET18_HUMAN}.items():
+        save_profile(profile, path_beside(model, kind))
+    assert path_beside(model, "g4dn.xlarge").name == "net.onnx.g4dn.xlarge.profile.json"
+    variant = application({"model": str(model)}).stages[0].variants[0]
+    assert (variant.profile, dict(variant.profiles)) == (RESNET_T, {"g4dn.xlarge": RESNET18_HUMAN})
+    declared = application({"model": str(model), "profiles": {"g4dn.xlarge": ON_T4}}).stages[0].variants[0]
+    assert declared.profiles["g4dn.xlarge"].accelerator == "T4"
+    assert not application({"model": str(model), "profile": "ResNet-T"}).stages[0].variants[0].profiles
+
+
+def test_a_broken_profile_of_a_kind_beside_the_model_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    model.write_bytes(b"")
+    path_beside(model, "g4dn.xlarge").write_text("{}")
+    with pytest.raises(InputError, match=r"its profile 'net.onnx.g4dn.xlarge.profile.json' is unusable"):
+        application({"model": str(model)})
 
 
 def test_custom_kinds_are_known_by_the_name_of_their_group() -> None:

@@ -172,9 +172,21 @@ def test_a_form_that_needs_more_cells_is_refused(model: Path) -> None:
     assert "too few measurements" in result.stderr
 
 
+def test_a_profile_may_be_for_one_kind_of_hardware(model: Path) -> None:
+    """Its file and its provenance name the kind; an application with such nodes finds it beside the model."""
+    arguments = ["profile", str(model), "--batches", "1", "--cores", "1", "--seconds", "0.01", "--alone"]
+    result = CliRunner().invoke(main, [*arguments, "--passes", "1", "--hardware", "c5.2xlarge"])
+    assert result.exit_code == 0, result.output
+    made = load_profile(model.with_name("tiny.onnx.c5.2xlarge.profile.json"))
+    assert made.hardware.startswith("c5.2xlarge: ")
+    assert not model.with_name("tiny.onnx.profile.json").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
+        (["x.onnx", "--hardware", "a/b"], 1, "'a/b' is not a kind of hardware"),
+        (["--hardware", "c5.2xlarge", "--from-log", "x.jsonl"], 2, "a log has its own"),
         (["nowhere.onnx"], 1, "no such file"),
         (["nowhere.onnx", "--batches", "1,x"], 2, "1,2,4"),
         ([], 2, "MODEL"),

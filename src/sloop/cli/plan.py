@@ -109,7 +109,8 @@ def _alone(report: PlanReport) -> str:
     ]
     for kind in report.single_kinds:
         if not kind.feasible:
-            parts.append(f"{kind.hardware} alone is not feasible: {kind.why}")
+            why = f": {kind.why}" if report.feasible else " either"
+            parts.append(f"{kind.hardware} alone is not feasible{why}")
         elif kind.usd_per_h:
             parts.append(f"{kind.hardware} alone costs {number(kind.usd_per_h)} ({counted(kind.nodes, 'node')})")
         else:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Final
 
 import click
+from msgspec import structs
 from rich.console import RenderableType
 
+from sloop.app.document import NAME
 from sloop.cli.command import CommandOutput, Number, command, counts, numbers, progress, shape, table
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
@@ -32,6 +34,7 @@ EXAMPLE = """
 sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
+sloop profile squeezenet.onnx --hardware c5.2xlarge
 sloop profile --from-log .sloop/digits/events.jsonl
 """
 
@@ -101,6 +104,11 @@ sloop profile --from-log .sloop/digits/events.jsonl
     is_flag=True,
     help="First write a copy of MODEL whose fixed batch dimension is open, and measure that.",
 )
+@click.option(
+    "--hardware",
+    metavar="KIND",
+    help="The kind of node that this machine is, such as c5.2xlarge: the profile is for nodes of this kind only.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")
 def profile(  # one parameter for each option
     model: Path | None,
@@ -114,6 +122,7 @@ def profile(  # one parameter for each option
     percentile: Percentile,
     form: str,
     free_batch: bool,
+    hardware: str | None,
     out: Path | None,
 ) -> CommandOutput:
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit it.
@@ -121,7 +130,11 @@ def profile(  # one parameter for each option
     MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). With --from-log, MODEL may be
     left out: the profiles of all models in the log are refined.
     """
+    if hardware is not None and not NAME.fullmatch(hardware):
+        raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
     if from_log is not None:
+        if hardware is not None:
+            raise click.UsageError("--hardware describes the machine that measures; a log has its own.")
         return _refine(from_log, model, percentile, form, out)
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
@@ -161,7 +174,9 @@ def profile(  # one parameter for each option
             # A Python model may need its own example: random inputs might take another time than real ones.
             in_service=None if alone or (is_python(model) and not rows) else in_service,
         )
-    path = out or path_beside(model)
+    path = out or path_beside(model, hardware or "")
+    if hardware is not None:
+        made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
     made = _saved(made, form, path)
     value = {**value_of(model, made), "failed_passes": service.failures}
     return CommandOutput(value, [*display(made, path, form), *service.remarks()])

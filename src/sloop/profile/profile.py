@@ -337,9 +337,11 @@ class _Version(Struct, frozen=True):
     version: int
 
 
-def path_beside(model_path: Path) -> Path:
-    """The default path of a model's profile: in the folder of the model."""
-    return model_path.with_name(model_path.name + SUFFIX)
+def path_beside(model_path: Path, hardware: str = "") -> Path:
+    """The default path of a model's profile, in the folder of the model: its profile on one kind of hardware, or on
+    every kind that has none of its own."""
+    kind = f".{hardware}" if hardware else ""
+    return model_path.with_name(f"{model_path.name}{kind}{SUFFIX}")
 
 
 def digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from sloop.core.monitor import BUCKETS_KEPT, Monitor
 from sloop.solvers import sponge as solver
 from sloop.systems import SYSTEMS
 from sloop.systems.planning import PlanReport, explain_plan
-from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, _arrivals, _buckets, steady_plans
+from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, SteadyBuckets, steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import ms, s
 from tests.systems.planning.scene import READING, nodes, profile, setup, stage, steady_plan
@@ -20,7 +20,7 @@ from tests.systems.planning.scene import READING, nodes, profile, setup, stage, 
 
 @pytest.mark.parametrize("rate", [Fraction(0), Fraction(2, 5), Fraction(1, 3), Fraction(3), Fraction(21, 2)])
 def test_arrivals_are_whole_and_their_mean_is_the_rate(rate: Fraction) -> None:
-    found = _arrivals(float(rate))
+    found = [bucket.arrivals for bucket in SteadyBuckets(s(BUCKETS_KEPT), float(rate), ms(100))]
     assert len(found) == BUCKETS_KEPT
     assert sum(found) == pytest.approx(float(rate) * BUCKETS_KEPT, abs=1)
     assert set(found) <= {int(rate), -int(-rate // 1)}
@@ -54,14 +54,16 @@ def test_buckets_are_those_of_a_monitor() -> None:
         for _ in range(3):
             live.arrive(s(second), ms(100))
         live.roll(s(second + 1))
-    found = _buckets(s(BUCKETS_KEPT), 3, ms(100))
+    found = SteadyBuckets(s(BUCKETS_KEPT), 3, ms(100))
+    assert (found[-1], found[:2], len(found)) == (list(found)[-1], list(found)[:2], BUCKETS_KEPT)
     assert [(each.start_ns, each.arrivals, each.slack_ns) for each in found] == [
         (each.start_ns, each.arrivals, each.slack_ns) for each in live.buckets
     ]
 
 
 def test_a_large_rate_takes_no_more_room_than_a_small_one() -> None:
-    slacks = {id(each.slack_ns): len(each.slack_ns) for each in _buckets(s(BUCKETS_KEPT), 1e7 + 0.5, ms(100))}
+    buckets = list(SteadyBuckets(s(BUCKETS_KEPT), 1e7 + 0.5, ms(100)))
+    slacks = {id(each.slack_ns): len(each.slack_ns) for each in buckets}
     assert sum(slacks.values()) <= 20_000
 
 

@@ -45,6 +45,10 @@ from sloop.vocabulary import Node, Plan
 __all__ = ["ApplicationReport", "Arrivals", "PlanReport", "StageReport", "explain_plan", "steady_plans"]
 
 
+NAMED_MAX: Final = 3
+"""Applications that a limit names; the others are counted."""
+
+
 def rates_for(setup: Setup, rates_rps: float | Mapping[str, float]) -> dict[str, float]:
     """The rate of each application: one for all, or by name, where "" names all others.
 
@@ -96,7 +100,7 @@ def explain_plan(
         why="; ".join(
             [*(each.named(each.report.why) for each in explained), *(each.why for each in placed.shortfalls)]
         ),
-        notes=(*(each.named(note) for each in explained for note in each.notes), *_mixed_notes(setup)),
+        notes=(*(note for each in explained for note in each.notes), *_mixed_notes(setup)),
         rate_rps=sum(rates.values()),
         paths=tuple(path for each in explained for path in each.paths),
         shortfalls=tuple(shortfalls),
@@ -141,7 +145,13 @@ class _Placed:
             key: PlanPrediction(setup, steady.plans[key], rates_rps[key], arrivals)
             for key, setup in self.setups.items()
         }
-        self.own_shortfalls = {key: self.shortfalls_of(key) for key in self.setups}
+        self._demands = [
+            CoreDemand(key, hardware, cores, setup.application.weight)
+            for key, setup in self.setups.items()
+            for hardware, cores in cores_by_hardware(steady.plans[key]).items()
+        ]
+        self.limits = {key: self.limits_in(steady, key) for key in self.setups}
+        self.own_shortfalls = {key: self._shortfalls_of(key) for key in self.setups}
 
     @property
     def shortfalls(self) -> list[PlanShortfall]:
@@ -149,47 +159,58 @@ class _Placed:
         own = [found for each in self.own_shortfalls.values() for found in each]
         if len(self.setups) == 1 or not own:
             return []
-        cluster = next(iter(self.setups.values())).application.cluster
-        return list(beyond_cluster(list(self.predictions.values()), cluster))
+        return list(beyond_cluster(list(self.predictions.values()), self.cluster))
 
-    def shortfalls_of(self, key: str) -> list[PlanShortfall]:
+    @property
+    def cluster(self) -> Sequence[Node]:
+        """The nodes."""
+        return next(iter(self.setups.values())).application.cluster
+
+    def _shortfalls_of(self, key: str) -> list[PlanShortfall]:
         """What one application lacks."""
-        setup, prediction = self.setups[key], self.predictions[key]
-        found = shortfalls_of(setup, prediction, self.placement.rooms[key])
-        return [*found, *_limited(setup, self.limits(key))] if found else []
+        found = shortfalls_of(self.setups[key], self.predictions[key], self.placement.rooms[key])
+        return [*found, *_limited(key, self.limits[key])] if found else []
 
-    def limits(self, key: str) -> list[CoreLimit]:
-        """Where the other applications leave one fewer cores than it wants."""
-        return self.limits_in(self.steady, key, self.rates_rps[key])
-
-    def limits_in(self, steady: SteadyPlans, key: str, rate_rps: float) -> list[CoreLimit]:
-        """The same for another plan of this application, at another rate."""
+    def limits_in(self, steady: SteadyPlans, key: str, more_rps: float = 0.0) -> list[CoreLimit]:
+        """Where the other applications leave one fewer cores than it wants, in its plan for `more_rps` more."""
         own = {hardware: cores for (name, hardware), cores in steady.limits.items() if name == key}
         if not own:
             return []
-        alone = cores_by_hardware(steady_plans([self.setups[key]], {key: rate_rps}).plans[key])
-        return [
-            CoreLimit(hardware, alone.get(hardware, 0.0), cores, self._others_on(key, hardware))
-            for hardware, cores in own.items()
-        ]
+        alone = steady_plans([self.setups[key]], {key: self.rates_rps[key] + more_rps}).plans[key]
+        wants = cores_by_hardware(alone)
+        return [self._limit(key, hardware, wants.get(hardware, 0.0), cores) for hardware, cores in own.items()]
+
+    def _limit(self, key: str, hardware: str, needs: float, has: float) -> CoreLimit:
+        others = [(each.key, each.cores) for each in self.others(key) if each.hardware == hardware and each.cores]
+        others.sort(key=lambda each: -each[1])
+        several = len({node.hardware for node in self.cluster}) > 1
+        named = [f"{name} has {number(cores)}" for name, cores in others[:NAMED_MAX]]
+        if len(others) > NAMED_MAX:
+            rest = sum(cores for _, cores in others[NAMED_MAX:])
+            named.append(f"{counted(len(others) - NAMED_MAX, 'other')} {number(rest)}")
+        why = (
+            f"the other applications leave it {number(has)} of the {number(needs)} cores"
+            f"{f' of {hardware}' if several else ''} that it would have alone: {listed(named)}"
+        )
+        return CoreLimit(hardware, needs, has, tuple(others), why)
 
     def others(self, key: str) -> list[CoreDemand]:
         """The cores of all applications but one."""
-        return [
-            CoreDemand(other, hardware, cores, self.setups[other].application.weight)
-            for other, plan in self.steady.plans.items()
-            if other != key
-            for hardware, cores in cores_by_hardware(plan).items()
-        ]
+        return [each for each in self._demands if each.key != key]
 
-    def _others_on(self, key: str, hardware: str) -> tuple[tuple[str, float], ...]:
-        found = [(each.key, each.cores) for each in self.others(key) if each.hardware == hardware and each.cores]
-        return tuple(sorted(found, key=lambda each: -each[1]))
+    def kept_from(self, key: str) -> list[CoreDemand]:
+        """The cores that one application cannot have: those of the others and, where it is limited, all that the divide
+        policy gives to others."""
+        limits = {limit.hardware: limit.has for limit in self.limits[key]}
+        found = [each for each in self.others(key) if each.hardware not in limits]
+        for hardware, cores in limits.items():
+            total = sum(node.cores for node in self.cluster if hardware in ("", node.hardware))
+            found.append(CoreDemand("", hardware, total - cores))
+        return found
 
 
-def _limited(setup: ApplicationSetup, limits: Sequence[CoreLimit]) -> list[PlanShortfall]:
-    """The limits as reasons why a plan is not feasible."""
-    application = setup.application.key
+def _limited(key: str, limits: Sequence[CoreLimit]) -> list[PlanShortfall]:
+    """The limits as reasons why the plan of an application is not feasible."""
     return [
         PlanShortfall(
             "cores",
@@ -197,7 +218,7 @@ def _limited(setup: ApplicationSetup, limits: Sequence[CoreLimit]) -> list[PlanS
             needs=each.needs,
             has=each.has,
             unit="cores",
-            application=application,
+            application=key,
             hardware=each.hardware,
         )
         for each in limits
@@ -213,7 +234,7 @@ class _Explained:
         self.plan = placed.steady.plans[key]
         self.prediction = prediction = placed.predictions[key]
         self.shortfalls = placed.own_shortfalls[key]
-        self.limits = placed.limits(key)
+        self.limits = placed.limits[key]
         self._placed = placed
         self._several = len(placed.setups) > 1
         self._room = room = placed.placement.rooms[key]
@@ -230,11 +251,11 @@ class _Explained:
     def _one_more(self) -> tuple[Plan, list[PlanShortfall]]:
         """The plan for one more request per second while the other applications keep theirs, and what it lacks."""
         placed, key, rate_rps = self._placed, self.key, self.prediction.rate_rps + 1
-        then = steady_plans([self.setup], {key: rate_rps}, others=placed.others(key))
+        then = steady_plans([self.setup], {key: rate_rps}, others=placed.kept_from(key))
         prediction = PlanPrediction(self.setup, then.plans[key], rate_rps, placed.arrivals)
         found = shortfalls_of(self.setup, prediction, placed.placement.room_for(key, then.plans[key]))
         if found:
-            found += _limited(self.setup, placed.limits_in(then, key, rate_rps))
+            found += _limited(key, placed.limits_in(then, key, 1.0))
         return then.plans[key], found
 
     def named(self, text: str) -> str:
@@ -343,12 +364,15 @@ class _Explained:
     def notes(self) -> list[str]:
         """What limits how far the report can be trusted, and what may surprise in it."""
         setup, application = self.setup, self.setup.application
-        found = [
+        own = [
             self._own_criterion,
             _other_arrivals(setup, self.prediction, self._other, self.feasible),
             self._placed.steady.cut_short.get(self.key, ""),
             *_resting(setup, self.plan, self.prediction.rate_rps),
             *(each.why for each in self.limits if not self.shortfalls),
+        ]
+        found = [
+            *map(self.named, own),
             *_assumed_profiles(setup, self.plan),
             *foreign_profiles(application),
             *shared_profiles(application),

@@ -1,16 +1,10 @@
 """The report of `sloop plan`: plans, predictions, costs and reasons, as values. Its fields are the keys of the JSON."""
 
-from typing import Final
-
 from msgspec import Struct
 
 from sloop.systems.planning.marginal import NOTHING, BindingConstraint, MarginalCost
 from sloop.systems.planning.placement import PlanShortfall
 from sloop.systems.planning.prediction import Arrivals
-from sloop.text import counted, listed, number
-
-NAMED_MAX: Final = 3
-"""Applications that a limit names; the others are counted."""
 
 
 class StageReport(Struct, frozen=True):
@@ -115,18 +109,8 @@ class CoreLimit(Struct, frozen=True):
     has: float
     others: tuple[tuple[str, float], ...]
     """The other applications with their cores, the largest first."""
-
-    @property
-    def why(self) -> str:
-        """The limit as text."""
-        of_kind = f" of {self.hardware}" if self.hardware else ""
-        named = listed([f"{name} has {number(cores)}" for name, cores in self.others[:NAMED_MAX]])
-        more = len(self.others) - NAMED_MAX
-        named += f", and {counted(more, 'other')} the rest" if more > 0 else ""
-        return (
-            f"the other applications leave it {number(self.has)} of the {number(self.needs)} cores{of_kind} that it "
-            f"would have alone: {named}"
-        )
+    why: str
+    """The limit as text."""
 
 
 class ApplicationReport(Struct, frozen=True):

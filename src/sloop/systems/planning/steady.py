@@ -7,8 +7,8 @@ minutes, and is asked again until it keeps its plans. The setups' own policies s
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
-from typing import Final
+from itertools import repeat
+from typing import Final, overload
 
 from sloop.core.ledger import Ledger
 from sloop.core.monitor import BUCKETS_KEPT, SLACK_BUCKETS_KEPT
@@ -141,7 +141,7 @@ def _view(
             _stage_view(now_ns, setup, name, targets.get(name), rate_rps * often)
             for name, often in application.visits.items()
         ),
-        ingress=Traffic(buckets=_buckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S),
+        ingress=Traffic(buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S),
         share=1.0,
         weight=application.weight,
         paths=application.paths,
@@ -167,7 +167,7 @@ def _stage_view(
         replicas=tuple([ReplicaView(ReplicaId(id), spec, Life.READY, 0, 0) for id, spec in enumerate(specs)]),
         queue=(),
         running=0,
-        buckets=_buckets(now_ns, rate_rps, application.slo_ns, occupation, ready_cores),
+        buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns, occupation, ready_cores),
         bucket_ns=NS_PER_S,
         visits=application.visits[name],
     )
@@ -205,27 +205,54 @@ def _occupation(target: StagePlan | None, beliefs: Mapping[BeliefKey, Estimate],
     return Occupation(busy_cores, running, waiting)
 
 
-def _buckets(
-    now_ns: int, rate_rps: float, slo_ns: int, busy: Occupation | None = None, ready_cores: float = 0.0
-) -> list[Bucket]:
-    """The last seconds at a steady rate. As in a monitor only the newest keep slacks, here one list for all of them."""
-    busy = busy or Occupation()
-    waiting_ns, running_ns = round(busy.waiting * NS_PER_S), round(busy.running * NS_PER_S)
-    busy_core_ns, ready_core_ns = round(busy.busy_cores * NS_PER_S), round(ready_cores * NS_PER_S)
-    starts_ns = range(now_ns - BUCKETS_KEPT * NS_PER_S, now_ns, NS_PER_S)
-    buckets = [
-        Bucket(start_ns, arrivals, waiting_ns, running_ns, busy_core_ns, ready_core_ns)
-        for start_ns, arrivals in zip(starts_ns, _arrivals(rate_rps), strict=True)
-    ]
-    newest = buckets[-SLACK_BUCKETS_KEPT:]
-    slack_ns = {count: [slo_ns] * min(count, SLACKS_MAX) for count in {bucket.arrivals for bucket in newest}}
-    for bucket in newest:
-        bucket.slack_ns = slack_ns[bucket.arrivals]
-    return buckets
+class SteadyBuckets(Sequence[Bucket]):
+    """The buckets of the ten minutes before `now_ns`, at a steady rate. As in a monitor only the newest keep slacks.
 
+    Each is made when it is read: of the 120,000 buckets of 200 applications, policies read only a few thousand.
+    """
 
-def _arrivals(rate_rps: float) -> list[int]:
-    """Arrivals in each second that monitors keep, evenly spread: whole numbers with the rate as mean, the last rounded
-    up. The tolerance hides the float error of ten minutes' arrivals at 1e7/s."""
-    passed = [math.ceil(rate_rps * left - 1e-6) for left in range(BUCKETS_KEPT, -1, -1)]
-    return [before - after for before, after in pairwise(passed)]
+    def __init__(
+        self, now_ns: int, rate_rps: float, slo_ns: int, busy: Occupation | None = None, ready_cores: float = 0.0
+    ) -> None:
+        busy = busy or Occupation()
+        self._start_ns = now_ns - BUCKETS_KEPT * NS_PER_S
+        self._rate_rps = rate_rps
+        self._slo_ns = slo_ns
+        self._waiting_ns, self._running_ns = round(busy.waiting * NS_PER_S), round(busy.running * NS_PER_S)
+        self._busy_core_ns, self._ready_core_ns = round(busy.busy_cores * NS_PER_S), round(ready_cores * NS_PER_S)
+        self._slack_ns: dict[int, list[int]] = {}
+        """By arrivals: the slacks of all buckets with as many."""
+
+    def __len__(self) -> int:
+        return BUCKETS_KEPT
+
+    @overload
+    def __getitem__(self, index: int) -> Bucket: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Bucket]: ...
+    def __getitem__(self, index: int | slice) -> Bucket | list[Bucket]:
+        places = range(BUCKETS_KEPT)[index]
+        return self._at(places) if isinstance(places, int) else [self._at(place) for place in places]
+
+    def _at(self, place: int) -> Bucket:
+        arrivals = self._left(BUCKETS_KEPT - place) - self._left(BUCKETS_KEPT - place - 1)
+        return Bucket(
+            self._start_ns + place * NS_PER_S,
+            arrivals,
+            self._waiting_ns,
+            self._running_ns,
+            self._busy_core_ns,
+            self._ready_core_ns,
+            self._slacks(arrivals if place >= BUCKETS_KEPT - SLACK_BUCKETS_KEPT else 0),
+        )
+
+    def _left(self, seconds: int) -> int:
+        """Arrivals in the last `seconds`: whole numbers with the rate as mean, evenly spread, the last rounded up. The
+        tolerance hides the float error of ten minutes' arrivals at 1e7/s."""
+        return math.ceil(self._rate_rps * seconds - 1e-6)
+
+    def _slacks(self, arrivals: int) -> list[int]:
+        found = self._slack_ns.get(arrivals)
+        if found is None:
+            found = self._slack_ns[arrivals] = [self._slo_ns] * min(arrivals, SLACKS_MAX)
+        return found
