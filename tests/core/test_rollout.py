@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.actions import Action, Assigned, Decided, End, Rollout, StartBatch, StartReplica, StopReplica, VersionState
+from sloop.actions import (
+    Action,
+    Assigned,
+    Decided,
+    End,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.core.rollout import Attainment, is_worse
 from sloop.events import (
     WOKE,
@@ -19,6 +30,7 @@ from sloop.events import (
     ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
+    Resized,
 )
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Canary, Outcome, ReplicaId, RequestId
@@ -139,6 +151,18 @@ def test_a_version_without_room_is_given_up_after_a_while() -> None:
     assert ("2", "retired", 0.0) in steps(scene.actions)
     (given_up,) = [a for a in scene.actions if isinstance(a, Rollout) and a.state is VersionState.RETIRING]
     assert "no node had room" in given_up.why
+
+
+def test_a_new_version_gets_cores_that_quiet_applications_hold() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0}, cores=2, obeys=True)
+    scene.warm_up()
+    for second in range(1, 100):
+        scene.act(1000 * second, WOKE)
+    assert deploy(scene, 99_500) == []
+    shrunk = [a for a in scene.actions if isinstance(a, ResizeReplica)]
+    assert [a.cores for a in shrunk] == [0.666, 0.666]
+    actions = scene.act(99_510, *[Resized(a.replica, a.cores) for a in shrunk])
+    assert [a.spec.cores for a in actions if isinstance(a, StartReplica)] == [0.666]
 
 
 def test_a_later_version_takes_the_place_of_one_that_still_starts() -> None:

@@ -19,6 +19,7 @@ from sloop.actions import (
     StartReplica,
     StopReplica,
 )
+from sloop.core.ledger import millicores
 from sloop.core.planner import cores_by_hardware, trimmed
 from sloop.events import (
     WOKE,
@@ -149,8 +150,8 @@ def test_plans_never_want_more_cores_than_there_are(wanted: list[float], cores: 
     scene = Deployment(names, cores=cores, obeys=True, **({"divide": divide} if divide else {}))
     scene.act(0, WOKE)
     total = sum(scene.planned_cores(name) for name in names)
-    assert total <= cores + 1e-6
-    if sum(wanted) <= cores:
+    assert sum(millicores(scene.planned_cores(name)) for name in names) <= millicores(cores)
+    if sum(map(millicores, wanted)) <= cores * 1000:
         assert [scene.planned_cores(name) for name in names] == pytest.approx(wanted)
     else:
         assert total == pytest.approx(cores, abs=0.01 * len(wanted))

@@ -263,7 +263,11 @@ class ControlPath:
         self.wake_ns = 0
 
     def add(self, application: ApplicationState, now_ns: int) -> ControlledApplication:
-        """Plan for one more application version from now on."""
+        """Plan for one more application version from now on. The others are planned again with it, so that it gets its
+        part of the cores, also of those that quiet applications hold."""
+        for each in self._applications.values():
+            if each.next_plan_ns != FOREVER_NS and not each.is_resting:
+                each.next_plan_ns = each.active_ns = now_ns
         self.planner.add(application.key, application.parts.policies)
         self._applications[application.key] = made = ControlledApplication(
             application, next_plan_ns=now_ns, active_ns=now_ns

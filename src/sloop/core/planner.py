@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from sloop.core.ledger import millicores
+from sloop.core.ledger import MILLI, millicores
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput
 from sloop.errors import InputError
@@ -125,7 +125,7 @@ class Planner:
             divided = self._policies[demands[0].key].divide.cores(total, demands)
             for demand, cores in zip(demands, divided, strict=True):
                 if cores < demand.cores * (1 - ROUNDING):
-                    limits[demand.key, hardware] = cores
+                    limits[demand.key, hardware] = _whole(cores)
         return limits
 
 
@@ -156,12 +156,17 @@ def check(plan: Plan, view: ClusterView) -> None:
 
 def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
     """The cores that a plan wants of each kind of hardware."""
-    found: dict[str, float] = {}
+    millis: dict[str, int] = {}
     for target in plan.stages if plan else ():
         for group in target.groups:
             slot = group.spec.slot
-            found[slot.hardware] = found.get(slot.hardware, 0.0) + group.count * slot.cores
-    return found
+            millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * millicores(slot.cores)
+    return {hardware: milli / MILLI for hardware, milli in millis.items()}
+
+
+def _whole(cores: float) -> float:
+    """Cores rounded down to the thousandths in which the ledger counts, so that parts of a node fit on it together."""
+    return math.floor(cores * MILLI + ROUNDING) / MILLI
 
 
 def _is_of(view: NodeView, hardware: str) -> bool:
@@ -218,7 +223,7 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
         if count == group.count and factor is None:
             return group
         rate_rps = group.rate_rps * count / group.count if group.count else 0.0
-        spec = spec if factor is None else spec.with_cores(spec.cores * factor)
+        spec = spec if factor is None else spec.with_cores(_whole(spec.cores * factor) or spec.cores * factor)
         return structs.replace(group, spec=spec, count=count, rate_rps=rate_rps)
 
     stages = tuple(
