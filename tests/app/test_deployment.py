@@ -158,6 +158,8 @@ def test_an_application_that_joins_knows_the_kinds_of_the_cluster() -> None:
         ("name: x\napplications: [y.yaml]", r"applications\[0\]: y\.yaml is a deployment, not an application"),
         ("name: x\napplications: [a.yaml]\nsytem: static", r"3: sytem: unknown key 'sytem'(.|\n)*'system'"),
         ("name: x\napplications: 3", r"2: applications: must be a list, not 3"),
+        ("name: x\napplications: [{slo_ms: 9, stages: []}]", r"2: applications\[0\]: the key 'name' is missing"),
+        ("name: x\napplications: [{name: [y], slo_ms: 9, stages: [{name: s, profile: ResNet-T}]}]", "must be text"),
         (
             "name: x\napplications: [a.yaml, b.yaml]",
             r"b\.yaml:4: cluster: the application declares another cluster than its .* \(.*a\.yaml:4: cluster\)",

@@ -12,7 +12,7 @@ from sloop.app.document import parse_yaml
 from sloop.app.hardware import GIB, local
 from sloop.app.load import load_application, load_scenario, read_application, read_scenario
 from sloop.app.scenario import ColdStartTruth, Scenario, ServiceTruth, Truth
-from sloop.app.variants import read_latency, read_profile
+from sloop.app.stages import read_latency, read_profile
 from sloop.errors import InputError
 from sloop.options import as_value
 from sloop.profile import RESNET18_HUMAN, RESNET_T, Amdahl, Latency, LatencyTable, Profile, Quadratic, Region
@@ -159,6 +159,7 @@ def test_a_profile_of_another_version_of_the_model_is_refused(tmp_path: Path) ->
         ("name: demo", "name: 12", "app.yaml:1: name", "must be text, not 12", "quotes"),
         ("name: demo", "name: demo\nname: two", "app.yaml:2: name", "duplicate key 'name'", "line 1"),
         ("name: crop", "name: detect", "app.yaml:6: stages[1].name", "two stages are called 'detect'", "line 4"),
+        ("name: large", "name: [small]", "app.yaml:11: stages[1].variants[1].name", "must be text, not a list", ""),
         ("name: large", "name: small", "app.yaml:11: stages[1].variants[1].name", "two variants", "line 8"),
         ("after: [detect]", "after: [detekt]", "app.yaml:15: stages[1].after[0]", "no stage", "did you mean 'detect'?"),
         ("after: [detect]", "after: [join]", "app.yaml:15: stages[1].after", "crop → join → crop", "remove"),

@@ -78,9 +78,10 @@ def read_name(value: Value) -> str:
 
 
 def check_unique(names: Iterable[Value], noun: str) -> None:
-    """InputError, with the place of the first, if two of these values are equal."""
+    """InputError, with the place of the first, if two of these names are equal. Values that are not text are ignored:
+    whoever reads them refuses them."""
     seen: dict[object, Value] = {}
-    for name in names:
+    for name in (name for name in names if isinstance(name.content, str)):
         first = seen.setdefault(name.content, name)
         if first is not name:
             place = f"line {first.line}" if first.file == name.file else f"{first.file}:{first.line}"

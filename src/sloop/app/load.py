@@ -1,4 +1,4 @@
-"""Loads applications and scenarios from files or mappings.
+"""Loads applications, deployments and scenarios from files or mappings.
 
 Any input gives values that keep all rules, or an InputError that names file, line, key and the fix. Reads the disk only
 for profiles, and to check that named files exist. `sloop.systems` reads the parameters of a system.
@@ -17,17 +17,14 @@ from sloop.app.application import (
     Stage,
     SystemChoice,
     accelerators_in,
-    find_cycle,
 )
 from sloop.app.document import check_unique, existing_file, read_name, read_yaml
-from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
-from sloop.app.hardware import Kinds, local, read_cluster
+from sloop.app.hardware import local, read_cluster
 from sloop.app.scenario import Change, NetworkTruth, Scenario, Truth
-from sloop.app.variants import VARIANT_KEYS, read_variants
+from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_stages
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
-from sloop.units import ms
-from sloop.vocabulary import Canary, Node, Path
+from sloop.vocabulary import Canary, Node
 from sloop.workload.link import link_options
 from sloop.workload.read import trace_options
 
@@ -37,12 +34,8 @@ APPLICATION_KEYS: Final = ("name", "slo_ms", "stages", "paths", "system", "clust
 DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits")
 SCENARIO_KEYS: Final = ("trace", "traces", "duration_s", "seed", "truth", "systems", "changes")
 SYSTEM_KEYS: Final = {"system", "systems"}
-EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
-APPLICATIONS_MAX, STAGES_MAX, FAN_OUT_MAX, CHANGES_MAX = 1_000, 100, 100_000, 10_000
-SLO_MS_MAX: Final = 1e9
+APPLICATIONS_MAX, CHANGES_MAX = 1_000, 10_000
 NAME_CHARS_MAX: Final = 100
-SHARE_SLACK: Final = 1e-6
-"""The sum of shares may exceed 1 by this much, because people write them with few digits."""
 DEFAULT_SYSTEM, DEFAULT_SYSTEM_OF_GRAPHS = "sponge", "biscale"
 
 Source = str | FilePath | Mapping[str, object]
@@ -54,17 +47,19 @@ def load_application(
 ) -> Application:
     """The application in a file or a mapping, which may also be a scenario; all keys of the scenario are checked.
 
-    Relative paths start at `folder`, by default the folder of the file. `cluster` is the cluster that the application
-    joins, if there is one already.
+    Relative paths start at `folder`, by default the folder of the file. `cluster` is the cluster of the deployment that
+    the application joins; the keys of a scenario have no effect then.
     """
     document, base = _document(source, folder)
     fields = document.mapping()
     if "applications" in fields:
         what = "a deployment of several applications; one application is needed here"
         fields["applications"].fail(what, "name the file of one application")
-    if _is_scenario(fields):
+    if cluster is not None:
+        return read_application(document, base, DeclaredCluster(tuple(cluster)))
+    if "trace" in fields or "traces" in fields:
         return read_scenario(document, base).application
-    return read_application(document, base, None if cluster is None else DeclaredCluster(tuple(cluster)))
+    return read_application(document, base)
 
 
 def load_deployment(sources: Source | Sequence[Source], *, folder: FilePath | None = None) -> Deployment:
@@ -96,10 +91,6 @@ def _document(source: Source, folder: FilePath | None) -> tuple[Value, FilePath]
     return read_yaml(path), folder or path.parent
 
 
-def _is_scenario(fields: Mapping[str, Value]) -> bool:
-    return "trace" in fields or "traces" in fields
-
-
 # Deployments
 
 
@@ -121,7 +112,7 @@ class _Member:
 
     @property
     def name(self) -> Value:
-        """Its name; where it is missing, its document."""
+        """Its name; its document, if it has none."""
         return self.instead.get("name") or self.document.mapping().get("name", self.document)
 
 
@@ -212,14 +203,13 @@ def read_application(
     fields = {**own, **(instead or {})}
     slo_ms = fields["slo_ms"].number(above=0, most=SLO_MS_MAX)
     nodes = _joined_cluster(own, cluster)
-    kinds = accelerators_in(nodes)
-    stages = _stages(fields["stages"], folder, kinds)
+    stages = read_stages(fields["stages"], folder, accelerators_in(nodes))
     application = Application(
         name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
         system=_systems(fields, folder, len(stages))[0],
-        declared_paths=_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
+        declared_paths=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
         weight=fields["weight"].number(above=0, most=1e6) if "weight" in fields else 1.0,
@@ -282,190 +272,6 @@ def _system_name(value: Value, folder: FilePath) -> str:
     """The name of a system, or the absolute path of a Python file with a user's system."""
     name = value.text()
     return str(existing_file(value, folder, "system file")) if name.endswith(".py") else name
-
-
-def _stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ...]:
-    values = value.elements()
-    if not 1 <= len(values) <= STAGES_MAX:
-        value.fail(f"{len(values)} stages; an application has 1 to {STAGES_MAX}", "add or remove stages")
-    stages = tuple(_stage(each, folder, kinds) for each in values)
-    fields = [each.mapping() for each in values]
-    names = tuple(stage.name for stage in stages)
-    check_unique((each["name"] for each in fields), "stage")
-    for each, stage in zip(fields, stages, strict=True):
-        for after in each["after"].one_or_more() if stage.after else ():
-            if after.content not in names:
-                after.fail(f"no stage is called {after.content!r}", nearest(str(after.content), names))
-    cycle = find_cycle({stage.name: stage.after for stage in stages})
-    if cycle:
-        first = fields[names.index(cycle[0])]["after"]
-        first.fail(f"the stages form a cycle: {' → '.join(cycle)}", "remove one of these from `after`")
-    _check_conditions(fields, stages)
-    return stages
-
-
-def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
-    fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS), required=("name",))
-    name = read_name(fields["name"])
-    after = _after(fields)
-    return Stage(
-        name,
-        read_variants(value, name, folder, kinds),
-        after=after,
-        when=_conditions(fields["when"], after) if "when" in fields else (),
-        each=_each(fields["each"], after) if "each" in fields else None,
-        join=fields["join"].boolean() if "join" in fields else False,
-        entry=fields["entry"].boolean() if "entry" in fields else False,
-    )
-
-
-# The graph: edges and paths
-
-
-def _after(fields: Mapping[str, Value]) -> tuple[str, ...]:
-    """The names under `after`, each once."""
-    after: list[str] = []
-    if "after" in fields and fields["after"].content is not None:
-        for each in fields["after"].one_or_more():
-            if each.text() in after:
-                each.fail(f"{each.content!r} is named twice", "name it once")
-            after.append(each.text())
-    return tuple(after)
-
-
-def _conditions(value: Value, after: tuple[str, ...]) -> tuple[When, ...]:
-    """At most one condition for each stage in `after`."""
-    found: dict[str, When] = {}
-    for each in value.one_or_more():
-        when = _when(each, after)
-        if when.of in found:
-            each.fail(
-                f"two conditions on the outputs of {when.of!r}", "put a stage with the first condition between them"
-            )
-        found[when.of] = when
-    return tuple(found.values())
-
-
-def _when(value: Value, after: tuple[str, ...]) -> When:
-    if not isinstance(value.content, Mapping):
-        return When(_source(value, None, after), value.text())
-    fields = value.mapping(("of", "output", "is", "share"))
-    values = tuple(sorted({each.integer() for each in fields["is"].one_or_more()})) if "is" in fields else ()
-    if "is" in fields and not values:
-        fields["is"].wrong("at least one number")
-    if values and "output" not in fields:
-        fields["is"].fail("there is no 'output' to compare with these values", "add 'output: NAME'")
-    if not fields.keys() & {"output", "share"}:
-        value.fail("neither an 'output' nor a 'share'", "name the output that decides, for example `when: is_text`")
-    return When(
-        _source(value, fields.get("of"), after),
-        fields["output"].text() if "output" in fields else "",
-        values,
-        fields["share"].number(least=0, most=1) if "share" in fields else None,
-    )
-
-
-def _each(value: Value, after: tuple[str, ...]) -> Each:
-    if not isinstance(value.content, Mapping):
-        return Each(_source(value, None, after), value.text())
-    fields = value.mapping(("of", "output", "mean", "most"))
-    most = fields["most"].integer(least=1, most=FAN_OUT_MAX) if "most" in fields else PARTS_MAX
-    return Each(
-        _source(value, fields.get("of"), after),
-        fields["output"].text() if "output" in fields else "",
-        fields["mean"].number(above=0, most=most) if "mean" in fields else 1.0,
-        most,
-    )
-
-
-def _source(value: Value, of: Value | None, after: tuple[str, ...]) -> str:
-    """The stage whose output is used: the one under `of`, or the only one in `after`."""
-    if of is not None:
-        if of.content not in after:
-            help = nearest(str(of.content), after) if after else f"add 'after: {of.content}'"
-            of.fail(f"{of.content!r} is not in `after`", help)
-        return of.text()
-    if not after:
-        value.fail("there is no output to use: this stage has no `after`", "add 'after: STAGE'")
-    if len(after) > 1:
-        value.fail(f"this stage comes after {len(after)} stages: say which one has the output", "add 'of: STAGE'")
-    return after[0]
-
-
-def _check_conditions(fields: Sequence[Mapping[str, Value]], stages: Sequence[Stage]) -> None:
-    """InputError if conditions on one output overlap, have two shares, or have shares that sum to more than 1."""
-    declared: dict[tuple[str, str], dict[object, float]] = {}
-    seen: dict[tuple[str, str], list[When]] = {}
-    for each, stage in zip(fields, stages, strict=True):
-        for when in stage.when:
-            _check_overlap(each["when"], stage, when, seen.setdefault((when.of, when.output), []))
-            if when.share is None:
-                continue
-            shares = declared.setdefault((when.of, when.output), {})
-            first = shares.setdefault(when.values if when.output else stage.name, when.share)
-            if first != when.share:
-                each["when"].fail(
-                    f"two shares, {first:g} and {when.share:g}, for one condition on the output of {when.of!r}",
-                    "give one of them, or the same share twice",
-                )
-            if sum(shares.values()) > 1.0 + SHARE_SLACK:
-                each["when"].fail(
-                    f"the shares of the branches after {when.of!r} sum to more than 1",
-                    "branches on one output exclude each other; name another `output` for branches that do not",
-                )
-
-
-def _check_overlap(value: Value, stage: Stage, when: When, others: list[When]) -> None:
-    """Conditions on one output must be equal or exclude each other; otherwise their shares would be ambiguous."""
-    if not when.output:
-        return
-    for other in others:
-        if other.values != when.values and not are_exclusive(other, when):
-            value.fail(
-                f"one value of output {when.output!r} of {when.of!r} would lead to stage {stage.name!r} and to another",
-                "give both the same values, or values without overlap; without `is`, every value but 0 leads there",
-            )
-    others.append(when)
-
-
-def _paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Path, ...]:
-    """The declared paths. Their shares sum to at most 1; without any, they are equal."""
-    values = value.elements()
-    if not values:
-        value.wrong("at least one path", "for example [{stages: [detect, read], slo_ms: 300}]")
-    paths = [_path(each, stages, slo_ms, 1.0 / len(values)) for each in values]
-    has_share = ["share" in each.mapping() for each in values]
-    if any(has_share) and not all(has_share):
-        values[has_share.index(False)].fail("some paths have a share, this one has none", "give each path its share")
-    if sum(path.share for path in paths) > 1.0 + SHARE_SLACK:
-        value.fail("the shares sum to more than 1", "they are the fractions of requests that take each path")
-    left_out = next((stage.name for stage in stages if not any(stage.name in path.stages for path in paths)), None)
-    if left_out is not None:
-        value.fail(f"no path leads through stage {left_out!r}", "add a path through it, or remove the stage")
-    return tuple(paths)
-
-
-def _path(value: Value, stages: Sequence[Stage], slo_ms: float, share: float) -> Path:
-    fields = value.mapping(("stages", "slo_ms", "share"), required=("stages",))
-    names = fields["stages"].elements()
-    if not names:
-        fields["stages"].wrong("at least one stage")
-    by_name = {stage.name: stage for stage in stages}
-    before = ""
-    for each in names:
-        stage = by_name.get(each.text())
-        if stage is None:
-            each.fail(f"no stage is called {each.content!r}", nearest(str(each.content), tuple(by_name)))
-        if not before and stage.after and not stage.entry:
-            each.fail(f"no request begins at {stage.name!r}", "add `entry: true` to it, or begin with a first stage")
-        if before and before not in stage.after:
-            each.fail(f"{stage.name!r} does not come after {before!r}", f"add {before!r} to its `after`")
-        before = stage.name
-    return Path(
-        tuple(each.text() for each in names),
-        ms(fields["slo_ms"].number(above=0, most=SLO_MS_MAX) if "slo_ms" in fields else slo_ms),
-        fields["share"].number(above=0, most=1) if "share" in fields else share,
-    )
 
 
 # Scenarios

@@ -1,0 +1,419 @@
+"""Reads the stages of an application: the variants of each with their model files and profiles, edges, and paths.
+
+Reads the disk only for profiles, and to check that named files exist.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Final
+
+from sloop.app.application import Stage, Variant, find_cycle
+from sloop.app.document import check_unique, existing_file, read_name
+from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
+from sloop.app.hardware import Kinds, accelerators_of, known_kinds
+from sloop.errors import InputError
+from sloop.options import Value, keys_of, limited, nearest, placed, read_options
+from sloop.profile.profile import (
+    Amdahl,
+    Cells,
+    Latency,
+    LatencyTable,
+    Origin,
+    Profile,
+    Quadratic,
+    is_of,
+    load_profile,
+    path_beside,
+)
+from sloop.profile.published import PUBLISHED
+from sloop.text import listed
+from sloop.units import ms
+from sloop.vocabulary import Path
+
+EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
+VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles")
+FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
+STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
+SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
+SHARE_SLACK: Final = 1e-6
+"""The sum of shares may exceed 1 by this much, because people write them with few digits."""
+
+
+def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ...]:
+    """The stages under `stages`, in the file's order. `kinds` is the hardware of the cluster."""
+    values = value.elements()
+    if not 1 <= len(values) <= STAGES_MAX:
+        value.fail(f"{len(values)} stages; an application has 1 to {STAGES_MAX}", "add or remove stages")
+    stages = tuple(_stage(each, folder, kinds) for each in values)
+    fields = [each.mapping() for each in values]
+    names = tuple(stage.name for stage in stages)
+    check_unique((each["name"] for each in fields), "stage")
+    for each, stage in zip(fields, stages, strict=True):
+        for after in each["after"].one_or_more() if stage.after else ():
+            if after.content not in names:
+                after.fail(f"no stage is called {after.content!r}", nearest(str(after.content), names))
+    cycle = find_cycle({stage.name: stage.after for stage in stages})
+    if cycle:
+        first = fields[names.index(cycle[0])]["after"]
+        first.fail(f"the stages form a cycle: {' → '.join(cycle)}", "remove one of these from `after`")
+    _check_conditions(fields, stages)
+    return stages
+
+
+def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
+    fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS), required=("name",))
+    name = read_name(fields["name"])
+    after = _after(fields)
+    return Stage(
+        name,
+        _variants(value, name, folder, kinds),
+        after=after,
+        when=_conditions(fields["when"], after) if "when" in fields else (),
+        each=_each(fields["each"], after) if "each" in fields else None,
+        join=fields["join"].boolean() if "join" in fields else False,
+        entry=fields["entry"].boolean() if "entry" in fields else False,
+    )
+
+
+def _variants(stage: Value, name: str, folder: FilePath, kinds: Kinds) -> tuple[Variant, ...]:
+    """The variants of a stage called `name`: those under `variants`, or the stage's own model and profile."""
+    fields = stage.mapping()
+    if "variants" not in fields:
+        return (_variant(stage, name, folder, kinds),)
+    for key in VARIANT_KEYS:
+        if key in fields:
+            fields[key].fail(f"a stage has either {key!r} or 'variants', not both", "move it to a variant")
+    values = fields["variants"].elements()
+    if not values:
+        fields["variants"].wrong("at least one variant")
+    names = [each.mapping(("name", *VARIANT_KEYS), required=("name",))["name"] for each in values]
+    check_unique(names, "variant")
+    return tuple(_variant(each, read_name(own), folder, kinds) for each, own in zip(values, names, strict=True))
+
+
+def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant:
+    fields = value.mapping()
+    if not fields.keys() & {"model", "profile", "profiles"}:
+        value.fail(
+            f"{name!r} has neither a 'model' (an ONNX or Python file) nor a 'profile'", "add 'model: ./FILE.onnx'"
+        )
+    model = existing_file(fields["model"], folder, "model file") if "model" in fields else None
+    profile: Profile | None = None
+    if "profile" in fields:
+        profile = read_profile(fields["profile"], folder)
+        _check_accelerator(fields["profile"], profile, kinds)
+    elif model is not None and path_beside(model).is_file():
+        profile = _profile_beside(model, fields["model"])
+    profiles = _profiles(fields["profiles"], folder, kinds) if "profiles" in fields else {}
+    if model is not None and "profile" not in fields:
+        profiles = _profiles_beside(model, fields["model"], kinds) | profiles
+    accuracy = fields["accuracy"].number(least=0, most=100) if "accuracy" in fields else None
+    return Variant(name, str(model) if model else None, accuracy, profile, profiles)
+
+
+# Profiles
+
+
+def _profiles(value: Value, folder: FilePath, kinds: Kinds) -> dict[str, Profile]:
+    """The profiles by kind of hardware, which may be kinds that the cluster does not have."""
+    fields = value.mapping()
+    if not fields:
+        value.wrong("at least one profile", "for example {c5.2xlarge: ./cpu.profile.json}")
+    known = tuple(dict.fromkeys((*kinds, *known_kinds())))
+    profiles: dict[str, Profile] = {}
+    for hardware, each in fields.items():
+        if hardware not in known:
+            each.fail(f"unknown hardware {hardware!r}", nearest(hardware, known))
+        profiles[hardware] = profile = read_profile(each, folder)
+        accelerators = kinds.get(hardware, accelerators_of(hardware))
+        if accelerators is not None:
+            _check_accelerator(each, profile, {hardware: accelerators})
+    return profiles
+
+
+def _check_accelerator(value: Value, profile: Profile, kinds: Kinds) -> None:
+    """InputError if none of these kinds of hardware has the accelerator that the profile is for."""
+    if not profile.accelerator or any(profile.accelerator in accelerators for accelerators in kinds.values()):
+        return
+    place = value.under("accelerator", None) if isinstance(value.content, Mapping) else value
+    there = sorted(frozenset[str]().union(*kinds.values()))
+    has = f"has {listed(there)}" if there else "has none"
+    what = f"the profile is for accelerator {profile.accelerator!r}, and no node of {listed(tuple(kinds))} has one"
+    place.fail(what, f"the hardware {has}; correct the profile, or the `devices` of the nodes")
+
+
+def read_profile(value: Value, folder: FilePath) -> Profile:
+    """The profile that `value` declares: a mapping, the name of a published profile, or the path of a file."""
+    if isinstance(value.content, Mapping):
+        return _inline_profile(value)
+    text = value.text()
+    if text in PUBLISHED:
+        return PUBLISHED[text]
+    path = folder / text
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # not a valid file name
+        found = False
+    if not found:
+        value.fail(f"no profile file {str(path)!r} and no published profile {text!r}", nearest(text, tuple(PUBLISHED)))
+    try:
+        return load_profile(path)
+    except InputError as error:
+        value.fail(error.what, error.help)
+
+
+def _profiles_beside(model: FilePath, value: Value, kinds: Kinds) -> dict[str, Profile]:
+    """The profiles that `sloop profile --hardware` wrote next to a model, for the kinds of hardware of the cluster."""
+    found: dict[str, Profile] = {}
+    for hardware, accelerators in kinds.items():
+        if hardware and path_beside(model, hardware).is_file():
+            found[hardware] = profile = _profile_beside(model, value, hardware)
+            _check_accelerator(value, profile, {hardware: accelerators})
+    return found
+
+
+def _profile_beside(model: FilePath, value: Value, hardware: str = "") -> Profile:
+    """The profile that `sloop profile` wrote next to a model."""
+    path = path_beside(model, hardware)
+    try:
+        profile = load_profile(path)
+    except InputError as error:
+        value.fail(f"its profile {path.name!r} is unusable: {error.what}", error.help)
+    if not is_of(profile, model):
+        again = f"measure it again with `sloop profile {value.content}`, or remove {path.name!r}"
+        value.fail(f"its profile {path.name!r} was measured on another version of this model", again)
+    return profile
+
+
+@dataclass(frozen=True, slots=True)
+class _InlineProfile:
+    """The options of an inline profile, except its latency; see `Profile`."""
+
+    max_batch: int = limited(least=1, most=BATCH_MAX)
+    max_cores: float | None = limited(None, above=0, most=CORES_MAX)
+    load_s: float = limited(0.0, least=0, most=1e6)
+    memory_bytes: int = limited(0, least=0)
+    accelerator: str = ""
+    device_memory_bytes: int = limited(0, least=0)
+    origin: Origin = "assumed"
+    hardware: str = ""
+    source: str | None = None
+    software: str = ""
+    date: str = ""
+
+
+def _inline_profile(value: Value) -> Profile:
+    fields = value.mapping(("latency_ms", *keys_of(_InlineProfile)), required=("latency_ms",))
+    latency = read_latency(fields["latency_ms"])
+    options = read_options(_InlineProfile, value, also=("latency_ms",))
+    cores_max = max(max(row) for row in latency.table.values()) if isinstance(latency, LatencyTable) else 16.0
+    with placed(value):
+        return Profile(
+            latency_ms=latency,
+            max_batch=options.max_batch,
+            max_cores=options.max_cores or (1.0 if isinstance(latency, Quadratic) else cores_max),
+            load_s=options.load_s,
+            memory_bytes=options.memory_bytes,
+            accelerator=options.accelerator,
+            device_memory_bytes=options.device_memory_bytes,
+            origin=options.origin,
+            hardware=options.hardware,
+            source=value.where if options.source is None else options.source,
+            software=options.software,
+            date=options.date,
+        )
+
+
+def read_latency(value: Value) -> Latency:
+    """A latency model: `{form: amdahl, gamma: …}`, or with the form as the only key: `{amdahl: {gamma: …}}`."""
+    forms = (*FORMS, "table")
+    fields = value.content
+    if not isinstance(fields, Mapping) or not fields:
+        value.wrong(f"a form of latency ({', '.join(forms)})", "for example {form: amdahl, gamma: 36, ...}")
+    if "form" in fields:
+        form = value.under("form", fields["form"]).choice(forms)
+        rest = replace(value, content={key: field for key, field in fields.items() if key != "form"})
+    elif len(fields) == 1 and next(iter(fields)) in forms:
+        (form,) = fields
+        rest = value.under(form, fields[form])
+    else:
+        value.fail("the key 'form' is missing", f"add 'form:' with one of {', '.join(forms)}")
+    if form == "table":
+        return LatencyTable(_cells(rest))
+    latency = read_options(FORMS[form], rest)
+    for key in latency.__struct_fields__:
+        rest.under(key, getattr(latency, key)).number(least=-LATENCY_MS_MAX, most=LATENCY_MS_MAX)
+    return latency
+
+
+def _cells(value: Value) -> Cells:
+    if isinstance(value.content, Mapping) and set(value.content) == {"table"}:
+        value = value.under("table", value.content["table"])
+    if not isinstance(value.content, Mapping) or not value.content:
+        value.wrong("a table {batch: {cores: ms}}", "for example {1: {1: 46.0, 2: 28.9}, 4: {1: 145.4, 2: 82.4}}")
+    table: Cells = {}
+    for batch, content in value.content.items():
+        row = value.under(batch, content)
+        if not isinstance(batch, int) or not 1 <= batch <= BATCH_MAX:
+            row.fail(f"the batch {batch!r} must be a whole number from 1", "rows are batches, columns cores")
+        if not isinstance(content, Mapping) or not content:
+            row.wrong("a mapping of cores to milliseconds")
+        cells = {cores: row.under(cores, latency_ms) for cores, latency_ms in content.items()}
+        table[batch] = {_cores(cores, cell): cell.number(above=0, most=LATENCY_MS_MAX) for cores, cell in cells.items()}
+    return table
+
+
+def _cores(cores: object, cell: Value) -> float:
+    if not isinstance(cores, int | float) or not 0 < cores <= CORES_MAX:
+        cell.fail(f"the cores {cores!r} must be a positive number", "rows are batches, columns cores")
+    return float(cores)
+
+
+# The graph: edges and paths
+
+
+def _after(fields: Mapping[str, Value]) -> tuple[str, ...]:
+    """The names under `after`, each once."""
+    after: list[str] = []
+    if "after" in fields and fields["after"].content is not None:
+        for each in fields["after"].one_or_more():
+            if each.text() in after:
+                each.fail(f"{each.content!r} is named twice", "name it once")
+            after.append(each.text())
+    return tuple(after)
+
+
+def _conditions(value: Value, after: tuple[str, ...]) -> tuple[When, ...]:
+    """At most one condition for each stage in `after`."""
+    found: dict[str, When] = {}
+    for each in value.one_or_more():
+        when = _when(each, after)
+        if when.of in found:
+            each.fail(
+                f"two conditions on the outputs of {when.of!r}", "put a stage with the first condition between them"
+            )
+        found[when.of] = when
+    return tuple(found.values())
+
+
+def _when(value: Value, after: tuple[str, ...]) -> When:
+    if not isinstance(value.content, Mapping):
+        return When(_source(value, None, after), value.text())
+    fields = value.mapping(("of", "output", "is", "share"))
+    values = tuple(sorted({each.integer() for each in fields["is"].one_or_more()})) if "is" in fields else ()
+    if "is" in fields and not values:
+        fields["is"].wrong("at least one number")
+    if values and "output" not in fields:
+        fields["is"].fail("there is no 'output' to compare with these values", "add 'output: NAME'")
+    if not fields.keys() & {"output", "share"}:
+        value.fail("neither an 'output' nor a 'share'", "name the output that decides, for example `when: is_text`")
+    return When(
+        _source(value, fields.get("of"), after),
+        fields["output"].text() if "output" in fields else "",
+        values,
+        fields["share"].number(least=0, most=1) if "share" in fields else None,
+    )
+
+
+def _each(value: Value, after: tuple[str, ...]) -> Each:
+    if not isinstance(value.content, Mapping):
+        return Each(_source(value, None, after), value.text())
+    fields = value.mapping(("of", "output", "mean", "most"))
+    most = fields["most"].integer(least=1, most=FAN_OUT_MAX) if "most" in fields else PARTS_MAX
+    return Each(
+        _source(value, fields.get("of"), after),
+        fields["output"].text() if "output" in fields else "",
+        fields["mean"].number(above=0, most=most) if "mean" in fields else 1.0,
+        most,
+    )
+
+
+def _source(value: Value, of: Value | None, after: tuple[str, ...]) -> str:
+    """The stage whose output is used: the one under `of`, or the only one in `after`."""
+    if of is not None:
+        if of.content not in after:
+            help = nearest(str(of.content), after) if after else f"add 'after: {of.content}'"
+            of.fail(f"{of.content!r} is not in `after`", help)
+        return of.text()
+    if not after:
+        value.fail("there is no output to use: this stage has no `after`", "add 'after: STAGE'")
+    if len(after) > 1:
+        value.fail(f"this stage comes after {len(after)} stages: say which one has the output", "add 'of: STAGE'")
+    return after[0]
+
+
+def _check_conditions(fields: Sequence[Mapping[str, Value]], stages: Sequence[Stage]) -> None:
+    """InputError if conditions on one output overlap, have two shares, or have shares that sum to more than 1."""
+    declared: dict[tuple[str, str], dict[object, float]] = {}
+    seen: dict[tuple[str, str], list[When]] = {}
+    for each, stage in zip(fields, stages, strict=True):
+        for when in stage.when:
+            _check_overlap(each["when"], stage, when, seen.setdefault((when.of, when.output), []))
+            if when.share is None:
+                continue
+            shares = declared.setdefault((when.of, when.output), {})
+            first = shares.setdefault(when.values if when.output else stage.name, when.share)
+            if first != when.share:
+                each["when"].fail(
+                    f"two shares, {first:g} and {when.share:g}, for one condition on the output of {when.of!r}",
+                    "give one of them, or the same share twice",
+                )
+            if sum(shares.values()) > 1.0 + SHARE_SLACK:
+                each["when"].fail(
+                    f"the shares of the branches after {when.of!r} sum to more than 1",
+                    "branches on one output exclude each other; name another `output` for branches that do not",
+                )
+
+
+def _check_overlap(value: Value, stage: Stage, when: When, others: list[When]) -> None:
+    """Conditions on one output must be equal or exclude each other; otherwise their shares would be ambiguous."""
+    if not when.output:
+        return
+    for other in others:
+        if other.values != when.values and not are_exclusive(other, when):
+            value.fail(
+                f"one value of output {when.output!r} of {when.of!r} would lead to stage {stage.name!r} and to another",
+                "give both the same values, or values without overlap; without `is`, every value but 0 leads there",
+            )
+    others.append(when)
+
+
+def read_paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Path, ...]:
+    """The declared paths. Their shares sum to at most 1; without any, they are equal."""
+    values = value.elements()
+    if not values:
+        value.wrong("at least one path", "for example [{stages: [detect, read], slo_ms: 300}]")
+    paths = [_path(each, stages, slo_ms, 1.0 / len(values)) for each in values]
+    has_share = ["share" in each.mapping() for each in values]
+    if any(has_share) and not all(has_share):
+        values[has_share.index(False)].fail("some paths have a share, this one has none", "give each path its share")
+    if sum(path.share for path in paths) > 1.0 + SHARE_SLACK:
+        value.fail("the shares sum to more than 1", "they are the fractions of requests that take each path")
+    left_out = next((stage.name for stage in stages if not any(stage.name in path.stages for path in paths)), None)
+    if left_out is not None:
+        value.fail(f"no path leads through stage {left_out!r}", "add a path through it, or remove the stage")
+    return tuple(paths)
+
+
+def _path(value: Value, stages: Sequence[Stage], slo_ms: float, share: float) -> Path:
+    fields = value.mapping(("stages", "slo_ms", "share"), required=("stages",))
+    names = fields["stages"].elements()
+    if not names:
+        fields["stages"].wrong("at least one stage")
+    by_name = {stage.name: stage for stage in stages}
+    before = ""
+    for each in names:
+        stage = by_name.get(each.text())
+        if stage is None:
+            each.fail(f"no stage is called {each.content!r}", nearest(str(each.content), tuple(by_name)))
+        if not before and stage.after and not stage.entry:
+            each.fail(f"no request begins at {stage.name!r}", "add `entry: true` to it, or begin with a first stage")
+        if before and before not in stage.after:
+            each.fail(f"{stage.name!r} does not come after {before!r}", f"add {before!r} to its `after`")
+        before = stage.name
+    return Path(
+        tuple(each.text() for each in names),
+        ms(fields["slo_ms"].number(above=0, most=SLO_MS_MAX) if "slo_ms" in fields else slo_ms),
+        fields["share"].number(above=0, most=1) if "share" in fields else share,
+    )
