@@ -183,8 +183,9 @@ def foreign_profiles(application: Application) -> tuple[str, ...]:
 
 
 def _processor_of(hardware: str) -> str:
-    """The name of the processor in `sloop.machine.hardware_name`, without the number of cores."""
-    return re.sub(r", \d+ cores$", "", hardware)
+    """The name of the processor in `sloop.machine.hardware_name`, without the number of cores, and without the kind of
+    node that `sloop profile --hardware` puts before it."""
+    return re.sub(r"^[\w.-]+: |, \d+ cores$", "", hardware)
 
 
 # The cluster of an application or a deployment, as a user declares it.
