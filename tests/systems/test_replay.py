@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sloop.actions import Decided, End, StartReplica
 from sloop.app.load import load_application, load_deployment, load_scenario
@@ -189,6 +192,42 @@ def test_several_applications_and_later_versions_replay_from_a_file(tmp_path: Pa
     again = rebuild(read.header)
     assert again.deployment == made.deployment
     assert replay_log(read, again.core()).difference is None
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> dict[str, Any]:
+    """Two applications on two kinds of hardware, of which one is rented, and changes while they serve."""
+    trace = {"kind": "poisson", "rate": draw(st.sampled_from([3, 20]))}
+    first = DECLARED | {"slo_ms": 400, "rest_after_s": draw(st.sampled_from([0, 2]))}
+    first = {key: value for key, value in first.items() if key not in ("system", "cluster")}
+    second = {"name": "second", "slo_ms": 900, "stages": [{"name": "s", "profile": "ResNet18-human"}]}
+    faster = second | {"stages": [{"name": "s", "profile": "ResNet-T"}]}
+    canary = draw(st.sampled_from([None, {"share": 0.3, "requests_min": 5}, {"share": 0.5, "promote_after_s": 1}]))
+    deploy = {"at_s": draw(st.floats(0, 4)), "deploy": faster, **({"canary": canary} if canary else {})}
+    last = draw(st.sampled_from([{"remove": "two"}, {"promote": "second"}, {"deploy": second | {"name": "third"}}]))
+    rented = {"hardware": "m5.2xlarge", "count": 0, "most": 2}
+    return {
+        "name": "both",
+        "applications": [first, second],
+        "system": draw(st.sampled_from(["biscale", "fa2", "mixed", "hpa", "ipa", "static"])),
+        "cluster": {"nodes": [{"hardware": "c5.4xlarge"}, rented]},
+        "traces": {"two": trace, "second": trace},
+        "truth": {"nodes": {"acquire_s": 0.5, "mtbf_s": 5, "repair_s": 0.5}, "cold_start": {"start_s": 0.3}},
+        "duration_s": 8,
+        "seed": draw(st.integers(0, 99)),
+        "changes": [deploy, {"at_s": draw(st.floats(4, 8))} | last],
+    }
+
+
+@given(scenarios())
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_simulated_runs_replay_whatever_changes_during_them(tmp_path: Path, declared: dict[str, Any]) -> None:
+    scenario = load_scenario(declared)
+    run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
+    log = read_log(tmp_path / "run.jsonl")
+    played = replay_log(log, rebuild(log.header).core(), definitions=log.header.definitions)
+    assert played.difference is None
+    assert played.actions > 20
 
 
 # Plans that are made beside the event loop
