@@ -1,6 +1,7 @@
 """Laws every policy of a verb obeys, whatever it is; a new policy is under them as soon as it is registered."""
 
 import math
+import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -227,8 +228,10 @@ def test_plans_can_be_carried_out(name: str, history: list[tuple[list[int], int,
         now_s = 60 + 15 * step
         stage = stage_of(counts, ready, starting, queue, now_s)
         view = make_view(stage, nodes=(node,), plan=plan)
+        copied, sent = deepcopy(policy), pickle.loads(pickle.dumps(policy))
         answer = twice(policy, "plan", s(now_s), view)
         assert answer == again.plan(s(now_s), view)
+        assert answer == copied.plan(s(now_s), view) == sent.plan(s(now_s), view), "plans are made in other processes"
         if answer is None:
             continue
         plan = answer

@@ -1,6 +1,8 @@
 """The registry of policies, and what users' mistakes in the parameters of one are called."""
 
+import pickle
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any
 
@@ -93,6 +95,12 @@ def test_policies_that_are_called_within_the_event_loop() -> None:
     """All others are called beside it, because their decisions may take longer than a request can wait."""
     quick = {name for name, kind in POLICIES["scale"].items() if getattr(kind, "is_quick", False)}
     assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa"}
+
+
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_policies_can_be_sent_to_another_process(verb: str, name: str) -> None:
+    policy = build(verb, name)
+    assert pickle.loads(pickle.dumps(policy)) == policy == deepcopy(policy)
 
 
 @pytest.mark.parametrize("name", POLICIES["scale"])

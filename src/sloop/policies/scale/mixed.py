@@ -17,7 +17,7 @@ that it may rent a node for one small replica.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -227,18 +227,20 @@ class MixedCluster:
 
     @classmethod
     def of(cls, view: ClusterView, policy: Mixed) -> "MixedCluster":
-        kinds = targets.kinds_of(view)
         for kind in policy.hardware:
             targets.kind_of(view, kind, ())
-        kinds = tuple(kind for kind in kinds if not policy.hardware or kind in policy.hardware)
-        by_kind = {kind: targets.usable([n for n in view.nodes if n.node.hardware == kind]) for kind in kinds}
-        nodes = tuple(node for own in by_kind.values() for node in own)
+        nodes = targets.usable(
+            [node for node in view.nodes if node.node.hardware in policy.hardware or not policy.hardware]
+        )
+        by_kind: dict[str, list[NodeView]] = {} if nodes else {"": []}
+        for node in nodes:
+            by_kind.setdefault(node.node.hardware, []).append(node)
         has_prices = any(node.node.usd_per_h for node in nodes)
         resources = _Resources(by_kind)
         sizes = tuple(
             tuple(
                 size
-                for belief in _beliefs(stage, kinds, policy)
+                for belief in _beliefs(stage, by_kind, policy)
                 for size in _sizes(belief, by_kind[belief.hardware], policy, resources, has_prices=has_prices)
             )
             for stage in view.stages
@@ -354,14 +356,17 @@ class MixedCluster:
     def plan(self, offers: Sequence[Offer], mix: Mix, rates: Sequence[float], *, kept: bool = False) -> Plan:
         """The mix as a plan."""
         stages = tuple(map(self._stage_plan, self.stages, offers, mix.counts))
-        if all(rate == 0 for rate in rates):
-            seen = "no requests"
-        else:
-            seen = ", ".join(
-                f"{stage.name} {rate:.4g} visits/s" for stage, rate in zip(self.stages, rates, strict=True)
-            )
-        why = f"{seen} with headroom → {_described(stages)}: {mix.cost:.4g} {self.unit}"
+        why = f"{self._seen(rates)} → {_described(stages)}: {mix.cost:.4g} {self.unit}"
         return Plan(stages, f"{why}; no other mix costs {self.policy.saving_min:.0%} less" if kept else why)
+
+    def _seen(self, rates: Sequence[float]) -> str:
+        """The rates as text."""
+        if not any(rates):
+            return "no requests"
+        if len(rates) == 1:
+            return f"{rates[0]:.4g} requests/s with headroom"
+        each = ", ".join(f"{stage.name} {rate:.4g}" for stage, rate in zip(self.stages, rates, strict=True))
+        return f"visits/s with headroom: {each}"
 
     def _stage_plan(self, stage: StageView, offer: Offer, counts: Sequence[int]) -> StagePlan:
         served_rps = sum(n * option.rate_rps for n, option in zip(counts, offer.stage.options, strict=True))
@@ -412,7 +417,7 @@ class MixedCluster:
         return structs.replace(plan, why=f"{what}; {plan.why}", feasible=False)
 
 
-def _beliefs(stage: StageView, kinds: Sequence[str], policy: Mixed) -> Iterator[Belief]:
+def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator[Belief]:
     """The variants that may run, on each kind: the wanted one, and all that are at least as accurate."""
     names = list(dict.fromkeys(variant for variant, _ in stage.beliefs))
     wanted = policy.variant or names[0]
@@ -428,14 +433,18 @@ def _beliefs(stage: StageView, kinds: Sequence[str], policy: Mixed) -> Iterator[
 def _sizes(
     belief: Belief, nodes: Sequence[NodeView], policy: Mixed, resources: "_Resources", *, has_prices: bool
 ) -> Iterator[ReplicaSize]:
-    """The sizes of replicas that fit on a node, the largest first."""
+    """The sizes of replicas that fit on a node, the largest first.
+
+    A profile that gives the same latency on fewer cores only does not say how cores matter, and offers no smaller size.
+    """
     most_cores = min(belief.cores_max, max((node.node.cores for node in nodes), default=math.inf))
     offered = policy.cores or (most_cores, *(2.0**power for power in range(10)))
+    largest_ns = belief.costs_ns(belief.slot(most_cores))
     for cores in sorted({cores for cores in offered if cores <= most_cores + ROUNDING}, reverse=True):
         slot = belief.slot(cores)
         counts = [replicas_max(node.node, slot, belief) for node in nodes]
         most = min(COUNT_MAX, sum(counts)) if nodes else COUNT_MAX
-        if not most:
+        if not most or (not policy.cores and cores < most_cores and belief.costs_ns(slot) == largest_ns):
             continue
         prices = [_price(node, slot, has_prices=has_prices) for node, count in zip(nodes, counts, strict=True) if count]
         yield ReplicaSize(belief, slot, min(prices, default=cores), most, resources.taken(belief, slot))
