@@ -1,0 +1,158 @@
+"""Several applications on one cluster: their rates, their plans together, and which of them limits which."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.app.load import load_deployment
+from sloop.errors import InputError
+from sloop.systems.planning import PlanReport, explain_plan, rates_for
+from sloop.systems.setup import Setup, set_up
+from tests.systems.planning.scene import nodes, profile, stage
+
+Applications = dict[str, dict[str, Any]]
+
+
+def deployed(system: Any = "static", cluster: dict[str, Any] | None = None, **applications: dict[str, Any]) -> Setup:
+    """Applications by name: keys of their entries; each has one stage `a` of 10 ms and 500 ms of time unless they say
+    otherwise."""
+    entries = [{"name": name, "slo_ms": 500, "stages": [stage("a")]} | keys for name, keys in applications.items()]
+    document = {"name": "all", "applications": entries, "system": system, "cluster": cluster or nodes()}
+    return set_up(load_deployment(document), must_fit=False)
+
+
+def test_each_application_has_a_part_of_its_own() -> None:
+    found = explain_plan(deployed("fa2", x={}, y={"slo_ms": 100}), {"x": 150, "y": 20})
+    assert [(each.application, each.rate_rps, each.slo_ms, each.cores) for each in found.applications] == [
+        ("x", 150, 500, 2),
+        ("y", 20, 100, 1),
+    ]
+    assert [(row.application, row.stage, row.replicas) for row in found.stages] == [("x", "x/a", 2), ("y", "y/a", 1)]
+    assert [(path.application, path.slo_ms) for path in found.paths] == [("x", 500), ("y", 100)]
+    assert (found.feasible, found.cores, found.rate_rps) == (True, 3, 170)
+    assert found.one_more is None
+    assert found.applications[0].one_more is not None
+    assert found.why.startswith("x: 150 requests/s → 2 replicas")
+    assert "; y: 20 requests/s → 1 replica" in found.why
+
+
+def test_a_rate_for_all_or_for_each() -> None:
+    made = deployed(x={}, y={})
+    assert rates_for(made, 5) == {"x": 5, "y": 5}
+    assert rates_for(made, {"": 5, "y": 7}) == {"x": 5, "y": 7}
+    with pytest.raises(InputError, match="no application is called 'yy'"):
+        rates_for(made, {"x": 1, "yy": 1})
+    with pytest.raises(InputError, match="no rate is given for y"):
+        rates_for(made, {"x": 1})
+
+
+def test_an_application_that_is_limited_says_by_whom_and_what_it_needs() -> None:
+    """Eight cores: with max-min fairness `x` gets the three that it wants, `y` the five that are left of its eight."""
+    made = deployed("fa2", x={}, y={})
+    found = explain_plan(made, {"x": 250, "y": 750})
+    x, y = found.applications
+    assert (x.feasible, x.cores, x.limits) == (True, 3, ())
+    assert (y.feasible, y.cores) == (False, 5)
+    (limit,) = y.limits
+    assert (limit.hardware, limit.needs, limit.has, limit.others) == ("custom", 8, 5, (("x", 3.0),))
+    assert limit.why == "the other applications leave it 5 of the 8 cores that it would have alone: x has 3"
+    assert [(each.kind, each.application) for each in found.shortfalls] == [
+        ("cores", ""),
+        ("throughput", "y"),
+        ("cores", "y"),
+    ]
+    assert "the rates of all 2 applications together need 10 cores even on the cheapest" in found.shortfalls[0].why
+    assert limit.why in y.why
+    assert not found.feasible
+
+
+def test_a_limit_that_does_no_harm_is_a_note() -> None:
+    """`hpa` wants more replicas than `y` needs to keep up."""
+    made = deployed({"name": "hpa", "target": 0.4}, x={}, y={})
+    found = explain_plan(made, {"x": 100, "y": 300})
+    y = found.applications[1]
+    assert (found.feasible, y.feasible) == (True, True)
+    assert [(limit.needs > limit.has, name) for limit in y.limits for name, _ in limit.others] == [(True, "x")]
+    assert f"y: {y.limits[0].why}" in found.notes
+
+
+def test_weights_divide_the_cores() -> None:
+    made = deployed("fa2", x={"weight": 3}, y={})
+    x, y = explain_plan(made, 2000).applications
+    assert (x.cores, y.cores, x.weight) == (6, 2, 3)
+
+
+def test_one_more_request_while_the_others_keep_their_cores() -> None:
+    made = deployed("fa2", x={}, y={})
+    found = explain_plan(made, {"x": 300, "y": 500})
+    assert found.feasible
+    x = found.applications[0].one_more
+    assert x is not None
+    assert (x.feasible, x.cores) == (False, 0)
+    assert x.summary.startswith("cannot: ")
+    assert x.shortfalls[-1].why == "the other applications leave it 3 of the 4 cores that it would have alone: y has 5"
+    less = explain_plan(made, {"x": 300, "y": 400}).applications[0].one_more
+    assert less is not None
+    assert (less.feasible, less.summary) == (True, "+1 replica of x/a (1 core)")
+
+
+def test_an_application_without_requests_may_rest() -> None:
+    made = deployed("fa2", x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 4})]}, y={})
+    found = explain_plan(made, {"x": 0, "y": 5})
+    assert (found.feasible, found.applications[0].cores) == (True, 0)
+    assert "x: it rests without replicas; the first request waits until one has started, about 4 s" in found.notes
+    assert found.applications[0].one_more is not None
+    assert found.applications[0].one_more.summary == "+1 replica of x/a (1 core)"
+    assert explain_plan(deployed("fa2", x={}), 0).cores == 1
+    assert explain_plan(deployed("fa2", x={"rest_after_s": 60}), 0).feasible
+
+
+def test_a_policy_of_one_application_that_fails_is_not_hidden() -> None:
+    with pytest.raises(InputError, match=r"application 'y'.*serves one model"):
+        deployed("sponge", x={}, y={"stages": [stage("a"), stage("b", "a")]})
+
+
+SIZES = st.dictionaries(
+    st.sampled_from(["u", "v", "w", "x"]),
+    st.tuples(st.integers(1, 40), st.sampled_from([60, 200, 900]), st.sampled_from([1.0, 2.0])),
+    min_size=2,
+)
+
+
+def cores(report: PlanReport, application: str) -> list[tuple[str, int, float, int]]:
+    return [
+        (row.variant, row.replicas, row.cores, row.batch) for row in report.stages if row.application == application
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, st.sampled_from(["static", "fa2", "hpa", "ipa", "biscale", "sponge"]), st.floats(0, 250))
+def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(
+    sizes: dict[str, tuple[int, int, float]], system: str, rate_rps: float
+) -> None:
+    keys = {
+        name: {"stages": [stage("a", profile=profile(each, 5))], "slo_ms": slo_ms, "weight": weight}
+        for name, (each, slo_ms, weight) in sizes.items()
+    }
+    together = explain_plan(deployed(system, nodes(4, 3), **keys), rate_rps)
+    alone = {name: explain_plan(deployed(system, nodes(4, 3), **{name: keys[name]}), rate_rps) for name in keys}
+    wanted = sum(each.cores for each in alone.values())
+    assert together.cores == pytest.approx(sum(each.cores for each in together.applications))
+    if wanted <= 12:
+        assert not any(each.limits for each in together.applications)
+        assert [cores(together, name) for name in keys] == [cores(alone[name], name) for name in keys]
+        for each in together.applications:
+            assert each.predicted_ms == pytest.approx(alone[each.application].predicted_ms)
+    else:
+        assert together.cores <= 12 + 1e-6
+        limited = {each.application for each in together.applications if each.limits}
+        assert limited
+        for each in together.applications:
+            for limit in each.limits:
+                assert limit.needs == pytest.approx(alone[each.application].cores)
+                assert limit.has < limit.needs
+                assert each.cores <= limit.has + 1e-6
+    assert together.feasible == (not together.shortfalls)
+    assert together.feasible == all(each.feasible for each in together.applications)
