@@ -14,7 +14,20 @@ from rich.console import Console, RenderableType
 
 from sloop import __version__
 from sloop.cli import COMMANDS, main
-from sloop.cli.command import CommandOutput, Number, command, counts, facts, numbers, progress, shape, table, trace_at
+from sloop.cli.command import (
+    CommandOutput,
+    Number,
+    Rate,
+    command,
+    counts,
+    facts,
+    numbers,
+    progress,
+    rates_by_name,
+    shape,
+    table,
+    trace_at,
+)
 from sloop.errors import InputError
 from sloop.report.tables import Table
 from sloop.units import s
@@ -109,6 +122,23 @@ def test_a_scenarios_trace_and_duration_are_taken(app: Path) -> None:
     assert sum(trace_at(str(app), seed=1, duration_s=1).counts_per_s()) == 5
 
 
+def test_a_scenario_of_several_applications_has_a_trace_of_each(app: Path) -> None:
+    other = app.read_text().replace("name: demo", "name: other")
+    (app.parent / "other.yaml").write_text(other)
+    scenario = app.parent / "all.yaml"
+    traces = "{demo: {kind: equal, rate: 5}, other: {kind: equal, rate: 7}}"
+    scenario.write_text(f"name: all\napplications: [app.yaml, other.yaml]\ntraces: {traces}\nduration_s: 2\n")
+    assert sum(trace_at(str(scenario), seed=1, duration_s=None, application="other").counts_per_s()) == 14
+    with pytest.raises(InputError, match="2 traces"):
+        trace_at(str(scenario), seed=1, duration_s=None)
+    with pytest.raises(InputError, match="no trace for 'othr'"):
+        trace_at(str(scenario), seed=1, duration_s=None, application="othr")
+    with pytest.raises(InputError, match="only a scenario"):
+        trace_at("{kind: equal, rate: 5}", seed=1, duration_s=1, application="other")
+    shown = CliRunner().invoke(main, ["trace", str(scenario), "--application", "demo", "--json"])
+    assert json.loads(shown.stdout)["requests"] == 10
+
+
 @pytest.mark.parametrize("source", ["{kind: poissn, rate: 1}", "{kind: [", "nowhere.txt", "nowhere.yaml", "{}"])
 def test_what_is_no_trace_is_refused(source: str) -> None:
     with pytest.raises(InputError):
@@ -120,6 +150,16 @@ def test_is_finite_and_in_its_range(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Number(min=0).convert(text, None, None)
     assert Number(min=0).convert("0.5", None, None) == 0.5
+    with pytest.raises(click.BadParameter):
+        Rate(max=10).convert(f"name={text}", None, None)
+
+
+def test_rates_may_have_a_name() -> None:
+    rate = Rate(max=10)
+    assert [rate.convert(text, None, None) for text in ("5", "a=2.5", ("", 5.0))] == [("", 5), ("a", 2.5), ("", 5)]
+    assert rates_by_name([("", 5), ("a", 2)]) == {"": 5, "a": 2}
+    with pytest.raises(click.BadParameter, match="two rates for all applications"):
+        rates_by_name([("", 5), ("", 2)])
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -3,6 +3,7 @@
 import json
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -211,11 +212,153 @@ def test_how_requests_come_to_stages(app: Path) -> None:
     assert face["when"] == [{"of": "look", "output": "kind", "values": [1, 2], "share": 0.25}]
 
 
+# Several applications, several kinds of hardware
+
+
+SECOND = """\
+name: second
+slo_ms: 400
+weight: 2
+rest_after_s: 300
+limits: {requests: 50, bytes: 8e6}
+stages:
+  - {name: look, profile: ResNet-T}
+system: {name: static, cores: 8}
+cluster: {nodes: [{hardware: c5.4xlarge, count: 2}]}
+"""
+
+
+@pytest.fixture
+def apps(app: Path) -> list[str]:
+    (app.parent / "second.yaml").write_text(SECOND)
+    return [str(app), str(app.parent / "second.yaml")]
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["plan", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_several_files_share_a_cluster(apps: list[str]) -> None:
+    answer = planned(*apps, "--rate", "demo=90", "--rate", "2")
+    assert [(each["application"], each["rate_rps"]) for each in answer["applications"]] == [("demo", 90), ("second", 2)]
+    assert [(row["application"], row["stage"]) for row in answer["stages"]] == [
+        ("demo", "demo/classify"),
+        ("second", "second/look"),
+    ]
+    placement = {"application", "stage", "node", "device", "share", "batch", "rate_rps", "replicas", "cores"}
+    assert all(row.keys() >= placement for row in answer["placements"])
+    assert (answer["feasible"], answer["cores"], answer["usd_per_h"]) == (True, 16, 0.68)
+    shown = CliRunner().invoke(main, ["plan", *apps, "--rate", "5"]).stdout
+    assert "static: feasible at 10 requests/s of 2 applications, evenly spaced" in shown
+    assert "why static chooses it for second: " in shown
+
+
+def test_a_deployment_file_is_planned_as_a_whole(app: Path, apps: list[str]) -> None:
+    for path in map(Path, apps):
+        path.write_text("\n".join(path.read_text().splitlines()[:-2]))  # the deployment's system and cluster
+    (app.parent / "all.yaml").write_text(
+        "name: all\napplications: [app.yaml, {file: second.yaml, name: other}]\n"
+        "system: fa2\ncluster: {nodes: [{hardware: c5.4xlarge, count: 1}]}\n"
+    )
+    answer = planned(str(app.parent / "all.yaml"), "--rate", "300")
+    assert [each["application"] for each in answer["applications"]] == ["demo", "other"]
+    demo, other = answer["applications"]
+    assert demo["limits"][0]["others"] == [["other", other["cores"]]]
+    shown = " ".join(CliRunner().invoke(main, ["plan", str(app.parent / "all.yaml"), "--rate", "300"]).stdout.split())
+    assert "limited by" in shown
+    assert f"not feasible: demo: {demo['limits'][0]['why']}" in shown
+    for each in ("demo", "other"):
+        assert f"why fa2 chooses it for {each}: " in shown
+
+
+@pytest.mark.parametrize(
+    ("rates", "code", "said"),
+    [
+        (["5", "secnd=3"], 1, "did you mean 'second'?"),
+        (["demo=5"], 1, "no rate is given for second"),
+        (["demo=5", "demo=6", "1"], 2, "two rates for demo"),
+        (["=5"], 2, "has no name before '='"),
+        (["demo=many"], 2, "'many' is not a valid float"),
+        (["demo=-1"], 2, "-1"),
+    ],
+)
+def test_wrong_rates_are_refused(apps: list[str], rates: list[str], code: int, said: str) -> None:
+    arguments = [part for rate in rates for part in ("--rate", rate)]
+    result = CliRunner().invoke(main, ["plan", *apps, *arguments])
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+MIXED = """\
+name: rank
+slo_ms: 120
+stages:
+  - name: rank
+    profiles:
+      c5.2xlarge: {latency_ms: {form: amdahl, gamma: 20, epsilon: 0, delta: 0, eta: 4}, max_batch: 8, max_cores: 8}
+      g4dn.xlarge: {latency_ms: {quadratic: {alpha: 0, beta: 1.2, gamma: 6}}, max_batch: 32, accelerator: T4}
+system:
+  name: static
+  cores: 4
+  stages: {rank: {groups: [{hardware: c5.2xlarge, replicas: 4}, {hardware: g4dn.xlarge}]}}
+cluster: {nodes: [{hardware: c5.2xlarge, count: 1, most: 9}, {hardware: g4dn.xlarge, count: 0, most: 5}]}
+"""
+
+
+def test_a_mix_shows_kinds_nodes_and_what_one_kind_alone_would_cost(app: Path) -> None:
+    app.write_text(MIXED)
+    answer = planned(str(app), "--rate", "500")
+    assert [(row["hardware"], row["accelerator"], row["share"]) for row in answer["stages"]] == [
+        ("c5.2xlarge", "", 0),
+        ("g4dn.xlarge", "T4", 1),
+    ]
+    assert [(each["hardware"], each["held"], each["rented"]) for each in answer["nodes"]] == [
+        ("c5.2xlarge", 1, 1),
+        ("g4dn.xlarge", 0, 1),
+    ]
+    assert [(each["node"], each["device"]) for each in answer["placements"]][-1] == ("g4dn.xlarge-9", "T4")
+    shown = " ".join(CliRunner().invoke(main, ["plan", str(app), "--rate", "500"]).stdout.split())
+    assert "the mix costs 1.206 USD/h; c5.2xlarge alone is not feasible: " in shown
+    assert "g4dn.xlarge: T4" in shown
+    assert "rented" in shown
+    mixed = CliRunner().invoke(main, ["plan", str(app), "--rate", "500", "--system", "fa2"]).stdout
+    assert "this plan, on c5.2xlarge only, costs 0.68 USD/h; c5.2xlarge alone costs 0.68 (2 nodes); g4dn" in mixed
+
+
+def test_check_shows_every_application_with_its_limits(apps: list[str]) -> None:
+    result = CliRunner().invoke(main, ["check", *apps, "--rate", "2", "--json"])
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 0
+    second = answer["applications"][1]
+    assert (second["application"], second["weight"], second["rest_after_s"]) == ("second", 2, 300)
+    assert second["limits"] == {"requests": 50, "bytes": 8_000_000}
+    assert second["stages"][0]["variants"][0]["profiles"] == {"c5.4xlarge": "fitted"}
+    assert answer["plan"]["feasible"] is True
+    assert "stages" not in answer
+    shown = CliRunner().invoke(main, ["check", *apps]).stdout
+    assert (
+        "second: deadline 400 ms, 2 nodes, weight 2, rests after 300 s without requests, "
+        "at most 50 open requests and 7.63 MiB of bodies"
+    ) in shown
+    assert CliRunner().invoke(main, ["check", *apps, "--rate", "second=900"]).exit_code == 1
+
+
+def test_check_names_the_limits_of_the_whole_deployment(app: Path, apps: list[str]) -> None:
+    (app.parent / "all.yaml").write_text("name: all\napplications: [app.yaml, second.yaml]\nlimits: {requests: 9}\n")
+    assert (
+        "all: at most 9 open requests in all"
+        in CliRunner().invoke(main, ["check", str(app.parent / "all.yaml")]).stdout
+    )
+
+
 def test_json_names_every_system_with_a_policy_for_each_verb() -> None:
     found = json.loads(CliRunner().invoke(main, ["systems", "--json"]).stdout)["systems"]
     assert [row["name"] for row in found] == list(SYSTEMS)
     for row in found:
-        assert row.keys() >= {"name", "source", "kind", "slots", "runs"}
+        assert row.keys() >= {"name", "source", "kind", "mixed", "slots", "runs"}
         assert row["slots"].keys() == set(Policies.__dataclass_fields__)
         assert set(row["runs"]) <= {"live", "sim"}
 
@@ -223,4 +366,7 @@ def test_json_names_every_system_with_a_policy_for_each_verb() -> None:
 def test_people_see_the_source() -> None:
     shown = CliRunner().invoke(main, ["systems"]).stdout
     assert SYSTEMS["static"].source[:30] in shown
+    assert "On a cluster of several kinds of hardware" in shown
+    assert SYSTEMS["sponge"].mixed[:60] in shown
+    assert "divides cores" in shown
     assert "--json adds all policies of each system with their parameters" in shown

@@ -131,9 +131,12 @@ def trace_at(source: str, *, seed: int, duration_s: float | None, application: s
 
     `application` chooses one of several traces of a scenario; it is needed only there.
     """
+    is_scenario = source.endswith((".yaml", ".yml")) and not source.lstrip().startswith("{")
+    if application and not is_scenario:
+        raise InputError("only a scenario has traces of several applications", where=source, help="omit --application")
     if source.lstrip().startswith("{"):
         return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
-    if source.endswith((".yaml", ".yml")):
+    if is_scenario:
         scenario = load_scenario(source)
         length_s = scenario.duration_s if duration_s is None else duration_s
         names = tuple(scenario.traces)
@@ -147,8 +150,6 @@ def trace_at(source: str, *, seed: int, duration_s: float | None, application: s
             raise InputError(f"no trace for {application!r}", where=source, help=nearest(application, names))
         declared = scenario.declared_trace(application or names[0])
         return trace_from(declared, seed=seed, duration_s=length_s, folder=Path())
-    if application:
-        raise InputError("only a scenario has traces of several applications", where=source, help="omit --application")
     return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
 
 
