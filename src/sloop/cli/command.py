@@ -22,9 +22,8 @@ from rich.text import Text
 from sloop.app.document import parse_yaml
 from sloop.app.load import load_scenario
 from sloop.errors import InputError, SloopError
-from sloop.options import nearest
 from sloop.report.tables import Table, as_rich
-from sloop.text import listed
+from sloop.text import counted, listed
 from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
 from sloop.workload.trace import Trace
@@ -126,31 +125,27 @@ def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
         yield update
 
 
-def trace_at(source: str, *, seed: int, duration_s: float | None, application: str = "") -> Trace:
+def trace_at(
+    source: str, *, seed: int, duration_s: float | None, application: str = "", option: str = "--application"
+) -> Trace:
     """Load the trace that `source` names (see `TRACE_HELP`). InputError if it names none.
 
-    `application` chooses one of several traces of a scenario; it is needed only there.
+    If it is a scenario with several traces, `application` chooses one; `option` is how the user gives it.
     """
-    is_scenario = source.endswith((".yaml", ".yml")) and not source.lstrip().startswith("{")
-    if application and not is_scenario:
-        raise InputError("only a scenario has traces of several applications", where=source, help="omit --application")
     if source.lstrip().startswith("{"):
         return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
-    if is_scenario:
-        scenario = load_scenario(source)
-        length_s = scenario.duration_s if duration_s is None else duration_s
-        names = tuple(scenario.traces)
-        if not application and len(names) > 1:
-            raise InputError(
-                f"the scenario has {len(names)} traces",
-                where=source,
-                help=f"choose one with --application: {listed(names, 'or')}",
-            )
-        if application and application not in names:
-            raise InputError(f"no trace for {application!r}", where=source, help=nearest(application, names))
-        declared = scenario.declared_trace(application or names[0])
-        return trace_from(declared, seed=seed, duration_s=length_s, folder=Path())
-    return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
+    if not source.endswith((".yaml", ".yml")):
+        return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
+    scenario = load_scenario(source)
+    names = tuple(scenario.traces)
+    if len(names) == 1:
+        application = names[0]
+    elif application not in names:
+        what = f"it has no trace for {application!r}" if application else f"it has {counted(len(names), 'trace')}"
+        raise InputError(what, where=source, help=f"choose one with {option}: {listed(names, 'or')}")
+    length_s = scenario.duration_s if duration_s is None else duration_s
+    declared = scenario.declared_trace(application)
+    return trace_from(declared, seed=seed, duration_s=length_s, folder=Path())
 
 
 def link_at(source: str, *, seed: int) -> Link:

@@ -92,7 +92,7 @@ def load(
 
     The load is open loop: requests are sent when the trace says, whether or not earlier ones have been answered.
     """
-    arrivals = trace_at(trace, seed=seed, duration_s=duration_s)
+    arrivals = trace_at(trace, seed=seed, duration_s=duration_s, application=model or "", option="--model")
     plan = LoadPlan(
         url=url,
         model=model or only_model(split_url(url), timeout_s=timeout_s),
