@@ -32,6 +32,8 @@ COVERED: Final = 1e-6
 """A rate is carried if at most this part of it is missing: HiGHS keeps rows with this tolerance."""
 CUTS_MAX: Final = 4
 """The most ways to cut a graph whose paths meet, as in Biscale; each takes as much time to solve as a chain."""
+SHARE_ERROR: Final = 0.01
+"""How far the share of an overload may be below the largest possible."""
 COST_UNITS: Final = 1 << 40
 """The largest cost of an option as an integer: fine enough for prices, and sums of many stages do not overflow."""
 
@@ -88,29 +90,46 @@ def cheapest(stages: Sequence[MixStage], capacities: Sequence[float], *, nodes_m
 
 
 def largest_share(stages: Sequence[MixStage], capacities: Sequence[float]) -> tuple[Mix, float] | None:
-    """For overload: the largest share of all rates that fits, and the cheapest mix for it. None if not even one replica
-    of each stage fits. No replicas must be there."""
-    if not all(stage.options for stage in stages):
+    """For overload: the largest share of all rates that fits, up to one per cent, and the cheapest mix for it. None if
+    not even one replica of each stage fits. For one stage: the replicas that serve most, exactly.
+
+    It bisects. A program with the share as a column would be exact, but HiGHS then prints to standard output.
+    """
+    best = _solved(stages, capacities, 0.0, NODES_MAX)
+    if best is None:
         return None
-    columns = _Columns(stages)
-    share = len(columns.options)  # one more column, the share to maximise
-    rows = list(columns.limits(capacities))
-    for stage, own in zip(stages, columns.of_stages, strict=True):
-        rows.append((dict.fromkeys(own, 1.0), 1.0, math.inf))
-        if stage.rate_rps > 0:
-            served = {column: columns.options[column].rate_rps / stage.rate_rps for column in own}
-            rows.append((served | {share: -1.0}, 0.0, math.inf))
-    costs = [*([0.0] * share), -1.0]
-    found = highs.minimise(costs, rows, integers=share, nodes_max=NODES_MAX, most=[*columns.most, 1.0])
-    if found.values is None:
-        return None
-    counts = columns.counts(found.values)
-    part = min(
-        sum(n * o.rate_rps for n, o in zip(own, stage.options, strict=True)) / stage.rate_rps if stage.rate_rps else 1.0
-        for own, stage in zip(counts, stages, strict=True)
+    if len(stages) == 1:
+        best = _solved(stages, capacities, 0.0, NODES_MAX, most_served=True) or best
+        return best, min(1.0, _share(stages, best))
+    low, high = _share(stages, best), 1.0
+    while high - low > SHARE_ERROR:
+        middle = (low + high) / 2
+        mix = _solved(stages, capacities, middle, NODES_MAX)
+        if mix is None:
+            high = middle
+        else:
+            best, low = mix, max(middle, _share(stages, mix))
+    return best, min(1.0, _share(stages, best))
+
+
+def _share(stages: Sequence[MixStage], mix: Mix) -> float:
+    """The largest share of all rates that the mix carries."""
+    return min(
+        (
+            sum(n * option.rate_rps for n, option in zip(own, stage.options, strict=True)) / stage.rate_rps
+            for own, stage in zip(mix.counts, stages, strict=True)
+            if stage.rate_rps > 0
+        ),
+        default=1.0,
     )
-    part = min(1.0, part)
-    return _solved(stages, capacities, part, NODES_MAX) or columns.mix(counts, proven=False), part
+
+
+def mix_of(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities: Sequence[float]) -> Mix | None:
+    """These replicas as a mix; None if they do not carry the rates, or do not fit."""
+    carries = all(stage.carries(own) for stage, own in zip(stages, counts, strict=True))
+    if not carries or not fits(stages, counts, capacities):
+        return None
+    return _Columns(stages).mix(tuple(map(tuple, counts)), proven=False)
 
 
 def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities: Sequence[float]) -> bool:
@@ -153,8 +172,15 @@ class _Columns:
         return Mix(counts, cost, proven)
 
 
-def _solved(stages: Sequence[MixStage], capacities: Sequence[float], share: float, nodes_max: int) -> Mix | None:
-    """The cheapest mix for `share` of all rates."""
+def _solved(
+    stages: Sequence[MixStage],
+    capacities: Sequence[float],
+    share: float,
+    nodes_max: int,
+    *,
+    most_served: bool = False,
+) -> Mix | None:
+    """The cheapest mix for `share` of all rates, or the one that serves most."""
     if not all(stage.options for stage in stages):
         return None
     columns = _Columns(stages)
@@ -169,9 +195,10 @@ def _solved(stages: Sequence[MixStage], capacities: Sequence[float], share: floa
             if missing_rps > 0:
                 served = {column: columns.options[column].rate_rps / rate_rps for column in own}
                 rows.append((served, missing_rps / rate_rps, math.inf))
-    # In units of the cheapest replica: HiGHS stops within an absolute gap of 1e-6.
-    unit = min(option.cost for option in columns.options)
-    costs = [option.cost / unit for option in columns.options]
+    costs = [-option.rate_rps if most_served else option.cost for option in columns.options]
+    # In units of the smallest: HiGHS stops within an absolute gap of 1e-6.
+    unit = min(map(abs, costs))
+    costs = [cost / unit for cost in costs]
     if not rows:
         return columns.mix(tuple(tuple(o.least for o in stage.options) for stage in stages), proven=True)
     found = highs.minimise(costs, rows, integers=len(costs), nodes_max=nodes_max, most=columns.most)

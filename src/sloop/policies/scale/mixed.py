@@ -167,8 +167,9 @@ class Mixed:
         if parts_ms is None:
             return cluster.too_slow(rates)
         offers = cluster.offers(rates, parts_ms, waits)
-        stays = self._staying(cluster, rates, waits, plan)
-        if stays is not None and stays[1].cost <= (1 + self.saving_min) * sum(o.stage.least_cost for o in offers):
+        cheap = (1 + self.saving_min) * sum(offer.stage.least_cost for offer in offers)
+        stays = self._staying(cluster, rates, waits, plan, cheap)
+        if stays is not None and stays[1].cost <= cheap:
             return cluster.plan(*stays, rates, kept=True)
         best = cluster.cheapest(offers)
         if best is None:
@@ -179,19 +180,21 @@ class Mixed:
         return cluster.plan(offers, best, rates)
 
     def _staying(
-        self, cluster: "MixedCluster", rates: Sequence[float], waits: int, plan: Plan | None
+        self, cluster: "MixedCluster", rates: Sequence[float], waits: int, plan: Plan | None, cheap: float
     ) -> tuple[Sequence[Offer], Mix] | None:
-        """The cheapest mix that only adds replicas to those in force, or only removes some; None if there is none."""
+        """The replicas in force if they carry the rates and cost at most `cheap`; otherwise the cheapest mix that only
+        adds some, or if they carry the rates only removes some. None if there is none."""
         if plan is None or len(self._memory.parts_ms) != len(rates):
             return None
         offers = cluster.offers(rates, self._memory.parts_ms, waits)
         present = [offer.present(plan, stage.name) for offer, stage in zip(offers, cluster.stages, strict=True)]
         if not all(map(any, present)):
             return None
-        least = [_bounded(offer, own, least=True) for offer, own in zip(offers, present, strict=True)]
-        most = [_bounded(offer, own, least=False) for offer, own in zip(offers, present, strict=True)]
-        found = [mix for mix in (cluster.cheapest(least), cluster.cheapest(most)) if mix is not None]
-        return (offers, min(found, key=lambda mix: mix.cost)) if found else None
+        mix = mixed.mix_of([offer.stage for offer in offers], present, cluster.capacities)
+        if mix is None or mix.cost > cheap:
+            bounded = [_bounded(offer, own, least=mix is None) for offer, own in zip(offers, present, strict=True)]
+            mix = cluster.cheapest(bounded)
+        return None if mix is None else (offers, mix)
 
 
 def _replicas(plan: Plan) -> list[tuple[str, list[tuple[ReplicaSpec, int, int]]]]:
