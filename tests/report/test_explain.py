@@ -1,5 +1,6 @@
 """Answers to why: from the run told by hand, from requests that fan out, and from simulated runs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,13 +13,25 @@ from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaReady
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
-from sloop.report.explain import RequestStory, explain_decision, explain_request, miss_reasons, plan_text
-from sloop.runlog import MemoryLog
+from sloop.report import explain
+from sloop.report.explain import DecisionStory, RequestStory, miss_reasons, plan_text
+from sloop.runlog import MemoryLog, Record
+from sloop.runlog.fold import DeploymentState, OnlyGraph
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, StagePlan
+from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
+
+
+def explain_request(
+    records: Iterable[tuple[int, Record]], request: int, graph: Graph, beliefs: Any = None
+) -> RequestStory:
+    return explain.explain_request(records, request, DeploymentState([OnlyGraph(graph, beliefs)]))
+
+
+def explain_decision(records: Iterable[tuple[int, Record]], at_ns: int, graph: Graph) -> DecisionStory:
+    return explain.explain_decision(records, at_ns, DeploymentState([OnlyGraph(graph)]))
 
 
 def sum_of_parts(story: RequestStory) -> float:
@@ -97,7 +110,9 @@ def test_an_unknown_request_is_refused() -> None:
 
 
 def test_estimated_and_actual_side_by_side() -> None:
-    estimates = {("classify", "small"): Estimate(Profile(latency_ms=Quadratic(0, 30, 50), max_batch=4, max_cores=8))}
+    estimates = {
+        ("classify", "small", ""): Estimate(Profile(latency_ms=Quadratic(0, 30, 50), max_batch=4, max_cores=8))
+    }
     story = explain_request(STORY, 2, GRAPH, estimates)
     assert "estimated P99 110.0 ms" in story.steps[3].what
     assert story.steps[4].what == "the batch finished after 150.0 ms, 36% longer than the estimated P99"
@@ -105,7 +120,7 @@ def test_estimated_and_actual_side_by_side() -> None:
 
 
 def test_plans_and_shortages_while_it_waited() -> None:
-    spec = ReplicaSpec("a", "v", 1.0)
+    spec = ReplicaSpec("a", "v", Slot(1.0))
     rows: Rows = [
         (0, Request(RequestId(1), 0, 0, s(1))),
         (ms(1), Decided("plan", "a request waits", plan=Plan((), "a request waits"))),
@@ -156,8 +171,8 @@ FANNED = Graph(
 
 def fanned(*rows: Any) -> Rows:
     """Request 1 is cut from 2 to 10 ms into two parts and a face."""
-    starts = [StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", 1.0)) for n, stage in enumerate(FANNED.stages)]
-    starts.append(StartReplica(ReplicaId(9), ReplicaSpec("read", "v", 1.0)))
+    starts = [StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0))) for n, stage in enumerate(FANNED.stages)]
+    starts.append(StartReplica(ReplicaId(9), ReplicaSpec("read", "v", Slot(1.0))))
     return [
         *((0, start) for start in starts),
         (ms(1), Request(RequestId(1), 0, ms(1), ms(500))),
@@ -281,8 +296,8 @@ def test_an_infeasible_plan_says_so() -> None:
 
 
 def test_plans_and_their_differences_in_words() -> None:
-    one = StagePlan("a", (Group(ReplicaSpec("a", "v", 2.0, device="cuda:0", share=0.25), 3),), 8)
-    assert plan_text(Plan((one,), "")) == "a: 3 × v on 2 cores and 25% of cuda:0, batches up to 8"
+    one = StagePlan("a", (Group(ReplicaSpec("a", "v", Slot(2.0, "x", "T4", 0.25)), 3),), 8)
+    assert plan_text(Plan((one,), "")) == "a: 3 × v on 2 cores and 25% of a T4 of x, batches up to 8"
     assert plan_text(Plan((StagePlan("a", (), 1),), "")) == "a: no replica, batches up to 1"
     assert plan_text(Plan((), "")) == "nothing"
     plans = [Plan((one,), "x"), Plan((one,), "y"), Plan((one, StagePlan("b", (), 1)), "z")]
@@ -326,7 +341,7 @@ def test_in_time_and_open_requests_say_how_much_of_the_deadline_they_used() -> N
 
 
 def test_a_batch_that_has_run_as_long_as_estimated_says_so() -> None:
-    estimates = {("classify", "small"): Estimate(Profile(latency_ms=Quadratic(0, 0, 1), max_batch=4, max_cores=8))}
+    estimates = {("classify", "small", ""): Estimate(Profile(latency_ms=Quadratic(0, 0, 1), max_batch=4, max_cores=8))}
     assert "free at any moment" in explain_request(STORY, 2, GRAPH, estimates).steps[1].what
 
 

@@ -14,7 +14,6 @@ from sloop.runlog import FileLog, Header, read_log
 from sloop.runlog.summary import RouteRow, RunSummary
 from sloop.systems.replay import header_of
 from sloop.systems.setup import set_up
-from sloop.vocabulary import Node
 from tests.runlog.story import GRAPH, STORY, Rows
 
 VOID = {"meta", "br", "path", "use", "rect"}
@@ -52,7 +51,9 @@ def read(text: str) -> Reader:
     return reader
 
 
-HEADER = Header(origin="sim", application={"name": "demo"}, system="static", seed=3, software={"sloop": "0.1.0"})
+HEADER = Header(
+    origin="sim", name="demo", system="static", definitions={"demo": {}}, seed=3, software={"sloop": "0.1.0"}
+)
 
 
 def page_of(rows: Rows, title: str = "One", assumed: tuple[str, ...] = ()) -> str:
@@ -123,7 +124,6 @@ APPLICATION = Application(
     slo_ms=200,
     stages=(Stage("classify", (Variant("small", profile=PROFILE),)),),
     system=SystemChoice("static", {"cores": 2.0}),
-    cluster=(Node("n0", "local", 8, 2**30, usd_per_h=1.0),),
 )
 
 

@@ -11,10 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
+from sloop.actions import (
+    AcquireNode,
+    Assigned,
+    Decided,
+    End,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    VersionState,
+)
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.app.load import load_application, load_scenario
-from sloop.events import WOKE, Finished, ReplicaStopped, Resized
+from sloop.events import WOKE, Deployed, Finished, ReplicaStopped, Resized
+from sloop.profile.estimate import Estimate
+from sloop.profile.profile import Profile, Quadratic, Region
 from sloop.runlog import MemoryLog
 from sloop.runlog.fold import OnlyGraph
 from sloop.runlog.summary import RunSummary
@@ -306,3 +318,132 @@ def test_what_lies_beyond_the_measurements_is_named_with_its_span() -> None:
     assert assumed("ResNet-T", (8, 8), (12, 8), (8, 16)) == (
         "a/a: extrapolated to batch 8–12 on 8–16 cores, measured batch 1–8 on 1–8 cores",
     )
+
+
+# Several applications, versions and kinds of hardware
+
+
+class Parts:
+    """One stage, `KEY/only`, with an estimate on each of two kinds of hardware: 40 ms on `fast`, 80 ms on `slow`."""
+
+    def __init__(self, name: str, version: str = "1", definition: Mapping[str, Any] | None = None) -> None:
+        self.name, self.version = name, version
+        self.key = name if version == "1" else f"{name}@{version}"
+        self.stage = f"{self.key}/only"
+        self.graph = Graph([GraphStage(self.stage)], slo_ns=ms(100 if name == "a" else 50))
+        profiles = {
+            "fast": Profile(latency_ms=Quadratic(0, 0, 40), max_batch=4, max_cores=8, origin="assumed", source="us"),
+            "slow": Profile(
+                latency_ms=Quadratic(0, 0, 80),
+                max_batch=4,
+                max_cores=8,
+                origin="measured",
+                measured=Region(1, 1, 1, 8),
+            ),
+        }
+        self.beliefs = {
+            (self.stage, "v", kind): Estimate(profile, variant="v", hardware=kind, accuracy=0.9 if name == "a" else 70)
+            for kind, profile in profiles.items()
+        }
+
+
+def one_batch(part: Parts, replica: int, kind: str, ids: Sequence[int], from_ms: float, to_ms: float) -> Rows:
+    """A replica that starts with the run, and one batch on it; `b` is late."""
+    id, batch = ReplicaId(replica), BatchId(replica)
+    requests = tuple(map(RequestId, ids))
+    outcome = Outcome.LATE if part.name == "b" else Outcome.SERVED
+    return [
+        (0, StartReplica(id, ReplicaSpec(part.stage, "v", Slot(2.0, kind), node=f"n-{kind}"))),
+        *((ms(from_ms), Request(n, ms(from_ms), ms(from_ms), ms(from_ms + 60), (), part.name)) for n in requests),
+        *((ms(from_ms), Assigned(n, part.key)) for n in requests),
+        (ms(from_ms), StartBatch(batch, id, part.stage, requests)),
+        (ms(to_ms), Finished(batch, id, 1)),
+        *((ms(to_ms), End(n, outcome)) for n in requests),
+    ]
+
+
+def in_order(*rows: Rows) -> Rows:
+    return sorted((row for part in rows for row in part), key=lambda row: row[0])
+
+
+NODES = [
+    Node("n-fast", "fast", 4, 0, usd_per_h=7.2),
+    Node("n-slow", "slow", 4, 0, usd_per_h=3.6, on_demand=True),
+]
+
+
+def of_two() -> RunSummary:
+    """Two applications: `a` on both kinds, `b` on the slow one."""
+    a, b = Parts("a"), Parts("b")
+    rows = in_order(
+        [(0, AcquireNode("n-slow")), (ms(500), Decided("planner", "no new plan", application="b"))],
+        one_batch(a, 0, "fast", [1, 2], 100, 150),
+        one_batch(a, 1, "slow", [3], 200, 280),
+        one_batch(b, 2, "slow", [4], 1100, 1200),
+        [(s(2), WOKE)],
+    )
+    return RunSummary([a, b], nodes=NODES, start_ns=0).fold(rows)
+
+
+def test_a_row_of_several_applications_has_one_for_each() -> None:
+    row = of_two().row(system="x", seed=1)
+    a, b = row.applications
+    assert [(r.name, r.version, r.slo_ms, r.requests, r.served, r.late, r.attainment) for r in (a, b)] == [
+        *(("a", "", 100, 3, 3, 0, 1.0), ("b", "", 50, 1, 0, 1, 0.0)),
+    ]
+    assert (row.requests, row.served, row.late, row.attainment, row.p99_ms) == (4, 3, 1, 0.75, 100)
+    assert (a.accuracy, b.accuracy, row.accuracy) == (0.9, 70, None), "their scales differ"
+    assert (a.core_seconds, b.core_seconds, row.core_seconds) == (8, 4, 12)
+    assert (a.usd, b.usd) == (pytest.approx((2 * 3.6 + 2 * 1.8) / 3600), pytest.approx(2 * 1.8 / 3600))
+    assert row.usd == pytest.approx(a.usd + b.usd)
+    assert [(n.hardware, n.held_s, n.most) for n in row.nodes] == [("fast", 2, 1), ("slow", 2, 1)]
+    assert row.node_usd == pytest.approx(2 * (7.2 + 3.6) / 3600)
+    assert (row.planner_errors, row.versions, a.cold_starts, row.cold_starts) == (1, (), 2, 3)
+    assert [stage.stage for stage in row.stages] == ["a/only", "b/only"]
+
+
+def test_seconds_and_kinds_of_hardware_add_up_over_applications() -> None:
+    summary = of_two()
+    first, second, last = summary.seconds()
+    assert (first.arrivals, first.cores, first.worst_ms) == (3, 6.0, 80)
+    assert (second.arrivals, second.late, second.cores, last.arrivals) == (1, 1, 6.0, 0)
+    assert summary.hardware_cores() == {"fast": [(0, 2), (1, 2)], "slow": [(0, 4), (1, 4)]}
+    of_a = summary.applications["a"]
+    assert [second.cores for second in of_a.seconds()][:2] == [4, 4]
+    assert (of_a.wait_mean_ms, of_a.batch_mean, of_a.duration_s, of_a.cores_mean) == (0, 1.5, 2, 4)
+    assert summary.wait_max_ms == 0
+
+
+def test_estimates_and_assumptions_name_the_kind_of_hardware() -> None:
+    summary = of_two()
+    assert [(e.stage, e.hardware, e.batches, e.estimated_ms, e.actual_ms) for e in summary.estimate_errors()] == [
+        *(("a/only", "fast", 1, 40, 50), ("a/only", "slow", 1, 80, 80), ("b/only", "slow", 1, 80, 100)),
+    ]
+    assert summary.assumed() == ("a/only/v on fast: assumed profile (us)",)
+    started = summary.assumed_starts({"a/only/v": "a", "b/only/v on slow": "b"})
+    assert started == (), "none of them was ready after a while"
+
+
+def test_versions_of_an_application_have_rows_of_their_own() -> None:
+    old, new = Parts("a"), Parts("a", "2")
+    rows = in_order(
+        [(0, Deployed("a", "2", {})), (0, Rollout("a", "2", VersionState.CANARY, 0.5, "it is ready"))],
+        one_batch(old, 0, "fast", [1], 100, 150),
+        one_batch(new, 1, "fast", [2, 3], 200, 240),
+        [(s(1), Rollout("a", "1", VersionState.RETIRED, 0.0, "")), (s(5), WOKE)],
+    )
+    summary = RunSummary([old], nodes=NODES, start_ns=0, build=Parts).fold(rows)
+    row = summary.row(system="x", seed=1)
+    assert [(r.name, r.version, r.requests, r.p50_ms, r.core_seconds) for r in row.versions] == [
+        *(("a", "1", 1, 50, 2), ("a", "2", 2, 40, 10)),
+    ]
+    assert (row.applications, row.requests, row.accuracy) == ((), 3, pytest.approx(0.9))
+    assert [second.arrivals for second in summary.seconds()] == [3, 0, 0, 0, 0, 0]
+    assert [second.cores for second in summary.seconds()] == [4, 2, 2, 2, 2, 2]
+
+
+def test_requests_for_what_was_not_deployed_count_in_the_total() -> None:
+    summary = RunSummary([Parts("a"), Parts("b")], start_ns=0, build=Parts)
+    summary.fold([(0, Request(RequestId(1), 0, 0, 9, (), "c")), (0, End(RequestId(1), Outcome.REJECTED, "not served"))])
+    row = summary.row(system="x", seed=1)
+    assert (row.requests, row.rejected, [each.requests for each in row.applications]) == (1, 1, [0, 0])

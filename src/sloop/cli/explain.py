@@ -8,10 +8,20 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sloop.cli.command import CommandOutput, Number, command, table
-from sloop.report.explain import StoryStep, VisitStory, explain_decision, explain_request, miss_reasons
+from sloop.report import tables
+from sloop.report.explain import (
+    StoryStep,
+    VisitStory,
+    explain_decision,
+    explain_deployment,
+    explain_request,
+    fresh_state,
+    miss_reasons,
+    rollouts,
+)
 from sloop.report.html import log_page, write_page
 from sloop.report.tables import Table
-from sloop.runlog import read_log
+from sloop.runlog import RecordedLog, read_log
 from sloop.systems.replay import rebuild
 from sloop.units import s
 
@@ -19,6 +29,7 @@ EXAMPLE = """
 sloop explain run.jsonl
 sloop explain run.jsonl --request 17
 sloop explain run.jsonl --at 12.5
+sloop explain run.jsonl --at 12.5 --application shop
 sloop explain run.jsonl --page run.html
 """
 
@@ -30,39 +41,61 @@ sloop explain run.jsonl --page run.html
     "--at", "at_s", type=Number(), metavar="SECONDS", help="Explain the decision in force at this time of the run."
 )
 @click.option(
+    "--application",
+    default="",
+    metavar="NAME[@VERSION]",
+    help="With --at, the application whose decision to explain [default: the only one, or an overview of all].",
+)
+@click.option(
     "--page",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write a report of the whole run to this HTML file.",
 )
-def explain(log: Path, request: int | None, at_s: float | None, page: Path | None) -> CommandOutput:
+def explain(log: Path, request: int | None, at_s: float | None, application: str, page: Path | None) -> CommandOutput:
     """Explain an event log of `sloop serve` or `sloop simulate`.
 
     With --request: why that request ended as it did, step by step. With --at: why the decision then in force was taken.
 
     With neither: a table of the requests that were not served in time, one row per reason, with their number and the
-    first of them. If every request was served in time, one line says so. Estimates of batches are P99s unless the
-    profile was made for another percentile.
+    first of them. If every request was served in time, one line says so. If versions replaced each other, a second
+    table says when and why. Estimates of batches are P99s unless the profile was made for another percentile.
     """
     if request is not None and at_s is not None:
         raise click.UsageError("give either --request or --at, not both")
+    if application and at_s is None:
+        raise click.UsageError("--application needs --at")
     recorded = read_log(log)
     if page is not None:
         write_page(log_page(recorded), page)
     if request is not None:
-        setup = rebuild(recorded.header)
-        story = explain_request(recorded, request, setup.application.graph, setup.beliefs)
+        story = explain_request(recorded, request, fresh_state(rebuild(recorded.header)))
         parts = [Text(f"request {request}: {story.summary}"), *visits(story.visits), *timeline(story.steps)]
         return CommandOutput(story, parts)
     if at_s is not None:
-        setup = rebuild(recorded.header)
-        decision = explain_decision(recorded, s(at_s), setup.application.graph, setup.beliefs)
+        return _decisions(recorded, at_s, application)
+    found, steps = miss_reasons(recorded), rollouts(recorded)
+    reasons = tables.miss_reasons(found, several=len({reason.application for reason in found}) > 1)
+    shown: list[RenderableType] = [table(reasons)] if found else ["every request was served in time"]
+    if steps:
+        shown.append(table(tables.rollouts(steps)))
+    return CommandOutput({"reasons": found, "rollouts": steps}, shown)
+
+
+def _decisions(log: RecordedLog, at_s: float, application: str) -> CommandOutput:
+    """The decision about one application, or about all if there are several and none is named."""
+    state = fresh_state(rebuild(log.header))
+    if application or len(log.header.definitions) == 1:
+        decision = explain_decision(log, s(at_s), state, application)
         return CommandOutput(decision, [Text(decision.summary), Text(decision.why), *timeline(decision.steps)])
-    found = miss_reasons(recorded)
-    rows = tuple((r.count, r.outcome, r.why, r.first_request, r.first_s) for r in found)
-    columns = ("requests", "outcome", "why", "first request", "at s")
-    return CommandOutput(
-        {"reasons": found}, [table(Table("", columns, rows))] if found else ["every request was served in time"]
+    story = explain_deployment(log, s(at_s), state)
+    columns = ("application", "version", "state", "% of requests", "since s", "plan", "why", "replicas", "waiting")
+    rows = tuple(
+        (v.application, v.version, v.state, 100 * v.share, v.since_s, v.plan, v.why, v.replicas, v.waiting)
+        for v in story.versions
     )
+    lines = [f"nodes: {story.nodes}"] if story.nodes else []
+    lines += [f"planned together: {story.together}"] if story.together else []
+    return CommandOutput(story, [table(Table("", columns, rows)), *map(Text, lines)])
 
 
 def visits(found: Sequence[VisitStory]) -> Sequence[RenderableType]:

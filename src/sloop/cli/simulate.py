@@ -56,18 +56,26 @@ def simulate(
             advance(len(rows), run.row.system)
     paths = log_paths(log, chosen) if log else []
     lines = [f"event log of {choice.label}: {path}" for choice, path in zip(chosen, paths, strict=False)]
-    if without := unpriced(world.application.cluster):
+    cluster = world.deployment.cluster
+    if without := unpriced(cluster):
         lines.append(f"cost: no price is declared for {listed(without)}")
-    return CommandOutput({"runs": rows}, [*display(rows), *lines])
+    return CommandOutput({"runs": rows}, [*display(rows, with_nodes=tables.nodes_vary(cluster)), *lines])
 
 
-def display(rows: list[RunRow]) -> list[RenderableType]:
+def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
     """The runs as tables, and their assumptions."""
     assumed = sorted({line for row in rows for line in row.assumed})
-    graphs = [(row.system, row) for row in rows if len(row.stages) > 1]
-    made: list[RenderableType] = [table(tables.ends(rows)), table(tables.costs(rows))]
+    runs = [(row.system, row) for row in rows]
+    graphs = [(label, row) for label, row in runs if row.has_graphs]
+    made = [tables.ends(rows), tables.costs(rows)]
     if any(row.attainment_low is not None for row in rows):
-        made.insert(1, table(tables.ranges(rows)))
+        made.insert(1, tables.ranges(rows))
+    if any(row.applications for row in rows):
+        made.append(tables.applications([(label, row.applications) for label, row in runs]))
+    if any(row.versions for row in rows):
+        made.append(tables.applications([(label, row.versions) for label, row in runs], "Version by version"))
+    if with_nodes:
+        made.append(tables.nodes(runs))
     if graphs:
-        made += [table(tables.stages(graphs)), table(tables.routes(graphs))]
-    return [*made, *(f"based on {line}" for line in assumed)]
+        made += [tables.stages(graphs), tables.routes(graphs)]
+    return [*map(table, made), *(f"based on {line}" for line in assumed)]

@@ -1,30 +1,30 @@
 """`sloop explain`: why a request ended as it did, why a decision was taken, and why requests missed their deadlines.
 
-Everything comes from the log, live or simulated: the state at that instant, the estimates, and the outcome. Estimates,
-if given, must be fresh: they are updated from the log as the core's were, so that each step shows what the core
-expected at that instant.
+Everything comes from the log, live or simulated: the state at that instant, the estimates, and the outcome. A
+`DeploymentState` that is passed in must be fresh. Its beliefs are updated from the log as the core's were, so that each
+step shows what the core expected at that instant.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import Decided, End, StartBatch, StopReplica
+from sloop.actions import Assigned, Decided, End, RequestPlan, Rollout, StartBatch, StopReplica, VersionState
 from sloop.app.graph import Graph
+from sloop.app.hardware import LOCAL
+from sloop.core.planner import cores_by_hardware
 from sloop.core.views import Belief
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Cancelled, Finished, ReplicaLost, ReplicaReady
-from sloop.runlog import Record
-from sloop.runlog.fold import GraphRequestRecord, Place, RunState
-from sloop.text import counted, in_ms, number, numbered
+from sloop.events import BatchFailed, Cancelled, Finished, NodeReady, Planned, ReplicaLost, ReplicaReady
+from sloop.runlog import EVENTS, Record
+from sloop.runlog.fold import DeploymentState, GraphRequestRecord, Kept, Place, RunState, VersionRecord
+from sloop.systems.setup import Setup, build
+from sloop.text import counted, in_ms, listed, number, numbered
 from sloop.units import NS_PER_S, to_ms, to_s
-from sloop.vocabulary import BatchId, Group, Life, Outcome, Plan, Request, RequestId, StagePlan
-
-Estimates = Mapping[tuple[str, str], Belief]
-"""By stage and variant."""
+from sloop.vocabulary import BatchId, Group, Life, NodeState, Outcome, Plan, Request, RequestId, Slot, StagePlan
 
 RECENT_S: Final = 10
 """Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
@@ -67,6 +67,9 @@ class RequestStory(Struct, frozen=True, kw_only=True):
     `wait_ms` to `lost_ms` are sums over the visits of the critical path."""
 
     request: int
+    application: str
+    version: str
+    """Of the application; empty if no version has taken the request."""
     outcome: str
     why: str
     slo_ms: float
@@ -87,17 +90,61 @@ class RequestStory(Struct, frozen=True, kw_only=True):
 
 
 class DecisionStory(Struct, frozen=True, kw_only=True):
-    """The last decision at or before an instant, its reasons, and the state at that instant."""
+    """The last plan of an application version at or before an instant, its reasons, and the state at that instant."""
 
     at_s: float
+    application: str
+    version: str
     summary: str
     why: str
     steps: tuple[StoryStep, ...]
 
 
-class MissReason(Struct, frozen=True):
-    """Requests with the same outcome and the same reason; numbers in the reason are ignored."""
+class VersionStory(Struct, frozen=True, kw_only=True):
+    """One version of an application at an instant."""
 
+    application: str
+    version: str
+    state: str
+    share: float
+    """Fraction of the application's requests that it gets."""
+    state_why: str
+    plan: str
+    since_s: float
+    """When the plan was decided."""
+    why: str
+    """The reason of the plan."""
+    replicas: str
+    waiting: int
+    """Visits in its queues."""
+
+
+class DeploymentStory(Struct, frozen=True, kw_only=True):
+    """All versions at an instant, the nodes, and how the plans share the nodes' cores."""
+
+    at_s: float
+    versions: tuple[VersionStory, ...]
+    nodes: str
+    together: str
+
+
+class RolloutStep(Struct, frozen=True):
+    """A version of an application enters a state."""
+
+    at_s: float
+    application: str
+    version: str
+    state: str
+    share: float
+    """Fraction of the application's requests that it gets from then on."""
+    why: str
+
+
+class MissReason(Struct, frozen=True):
+    """Requests of one application with the same outcome and the same reason; numbers in the reason are ignored."""
+
+    application: str
+    """Empty if the deployment has only one application."""
     outcome: str
     why: str
     count: int
@@ -106,38 +153,57 @@ class MissReason(Struct, frozen=True):
     first_s: float
 
 
-class _Estimator:
-    """Estimated durations of batches at their start; the estimates are updated as the core's were."""
+def fresh_state(setup: Setup) -> DeploymentState:
+    """The state to explain the log of a setup, which must be fresh too."""
+    return DeploymentState(
+        setup.parts(), nodes=setup.deployment.cluster, build=build, kept=Kept(seconds=RECENT_S + 1, routes=False)
+    )
 
-    def __init__(self, estimates: Estimates | None, state: RunState) -> None:
-        self._estimates = estimates or {}
+
+class _Estimator:
+    """Estimated durations of batches at their start; the beliefs are updated as the core's were."""
+
+    def __init__(self, state: DeploymentState) -> None:
         self._state = state
-        self._running: dict[BatchId, tuple[float, int]] = {}
-        """Per batch, the cores on which it started and its estimated duration on them in ns."""
+        self._beliefs: dict[tuple[str, str, str], Belief] = {}
+        self._versions = 0
+        self._running: dict[BatchId, tuple[Slot, int]] = {}
+        """Per batch, the slot on which it started and its estimated duration there in ns."""
         self._finished = BatchId(-1), 0
         """The last finished batch and its estimated duration in ns."""
 
     def observe(self, now_ns: int, record: Record) -> None:
-        """Add a record; call this before `RunState.append`."""
+        """Add a record; call this before `DeploymentState.append`."""
         if not isinstance(record, StartBatch | Finished):
             return
-        replica = self._state.replicas.get(record.replica)
-        estimate = self._estimates.get(replica.group.key) if replica is not None else None
-        if replica is None or estimate is None:
+        run = self._state.run_of_replica(record.replica)
+        if run is None:
+            return
+        replica = run.replicas[record.replica]
+        belief = self._belief(replica.group.belief_key)
+        if belief is None:
             return
         if isinstance(record, StartBatch):
-            size = len(record.requests)
-            expected_ns = estimate.costs_ns(replica.cores)[size] if size <= estimate.batch_max else 0
-            self._running[record.batch] = replica.cores, expected_ns
+            size, slot = len(record.requests), replica.group.slot
+            expected_ns = belief.costs_ns(slot)[size] if size <= belief.batch_max else 0
+            self._running[record.batch] = slot, expected_ns
         elif replica.running is not None and replica.running.batch == record.batch:
-            cores, expected_ns = self._running.pop(record.batch)
+            slot, expected_ns = self._running.pop(record.batch)
             self._finished = record.batch, expected_ns
-            estimate.observe(len(replica.running.requests), cores, now_ns - replica.running_ns)
+            belief.observe(len(replica.running.requests), slot, now_ns - replica.running_ns)
+
+    def _belief(self, key: tuple[str, str, str]) -> Belief | None:
+        records = self._state.records
+        if self._versions != len(records):
+            self._versions = len(records)
+            self._beliefs = {key: belief for record in records for key, belief in record.parts.beliefs.items()}
+        return self._beliefs.get(key)
 
     def expected_ns(self, batch: BatchId) -> int:
         """Estimated duration of a running batch or of the last finished one; 0 without an estimate."""
         finished, expected_ns = self._finished
-        return expected_ns if batch == finished else self._running.get(batch, (0.0, 0))[1]
+        running = self._running.get(batch)
+        return expected_ns if batch == finished else running[1] if running is not None else 0
 
     def compared(self, batch: BatchId, taken_ns: int) -> str:
         """`150.0 ms, 36% longer than estimated`."""
@@ -149,18 +215,17 @@ class _Estimator:
             return f"{in_ms(taken_ns)}, as long as the estimated P99"
         return f"{in_ms(taken_ns)}, {abs(off):.0%} {'longer' if off > 0 else 'shorter'} than the estimated P99"
 
-    def cluster(self, now_ns: int) -> str:
-        """Replicas by life-cycle state, and the estimated remaining time of the next batch to finish."""
-        state = self._state
-        parts = [f"{counted(state.count(Life.READY), 'replica')} ready"]
-        parts += [f"{n} {life.value}" for life in (Life.STARTING, Life.DRAINING) if (n := state.count(life))]
+    def replicas(self, run: RunState, now_ns: int) -> str:
+        """A version's replicas by life-cycle state, and the estimated remaining time of the next batch to finish."""
+        parts = [f"{counted(run.count(Life.READY), 'replica')} ready"]
+        parts += [f"{n} {life.value}" for life in (Life.STARTING, Life.DRAINING) if (n := run.count(life))]
         ends_ns = [
             replica.running_ns + expected_ns
-            for replica in state.batches()
+            for replica in run.batches()
             if replica.running and (expected_ns := self.expected_ns(replica.running.batch))
         ]
-        if state.batches():
-            parts.append(f"{len(state.batches())} busy{_next_free(min(ends_ns) - now_ns) if ends_ns else ''}")
+        if run.batches():
+            parts.append(f"{len(run.batches())} busy{_next_free(min(ends_ns) - now_ns) if ends_ns else ''}")
         return ", ".join(parts)
 
 
@@ -198,13 +263,14 @@ class _Visit:
 class _Follower:
     """Follows one request through the log."""
 
-    def __init__(self, id: RequestId, graph: Graph, estimates: Estimates | None) -> None:
+    def __init__(self, id: RequestId, state: DeploymentState) -> None:
         self.request: Request | None = None
         self.end: tuple[int, End] | None = None
         self._id = id
-        self._graph = graph
-        self._state = RunState(graph)
-        self._estimator = _Estimator(estimates, self._state)
+        self._state = state
+        self._estimator = _Estimator(state)
+        self._version: VersionRecord | None = None
+        """The version that the request went to."""
         self._known_ns = 0
         """When the core received the request."""
         self._steps: list[StoryStep] = []
@@ -217,12 +283,18 @@ class _Follower:
         self._estimator.observe(now_ns, record)
         if isinstance(record, Request):
             if record.id == self._id:
-                self._arrive(now_ns, record)
+                self.request, self._known_ns = record, now_ns
         elif self.request is not None:
             self._take(now_ns, record)
         self._state.append(now_ns, record)
-        if self.request is not None and isinstance(record, Request | Finished):
+        if self.request is not None and isinstance(record, Request | Assigned | Rollout | Finished):
+            if self._version is None:
+                self._arrive(now_ns, is_assigned=isinstance(record, Assigned))
             self._enter(now_ns)
+
+    @property
+    def _run(self) -> RunState | None:
+        return self._version.run if self._version is not None else None
 
     def _take(self, now_ns: int, record: Record) -> None:
         if isinstance(record, StartBatch):
@@ -237,8 +309,8 @@ class _Follower:
         elif isinstance(record, Cancelled):
             if record.request == self._id:
                 self._add(now_ns, "the client went away")
-        else:
-            self._note_changes(now_ns, record)
+        elif self._waiting():
+            self._note_change(now_ns, record)
 
     def _add(self, at_ns: int, what: str, why: str = "") -> None:
         self._steps.append(StoryStep(to_s(at_ns), what, why))
@@ -246,27 +318,58 @@ class _Follower:
     def _waiting(self) -> list[_Visit]:
         return [visit for visit in self._visits if visit.over_ns is None and visit.batch is None]
 
-    def _arrive(self, now_ns: int, request: Request) -> None:
-        self.request, self._known_ns, state = request, now_ns, self._state
+    def _arrive(self, now_ns: int, *, is_assigned: bool) -> None:
+        """The request has reached the version that serves it."""
+        request, run = self.request, self._state.run_of_request(self._id)
+        if request is None or run is None:
+            return
+        version = self._state.version_of(run)
+        if version is None:
+            return
+        self._version = version
+        self._add_arrival(
+            f"{self._application()}; {counted(run.waiting - self._entered(), 'request')} waiting, "
+            f"{self._estimator.replicas(run, now_ns)}"
+        )
+        if is_assigned or request.version:
+            self._add(now_ns, f"goes to version {version.version}", _why_version(version, request))
+        if run.plan is not None:
+            since = f"plan in force since {to_s(run.plan_ns):.3f} s"
+            self._add(now_ns, f"{since}: {plan_text(run.plan)}", run.plan.why)
+
+    def _add_arrival(self, then: str) -> None:
+        """The first two steps; `then` says what it met."""
+        request, known_ns = self.request, self._known_ns
+        assert request is not None
+        gateway_ns = known_ns - request.arrived_ns
         self._add(request.sent_ns, f"sent; an answer is due within {in_ms(request.slo_ns)}")
         self._add(
-            now_ns,
-            f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(now_ns - request.arrived_ns)} in the "
-            f"gateway, {in_ms(request.deadline_ns - now_ns)} left; {counted(state.waiting, 'request')} waiting, "
-            f"{self._estimator.cluster(now_ns)}",
+            known_ns,
+            f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(gateway_ns)} in the gateway, "
+            f"{in_ms(request.deadline_ns - known_ns)} left{then}",
         )
-        if state.plan is not None:
-            since = f"plan in force since {to_s(state.plan_ns):.3f} s"
-            self._add(now_ns, f"{since}: {plan_text(state.plan)}", state.plan.why)
+
+    def _application(self) -> str:
+        """`, for application a`, if there are several."""
+        several = len({record.application for record in self._state.records}) > 1
+        return f", for application {self.request.application}" if several and self.request is not None else ""
+
+    def _entered(self) -> int:
+        """How many visits the request waits for now."""
+        request = self._run.open.get(self._id) if self._run is not None else None
+        return len(request.waiting) if isinstance(request, GraphRequestRecord) else int(request is not None)
 
     def _enter(self, now_ns: int) -> None:
         """Add the visits that the last record started."""
-        request = self._state.open.get(self._id)
+        run = self._run
+        request = run.open.get(self._id) if run is not None else None
+        if run is None or request is None:
+            return
         if isinstance(request, GraphRequestRecord):
             known = {visit.place for visit in self._visits}
             begun = [place for place in request.waiting if place not in known]
         else:
-            begun = [(next(iter(self._graph.stages)), 0)] if request is not None and not self._visits else []
+            begun = [(next(iter(run.graph.stages)), 0)] if not self._visits else []
         self._visits += [_Visit(place, now_ns, self._last) for place in begun]
 
     def _where(self, visit: _Visit) -> str:
@@ -274,14 +377,19 @@ class _Follower:
         stage, part = visit.place
         return f"{stage}, part {part}" if self._graph.scopes[stage] else stage
 
+    @property
+    def _graph(self) -> Graph:
+        assert self._version is not None
+        return self._version.run.graph
+
     def _start(self, now_ns: int, batch: StartBatch) -> None:
         mine = [part for id, part in batch.visits if id == self._id]
         for visit in [visit for visit in self._waiting() if visit.place[0] == batch.stage and visit.place[1] in mine]:
             waited_ns = now_ns - visit.since_ns
             visit.wait_ns += waited_ns
             visit.batch, visit.since_ns = batch, now_ns
-            replica = self._state.replicas.get(batch.replica)
-            on = f" ({replica.spec.variant} on {counted(replica.cores, 'core')})" if replica else ""
+            replica = self._run.replicas.get(batch.replica) if self._run is not None else None
+            on = f" ({replica.spec.variant} on {slot_text(replica.group.slot)})" if replica is not None else ""
             others = sorted({id for id in batch.requests if id != self._id})
             alone = "alone" if len(batch.requests) == 1 else "with other parts of it"
             beside = f"with {numbered('request', others)}" if others else alone
@@ -314,16 +422,25 @@ class _Follower:
             what, why = ("lost", record.error) if isinstance(record, ReplicaLost) else ("given up", record.why)
             self._add(now_ns, f"replica {record.replica} was {what}, and the batch with it", why)
 
-    def _note_changes(self, now_ns: int, record: Record) -> None:
-        """Changes of the cluster while the request waits."""
-        if not self._waiting():
-            return
-        if isinstance(record, Decided) and record.plan is not None:
-            self._add(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
-        elif isinstance(record, Decided) and record.kind == "shortage":
-            self._add(now_ns, "while it waited, the cluster fell short of the plan", record.why)
+    def _note_change(self, now_ns: int, record: Record) -> None:
+        """A change of the cluster, or of the application's plan or versions, while the request waits."""
+        assert self._version is not None
+        if isinstance(record, Decided):
+            if record.kind == "node":
+                self._add(now_ns, "while it waited, nodes changed", record.why)
+            elif record.application not in ("", self._version.key) and len(self._state.records) > 1:
+                pass
+            elif record.plan is not None:
+                self._add(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
+            elif record.kind == "shortage":
+                self._add(now_ns, "while it waited, the cluster fell short of the plan", record.why)
         elif isinstance(record, ReplicaReady):
-            self._add(now_ns, f"while it waited, replica {record.replica} became ready")
+            if self._state.run_of_replica(record.replica) is self._run:
+                self._add(now_ns, f"while it waited, replica {record.replica} became ready")
+        elif isinstance(record, NodeReady):
+            self._add(now_ns, f"while it waited, node {record.node.name} became ready")
+        elif isinstance(record, Rollout) and record.application == self._version.application:
+            self._add(now_ns, f"while it waited, {rollout_text(record)}", record.why)
 
     def _finish(self, now_ns: int, end: End) -> None:
         waiting = self._waiting()
@@ -334,7 +451,10 @@ class _Follower:
                 else:
                     visit.service_ns += now_ns - visit.since_ns
         self.end = now_ns, end
-        around = f" while it waited; {self._estimator.cluster(now_ns)}" if waiting else ""
+        run = self._run
+        around = f" while it waited; {self._estimator.replicas(run, now_ns)}" if waiting and run is not None else ""
+        if run is None:
+            self._add_arrival(self._application())
         dropped = end.outcome is Outcome.DROPPED
         self._add(now_ns, f"{end.outcome.value}{around if dropped else ''}", end.why)
 
@@ -370,6 +490,8 @@ class _Follower:
         where = _spent(request, total_ns, spent_ns, len(self._visits), critical)
         return RequestStory(
             request=self._id,
+            application=self._version.application if self._version is not None else request.application,
+            version=self._version.version if self._version is not None else "",
             outcome=outcome,
             why=why,
             slo_ms=to_ms(request.slo_ns),
@@ -414,12 +536,17 @@ def _spent(
     return text
 
 
-def explain_request(
-    records: Iterable[tuple[int, Record]], request: int, graph: Graph, estimates: Estimates | None = None
-) -> RequestStory:
-    """Explain why `request` ended as it did; `graph` is the application's. InputError if the log has no such
-    request."""
-    follower, low, high = _Follower(RequestId(request), graph, estimates), None, None
+def _why_version(version: VersionRecord, request: Request) -> str:
+    """Why a request went to this version of its application."""
+    if request.version:
+        return "the client asked for this version"
+    is_canary = version.state is VersionState.CANARY
+    return f"it is {'a canary' if is_canary else 'the version'} that serves {version.share:.0%} of the requests"
+
+
+def explain_request(records: Iterable[tuple[int, Record]], request: int, state: DeploymentState) -> RequestStory:
+    """Explain why `request` ended as it did. InputError if the log has no such request."""
+    follower, low, high = _Follower(RequestId(request), state), None, None
     for now_ns, record in records:
         if isinstance(record, Request):
             low, high = min(record.id, record.id if low is None else low), max(record.id, high or 0)
@@ -428,65 +555,258 @@ def explain_request(
             break
     if follower.request is None:
         there = "no requests at all" if low is None else f"requests {low} to {high}"
-        raise InputError(f"request {request} is not in this log", help=f"the log has {there}")
+        between = low is not None and high is not None and low < request < high
+        gaps = ", but not every number between them" if between else ""
+        raise InputError(f"request {request} is not in this log", help=f"the log has {there}{gaps}")
     return follower.story()
 
 
+# Decisions
+
+
+class _Planning:
+    """The plan of one version that is in force, and what has happened since it was decided."""
+
+    def __init__(self) -> None:
+        self.last: tuple[int, Decided] | None = None
+        self.before: Plan | None = None
+        self.known: tuple[int, str] = 0, ""
+        """What was known when the plan was asked for, and when that was."""
+        self.notes: list[tuple[int, Decided | Rollout]] = []
+
+    def decide(self, now_ns: int, decided: Decided, before: Plan | None, known: tuple[int, str]) -> None:
+        """A new plan is in force."""
+        self.last, self.before, self.known, self.notes = (now_ns, decided), before, known, []
+
+
+class _Decisions:
+    """Follows the decisions about one application through the log."""
+
+    def __init__(self, state: DeploymentState, name: str) -> None:
+        self._state = state
+        self._name = name
+        self.estimator = _Estimator(state)
+        self.plannings: dict[str, _Planning] = {}
+        """By key of the version."""
+        self._requested: dict[str, tuple[int, str]] = {}
+        """By key, what was known when a plan was requested that is computed beside the event loop."""
+        self._is_answer = False
+        """Whether the last event was the answer to this request."""
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add one record."""
+        self.estimator.observe(now_ns, record)
+        if isinstance(record, EVENTS):
+            self._is_answer = isinstance(record, Planned)
+        elif isinstance(record, RequestPlan):
+            self._requested = {key: (now_ns, self.known(run, now_ns)) for key, run in self._runs()}
+        elif isinstance(record, Decided):
+            self._decide(now_ns, record)
+        elif isinstance(record, Rollout) and record.application == self._name:
+            for planning in self.plannings.values():
+                planning.notes.append((now_ns, record))
+        self._state.append(now_ns, record)
+
+    def _runs(self) -> list[tuple[str, RunState]]:
+        return [(record.key, record.run) for record in self._state.records if record.application == self._name]
+
+    def _decide(self, now_ns: int, decided: Decided) -> None:
+        if decided.kind == "node":
+            for planning in self.plannings.values():
+                planning.notes.append((now_ns, decided))
+            return
+        version = self._state.version_for(decided)
+        if version is None or version.application != self._name:
+            return
+        planning = self.plannings.setdefault(version.key, _Planning())
+        if decided.plan is not None:
+            at_request = self._requested.get(version.key) if self._is_answer else None
+            known = at_request or (now_ns, self.known(version.run, now_ns))
+            planning.decide(now_ns, decided, version.run.plan, known)
+        planning.notes.append((now_ns, decided))
+
+    def known(self, run: RunState, now_ns: int) -> str:
+        """What a policy knows, as text."""
+        waiting = counted(run.waiting, "request")
+        return f"{_traffic(run, now_ns)}; {waiting} waiting; {self.estimator.replicas(run, now_ns)}"
+
+
 def explain_decision(
-    records: Iterable[tuple[int, Record]], at_ns: int, graph: Graph, estimates: Estimates | None = None
+    records: Iterable[tuple[int, Record]], at_ns: int, state: DeploymentState, application: str = ""
 ) -> DecisionStory:
-    """The decision in force at `at_ns` and its reasons. InputError if there was no decision before."""
-    state = RunState(graph, seconds_kept=RECENT_S + 1)
-    estimator = _Estimator(estimates, state)
-    last: tuple[int, Decided] | None = None
-    before: Plan | None = None
-    notes: list[tuple[int, Decided]] = []
-    grounds = ""
+    """The plan in force at `at_ns`, its reasons, and what has happened since.
+
+    `application` is the name of an application, for the version that serves the most of its requests, or `NAME@2`; it
+    may be empty if the deployment has only one. InputError if there is no such application, or nothing had been decided for it.
+    """
+    name, _, wanted = application.partition("@")
+    name = name or next(iter(state.applications), "")
+    decisions = _Decisions(state, name)
     for now_ns, record in records:
         if now_ns > at_ns:
             break
-        estimator.observe(now_ns, record)
-        if isinstance(record, Decided):
-            if record.plan is not None:
-                last, before, notes = (now_ns, record), state.plan, []
-                waiting = counted(state.waiting, "request")
-                grounds = f"{_traffic(state, now_ns)}; {waiting} waiting; {estimator.cluster(now_ns)}"
-            notes.append((now_ns, record))
-        state.append(now_ns, record)
-    if last is None:
+        decisions.append(now_ns, record)
+    known = list(state.applications)
+    if name not in known or (len(known) > 1 and not application):
+        what = f"there is no application {name!r} at this time" if application else "there are several applications"
+        raise InputError(what, help=f"name one of {listed(known)}")
+    state.advance()
+    versions = [each for each in state.applications[name] if wanted in ("", each.version)]
+    found = sorted((each for each in versions if each.key in decisions.plannings), key=lambda each: each.share)
+    planning = decisions.plannings[found[-1].key] if found else _Planning()
+    if planning.last is None:
         seen = f"the log runs from {to_s(state.start_ns):.3f} s" if state.start_ns is not None else "the log is empty"
-        raise InputError(f"nothing had been decided by {to_s(at_ns):.3f} s", help=f"{seen}; ask for a later instant")
-    decided_ns, decided = last
+        of = f" for {application}" if application else ""
+        what = f"nothing had been decided{of} by {to_s(at_ns):.3f} s"
+        raise InputError(what, help=f"{seen}; ask for a later instant")
+    return _decision_story(at_ns, state, found[-1], planning, decisions)
+
+
+def _decision_story(
+    at_ns: int, state: DeploymentState, version: VersionRecord, planning: _Planning, decisions: _Decisions
+) -> DecisionStory:
+    assert planning.last is not None
+    decided_ns, decided = planning.last
     assert decided.plan is not None
-    change = f"decided: {plan_text(decided.plan)} ({_difference(before, decided.plan)})"
-    decided_s = to_s(decided_ns)
-    steps = [StoryStep(decided_s, f"what was known: {grounds}"), StoryStep(decided_s, change, decided.why)]
-    steps += [StoryStep(to_s(ns), f"{each.kind}{_about(each)}", each.why) for ns, each in notes if each.plan is None]
-    now = f"in force at the instant asked for: {estimator.cluster(state.now_ns)}; {_traffic(state, state.now_ns)}"
-    steps.append(StoryStep(to_s(at_ns), now))
-    summary = f"since {decided_s:.3f} s: {plan_text(decided.plan)}"
+    known_ns, known = planning.known
+    change = f"decided: {plan_text(decided.plan)} ({_difference(planning.before, decided.plan)})"
+    when = " when the plan was requested" if known_ns < decided_ns else ""
+    steps = [
+        StoryStep(to_s(known_ns), f"what was known{when}: {known}"),
+        StoryStep(to_s(decided_ns), change, decided.why),
+    ]
+    steps += [StoryStep(to_s(ns), _note_text(note), note.why) for ns, note in planning.notes if not _is_plan(note)]
+    now_s, run = to_s(at_ns), version.run
+    now = f"{decisions.estimator.replicas(run, state.now_ns)}; {_traffic(run, state.now_ns)}"
+    steps.append(StoryStep(now_s, f"in force at the instant asked for: {now}"))
+    if nodes := _nodes_text(state):
+        steps.append(StoryStep(now_s, f"nodes: {nodes}"))
+    if together := _together_text(state):
+        steps.append(StoryStep(now_s, f"the plans in force together: {together}"))
+    summary = f"since {to_s(decided_ns):.3f} s: {plan_text(decided.plan)}"
     if not decided.plan.feasible:
         summary += "; no plan met every deadline, this was the best one found"
-    return DecisionStory(at_s=to_s(at_ns), summary=summary, why=decided.why, steps=tuple(steps))
+    return DecisionStory(
+        at_s=now_s,
+        application=version.application,
+        version=version.version,
+        summary=summary,
+        why=decided.why,
+        steps=tuple(steps),
+    )
 
 
-def _about(decided: Decided) -> str:
-    return f" replica {decided.replica}" if decided.replica is not None else f" at {decided.stage}"
+def explain_deployment(records: Iterable[tuple[int, Record]], at_ns: int, state: DeploymentState) -> DeploymentStory:
+    """Every version, with its plan, and the nodes at `at_ns`."""
+    for now_ns, record in records:
+        if now_ns > at_ns:
+            break
+        state.append(now_ns, record)
+    state.advance()
+    estimator = _Estimator(state)
+    versions = tuple(
+        VersionStory(
+            application=record.application,
+            version=record.version,
+            state=record.state.value,
+            share=record.share,
+            state_why=record.why,
+            plan=plan_text(record.run.plan) if record.run.plan is not None else "",
+            since_s=to_s(record.run.plan_ns),
+            why=record.run.plan.why if record.run.plan is not None else "there is no plan yet",
+            replicas=estimator.replicas(record.run, state.now_ns),
+            waiting=record.run.waiting,
+        )
+        for record in state.records
+        if not record.has_ended
+    )
+    together = _together_text(state)
+    return DeploymentStory(at_s=to_s(at_ns), versions=versions, nodes=_nodes_text(state), together=together)
+
+
+def rollouts(records: Iterable[tuple[int, Record]]) -> list[RolloutStep]:
+    """The states that versions have entered, and why."""
+    return [
+        RolloutStep(to_s(now_ns), record.application, record.version, record.state.value, record.share, record.why)
+        for now_ns, record in records
+        if isinstance(record, Rollout)
+    ]
+
+
+def _is_plan(note: Decided | Rollout) -> bool:
+    return isinstance(note, Decided) and note.plan is not None
+
+
+def _note_text(note: Decided | Rollout) -> str:
+    """What a decision without a plan is about."""
+    if isinstance(note, Rollout):
+        return rollout_text(note)
+    if note.replica is not None:
+        return f"{note.kind} replica {note.replica}"
+    return f"{note.kind} at {note.stage}" if note.stage else note.kind
+
+
+def rollout_text(rollout: Rollout) -> str:
+    """`version 2 is canary with 10% of the requests`."""
+    share = f" with {rollout.share:.0%} of the requests" if rollout.share else ""
+    return f"version {rollout.version} is {rollout.state.value}{share}"
+
+
+def _nodes_text(state: DeploymentState) -> str:
+    """The nodes by kind and state, as text; empty for a cluster of one kind that is all ready."""
+    counts: dict[str, dict[NodeState, int]] = {}
+    for record in state.nodes.records.values():
+        states = counts.setdefault(record.node.hardware, {})
+        states[record.state] = states.get(record.state, 0) + 1
+    if len(counts) < 2 and all(states.keys() == {NodeState.READY} for states in counts.values()):
+        return ""
+    return "; ".join(
+        f"{hardware}: {', '.join(f'{count} {node_state.value}' for node_state, count in states.items())}"
+        for hardware, states in counts.items()
+    )
+
+
+def _together_text(state: DeploymentState) -> str:
+    """The cores that all versions have by their plans, by kind of hardware; empty if there is only one version."""
+    present = [record for record in state.records if not record.has_ended]
+    if len(present) < 2:
+        return ""
+    parts = []
+    totals: dict[str, float] = {}
+    for record in state.nodes.records.values():
+        if record.state is not NodeState.LOST:
+            totals[record.node.hardware] = totals.get(record.node.hardware, 0.0) + record.node.cores
+    for hardware, total in totals.items():
+        wants = {each.key: cores_by_hardware(each.run.plan).get(hardware, 0.0) for each in present}
+        shares = listed([f"{key} {cores:g}" for key, cores in wants.items() if cores])
+        if shares:
+            parts.append(f"{shares} of at most {counted(total, 'core')}{f' of {hardware}' if hardware else ''}")
+    return "; ".join(parts)
+
+
+# Reasons of misses
 
 
 def miss_reasons(records: Iterable[tuple[int, Record]]) -> list[MissReason]:
-    """Why requests were not served in time, the most frequent first."""
-    found: dict[tuple[Outcome, tuple[str, ...]], _Reason] = {}
+    """Why requests were not served in time, by application, the most frequent first."""
+    found: dict[tuple[str, Outcome, tuple[str, ...]], _Reason] = {}
+    names: dict[RequestId, str] = {}
+    """The applications of open requests."""
     for now_ns, record in records:
-        if isinstance(record, End) and record.outcome is not Outcome.SERVED:
-            words, numbers = tuple(NUMBER.split(record.why)), NUMBER.findall(record.why)
-            reason = found.setdefault((record.outcome, words), _Reason(record.request, to_s(now_ns)))
-            reason.add(numbers)
+        if isinstance(record, Request):
+            if record.application:
+                names[record.id] = record.application
+        elif isinstance(record, End):
+            name = names.pop(record.request, "")
+            if record.outcome is not Outcome.SERVED:
+                words, numbers = tuple(NUMBER.split(record.why)), NUMBER.findall(record.why)
+                first = _Reason(record.request, to_s(now_ns))
+                found.setdefault((name, record.outcome, words), first).add(numbers)
     reasons = [
-        MissReason(outcome.value, reason.text(words), reason.count, reason.first_request, reason.first_s)
-        for (outcome, words), reason in found.items()
+        MissReason(name, outcome.value, reason.text(words), reason.count, reason.first_request, reason.first_s)
+        for (name, outcome, words), reason in found.items()
     ]
-    return sorted(reasons, key=lambda reason: (-reason.count, reason.outcome, reason.why))
+    return sorted(reasons, key=lambda reason: (-reason.count, reason.application, reason.outcome, reason.why))
 
 
 class _Reason:
@@ -532,8 +852,19 @@ def _stage_text(stage: StagePlan) -> str:
 
 def _group_text(group: Group) -> str:
     spec = group.spec
-    device = f" and {spec.share:.0%} of {spec.device}" if spec.device else ""
-    return f"{group.count} × {spec.variant} on {counted(spec.cores, 'core')}{device}"
+    at = f" of {spec.device}" if spec.device else ""
+    limits = [f"batches up to {group.batch_max}"] if group.batch_max else []
+    limits += [f"{group.rate_rps:.4g} rps"] if group.rate_rps else []
+    limited = f" ({', '.join(limits)})" if limits else ""
+    return f"{group.count} × {spec.variant} on {slot_text(spec.slot)}{at}{limited}"
+
+
+def slot_text(slot: Slot) -> str:
+    """`2 cores`, `4 cores and a T4 of g4dn.xlarge`, `4 cores and 50% of a T4`."""
+    text = counted(slot.cores, "core")
+    if slot.accelerator:
+        text += f" and {'a' if slot.share == 1.0 else f'{slot.share:.0%} of a'} {slot.accelerator}"
+    return f"{text} of {slot.hardware}" if slot.hardware and slot.hardware != LOCAL else text
 
 
 def _difference(before: Plan | None, after: Plan) -> str:
@@ -546,10 +877,10 @@ def _difference(before: Plan | None, after: Plan) -> str:
     return "; ".join(changes) or "nothing changed"
 
 
-def _traffic(state: RunState, now_ns: int) -> str:
+def _traffic(run: RunState, now_ns: int) -> str:
     """Arrivals of the last seconds and how many of them missed, as text."""
-    start_s = (now_ns - (state.start_ns or 0)) // NS_PER_S - RECENT_S
-    known = [second for second in state.seconds if second.start_s >= start_s]
+    start_s = (now_ns - (run.start_ns or 0)) // NS_PER_S - RECENT_S
+    known = list(takewhile(lambda second: second.start_s >= start_s, reversed(run.seconds)))[::-1]
     arrivals = ", ".join(str(second.arrivals) for second in known) or "none"
     missed = sum(second.missed for second in known)
     ended = missed + sum(second.served for second in known)

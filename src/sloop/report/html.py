@@ -12,15 +12,26 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import Decided
+from sloop.actions import Decided, Rollout
 from sloop.errors import MachineError
 from sloop.report import tables
-from sloop.report.explain import miss_reasons, plan_text
-from sloop.report.plots import Figure, latency_cdf, route_cdf, svg, timeline
+from sloop.report.explain import miss_reasons, plan_text, rollout_text
+from sloop.report.plots import (
+    APPLICATIONS_MAX,
+    Figure,
+    deadline_cdf,
+    hardware_timeline,
+    latency_cdf,
+    most_requests,
+    route_cdf,
+    svg,
+    timeline,
+)
 from sloop.report.tables import Table, cell_text
 from sloop.runlog import Header, Record, RecordedLog
-from sloop.runlog.summary import RunRow, RunSummary
+from sloop.runlog.summary import Figures, RunRow, RunSummary
 from sloop.systems.replay import rebuild
+from sloop.systems.setup import build
 from sloop.text import counted
 from sloop.units import to_s
 
@@ -42,13 +53,13 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 def log_page(log: RecordedLog) -> str:
-    """The page of a recorded run. InputError if the log is damaged or its header contains no valid application."""
+    """The page of a recorded run. InputError if the log is damaged or its header describes no valid application."""
     setup, header = rebuild(log.header), log.header
     start_ns = 0 if header.origin == "sim" else None
-    summary = RunSummary(setup.application, estimates=setup.beliefs, start_ns=start_ns).fold(log)
+    summary = RunSummary(setup.parts(), nodes=setup.deployment.cluster, start_ns=start_ns, build=build).fold(log)
     assumed = summary.assumed_starts(header.assumed_starts)
     row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
-    title = f"{setup.application.name}: a {_origin(header)} run of {header.system}"
+    title = f"{header.name}: a {_origin(header)} run of {header.system}"
     return page(title, run_sections(row, summary, log, header))
 
 
@@ -56,28 +67,76 @@ def run_sections(
     row: RunRow, summary: RunSummary, records: Iterable[tuple[int, Record]], header: Header
 ) -> list[Section]:
     """All sections about one run, from the outcomes of requests to the provenance of the numbers. Iterates over
-    `records` twice."""
-    runs, slo_ms = {row.system: summary}, summary.slo_ms
-    path_slos_ms = sorted({route.slo_ms for route in row.routes} - {slo_ms})
+    `records` several times."""
+    deployment = summary.deployment
     sections = [
-        Section(title="Summary", text=(_result(row),), tables=(tables.ends([row]), tables.costs([row]))),
-        Section(title="Over time", figures=(timeline(runs),)),
+        _summary(row, summary),
+        _over_time(row, summary),
+        *_version_sections(row, summary),
         *_stage_sections(row, summary),
-        Section(
-            title="Latency",
-            figures=(latency_cdf(runs, slo_ms=slo_ms, others_ms=path_slos_ms),),
-            tables=(tables.waits(runs.items()),),
-        ),
+        _latency(row, summary),
     ]
+    if tables.nodes_vary(deployment.nodes.nodes.values()):
+        figures = (hardware_timeline(summary),)
+        sections.insert(2, Section(title="Hardware", figures=figures, tables=(tables.nodes([(row.system, row)]),)))
     if errors := summary.estimate_errors():
         sections.append(Section(title="Estimates", tables=(tables.estimate_errors(errors),)))
     if (worst := tables.worst_seconds(summary.seconds())).rows:
         sections.append(Section(title="Worst seconds", tables=(worst,)))
+    several = len(deployment.applications) > 1
     if reasons := miss_reasons(records):
-        columns = ("outcome", "why", "requests", "for example request", "at s")
-        rows = tuple((r.outcome, r.why, r.count, r.first_request, r.first_s) for r in reasons)
-        sections.append(Section(title="Why requests were missed", tables=(Table("", columns, rows),)))
+        sections.append(
+            Section(title="Why requests were missed", tables=(tables.miss_reasons(reasons, several=several),))
+        )
     return [*sections, _decision_section(records, summary), _provenance(row, header)]
+
+
+def _summary(row: RunRow, summary: RunSummary) -> Section:
+    found = [tables.ends([row]), tables.costs([row])]
+    if row.applications:
+        found.append(tables.applications([(row.system, row.applications)]))
+    text = [_result(row)]
+    if row.planner_errors:
+        why = next((each.planner_error for each in summary.deployment.records if each.planner_error), "")
+        text.append(f"{counted(row.planner_errors, 'time')} no plan could be made, for example: {why}.")
+    return Section(title="Summary", text=tuple(text), tables=tuple(found))
+
+
+def _over_time(row: RunRow, summary: RunSummary) -> Section:
+    """The run second by second, of each application if there are several."""
+    applications = summary.applications
+    if len(applications) < 2:
+        return Section(title="Over time", figures=(timeline({row.system: summary}),))
+    shown = most_requests(applications)
+    left_out = len(applications) - len(shown)
+    text = f"The {len(shown)} applications with the most requests, of {len(applications)}." if left_out else ""
+    figure = timeline(shown, name="applications", title="Applications over time", same_arrivals=False)
+    return Section(title="Over time", text=(text,) if text else (), figures=(figure,))
+
+
+def _version_sections(row: RunRow, summary: RunSummary) -> list[Section]:
+    """The versions of applications that had several, and how one replaced another."""
+    if not row.versions:
+        return []
+    figures = []
+    for name, records in summary.deployment.applications.items():
+        if len(records) > 1:
+            versions = {f"version {each.version}": Figures([each.run]) for each in records[-APPLICATIONS_MAX:]}
+            title = f"Versions of {name} over time"
+            figures.append(timeline(versions, name=f"versions-{name}", title=title, same_arrivals=False))
+    rows = tables.applications([(row.system, row.versions)], "Version by version")
+    return [Section(title="Versions", figures=tuple(figures), tables=(rows,))]
+
+
+def _latency(row: RunRow, summary: RunSummary) -> Section:
+    applications = summary.applications
+    if len(applications) > 1:
+        waits = tables.waits(applications.items(), "application")
+        return Section(title="Latency", figures=(deadline_cdf(most_requests(applications)),), tables=(waits,))
+    slo_ms, runs = summary.slo_ms, {row.system: summary}
+    path_slos_ms = sorted({route.slo_ms for route in row.routes} - {slo_ms})
+    figure = latency_cdf(runs, slo_ms=slo_ms, others_ms=path_slos_ms)
+    return Section(title="Latency", figures=(figure,), tables=(tables.waits(runs.items()),))
 
 
 def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
@@ -139,8 +198,8 @@ def _result(row: RunRow) -> str:
 
 
 def _stage_sections(row: RunRow, summary: RunSummary) -> list[Section]:
-    """For an application of several stages: where requests waited and were lost, and which routes they took."""
-    if len(row.stages) < 2:
+    """For applications of several stages: where requests waited and were lost, and which routes they took."""
+    if not row.has_graphs:
         return []
     text = (
         "A visit is a request, or a part of one, at a stage. Requests take different routes where stages branch off; a "
@@ -152,30 +211,42 @@ def _stage_sections(row: RunRow, summary: RunSummary) -> list[Section]:
 
 
 def _decision_section(records: Iterable[tuple[int, Record]], summary: RunSummary) -> Section:
-    decided = ((now_ns, record) for now_ns, record in records if isinstance(record, Decided))
+    decided = ((now_ns, record) for now_ns, record in records if isinstance(record, Decided | Rollout))
+    several = len(summary.deployment.records) > 1
     rows = []
     for now_ns, record in islice(decided, DECISIONS_MAX):
-        about = f"replica {record.replica}" if record.replica is not None else record.stage
-        what = plan_text(record.plan) if record.plan is not None else about
-        rows.append((to_s(now_ns), record.kind, what, record.why))
-    total = summary.state.decisions.total()
+        if isinstance(record, Rollout):
+            about, kind, what = record.application, "rollout", rollout_text(record)
+        else:
+            about, kind, what = record.application, record.kind, record.stage
+            if record.replica is not None:
+                what = f"replica {record.replica}"
+            if record.plan is not None:
+                what = plan_text(record.plan)
+        rows.append((to_s(now_ns), *((about,) if several else ()), kind, what, record.why))
+    total = summary.deployment.decisions.total()
     left_out = total - len(rows)
     more = f" The first {len(rows)} are listed, {left_out} more are in the log." if left_out else ""
+    columns = ("at s", *(("application",) if several else ()), "kind", "what", "why")
     return Section(
         title="Decisions",
         text=(f"{counted(total, 'decision')}.{more}",),
-        tables=(Table("", ("at s", "kind", "what", "why"), tuple(rows)),),
+        tables=(Table("", columns, tuple(rows)),),
         folded=len(rows) > OPEN_DECISIONS_MAX,
     )
 
 
 def _provenance(row: RunRow, header: Header) -> Section:
     """The section on the provenance of the numbers."""
+    systems = {key: definition.get("system", {}) for key, definition in header.definitions.items()}
+    parameters = {key: _pairs(system.get("parameters", {})) or "as published" for key, system in systems.items()}
+    same = len(set(parameters.values())) == 1
     facts = (
         ("run", _origin(header)),
-        ("application", str(header.application.get("name", ""))),
+        ("applications" if len(systems) > 1 else "application", ", ".join(systems)),
         ("system", header.system),
-        ("parameters", _pairs(header.parameters) or "as published"),
+        ("parameters", next(iter(parameters.values())) if same else _pairs(parameters)),
+        ("nodes", _nodes(header)),
         ("seed", "–" if header.seed is None else str(header.seed)),
         ("date", header.date or "not recorded"),
         ("software", _pairs(header.software)),
@@ -187,6 +258,17 @@ def _provenance(row: RunRow, header: Header) -> Section:
         found = (Table("Assumed", ("what",), tuple((line,) for line in row.assumed)),)
     run = Table("The run", ("", "value"), facts)
     return Section(title="Where the numbers come from", text=(text,), tables=(*found, run))
+
+
+def _nodes(header: Header) -> str:
+    """How many nodes of each kind of hardware there are, and how many of them on demand."""
+    counts: dict[str, list[bool]] = {}
+    for node in header.cluster:
+        counts.setdefault(node.hardware, []).append(node.on_demand)
+    return ", ".join(
+        f"{len(found)} {hardware}{f' ({sum(found)} on demand)' if any(found) else ''}"
+        for hardware, found in counts.items()
+    )
 
 
 def _origin(header: Header) -> str:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
-from sloop.runlog.summary import RunSecond, RunSummary
+from sloop.runlog.summary import Figures, RunSecond, RunSummary
 from sloop.text import number
+from sloop.units import NS_PER_S
 from sloop.workload import Trace
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 POINTS_MAX: Final = 900
 """About the width of a page in pixels; more points cannot be seen and only enlarge the file."""
 ROUTES_MAX: Final = 6
+APPLICATIONS_MAX: Final = 8
 """More curves cannot be distinguished."""
 
 OTHER_ROUTES: Final = "others"
@@ -78,12 +80,18 @@ class Figure(Struct, frozen=True, kw_only=True):
 # Figures of runs and traces
 
 
-def timeline(runs: Mapping[str, RunSummary], *, name: str = "timeline", title: str = "Over time") -> Figure:
-    """Arrivals, cores, violations and longest latency, second by second, for one run or several of the same world."""
-    seconds = {label: _busy(summary.seconds()) for label, summary in runs.items()}
-    arrivals = {"arrivals": next(iter(seconds.values()), [])}
+def timeline(
+    runs: Mapping[str, Figures], *, name: str = "timeline", title: str = "Over time", same_arrivals: bool = True
+) -> Figure:
+    """Arrivals, cores, violations and longest latency, second by second. With `same_arrivals` all `runs` are of the
+    same world; without, they are the applications, or the versions, of one run."""
+    seconds = {label: _busy(figures.seconds()) for label, figures in runs.items()}
+    arrivals = {"arrivals": next(iter(seconds.values()), [])} if same_arrivals else seconds
     panels = (
-        Panel(y_label="requests/s", series=_curves(arrivals, lambda second: second.arrivals, "area")),
+        Panel(
+            y_label="requests/s",
+            series=_curves(arrivals, lambda second: second.arrivals, "area" if same_arrivals else "steps"),
+        ),
         Panel(y_label="cores", series=_curves(seconds, lambda second: second.cores, "steps")),
         Panel(y_label="violations, %", series=_curves(seconds, lambda second: 100 * second.violations, "line")),
         Panel(y_label="longest latency, ms", series=_curves(seconds, lambda second: second.worst_ms, "line")),
@@ -99,8 +107,65 @@ def timeline(runs: Mapping[str, RunSummary], *, name: str = "timeline", title: s
     )
 
 
+def most_requests(applications: Mapping[str, Figures]) -> dict[str, Figures]:
+    """As many applications as can be distinguished in one figure: those with the most requests, in the given order."""
+    chosen = sorted(applications, key=lambda name: -applications[name].requests)[:APPLICATIONS_MAX]
+    return {name: figures for name, figures in applications.items() if name in chosen}
+
+
+def hardware_timeline(summary: RunSummary, *, name: str = "hardware") -> Figure:
+    """The mix of hardware over time: by kind, the cores that replicas have and the nodes that are held; and what all
+    nodes cost, if they have a price."""
+    nodes = summary.deployment.nodes
+    cores = {kind: rows for kind, rows in summary.hardware_cores().items() if any(value for _, value in rows)}
+    start_ns = summary.deployment.start_ns or 0
+    changes = [((at_ns - start_ns) / NS_PER_S, hardware, held) for at_ns, hardware, held in nodes.steps]
+    panels = [
+        Panel(y_label="cores of replicas", series=tuple(_thinned(kind, rows, "steps") for kind, rows in cores.items())),
+        Panel(y_label="nodes held", series=_held(changes, summary.duration_s)),
+    ]
+    prices = {record.node.hardware: record.node.usd_per_h for record in nodes.records.values()}
+    if any(prices.values()):
+        panels.append(Panel(y_label="USD/h of nodes", series=(_rent(changes, prices, summary.duration_s),)))
+    most = ", ".join(f"{row.most} of {row.hardware}" for row in nodes.rows()) or "none"
+    return Figure(
+        name=name,
+        title="Hardware over time",
+        x_label="time, s",
+        panels=tuple(panels),
+        alt=f"Cores of replicas and nodes held over time, by kind of hardware; at most {most} at once.",
+    )
+
+
+def _held(changes: Sequence[tuple[float, str, int]], end_s: float) -> tuple[Series, ...]:
+    """One curve per kind of hardware of which a node was held: the nodes held."""
+    counts: dict[str, list[tuple[float, float]]] = {}
+    for at_s, hardware, held in changes:
+        counts.setdefault(hardware, []).append((at_s, held))
+    return tuple(
+        _stepped(hardware, points, end_s) for hardware, points in counts.items() if any(held for _, held in points)
+    )
+
+
+def _rent(changes: Sequence[tuple[float, str, int]], prices: Mapping[str, float], end_s: float) -> Series:
+    """What all nodes together cost per hour."""
+    held: dict[str, int] = {}
+    points = []
+    for at_s, hardware, count in changes:
+        held[hardware] = count
+        points.append((at_s, sum(number * prices[kind] for kind, number in held.items())))
+    return _stepped("all nodes", points, end_s)
+
+
+def _stepped(name: str, points: Sequence[tuple[float, float]], end_s: float) -> Series:
+    """A curve that keeps the last value of each instant until the next, and the last one until the end."""
+    last = dict(points)
+    last.setdefault(end_s, points[-1][1])
+    return Series(name, tuple(last), tuple(last.values()), "steps")
+
+
 def latency_cdf(
-    runs: Mapping[str, RunSummary],
+    runs: Mapping[str, Figures],
     *,
     slo_ms: float | None = None,
     others_ms: Iterable[float] = (),
@@ -124,7 +189,32 @@ def latency_cdf(
     )
 
 
-def route_cdf(label: str, summary: RunSummary, *, name: str = "routes") -> Figure:
+def deadline_cdf(applications: Mapping[str, Figures], *, name: str = "latency") -> Figure:
+    """The cumulative distribution of latency of several applications, each as a share of its deadline."""
+    answered = {label: figures for label, figures in applications.items() if len(figures.latencies_ns)}
+    series = tuple(
+        Series(
+            f"{label} ({figures.slo_ms:g} ms)",
+            tuple(100 * latency_ms / figures.slo_ms for latency_ms in figures.latency_ms(QUANTILES)),
+            tuple(100 * share for share in QUANTILES),
+        )
+        for label, figures in answered.items()
+    )
+    p99 = "; ".join(
+        f"{label} p99 {figures.latency_ms([0.99])[0]:.0f} of {figures.slo_ms:g} ms"
+        for label, figures in answered.items()
+    )
+    panel = Panel(y_label="answered requests, %", series=series, marks=(Mark("deadline", "x", 100.0),))
+    return Figure(
+        name=name,
+        title="End-to-end latency of each application",
+        x_label="latency, % of the deadline",
+        panels=(panel,),
+        alt=f"Cumulative distribution of end-to-end latency, relative to each application's deadline. {p99}",
+    )
+
+
+def route_cdf(label: str, summary: Figures, *, name: str = "routes") -> Figure:
     """The latency distribution of each of the most frequent routes through a graph, with their deadlines."""
     taken = dict(list(summary.route_latencies_ms(QUANTILES).items())[:ROUTES_MAX])
     series = tuple(
@@ -159,11 +249,12 @@ def _curves(
     seconds: Mapping[str, list[RunSecond]], value: Callable[[RunSecond], float], kind: Kind
 ) -> tuple[Series, ...]:
     """One curve per run, thinned."""
-    curves = []
-    for label, rows in seconds.items():
-        x, y = thin([float(row.start_s) for row in rows], [float(value(row)) for row in rows])
-        curves.append(Series(label, tuple(x), tuple(y), kind))
-    return tuple(curves)
+    return tuple(_thinned(label, [(row.start_s, value(row)) for row in rows], kind) for label, rows in seconds.items())
+
+
+def _thinned(label: str, points: Sequence[tuple[float, float]], kind: Kind) -> Series:
+    x, y = thin([float(x) for x, _ in points], [float(y) for _, y in points])
+    return Series(label, tuple(x), tuple(y), kind)
 
 
 def arrivals_figure(trace: Trace) -> Figure:
@@ -324,6 +415,8 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         axis.set_xticks(range(len(panel.ticks)), panel.ticks)
         axis.grid(visible=False, axis="x")
     axis.set_ylabel(panel.y_label)
+    if panel.series and all(float(value).is_integer() for series in panel.series for value in series.y):
+        axis.yaxis.get_major_locator().set_params(integer=True)  # there is no half node
     if panel.log:
         axis.set_yscale("log")
     elif all(min(series.y, default=0.0) >= 0 for series in panel.series):

@@ -1,5 +1,5 @@
-"""Tables as data and for terminals, and the tables that describe runs: outcomes, cost, waits, stages, routes, seconds,
-estimates, and the agreement between a live run and its simulation.
+"""Tables as data and for terminals, and the tables that describe runs: outcomes, cost, applications, versions, nodes,
+waits, stages, routes, seconds, estimates, and the agreement between a live run and its simulation.
 
 Columns name their units. Pages render the same values (see `html`).
 """
@@ -12,9 +12,11 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from sloop.report.explain import MissReason, RolloutStep
 from sloop.report.plots import OTHER_ROUTES
-from sloop.runlog.summary import EstimateError, RunRow, RunSecond, RunSummary
+from sloop.runlog.summary import ApplicationRow, EstimateError, FigureRow, Figures, RunRow, RunSecond
 from sloop.text import number
+from sloop.vocabulary import Node
 
 Cell = str | int | float | bool | None
 
@@ -65,19 +67,25 @@ def ends(rows: Iterable[RunRow]) -> Table:
     )
 
 
-def ranges(rows: Iterable[RunRow]) -> Table:
-    """The range expected on a real machine, one row per run; runs without such a range are left out."""
+def ranges(rows: Sequence[RunRow]) -> Table:
+    """The range expected on a real machine, one row per run, followed by its applications if there are several; runs
+    without such a range are left out."""
+    named: list[tuple[str, str, FigureRow]] = []
+    for row in rows:
+        named.append((row.system, "", row))
+        named += [(row.system, each.name, each) for each in row.applications]
+    several = any(row.applications for row in rows)
     return Table(
         "Expected on a real machine, nine times in ten",
-        ("system", "attainment %", "goodput rps", "p99 ms"),
+        ("system", *(("application",) if several else ()), "attainment %", "goodput rps", "p99 ms"),
         tuple(
             (
-                r.system,
+                *((system, name or "all") if several else (system,)),
                 _between(100 * r.attainment_low, 100 * r.attainment_high),
                 _between(r.goodput_rps_low, r.goodput_rps_high),
                 _between(r.p99_ms_low, r.p99_ms_high),
             )
-            for r in rows
+            for system, name, r in named
             if r.attainment_low is not None and r.attainment_high is not None
         ),
     )
@@ -88,20 +96,91 @@ def _between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.3g}–{high:.3g}"
 
 
-def costs(rows: Iterable[RunRow]) -> Table:
-    """Resources and accuracy, one row per run; no price if no node used has one."""
+def costs(rows: Sequence[RunRow]) -> Table:
+    """Resources and accuracy, one row per run; no price if no node used has one. The accuracy of several applications
+    is with each of them."""
+    priced = any(row.node_usd for row in rows)
     return Table(
         "Cost",
-        ("system", "goodput rps", "core-seconds", "USD", "cold starts", "accuracy"),
-        tuple((r.system, r.goodput_rps, r.core_seconds, r.usd or None, r.cold_starts, r.accuracy) for r in rows),
+        (
+            *("system", "goodput rps", "core-seconds", "USD of replicas"),
+            *(("USD of nodes",) if priced else ()),
+            *("cold starts", "accuracy"),
+        ),
+        tuple(
+            (
+                *(r.system, r.goodput_rps, r.core_seconds, r.usd or None),
+                *((r.node_usd,) if priced else ()),
+                *(r.cold_starts, r.accuracy),
+            )
+            for r in rows
+        ),
     )
 
 
-def waits(runs: Iterable[tuple[str, RunSummary]]) -> Table:
-    """Queues, batches and cores, one row per run."""
+def applications(
+    runs: Sequence[tuple[str, Sequence[ApplicationRow]]], title: str = "Application by application"
+) -> Table:
+    """Outcomes and cost of each application, or of each version, grouped by run; with several runs the first column
+    names the run."""
+    several, versions = len(runs) > 1, any(row.version for _, rows in runs for row in rows)
+    outcomes = ("deadline ms", "requests", "attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms")
+    return Table(
+        title,
+        (
+            *(("system",) if several else ()),
+            *("application", *(("version",) if versions else ())),
+            *(*outcomes, "core-seconds", "USD", "accuracy"),
+        ),
+        tuple(
+            (
+                *((label,) if several else ()),
+                *(r.name, *((r.version,) if versions else ())),
+                *(
+                    r.slo_ms,
+                    r.requests,
+                    100 * r.attainment,
+                    r.late,
+                    r.dropped,
+                    r.rejected,
+                    r.failed,
+                    r.p50_ms,
+                    r.p99_ms,
+                ),
+                *(r.core_seconds, r.usd or None, r.accuracy),
+            )
+            for label, rows in runs
+            for r in rows
+        ),
+    )
+
+
+def nodes(runs: Sequence[tuple[str, RunRow]]) -> Table:
+    """How long nodes of each kind were held and what they cost, grouped by run; with several runs the first column
+    names the run."""
+    several = len(runs) > 1
+    return Table(
+        "Nodes",
+        (*(("system",) if several else ()), "hardware", "most at once", "held, node-hours", "USD"),
+        tuple(
+            (*((label,) if several else ()), r.hardware, r.most, r.held_s / 3600, r.usd or None)
+            for label, row in runs
+            for r in row.nodes
+        ),
+    )
+
+
+def nodes_vary(cluster: Iterable[Node]) -> bool:
+    """Whether the nodes are of several kinds, or some come and go, so that the table of nodes says something."""
+    found = list(cluster)
+    return any(node.on_demand for node in found) or len({node.hardware for node in found}) > 1
+
+
+def waits(runs: Iterable[tuple[str, Figures]], kind: str = "system") -> Table:
+    """Queues, batches and cores, one row per run, or per application if `kind` says so."""
     return Table(
         "Queues and batches",
-        ("system", "mean wait ms", "longest wait ms", "mean batch", "largest batch", "mean cores"),
+        (kind, "mean wait ms", "longest wait ms", "mean batch", "largest batch", "mean cores"),
         tuple(
             (
                 label,
@@ -166,11 +245,44 @@ def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
 
 
 def estimate_errors(errors: Iterable[EstimateError]) -> Table:
-    """Estimated and actual durations of batches."""
+    """Estimated and actual durations of batches; on several kinds of hardware one row for each."""
+    errors = list(errors)
+    several = len({error.hardware for error in errors}) > 1
+    columns = ("batches", "estimated ms", "actual ms", "bias %", "mean error %")
     return Table(
         "Estimated and actual time of a batch",
-        ("stage", "variant", "batches", "estimated ms", "actual ms", "bias %", "mean error %"),
-        tuple((e.stage, e.variant, e.batches, e.estimated_ms, e.actual_ms, 100 * e.bias, 100 * e.mape) for e in errors),
+        ("stage", "variant", *(("hardware",) if several else ()), *columns),
+        tuple(
+            (
+                *(e.stage, e.variant, *((e.hardware,) if several else ())),
+                *(e.batches, e.estimated_ms, e.actual_ms, 100 * e.bias, 100 * e.mape),
+            )
+            for e in errors
+        ),
+    )
+
+
+def miss_reasons(reasons: Iterable[MissReason], *, several: bool) -> Table:
+    """Why requests were missed; `several` applications have a column."""
+    return Table(
+        "",
+        (
+            *("requests", *(("application",) if several else ())),
+            *("outcome", "why", "first request", "at s"),
+        ),
+        tuple(
+            (r.count, *((r.application,) if several else ()), r.outcome, r.why, r.first_request, r.first_s)
+            for r in reasons
+        ),
+    )
+
+
+def rollouts(steps: Iterable[RolloutStep]) -> Table:
+    """How versions replaced each other, and why."""
+    return Table(
+        "Rollouts",
+        ("at s", "application", "version", "state", "% of requests", "why"),
+        tuple((r.at_s, r.application, r.version, r.state, 100 * r.share, r.why) for r in steps),
     )
 
 

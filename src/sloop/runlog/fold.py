@@ -864,6 +864,12 @@ class DeploymentState:
         """The version that a run is of."""
         return next((record for record in self.records if record.run is run), None)
 
+    def version_for(self, decided: Decided) -> VersionRecord | None:
+        """The version that a decision is about; None for the nodes."""
+        if decided.kind == "node":
+            return None
+        return self.records[0] if len(self.records) == 1 else self.versions.get(decided.application)
+
     def forget(self, record: VersionRecord) -> None:
         """Drop a version that has ended, with all its measurements."""
         assert record.has_ended, record.key
@@ -1063,18 +1069,12 @@ class DeploymentState:
         self.last_decisions.append((now_ns, decision))
 
     def _decide(self, now_ns: int, decided: Decided) -> None:
-        record = self._decided_for(decided)
+        record = self.version_for(decided)
         self._note(now_ns, decided, (record.key if record is not None else "", decided.kind))
         if record is not None:
             record.run.decide(now_ns, decided)
             if decided.kind == "planner":
                 record.planner_error = decided.why
-
-    def _decided_for(self, decided: Decided) -> VersionRecord | None:
-        """The version that a decision is about; None for the nodes."""
-        if decided.kind == "node":
-            return None
-        return self.records[0] if len(self.records) == 1 else self.versions.get(decided.application)
 
     def _request_plan(self, now_ns: int, request: RequestPlan) -> None:
         self._requested = request.number, now_ns

@@ -23,6 +23,7 @@ from sloop.profile.profile import Profile, Region
 from sloop.runlog import Record
 from sloop.runlog.cost import MICROCORES, NodeRow
 from sloop.runlog.fold import (
+    COLD_START,
     BatchGroup,
     Build,
     DeploymentState,
@@ -131,6 +132,13 @@ class RunRow(FigureRow, frozen=True, kw_only=True):
     assumed: tuple[str, ...] = ()
     """Values that this run used although they were not measured, each with its reason."""
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any application has several stages."""
+        versions = {row.name for row in self.versions}
+        single = [row for row in self.applications if row.name not in versions]
+        return any(len(row.stages) > 1 for row in [*self.versions, *single] or [self])
+
 
 class RunSecond(Struct, frozen=True):
     """One second of a run. Its ends belong to the requests that arrived in it."""
@@ -223,9 +231,10 @@ class Figures:
     def _second(self, start_s: int, records: Sequence[SecondRecord]) -> RunSecond:
         """One second of all versions."""
         runs = self.runs
-        begun_ns = (runs[0].start_ns or 0) + start_s * NS_PER_S
-        passed_ns = min(NS_PER_S, max(run.now_ns for run in runs) - begun_ns)
+        now_ns = max(run.now_ns for run in runs)
+        passed_ns = min(NS_PER_S, now_ns - (runs[0].start_ns or 0) - start_s * NS_PER_S)
         microcore_ns = sum(record.microcore_ns for record in records)
+        present_cores = sum(run.cost.cores for run in runs if run.now_ns == now_ns)
         return RunSecond(
             start_s=start_s,
             arrivals=sum(record.arrivals for record in records),
@@ -234,21 +243,26 @@ class Figures:
             dropped=sum(record.dropped for record in records),
             rejected=sum(record.rejected for record in records),
             failed=sum(record.failed for record in records),
-            cores=microcore_ns / MICROCORES / passed_ns if passed_ns else sum(run.cost.cores for run in runs),
+            cores=microcore_ns / MICROCORES / passed_ns if passed_ns else present_cores,
             worst_ms=max(record.worst_ns for record in records) / NS_PER_MS,
         )
 
     def hardware_cores(self) -> dict[str, list[tuple[int, float]]]:
         """By kind of hardware, the mean of the allocated cores in each second: pairs of the second and the cores."""
+        runs = self.runs
+        now_ns, start_ns = max(run.now_ns for run in runs), runs[0].start_ns or 0
         found: dict[str, dict[int, float]] = {}
-        for run in self.runs:
+        for run in runs:
             run.close_seconds()
             kinds = list(run.cost.hardware_microcore_ns)
             for second in run.seconds:
+                passed_ns = min(NS_PER_S, now_ns - start_ns - second.start_s * NS_PER_S)
                 parts = second.hardware_microcore_ns or (second.microcore_ns,)
                 for hardware, microcore_ns in zip(kinds, parts, strict=False):
-                    cores = found.setdefault(hardware, {})
-                    cores[second.start_s] = cores.get(second.start_s, 0.0) + microcore_ns / MICROCORES / NS_PER_S
+                    if passed_ns > 0:
+                        cores = found.setdefault(hardware, {})
+                        mean = microcore_ns / MICROCORES / passed_ns
+                        cores[second.start_s] = cores.get(second.start_s, 0.0) + mean
         return {hardware: sorted(cores.items()) for hardware, cores in found.items()}
 
     # Cost
@@ -476,10 +490,11 @@ class RunSummary(Figures):
         )
 
     def assumed_starts(self, lines: Mapping[str, str]) -> tuple[str, ...]:
-        """The lines of `Header.assumed_starts` whose variants had a cold start in this run."""
+        """The lines of `Header.assumed_starts` whose variants had a cold start in this run: one with steps, unlike the
+        first replicas of a warm cluster."""
         started = set[str]()
         for run in self.runs:
-            keys = {(stage, variant) for (stage, variant, _), took_ns in run.cold_start_ns.items() if any(took_ns)}
+            keys = {(stage, variant) for stage, variant, step in run.cold_start_ns if step != COLD_START}
             keys |= {replica.group.key for replica in run.replicas.values() if replica.step}
             started |= {f"{stage}/{variant}" for stage, variant in keys}
         return tuple(line for name, line in lines.items() if name.partition(" on ")[0] in started)
