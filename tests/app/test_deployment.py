@@ -21,6 +21,7 @@ from sloop.app.load import (
 )
 from sloop.app.scenario import Change, NodeTruth
 from sloop.errors import InputError
+from sloop.systems.setup import set_up
 from sloop.vocabulary import Canary
 
 STAGES = "stages: [{name: detect, profile: ResNet-T}]\n"
@@ -31,6 +32,10 @@ stages:
   - {name: read, profile: ResNet-T, after: detect, each: {of: detect, mean: 2}, when: {of: detect, share: 0.5}}
 paths: [{stages: [detect, read]}, {stages: [detect, read], slo_ms: 250}]
 """
+
+
+CLUSTER = {"nodes": [{"hardware": "c5.4xlarge"}]}
+POISSON = {"kind": "poisson", "rate": 10}
 
 
 def write(folder: Path, **files: str) -> None:
@@ -106,21 +111,62 @@ limits: {requests: 100}
     assert a.locate("slo_ms") == f"{tmp_path}/a.yaml:2: slo_ms"
 
 
+def parameters(deployment: Deployment) -> list[Any]:
+    return [each.system.parameters for each in deployment.applications]
+
+
 def test_the_system_is_the_one_that_the_applications_name() -> None:
     named = inline("b", system={"name": "static", "cores": 2})
     deployment = load_deployment([inline("a"), named, inline("c", system="static")])
-    assert deployment.system == SystemChoice("static", {"cores": 2})
-    assert [each.system.parameters for each in deployment.applications] == [{"cores": 2}, {"cores": 2}, {}]
+    assert deployment.system == SystemChoice("static")
+    assert [each.system.name for each in deployment.applications] == ["static"] * 3
+    assert parameters(deployment) == [{}, {"cores": 2}, {}], "each has only its own parameters"
     assert load_deployment([inline("a"), inline("b")]).system.name == "sponge"
 
 
-def test_another_system_replaces_all_and_keeps_parameters_that_an_application_has_for_it() -> None:
+def test_own_parameters_replace_those_of_the_deployment_with_the_same_key() -> None:
+    own = inline("b", system={"name": "static", "cores": 2, "drop": {"limit": 3}})
+    declared = {"name": "x", "applications": [inline("a"), own, inline("c", system="static")]}
+    deployment = load_deployment(declared | {"system": {"name": "static", "cores": 4, "replicas": 3}})
+    assert parameters(deployment) == [
+        {"cores": 4, "replicas": 3},
+        {"cores": 2, "replicas": 3, "drop": {"limit": 3}},
+        {"cores": 4, "replicas": 3},
+    ]
+    under = deployment.under(SystemChoice("static", {"batch_max": 1, "cores": 9}))
+    assert parameters(under) == [
+        {"batch_max": 1, "cores": 9},
+        {"batch_max": 1, "cores": 2, "drop": {"limit": 3}},
+        {"batch_max": 1, "cores": 9},
+    ], "the deployment's parameters were for its own system"
+    assert parameters(under.under(SystemChoice("static"))) == [{}, {"cores": 2, "drop": {"limit": 3}}, {}]
+
+
+def test_wrong_parameters_name_the_file_that_declares_them(tmp_path: Path) -> None:
+    write(tmp_path, a=app_text("a", "system: {name: static, replicas: -1}\n"))
+    write(tmp_path, x="name: x\napplications: [a.yaml]\nsystem:\n  name: static\n  cores: 1\n")
+    with pytest.raises(InputError, match=r"a\.yaml:4: system\.replicas: must be .* at least 0 .*, not -1"):
+        set_up(load_deployment(tmp_path / "x.yaml"))
+    write(tmp_path, a=app_text("a", "system: {name: static, replicas: 2}\n"))
+    write(tmp_path, x="name: x\napplications: [a.yaml]\nsystem:\n  name: static\n  cors: 1\n")
+    with pytest.raises(InputError, match=r"x\.yaml:5: system\.cors: unknown key 'cors'\nhelp: did you mean 'cores'"):
+        set_up(load_deployment(tmp_path / "x.yaml"))
+
+
+def test_another_system_replaces_all() -> None:
     own = inline("b", system={"name": "static", "cores": 2})
     given = load_deployment({"name": "x", "applications": [inline("a"), own], "system": "fa2"})
     assert [each.system.name for each in given.applications] == ["fa2", "fa2"], "the deployment's file overrules"
+    assert parameters(given) == [{}, {}]
     given = load_deployment([inline("a", system={"name": "static", "cores": 1}), own])
-    assert [each.system.parameters for each in given.under(SystemChoice("static")).applications] == [{}, {"cores": 2}]
+    assert parameters(given.under(SystemChoice("static"))) == [{"cores": 1}, {"cores": 2}]
     assert [each.system.name for each in given.under(SystemChoice("fa2")).applications] == ["fa2", "fa2"]
+
+
+def test_the_systems_of_a_single_application_do_not_mix() -> None:
+    systems = [{"name": "static", "cores": 2}, "static"]
+    single = load_scenario(inline("a", cluster=CLUSTER, systems=systems) | {"trace": POISSON})
+    assert [parameters(single.deployment.under(choice)) for choice in single.systems] == [[{"cores": 2}], [{}]]
 
 
 def test_the_cluster_of_one_is_that_of_all() -> None:
@@ -215,9 +261,7 @@ def test_there_may_be_a_thousand_applications() -> None:
 # Scenarios
 
 
-CLUSTER = {"nodes": [{"hardware": "c5.4xlarge"}]}
 TWO = {"name": "x", "applications": [inline("a"), inline("b")], "cluster": CLUSTER}
-POISSON = {"kind": "poisson", "rate": 10}
 
 
 def scenario(**more: Any) -> Any:

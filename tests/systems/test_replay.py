@@ -204,7 +204,9 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     faster = second | {"stages": [{"name": "s", "profile": "ResNet-T"}]}
     canary = draw(st.sampled_from([None, {"share": 0.3, "requests_min": 5}, {"share": 0.5, "promote_after_s": 1}]))
     deploy = {"at_s": draw(st.floats(0, 4)), "deploy": faster, **({"canary": canary} if canary else {})}
-    last = draw(st.sampled_from([{"remove": "two"}, {"promote": "second"}, {"deploy": second | {"name": "third"}}]))
+    last: dict[str, Any] = draw(
+        st.sampled_from([{"remove": "two"}, {"promote": "second"}, {"deploy": second | {"name": "third"}}])
+    )
     rented = {"hardware": "m5.2xlarge", "count": 0, "most": 2}
     return {
         "name": "both",

@@ -57,6 +57,16 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class _Parameters(Value):
+    """The parameters of a system, of which `inherited` are declared elsewhere."""
+
+    inherited: Mapping[str, Value] = field(default_factory=dict)
+
+    def under(self, key: object, content: object) -> Value:
+        return self.inherited.get(str(key)) or Value.under(self, key, content)
+
+
+@dataclass(frozen=True, slots=True)
 class SystemChoice:
     """The system that runs an application, and the parameters that differ from the system's defaults."""
 
@@ -66,11 +76,29 @@ class SystemChoice:
     """The dotted key of the system in `file`, for error messages; empty if nobody declared it there."""
     file: str = field(default="", compare=False)
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    inherited: Mapping[str, Value] = field(default_factory=dict, repr=False, compare=False)
+    """The parameters that an application has from its deployment."""
 
     @property
     def declared(self) -> Value:
         """The parameters as the user declared them, so that errors name their line."""
-        return Value(self.parameters, self.path or "system", self.file, self.lines)
+        return _Parameters(self.parameters, self.path or "system", self.file, self.lines, self.inherited)
+
+    @property
+    def own(self) -> dict[str, object]:
+        """The parameters that are not inherited."""
+        return {key: content for key, content in self.parameters.items() if key not in self.inherited}
+
+    def of(self, choice: "SystemChoice | None") -> "SystemChoice":
+        """This system, which a deployment declares, for an application that itself declares the same system as
+        `choice`: its own parameters replace those with the same key."""
+        own = {} if choice is None else choice.own
+        declared = self.declared
+        return replace(
+            self if choice is None else choice,
+            parameters={**self.parameters, **own},
+            inherited={key: declared.under(key, content) for key, content in self.parameters.items() if key not in own},
+        )
 
     @property
     def label(self) -> str:
@@ -236,7 +264,8 @@ class Deployment:
     applications: tuple[Application, ...]
     """Each with the cluster of the deployment, and with the system that is in force for it."""
     system: SystemChoice
-    """The system of the applications that declare none. Its path is empty if only the applications declare a system."""
+    """The system, with the parameters that all applications have. Its path is empty, and it has no parameters, if only
+    the applications declare it."""
     cluster: tuple[Node, ...] = ()
     limits: Limits = Limits()
     """Of all applications together."""
@@ -246,10 +275,11 @@ class Deployment:
     @classmethod
     def of(cls, application: Application) -> "Deployment":
         """The deployment of a single application."""
+        system = application.system
         return cls(
             application.name,
-            (application,),
-            replace(application.system, path=""),
+            (replace(application, system=system.of(None)),),
+            replace(system, parameters={}, path=""),
             application.cluster,
             file=application.file,
             lines=application.lines,
@@ -262,27 +292,29 @@ class Deployment:
         return application
 
     def joined_by(self, application: Application) -> Application:
-        """The application as one of this deployment: on its cluster, and with its system; an application that declares
-        the same system keeps its parameters. InputError if it declares another system, unless the deployment's file
-        overrules it."""
+        """The application as one of this deployment: on its cluster, and with its system.
+
+        If the application declares the same system, its own parameters replace the deployment's with the same key.
+        InputError if it declares another system, unless the deployment's file overrules it.
+        """
         own, system = application.system, self.system
-        if own.path and own.name == system.name:
-            system = own
-        elif own.path and not system.path:
+        if own.path and own.name != system.name and not system.path:
             what = f"application {application.name!r} declares the system {own.label!r}, not {system.label!r}"
             place = f" ({system.declared.where})" if system.file else ""
             own.declared.fail(f"{what} as its deployment{place}", "one system plans for all: name the same, or none")
-        return replace(application, cluster=self.cluster, system=system)
+        is_same = own.path and own.name == system.name
+        return replace(application, cluster=self.cluster, system=system.of(own if is_same else None))
 
     def under(self, choice: SystemChoice) -> "Deployment":
-        """This deployment under another system. An application of several that itself declares this system keeps its
+        """This deployment under another system; applications of a deployment that declare it themselves keep their own
         parameters."""
-        systems = [
-            own if own.path and own.name == choice.name and own != self.system else choice
-            for own in (application.system for application in self.applications)
+        applications = [
+            replace(
+                each, system=choice.of(each.system if each.system.name == choice.name and each.system.own else None)
+            )
+            for each in self.applications
         ]
-        applications = tuple(replace(each, system=own) for each, own in zip(self.applications, systems, strict=True))
-        return replace(self, applications=applications, system=choice)
+        return replace(self, applications=tuple(applications), system=choice)
 
     @cached_property
     def by_name(self) -> Mapping[str, Application]:

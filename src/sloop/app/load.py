@@ -167,7 +167,7 @@ def _deployment(members: Sequence[_Member], given: Deployment, cluster: Declared
     if not system.name:
         named = (each.system for each in applications if each.system.path)
         most = max(len(each.stages) for each in applications)
-        system = replace(next(named, _default_system(most)), path="")
+        system = replace(next(named, _default_system(most)), parameters={}, path="")
     made = replace(given, cluster=cluster.nodes, system=system)
     joined = [made.joined_by(application) for application in applications]
     if len(joined) > 1:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sloop import __version__
 from sloop.actions import Action, RequestPlan
-from sloop.app.application import Application, Deployment
+from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import Deployed, Event, Planned
@@ -57,11 +57,12 @@ def rebuild(header: Header) -> Setup:
     applications = tuple(
         replace(application_in(definition), cluster=header.cluster) for definition in header.definitions.values()
     )
-    system = next((each.system for each in applications if each.system.name == header.system), None)
-    if system is None or tuple(each.key for each in applications) != tuple(header.definitions):
+    keys, systems = tuple(each.key for each in applications), {each.system.name for each in applications}
+    if header.system not in systems or keys != tuple(header.definitions):
         what = "the log's header does not describe its applications"
         raise InputError(what, help="record the run again with this sloop")
-    return set_up(Deployment(header.name, applications, system, header.cluster), must_fit=False)
+    deployment = Deployment(header.name, applications, SystemChoice(header.system), header.cluster)
+    return set_up(deployment, must_fit=False)
 
 
 def refined_profiles(

@@ -148,7 +148,7 @@ def definition_of(setup: ApplicationSetup) -> dict[str, Any]:
     bare = replace(  # lines belong to the file; a copy has no cached values
         application,
         cluster=tuple(kinds.values()),
-        system=replace(application.system, lines={}),
+        system=replace(application.system, lines={}, inherited={}),
         lines={},
     )
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(bare))
