@@ -448,6 +448,9 @@ def test_a_model_at_its_limit_refuses_and_the_others_serve(
             )
         assert ask("GET", "/v2/models/pair/ready").status == 200, "only inference is limited"
         assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+        limited.add(replace(limited.models["pair"], limits=Limits(requests=2, bytes=300)))
+        assert limited.bodies.quotas["pair"] is quota, "open requests count for the version that replaces this one"
+        assert (quota.requests, quota.requests_max, quota.bytes_max) == (1, 2, 300)
     loop_thread.call(asyncio.wait_for(gateway.driver.gone.wait(), 5))
     wait_until(lambda: not quota.requests)
     assert (quota.held_bytes, limited.bodies.held_bytes) == (0, 0)

@@ -90,8 +90,11 @@ class BodyMemory:
 
     def set_quota(self, model: str, requests_max: int, bytes_max: int) -> None:
         """Limit the open requests of a model and the bytes of their bodies; 0 stands for no limit."""
-        self.quotas.pop(model, None)
-        if requests_max or bytes_max:
+        if not (requests_max or bytes_max):
+            self.quotas.pop(model, None)
+        elif model in self.quotas:  # a new version: the open requests of the one before count
+            self.quotas[model].requests_max, self.quotas[model].bytes_max = requests_max, bytes_max
+        else:
             self.quotas[model] = Quota(model, requests_max, bytes_max)
 
     def quota_of(self, path: str) -> Quota | None:
