@@ -321,22 +321,22 @@ name: one
 slo_ms: 1000
 stages: [{name: only, variants: [{name: net, model: net.onnx, profile: p.json}]}]
 system: {name: static, cores: 1}
-cluster: {nodes: [{hardware: custom, count: 1, cores: 1}]}
+cluster: {nodes: [{hardware: custom, count: 2, cores: 1}]}
 trace: {kind: poisson, rate: 30}
 duration_s: 10
 seed: 1
-truth: {profile_error: 1.5}
+truth: {profile_error: 1.5, cold_start: {start_s: 1}}
 """
 
 
-def logged(folder: Path, origin: str) -> Path:
-    """The log of a run in which every batch took 1.5 × its profile."""
+def logged(folder: Path, origin: str, more: str = "") -> Path:
+    """The log of a run in which every batch took 1.5 × its profile. `more` are further lines of the scenario."""
     samples = tuple(sample_of(batch, 1.0, [ms(10 * batch)] * 100) for batch in (1, 2, 4))
     table = LatencyTable({sample.batch: {1.0: sample.p99_ms} for sample in samples})
     profile = Profile(latency_ms=table, max_batch=4, max_cores=1, origin="measured", samples=samples, date="2026-11-20")
     save_profile(profile, folder / "p.json")
     (folder / "net.onnx").write_bytes(b"a model")
-    (folder / "scene.yaml").write_text(MODEL_APP)
+    (folder / "scene.yaml").write_text(MODEL_APP + more)
     scenario = load_scenario(folder / "scene.yaml")
     path = folder / "run.jsonl"
     run_scenario(scenario, scenario.systems[0], log=path)
@@ -357,6 +357,16 @@ def test_a_servers_log_refines_the_profiles_of_its_models(tmp_path: Path) -> Non
     assert refined.passes[-1].beside == "a server under static, run.jsonl"
     save_profile(refined, tmp_path / "net.onnx.profile.json")
     assert refined_profiles(log)[tmp_path / "net.onnx"] == refined  # the same log adds nothing
+
+
+def test_models_that_were_deployed_during_the_run_are_refined_too(tmp_path: Path) -> None:
+    (tmp_path / "new.onnx").write_bytes(b"another model")
+    stages = "stages: [{name: only, variants: [{name: net, model: new.onnx, profile: p.json}]}]"
+    (tmp_path / "new.yaml").write_text(f"name: one\nslo_ms: 1000\n{stages}\n")
+    more = "changes: [{at_s: 3, deploy: new.yaml, truth: {profile_error: 2}}]\n"
+    found = refined_profiles(read_log(logged(tmp_path, "live", more)))
+    means = {model.name: profile.passes[-1].samples[0].mean_ms for model, profile in found.items()}
+    assert means == pytest.approx({"net.onnx": 15, "new.onnx": 20}, rel=0.01)
 
 
 def test_only_servers_logs_of_that_model_refine_a_profile(tmp_path: Path) -> None:
