@@ -48,7 +48,7 @@ REASONS: Final = {
 def describe(service: InferenceService) -> Schema:
     """The complete description, with the models and versions that serve now."""
     answers: Schema = {"type": "object"}
-    of_one = query("model", "Only this model.", {"type": "string"})
+    of_one = option("model", "Only this model.", {"type": "string"})
     paths: Schema = {
         "/v2": get("Server metadata", having(name="string", version="string", extensions="array")),
         "/v2/health/live": get("Whether the server runs", having(live="boolean"), needs_key=False),
@@ -218,10 +218,10 @@ def header(name: str, description: str, kind: str, minimum: float, maximum: floa
 
 def limit() -> Schema:
     """The query parameter `limit`: the number of decisions to show."""
-    return query("limit", "How many decisions.", {"type": "integer", "minimum": 1, "maximum": 10_000})
+    return option("limit", "How many decisions.", {"type": "integer", "minimum": 1, "maximum": 10_000})
 
 
-def query(name: str, description: str, schema: Schema) -> Schema:
+def option(name: str, description: str, schema: Schema) -> Schema:
     """An optional query parameter."""
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
