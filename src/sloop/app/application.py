@@ -57,7 +57,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parameters(Value):
+class _SystemParameters(Value):
     """The parameters of a system, of which `inherited` are declared elsewhere."""
 
     inherited: Mapping[str, Value] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class SystemChoice:
     @property
     def declared(self) -> Value:
         """The parameters as the user declared them, so that errors name their line."""
-        return _Parameters(self.parameters, self.path or "system", self.file, self.lines, self.inherited)
+        return _SystemParameters(self.parameters, self.path or "system", self.file, self.lines, self.inherited)
 
     @property
     def own(self) -> dict[str, object]:

@@ -121,7 +121,7 @@ class Change:
     canary: Canary | None = None
     """For `deploy`; None: the new version gets all requests as soon as it is ready."""
     profile_error: float = 1.0
-    """For `deploy`: its true durations = profile's durations × this."""
+    """For `deploy`: its true durations = profile's durations × this × `Truth.profile_error`."""
     promote: str = ""
     """Name of an application."""
     remove: str = ""
