@@ -4,22 +4,26 @@
 """
 
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from sloop.actions import End, StartBatch
+from sloop.actions import AcquireNode, Assigned, End, ReleaseNode, Rollout, StartBatch, StartReplica
 from sloop.errors import InputError
-from sloop.events import Finished
+from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed
 from sloop.policies import POLICIES
 from sloop.runlog import MemoryLog
 from sloop.sim import fuzz, simulate
 from sloop.sim.checkers import Violation
-from sloop.sim.fuzz import BRANCHING, CHOICES, FAULTS, GRAPHS, random_world
+from sloop.sim.fuzz import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, random_deployment, random_world
+from sloop.sim.world import World
 from sloop.systems import SYSTEMS
+from tests.sim.scene import world
 
-WORLDS_EACH = 12
+WORLDS_EACH = 8
 """Random worlds for each system; other ones for each, so that many are seen."""
+DEPLOYMENTS_EACH = 4
 
 FAILED_ONCE = {
     71: "a batch took a request that had ended on another branch, behind visits its policy skipped",
@@ -37,6 +41,15 @@ def test_every_invariant_holds_in_random_worlds(place: int) -> None:
             continue  # a system that serves one model, in a world of several
         played += 1
     assert played > WORLDS_EACH / 5
+
+
+@pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
+def test_every_invariant_holds_in_random_deployments(place: int) -> None:
+    for seed in range(place * DEPLOYMENTS_EACH, (place + 1) * DEPLOYMENTS_EACH):
+        try:
+            fuzz.play(random_deployment(seed, list(SYSTEMS)[place]))
+        except InputError:
+            continue  # the system does not fit this cluster
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
@@ -118,8 +131,65 @@ def test_in_some_worlds_requests_are_split_into_no_one_many_and_too_many_parts()
     assert len(found) >= 10, found
 
 
+def fingerprint(of: World) -> tuple[object, ...]:
+    traces = [(name, clients.begins_ns, list(clients.trace.times_ns())) for name, clients in of.clients.items()]
+    return traces, of.errors, of.faults, of.truth, msgspec.json.encode([*of.applications, *of.changes])
+
+
+def test_a_seed_is_a_deployment() -> None:
+    assert fingerprint(random_deployment(9)) == fingerprint(random_deployment(9))
+
+
+def test_deployments_are_of_every_shape() -> None:
+    found = Counter[str]()
+    for seed in range(200):
+        made = random_deployment(seed)
+        nodes, applications = made.deployment.cluster, made.deployment.applications
+        found[f"{len(applications)} applications"] += 1
+        found[f"{len({node.hardware for node in nodes})} kinds"] += 1
+        found["node on demand"] += any(node.on_demand for node in nodes)
+        found["slow plans"] += made.truth.plan_ms > 1_000
+        profiles = made.profiles.values()
+        found["accelerator"] += any(profile.accelerator for profile in profiles)
+        found["model without accelerator on a kind that has one"] += any(
+            not profile.accelerator for (_, _, kind), profile in made.profiles.items() if kind == "gpus"
+        )
+        found["rest"] += any(each.rest_after_s for each in applications)
+        found["nodes fail"] += made.faults.node_mtbf_s > 0
+        for change in made.changes:
+            found["canary"] += change.canary is not None
+            found["slow version"] += change.profile_error > 1
+            found["new application"] += change.deploy is not None and change.deploy.name not in NAMES
+            found["promoted"] += bool(change.promote)
+            found["removed"] += bool(change.remove)
+    assert min(found[f"{count} applications"] for count in (1, 2, 3, 4)) >= 20, found
+    assert min(found[f"{count} kinds"] for count in (1, 2)) >= 40, found
+    assert all(count >= 15 for count in found.values()), found
+
+
+def test_in_deployments_happens_what_is_to_be_tested() -> None:
+    found = Counter[str]()
+    for seed in range(40):
+        try:
+            simulate(random_deployment(seed, "hpa"), [log := MemoryLog()], check_first=0, patience_ns=10**11)
+        except InputError:
+            continue
+        for _, record in log.records:
+            found[type(record).__name__] += 1
+            if isinstance(record, Rollout):
+                found[record.state] += 1
+            elif isinstance(record, StartReplica):
+                found["on a device"] += record.spec.device is not None
+    expected = [AcquireNode, ReleaseNode, NodeLost, NodeReady, Planned, Deployed, Promoted, Removed, Assigned]
+    assert all(found[kind.__name__] for kind in expected), found
+    assert all(found[state] for state in ("starting", "canary", "serving", "retiring", "retired")), found
+    assert found["on a device"] > 20, found
+
+
 def test_one_world_by_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz.main(["--seed", "1", "--system", "static"]) == 0
+    assert capsys.readouterr().err.startswith("2 worlds with "), "a plain one and a deployment"
+    assert fuzz.main(["--seed", "1", "--system", "static", "--deployment"]) == 0
     assert capsys.readouterr().err.startswith("1 worlds with ")
 
 
@@ -134,8 +204,39 @@ def test_a_failure_says_how_to_see_it_again(
     def broken(world: object) -> None:
         raise Violation("a replica runs two batches")
 
-    monkeypatch.setattr(fuzz, "simulate", broken)
+    monkeypatch.setattr(fuzz, "play", broken)
     assert fuzz.main(["--seed", "7", "--system", "static"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("Violation: a replica runs two batches\n")
     assert said.endswith("reproduce with: python -m sloop.sim.fuzz --seed 7 --system static\n")
+
+
+FAILING = """
+from dataclasses import dataclass, field, replace
+from sloop.systems import build_system
+from sloop.units import s
+
+STATIC = build_system("static")
+
+@dataclass(frozen=True)
+class Twice:
+    plans: list[int] = field(init=False, default_factory=list)
+    period_ns: int = s(1)
+
+    def plan(self, now_ns, view):
+        self.plans.append(now_ns)
+        if len(self.plans) > 2:
+            raise ZeroDivisionError("two plans are enough")
+        return STATIC.policies.scale.plan(now_ns, view)
+
+SYSTEM = replace(STATIC, name="mine", policies=replace(STATIC.policies, scale=Twice()))
+"""
+
+
+def test_a_policy_that_fails_is_found(tmp_path: Path) -> None:
+    """Not by the checkers, which accept it of a user's own policy."""
+    (tmp_path / "mine.py").write_text(FAILING)
+    played = world(system={"name": str(tmp_path / "mine.py")})
+    assert simulate(played).open == 0
+    with pytest.raises(Violation, match="no new plan: ZeroDivisionError: two plans are enough"):
+        fuzz.play(played)

@@ -247,7 +247,8 @@ class CheckedNode:
     def excess(self, profiles: Mapping[tuple[str, str, str], Profile]) -> str:
         """Why its replicas do not fit on it together; empty if they do."""
         node, replicas = self.node, self.replicas.values()
-        cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
+        # Nodes give out cores in thousandths.
+        cores = sum(round(max(replica.cores, replica.wanted_cores), 3) for replica in replicas)
         if cores > node.cores + ROUNDING:
             return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
         used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]

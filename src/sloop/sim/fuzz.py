@@ -5,6 +5,11 @@ As in the swarm testing of TigerBeetle and FoundationDB, each world is extreme i
 a kind of fault is on for the whole run in one world of four and off in the others, beliefs are wrong by a factor of up
 to four, and policies are mixed.
 
+There are two sorts. `random_world` is one application on equal nodes that are always there. `random_deployment` is one
+application or several, on nodes of several kinds with accelerators, of which some are rented on demand; plans may take
+longer than their period; and during the run versions are deployed, promoted and removed. `play` simulates a world under
+the checkers, replays its log, and compares the fold's figures with those of the checkers.
+
 Guarantees that a failure prints one command that reproduces it, and that a seed and a system give the same world on
 every machine. The possible draws are listed here instead of read from the registries, so that a new policy does not
 change the worlds of old seeds. Every seed that ever failed becomes a named test.
@@ -14,25 +19,33 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
 
-from msgspec import convert
+from msgspec import convert, structs
 
-from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.actions import Decided
+from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, When
-from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, Truth
+from sloop.app.scenario import Change, ColdStartTruth, NetworkTruth, NodeTruth, ServiceTruth, Truth
 from sloop.errors import InputError
 from sloop.profile import Amdahl, Profile
-from sloop.sim.run import simulate
+from sloop.runlog import MemoryLog, Record
+from sloop.runlog.fold import DeploymentState
+from sloop.sim.checkers import Checkers, Violation
+from sloop.sim.engine import RunTotals
+from sloop.sim.run import rules_of, simulate
 from sloop.sim.truth.failure import FaultRates
-from sloop.sim.world import World
+from sloop.sim.world import Clients, World
 from sloop.streams import stream
 from sloop.systems import SYSTEMS
+from sloop.systems.replay import replay_log
+from sloop.systems.setup import build
 from sloop.units import ms, s
-from sloop.vocabulary import Node
+from sloop.vocabulary import Canary, Device, Node
 from sloop.vocabulary import Path as PathWithDeadline
 from sloop.workload import Link, link_from, trace_from
 
@@ -112,6 +125,29 @@ LINK: Final = {"kind": "lte"}
 REQUESTS_MAX: Final = 1_500
 """Limits a world to below a second of computing, so that many run in a minute."""
 
+PATIENCE_S: Final = 300.0
+"""How long a world may take to answer its last requests: some wait for ever because nobody has room for them."""
+
+HARDWARE: Final[dict[str, Node]] = {
+    "small": Node("small", "small", 4.0, 16 << 30, usd_per_h=0.2),
+    "large": Node("large", "large", 16.0, 64 << 30, usd_per_h=0.7),
+    "gpu": Node("gpu", "gpu", 8.0, 32 << 30, (Device("gpu-0", "T4", 16 << 30, 4),), usd_per_h=0.5),
+    "gpus": Node(
+        "gpus",
+        "gpus",
+        16.0,
+        64 << 30,
+        (Device("gpu-0", "T4", 16 << 30), Device("gpu-1", "T4", 16 << 30), Device("gpu-2", "V100", 32 << 30, 2)),
+        usd_per_h=3.0,
+    ),
+}
+"""Kinds of nodes of random deployments."""
+SPEEDS: Final = {"small": 1.0, "large": 0.7, "gpu": 0.3, "gpus": 0.2}
+"""How long a batch takes on a kind, relative to the first."""
+NAMES: Final = ("red", "green", "blue", "grey")
+"""Applications of random deployments."""
+PLAN_MS: Final = (0.0, 5.0, 5.0, 200.0, 1_500.0)
+
 Value = TypeVar("Value")
 
 
@@ -186,8 +222,8 @@ def _fan_out(stages: Sequence[Stage], seed: int) -> dict[str, tuple[int, ...]]:
 
 def _alone_ms(stage: Stage) -> float:
     """The believed latency of a batch of one on one core."""
-    profile = stage.variants[0].profile
-    assert profile is not None
+    first = stage.variants[0]
+    profile = first.profile or next(iter(first.profiles.values()))
     return profile.latency_ms.latency_ms(1, 1.0)
 
 
@@ -259,9 +295,168 @@ def _one(random: Random, *values: Value) -> Value:
     return random.choice(values)
 
 
-def _command(seed: int, system: str) -> str:
+def random_deployment(seed: int, system: str = "static") -> World:
+    """The deployment of a seed, its requests and its changes, under a system with some of its policies replaced."""
+    random = stream(seed, "deployment")
+    nodes = _nodes(random)
+    choice = SystemChoice(system, _parameters(random, system))
+    duration_s = float(random.randint(5, 15))
+    names = NAMES[: random.choice((1, 2, 2, 3, 4))]
+    applications = [_application(random, name, choice, nodes) for name in names]
+    changes = _changes(random, applications, duration_s)
+    if len(names) > 1:
+        applications = [application.qualified() for application in applications]
+    declared = {change.deploy.name: change for change in reversed(changes) if change.deploy is not None}
+    clients = {
+        name: _clients(random, seed, name, duration_s - at_s, at_s, nodes)
+        for name, at_s in ({name: each.at_s for name, each in declared.items()} | dict.fromkeys(names, 0.0)).items()
+    }
+    truth, _ = _truth(random, seed, {})
+    world = World(
+        seed=seed,
+        deployment=Deployment(f"deployment-{seed}", tuple(applications), choice, nodes),
+        clients=clients,
+        duration_ns=s(duration_s + random.choice((0.0, 0.0, 0.0, 100.0))),
+        truth=replace(
+            truth,
+            network=None,
+            plan_ms=random.choice(PLAN_MS),
+            nodes=NodeTruth(random.choice((0.2, 2.0, 5.0)), random.choice((0.0, 0.5)), repair_s=2.0),
+        ),
+        faults=replace(_faults(random), failed_acquire=_one(random, 0.0, 0.0, 0.3), node_repair_s=2.0),
+        changes=changes,
+        origin=_command(seed, system, "--deployment"),
+    )
+    return replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
+
+
+def _nodes(random: Random) -> tuple[Node, ...]:
+    """One or two kinds of nodes, of each some; at least one is always there."""
+    kinds = random.sample(list(HARDWARE), random.choice((1, 2, 2)))
+    nodes = [
+        structs.replace(HARDWARE[kind], name=f"{kind}-{number}", on_demand=random.random() < 0.4)
+        for kind in kinds
+        for number in range(random.randint(1, 3))
+    ]
+    if all(node.on_demand for node in nodes):
+        nodes[0] = structs.replace(nodes[0], on_demand=False)
+    return tuple(nodes)
+
+
+def _application(random: Random, name: str, choice: SystemChoice, nodes: Sequence[Node]) -> Application:
+    """An application whose variants can run on at least one kind of the cluster."""
+    graph = random.choice(GRAPHS)
+    chosen: dict[str, Edges] = {stage: {"after": after} for stage, after in graph.items()}
+    if len(graph) > 1 and random.random() < 0.3:
+        chosen = random.choice(BRANCHING)
+    kinds = list(dict.fromkeys(node.hardware for node in nodes))
+    with_profile = random.sample(kinds, random.randint(1, len(kinds)))
+    stages = tuple(
+        Stage(stage, tuple(_variant_on(random, variant, with_profile) for variant in ("large", "small")), **edges)
+        for stage, edges in chosen.items()
+    )
+    slowest_ms = sum(_alone_ms(stage) for stage in stages)
+    return Application(
+        name,
+        round(slowest_ms * random.choice((1.5, 4.0, 10.0, 30.0)), 3),
+        stages,
+        choice,
+        tuple(nodes),
+        weight=random.choice((1.0, 1.0, 3.0)),
+        rest_after_s=random.choice((0.0, 0.0, 1.0)),
+    )
+
+
+def _variant_on(random: Random, name: str, kinds: Sequence[str]) -> Variant:
+    """A variant with a profile on each of these kinds; on those with accelerators, perhaps of a model that uses one."""
+    base = _profile(random)
+    return Variant(
+        name, accuracy=random.choice((70.0, 80.0)), profiles={kind: _on(random, base, kind) for kind in kinds}
+    )
+
+
+def _on(random: Random, base: Profile, kind: str) -> Profile:
+    node, speed = HARDWARE[kind], SPEEDS[kind]
+    accelerator = random.choice(["", *dict.fromkeys(device.kind for device in node.devices)])
+    latency = base.latency_ms
+    assert isinstance(latency, Amdahl)
+    scaled = Amdahl(latency.gamma * speed, latency.epsilon * speed, latency.delta * speed, latency.eta * speed)
+    memory_bytes = random.choice((0, 1 << 30, 9 << 30)) if accelerator else 0
+    own = {"max_cores": node.cores, "latency_ms": scaled, "accelerator": accelerator}
+    return structs.replace(base, **own, device_memory_bytes=memory_bytes)
+
+
+def _clients(
+    random: Random, seed: int, name: str, duration_s: float, begins_s: float, nodes: Sequence[Node]
+) -> Clients:
+    rate_rps = round(random.choice((1.0, 5.0, 20.0, 100.0)) * random.uniform(0.5, 1.5), 6)
+    rate_rps = min(rate_rps, REQUESTS_MAX / duration_s / 3)
+    trace = trace_from(_load(random, rate_rps), seed=seed, duration_s=duration_s, folder=Path())
+    return Clients(trace, begins_ns=s(begins_s))
+
+
+def _changes(random: Random, applications: Sequence[Application], duration_s: float) -> tuple[Change, ...]:
+    """Up to four deployments, promotions and removals, also of applications and versions that are not there."""
+    found: list[Change] = []
+    for _ in range(random.choice((0, 0, 1, 2, 4))):
+        at_s, kind = round(random.uniform(0.0, duration_s), 3), random.random()
+        application = random.choice(applications)
+        if kind < 0.6:
+            slowed = replace(application, slo_ms=application.slo_ms * random.choice((1.0, 0.5)))
+            canary = Canary(random.choice((0.1, 0.5)), random.choice((0.0, 1.0)), 0.05, random.choice((5, 50)))
+            error = random.choice((1.0, 3.0))
+            found.append(Change(at_s, slowed, canary if random.random() < 0.5 else None, error))
+        elif kind < 0.7:
+            new = replace(application, name=f"{application.name}-new")
+            found.append(Change(at_s, new))
+        elif kind < 0.85:
+            found.append(Change(at_s, promote=application.name))
+        else:
+            found.append(Change(at_s, remove=application.name, version=random.choice(("", "", "1", "2"))))
+    return tuple(sorted(found, key=lambda change: change.at_s))
+
+
+def play(world: World) -> RunTotals:
+    """Simulate a world under the checkers, and check what else must hold of its log.
+
+    Raises Violation if an invariant is broken, if a policy failed, if a replay differs, or if the fold and the checkers
+    disagree about what the nodes cost.
+    """
+    log = MemoryLog()
+    totals = simulate(world, [log], patience_ns=s(PATIENCE_S))
+    for now_ns, record in log:
+        if isinstance(record, Decided) and record.kind == "planner":
+            _fail(world, f"at {now_ns} ns: {record.why}")
+    replayed = replay_log(log, world.setup().core())
+    if replayed.difference is not None:
+        _fail(world, f"the replay differs: {replayed.difference}")
+    _compare_figures(world, log.records)
+    return totals
+
+
+def _compare_figures(world: World, records: Sequence[tuple[int, Record]]) -> None:
+    """Compare the fold's figures of nodes and requests with those of the checkers."""
+    setup = world.setup()
+    nodes = world.deployment.cluster
+    later = [rules_of(each.setup()) for each in world.later]
+    checkers = Checkers([rules_of(each) for each in setup.applications], nodes, later=later)
+    state = DeploymentState(setup.parts(), nodes=nodes, build=build if world.changes else None, start_ns=0)
+    for now_ns, record in records:
+        checkers.append(now_ns, record)
+        state.append(now_ns, record)
+    state.advance()
+    held_ns = {name: record.held_ns for name, record in state.nodes.records.items()}
+    if held_ns != checkers.charged_ns:
+        _fail(world, f"nodes were held for {held_ns} ns, the checkers say {checkers.charged_ns}")
+
+
+def _fail(world: World, what: str) -> None:
+    raise Violation(f"{what}\nreproduce with: {world.origin}")
+
+
+def _command(seed: int, system: str, *options: str) -> str:
     """The command that simulates this world again."""
-    return f"python -m sloop.sim.fuzz --seed {seed} --system {system}"
+    return " ".join(("python -m sloop.sim.fuzz --seed", str(seed), "--system", system, *options))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -270,25 +465,27 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m sloop.sim.fuzz", description="Play random worlds under all checkers."
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="start no world after this time (default: 60)")
-    parser.add_argument("--seed", type=int, help="play only the world of this seed")
+    parser.add_argument("--seed", type=int, help="play only the worlds of this seed")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), help="default: all systems")
+    parser.add_argument("--deployment", action="store_true", help="only deployments of several applications and kinds")
     options = parser.parse_args(arguments)
     systems = options.system or sorted(SYSTEMS)
     seeds = [options.seed] if options.seed is not None else count(options.first)
+    sorts = [random_deployment] if options.deployment else [random_world, random_deployment]
     until_s = time.monotonic() + options.seconds
     worlds = requests = 0
-    for seed in seeds:
-        for system in systems:
-            try:
-                requests += simulate(random_world(seed, system)).requests
-            except InputError:
-                continue  # the system cannot serve this application
-            except AssertionError as failure:
-                again = f"reproduce with: {_command(seed, system)}"
-                sys.stderr.write(f"{type(failure).__name__}: {failure}\n{again}\n")
-                return 1
-            worlds += 1
+    for seed, system, make in ((seed, system, make) for seed in seeds for system in systems for make in sorts):
+        try:
+            world = make(seed, system)
+            requests += play(world).requests
+        except InputError:
+            continue  # the system cannot serve these applications
+        except AssertionError as failure:
+            again = _command(seed, system, *(["--deployment"] if make is random_deployment else []))
+            sys.stderr.write(f"{type(failure).__name__}: {failure}\nreproduce with: {again}\n")
+            return 1
+        worlds += 1
         if time.monotonic() > until_s:
             break
     sys.stderr.write(f"{worlds} worlds with {requests} requests, every invariant held\n")
