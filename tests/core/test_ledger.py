@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.core.ledger import Ledger, Reservation, lacks, sites
+from sloop.core.ledger import Ledger, Reservation, sites, why_impossible
 from sloop.core.views import DeviceView, NodeView
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 from tests.core.scene import Belief
@@ -78,7 +78,7 @@ def test_every_free_device_of_the_kind_is_a_site() -> None:
     ],
 )
 def test_what_no_node_could_ever_hold_is_named(spec: ReplicaSpec, expected: str) -> None:
-    assert lacks(spec, [NODE]) == expected
+    assert why_impossible(spec, [NODE]) == expected
 
 
 def test_growing_needs_room_and_never_shrinks() -> None:

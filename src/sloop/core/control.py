@@ -513,14 +513,14 @@ class ControlPath:
             self._resize(difference.shrink, out)
         for application in applications:
             application.progress, application.compared_ns = PlanProgress.MET, now_ns
-        holding = {application.state.key for application, _, difference in differences if difference.holds}
-        lacking: list[tuple[ReplicaSpec, Belief]] = []
+        keys_on_hold = {application.state.key for application, _, difference in differences if difference.holds}
+        without_room: list[tuple[ReplicaSpec, Belief]] = []
         for application, stage, difference in differences:
-            holds = application.state.key in holding
-            progress = self._advance(now_ns, application, stage, difference, holds, lacking, out)
+            holds = application.state.key in keys_on_hold
+            progress = self._advance(now_ns, application, stage, difference, holds, without_room, out)
             application.progress = max(application.progress, progress)
-        if lacking:
-            self._nodes.acquire_for(now_ns, lacking, out)
+        if without_room:
+            self._nodes.acquire_for(now_ns, without_room, out)
 
     def _difference(self, application: ControlledApplication, target: StagePlan) -> Difference:
         pool = application.state.stages[target.stage].pool
@@ -534,11 +534,11 @@ class ControlPath:
         stage: StageState,
         difference: Difference,
         holds: bool,
-        lacking: list[tuple[ReplicaSpec, Belief]],
+        without_room: list[tuple[ReplicaSpec, Belief]],
         out: list[Action],
     ) -> PlanProgress:
         """Grow and start the replicas that one stage needs; if there is no room, make room or report the shortage.
-        `holds` says whether any stage of the application keeps replicas until others are ready. `lacking` collects the
+        `holds` says whether any stage of the application keeps replicas until others are ready. `without_room` collects the
         replicas without room."""
         shortage = self._resize(difference.grow, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
@@ -551,7 +551,7 @@ class ControlPath:
                 spec = difference.start[started]
                 shortage = Shortage(spec.variant, spec.slot)
                 missing = difference.start[started:]
-                lacking += [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in missing]
+                without_room += [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in missing]
         if shortage is not None:
             if difference.holds and not self._nodes.can_acquire(shortage.slot.hardware):
                 self._make_room(now_ns, stage, difference, out)

@@ -230,7 +230,7 @@ def replicas_max(node: Node, slot: Slot, belief: Belief) -> int:
     return min(most)
 
 
-def lacks(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:
+def why_impossible(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:
     """Why no node could ever hold the replica, whatever is free: its kind, or an accelerator, does not exist. Empty if
     some node could."""
     slot = spec.slot

@@ -44,7 +44,7 @@ class NodePool:
             if node.on_demand and hardware in ("", node.hardware)
         )
 
-    def acquire_for(self, now_ns: int, lacking: Sequence[tuple[ReplicaSpec, Belief]], out: list[Action]) -> None:
+    def acquire_for(self, now_ns: int, without_room: Sequence[tuple[ReplicaSpec, Belief]], out: list[Action]) -> None:
         """Acquire the nodes that these replicas need and that are not already on their way."""
         ledger = self._ledger
         coming = Ledger([])
@@ -54,7 +54,7 @@ class NodePool:
         released = [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.RELEASED]
         ordered: dict[str, int] = {}
         hopeless: set[ReplicaSpec] = set()
-        for number, (spec, belief) in enumerate(lacking):
+        for number, (spec, belief) in enumerate(without_room):
             if spec not in hopeless and not _reserved(coming, ReplicaId(number), spec, belief):
                 node = next((node for node in released if _could_hold(node, spec, belief)), None)
                 if node is None:
@@ -67,7 +67,7 @@ class NodePool:
                 ordered[node.hardware] = ordered.get(node.hardware, 0) + 1
                 out.append(AcquireNode(node.name))
         for hardware, count in ordered.items():
-            replicas = counted(len(lacking), "replica")
+            replicas = counted(len(without_room), "replica")
             why = f"acquires {counted(count, 'node')} of {hardware}: {replicas} lack room"
             out.append(Decided("node", why))
 

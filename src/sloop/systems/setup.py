@@ -18,7 +18,7 @@ from msgspec import structs
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core import ApplicationParts, Core
-from sloop.core.ledger import Ledger, lacks, sites
+from sloop.core.ledger import Ledger, sites, why_impossible
 from sloop.core.views import NodeView
 from sloop.errors import InputError
 from sloop.events import WOKE
@@ -217,7 +217,7 @@ def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[No
     what = f"system {planned.system.name} wants replicas of {spec.stage}/{spec.variant} with {_size_of(spec, belief)}"
     declared = planned.application.system.declared
     cluster = [view.node for view in nodes]
-    why = lacks(spec, cluster)
+    why = why_impossible(spec, cluster)
     if why:
         declared.fail(f"{what}: {why}", "name hardware of the cluster, or add such nodes")
     of_kind = [node for node in cluster if spec.slot.hardware in ("", node.hardware)]

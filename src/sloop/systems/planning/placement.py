@@ -13,7 +13,7 @@ from typing import Final, Literal
 from msgspec import Struct, structs
 
 from sloop.app.hardware import ANY_BYTES, GIB
-from sloop.core.ledger import Ledger, Reservation, lacks, sites
+from sloop.core.ledger import Ledger, Reservation, sites, why_impossible
 from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import Place
 from sloop.core.views import Belief, NodeView, Site
@@ -170,8 +170,8 @@ class Placement:
         needs = sum(cores_by_hardware(room.plan).get(hardware, 0.0) for room in self.rooms.values())
         if not self._classes.nodes:
             yield PlanShortfall("cores", "the cluster has no nodes", needs=needs, unit="cores")
-        elif lacking := lacks(spec, self._classes.nodes):
-            yield PlanShortfall("device" if nodes else "hardware", lacking)
+        elif impossible := why_impossible(spec, self._classes.nodes):
+            yield PlanShortfall("device" if nodes else "hardware", impossible)
         elif spec.node is not None and not any(node.name == spec.node for node in nodes):
             yield PlanShortfall("hardware", f"no node{of_kind} is called {spec.node!r}")
         else:
