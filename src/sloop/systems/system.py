@@ -28,8 +28,6 @@ class System:
     mixed: str = ""
     """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
     runs: tuple[str, ...] = ("live", "sim")
-    mixed: str = ""
-    """What it does on a cluster with several kinds of hardware, in one sentence."""
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
