@@ -538,8 +538,8 @@ class ControlPath:
         out: list[Action],
     ) -> PlanProgress:
         """Grow and start the replicas that one stage needs; if there is no room, make room or report the shortage.
-        `holds` says whether any stage of the application keeps replicas until others are ready. `without_room` collects the
-        replicas without room."""
+        `holds` says whether any stage of the application keeps replicas until others are ready. `without_room` collects
+        replicas."""
         shortage = self._resize(difference.grow, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
         moves = shortage is not None and self._move(now_ns, stage, difference.grow, out)
