@@ -12,8 +12,8 @@ from sloop.actions import StartBatch
 from sloop.app.load import load_application
 from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
-from sloop.serve.protocols import RequestResult, Servable
 from sloop.serve.deploy import servables_of
+from sloop.serve.protocols import RequestResult, Servable
 from sloop.sim.checkers import Checkers
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up

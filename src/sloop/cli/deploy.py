@@ -45,7 +45,7 @@ class Share(click.ParamType[float]):
 
 
 @command("deploy", example=EXAMPLE, notes=NOTES)
-@click.argument("app", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("app", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--server",
     type=click.Path(file_okay=False, path_type=Path),
@@ -109,6 +109,6 @@ def _canary(share: float | None, promote_after_s: float | None, tolerance: float
 
 
 def _display(done: Done) -> Sequence[RenderableType]:
-    columns = ("application", "version", "state", "requests %", "since")
+    columns = ("application", "version", "state", "requests %", "because")
     rows = tuple((each.application, each.version, each.state, 100 * each.share, each.why) for each in done.versions)
     return [table(Table("", columns, rows))]

@@ -9,11 +9,13 @@ any number of `Progress` and one `Done` or `Failed`.
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
-from asyncio import StreamReader, StreamWriter
-from collections.abc import Awaitable, Callable, Iterator
+from asyncio import StreamReader
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,8 @@ CONTROL: Final = "control"
 LINE_BYTES_MAX: Final = 1 << 20
 ORDERS_MAX: Final = 64
 """Connections that wait to be accepted."""
+
+_log: Final = logging.getLogger("sloop.control")
 
 
 class Deploy(Struct, frozen=True, tag="deploy"):
@@ -93,7 +97,7 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 Tell = Callable[[str], None]
 """Reports progress."""
-Handler = Callable[[Order, Tell], Awaitable[Done]]
+Handler = Callable[[Order, Tell], Coroutine[None, None, Done]]
 """Carries out an order. Raises `SloopError` to refuse it."""
 
 
@@ -105,49 +109,81 @@ class ControlSocket:
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
-        self._server: asyncio.Server | None = None
         self._path: Path | None = None
+        self._listener: socket.socket | None = None
+        self._open: set[asyncio.Task[None]] = set()
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(Order).decode
 
-    async def start(self, folder: Path) -> None:
+    def start(self, folder: Path) -> None:
         """Listen in `folder`, which this server has locked. Raises `MachineError` if that is impossible."""
         self._path = path = folder / CONTROL
         try:
-            self._server = await asyncio.start_unix_server(self._serve, sock=_listening(path), limit=LINE_BYTES_MAX)
+            self._listener = _listening(path)
         except OSError as error:
             what = f"{path}: the control socket cannot be opened: {error.strerror or error}"
             raise MachineError(what, help="name another folder with --state") from error
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def close(self) -> None:
         """Stop listening, and drop all orders."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        for task in self._open:
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+        if self._path is not None:
             with contextlib.suppress(OSError):
-                (self._path or Path()).unlink()
+                self._path.unlink()
 
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the client has left
+            sock, _ = listener.accept()
+            sock.setblocking(False)
+            task = asyncio.get_running_loop().create_task(self._serve(sock))
+            self._open.add(task)
+            task.add_done_callback(partial(self._leave, sock))
+
+    def _leave(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        sock.close()
+
+    async def _serve(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES_MAX)
+
         def send(reply: Progress | Done | Failed) -> None:
             if not writer.is_closing():
                 writer.write(self._encode(reply) + b"\n")
 
         try:
             order = self._decode(await reader.readline())
-            work = asyncio.ensure_future(self._handle(order, lambda text: send(Progress(text))))
-            left = asyncio.ensure_future(reader.read())
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-            left.cancel()
-            work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                send(await work)
+                send(await self._answer(order, reader, lambda text: send(Progress(text))))
         except SloopError as error:
             send(Failed(str(error.args[0]), error.help))
         except (msgspec.DecodeError, ValueError) as error:
             send(Failed(f"the order cannot be read: {error}", "use the `sloop deploy` of the server's own version"))
+        except Exception as error:
+            _log.exception("an order failed")
+            send(Failed(f"the server failed on this order: {error!r}", "see its messages, and report it"))
         finally:
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, order: Order, reader: StreamReader, tell: Tell) -> Done:
+        """What `handle` returns. Cancels it if the client leaves."""
+        work = asyncio.ensure_future(self._handle(order, tell))
+        left = asyncio.ensure_future(reader.read())
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            work.cancel()
+            await asyncio.wait((work, left))
+        return work.result()
 
 
 def _listening(path: Path) -> socket.socket:

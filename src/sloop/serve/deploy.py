@@ -40,7 +40,7 @@ from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.gateway.inputs import InputValidator
 from sloop.serve.gateway.service import InferenceService, Model
 from sloop.serve.planner import Definition, PlannerProcess
-from sloop.serve.processes import ONE_THREAD, begin, kill
+from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Servable
 from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, definition_of, set_up
 from sloop.tensor import Port, Signature
@@ -51,8 +51,8 @@ CHECK_S_MAX: Final = 600.0
 """Seconds for the check of a version; it opens every model and makes a plan."""
 WAIT_S_MAX: Final = 600.0
 """Seconds that an order waits for a version to serve, or to end."""
-STATUS_S: Final = 5.0
-"""How often a waiting client hears what is missing."""
+STATUS_S: Final = 0.2
+"""How often to look whether a version is ready; states of rollouts are noticed at once."""
 ROWS_MAX: Final = 2**31 - 1
 """The largest dimension, for models whose first dimension is not the number of rows."""
 NICE: Final = 19
@@ -192,24 +192,18 @@ def check_version(order: CheckOrder) -> CheckedVersion:
 
 async def checked(order: CheckOrder) -> CheckedVersion:
     """`check_version` in a process of its own. Raises what it raises, and MachineError if the process dies."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "sloop.serve.deploy", str(os.getpid())),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | ONE_THREAD,
-        start_new_session=True,
-    )
+    process = spawn("sloop.serve.deploy", [os.getpid()], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    talk = asyncio.get_running_loop().run_in_executor(None, process.communicate, msgspec.json.encode(order))
     try:
         async with asyncio.timeout(CHECK_S_MAX):
-            answer, _ = await process.communicate(msgspec.json.encode(order))
+            answer, _ = await asyncio.shield(talk)
     except TimeoutError as error:
         what = f"{order.file}: the check has taken more than {CHECK_S_MAX:g} s"
         raise InputError(what, help="a model may wait for something when it is opened") from error
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                kill(process.pid)
-            await process.wait()
+        if process.poll() is None:
+            kill(process.pid)
+        await asyncio.wait((talk,))
     try:
         found = msgspec.json.decode(answer, type=CheckedVersion | RefusedVersion)
     except msgspec.DecodeError as error:
@@ -391,31 +385,26 @@ class Deployer:
             del self._applications[key]
 
     async def _until(
-        self,
-        name: str,
-        version: str,
-        ends: Sequence[VersionState],
-        good: Sequence[VersionState],
-        tell: Tell,
+        self, name: str, version: str, ends: Sequence[VersionState], good: Sequence[VersionState], tell: Tell
     ) -> Done:
-        """Wait until a version is in one of the states `ends`; it is well if that is one of `good`."""
-        seen: Rollout | None = None
+        """Wait until a version is in one of the states `ends`, and ready if it gets requests then. It is well if the
+        state is one of `good`."""
+        told = ""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + WAIT_S_MAX
         while True:
             last = self._last.get((name, version))
-            if last is not None and last is not seen:
-                seen = last
-                if last.state in ends:
-                    return Done((_status(last),), is_good=last.state in good)
-                tell(f"version {version} of {name!r}: {last.state.value}: {last.why}")
-            elif loop.time() >= give_up_s:
-                what = f"version {version} of {name!r} is still {last.state.value if last else 'unknown'} after"
-                raise MachineError(f"{what} {WAIT_S_MAX:g} s", help="it goes on; `sloop deploy --list` shows its state")
-            else:
-                readiness = self._service.pages.readiness(name, version)
-                if readiness is not None and readiness.why:
-                    tell(f"version {version} of {name!r}: {readiness.why}")
+            readiness = self._service.pages.readiness(name, version)
+            unready = readiness.why if readiness is not None else ""
+            if last is not None and last.state in ends and not unready:
+                return Done((_status(last),), is_good=last.state in good)
+            state = last.state.value if last is not None else VersionState.SERVING.value
+            now = f"version {version} of {name!r} is {state}: {unready or (last.why if last is not None else '')}"
+            if loop.time() >= give_up_s:
+                raise MachineError(f"{now}, after {WAIT_S_MAX:g} s", help="it goes on; `sloop deploy --list` shows it")
+            if now != told:
+                tell(now)
+                told = now
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), STATUS_S)

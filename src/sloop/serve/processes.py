@@ -17,15 +17,23 @@ ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "M
 PR_SET_PDEATHSIG: Final = 1
 
 
-def spawn(module: str, arguments: Sequence[object], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def spawn(
+    module: str,
+    arguments: Sequence[object],
+    fds: Sequence[int] = (),
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = 2,
+) -> subprocess.Popen[bytes]:
     """Start `python -m module ARGUMENTS` in a process group of its own. It inherits the file descriptors `fds`.
 
-    What it prints goes to stderr, so that libraries cannot write into the server's own output.
+    What it prints goes to stderr unless `stdout` says otherwise, so that libraries cannot write into the server's own
+    output. (`asyncio` would fork the whole server, and call gRPC's handlers of forks.)
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=2,
+        stdin=stdin,
+        stdout=stdout,
         env=os.environ | ONE_THREAD,
         pass_fds=fds,
         start_new_session=True,

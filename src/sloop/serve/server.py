@@ -282,7 +282,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         driver.start()
         stack.push_async_callback(driver.drain, settings.drain_s)
         control = ControlSocket(deployer.handle)
-        await control.start(folder)
+        control.start(folder)
         stack.push_async_callback(control.close)
         yield Serving(settings.host, http_port, grpc_port, driver, backend, planner, metrics, insight, journal, folder)
 

@@ -1,0 +1,367 @@
+"""`sloop deploy` with a running server: versions come and go, what serves goes on serving, and every log replays."""
+
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sloop.errors import InputError, MachineError
+from sloop.runlog import read_log
+from sloop.serve import control
+from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, is_served, send
+from sloop.vocabulary import Canary
+from tests.serve.conftest import write_mlp
+from tests.serve.gateway.fakes import LoopThread
+from tests.serve.test_server import PROFILE, Running, assert_replays, document, infer_body
+
+pytestmark = pytest.mark.live
+
+PYTHON_MODEL = """
+import time
+class Model:
+    inputs = {{"x": ("FP32", (-1, 4))}}
+    outputs = {{"y": ("FP32", (-1, 3))}}
+    joins_rows = True
+    def __init__(self, threads):
+        {opens}
+    def run(self, x):
+        time.sleep({sleeps})
+        return x[:, :3] * {factor}
+"""
+
+
+def python_model(path: Path, *, factor: float = 1.0, sleeps: float = 0.0, opens: str = "pass") -> Path:
+    path.write_text(PYTHON_MODEL.format(factor=factor, sleeps=sleeps, opens=opens))
+    return path
+
+
+def named(name: str, *models: Path, **changes: Any) -> dict[str, object]:
+    return document(*models) | {"name": name} | changes
+
+
+def file_of(folder: Path, described: dict[str, object]) -> str:
+    path = folder / f"{described['name']}-{time.monotonic_ns()}.yaml"
+    path.write_text(yaml.safe_dump(described))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@contextmanager
+def serving(thread: LoopThread, folder: Path, *described: dict[str, object]) -> Iterator[Running]:
+    """A running server whose log replays when it has stopped."""
+    running = Running(thread, folder, *described)
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        running.close()
+    assert running.server.driver.crash is None
+    assert_replays(folder / "events.jsonl")
+
+
+def order(running: Running, what: Order, tell: Callable[[str], None] = lambda _: None) -> Done:
+    return send(find_server(running.folder), what, tell)
+
+
+def versions(running: Running) -> list[tuple[str, str, str, float]]:
+    return [
+        (each.application, each.version, each.state, each.share) for each in order(running, ListVersions()).versions
+    ]
+
+
+def factor_of(running: Running, model: str, version: str = "") -> tuple[str, float]:
+    """The version that answers, and by how much it multiplies."""
+    path = f"/v2/models/{model}/versions/{version}/infer" if version else f"/v2/models/{model}/infer"
+    status, text = running.ask("POST", path, infer_body(1))
+    assert status == 200, text
+    answer = json.loads(text)
+    return answer["model_version"], answer["outputs"][0]["data"][0] / 0.5
+
+
+@contextmanager
+def asking(running: Running, model: str, threads: int = 3) -> Iterator[Counter[int]]:
+    """Requests for a model, one after another in each thread; counts the status codes."""
+    over, statuses = threading.Event(), Counter[int]()
+
+    def ask() -> None:
+        while not over.is_set():
+            status, text = running.ask("POST", f"/v2/models/{model}/infer", infer_body(1))
+            statuses[status] += 1
+            assert status == 200, text
+            over.wait(0.01)
+
+    workers = [threading.Thread(target=ask) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        yield statuses
+    finally:
+        over.set()
+        for worker in workers:
+            worker.join(30)
+
+
+def test_a_model_is_replaced_and_no_request_is_lost(thread: LoopThread, tmp_path: Path) -> None:
+    models = [python_model(tmp_path / f"m{number}.py", factor=number) for number in (1, 2, 3)]
+    with serving(thread, tmp_path / "state", named("demo", models[0])) as running:
+        assert factor_of(running, "demo") == ("1", 1.0)
+        with asking(running, "demo") as statuses:
+            for number in (2, 3):
+                told: list[str] = []
+                done = order(running, Deploy(file_of(tmp_path, named("demo", models[number - 1]))), told.append)
+                assert done.is_good
+                (status,) = done.versions
+                assert (status.version, status.state, status.share) == (str(number), "serving", 1.0)
+                assert "its replicas start" in " ".join(told)
+                assert factor_of(running, "demo") == (str(number), number)
+        assert statuses.keys() == {200}
+        assert statuses[200] > 50
+        deadline_s = time.monotonic() + 10
+        while len(versions(running)) > 1 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert versions(running) == [("demo", "3", "serving", 1.0)]
+        stages = {stage for stage, _ in running.server.backend._servables}
+        assert stages == {"demo@3/s0"}, "the models of retired versions are forgotten"
+
+
+def test_a_canary_gets_its_share_and_is_promoted(thread: LoopThread, tmp_path: Path) -> None:
+    models = [python_model(tmp_path / f"m{number}.py", factor=number) for number in (1, 2)]
+    with serving(thread, tmp_path / "state", named("demo", models[0])) as running:
+        path = file_of(tmp_path, named("demo", models[1]))
+        done = order(running, Deploy(path, canary=Canary(0.25)))
+        assert [(each.state, each.share) for each in done.versions] == [("canary", 0.25)]
+        assert versions(running) == [("demo", "1", "serving", 0.75), ("demo", "2", "canary", 0.25)]
+        found = Counter(factor_of(running, "demo") for _ in range(40))
+        assert found == {("1", 1.0): 30, ("2", 2.0): 10}
+        assert factor_of(running, "demo", "2") == ("2", 2.0)
+        with pytest.raises(InputError, match="version 2 of 'demo' is a canary already") as caught:
+            order(running, Deploy(path, canary=Canary(0.1)))
+        assert "--promote demo" in caught.value.help
+        done = order(running, Promote("demo"))
+        assert [(each.version, each.state) for each in done.versions] == [("2", "serving")]
+        assert factor_of(running, "demo") == ("2", 2.0)
+        with pytest.raises(InputError, match="no version of 'demo' is a canary"):
+            order(running, Promote("demo"))
+
+
+def test_a_canary_that_misses_deadlines_is_rolled_back(thread: LoopThread, tmp_path: Path) -> None:
+    good, slow = (python_model(tmp_path / f"m{each}.py", sleeps=each) for each in (0, 0.3))
+    with serving(thread, tmp_path / "state", named("demo", good, slo_ms=200)) as running:
+        canary = Canary(0.5, requests_min=20)
+        assert order(running, Deploy(file_of(tmp_path, named("demo", slow, slo_ms=200)), canary=canary)).is_good
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s and any(state == "canary" for _, _, state, _ in versions(running)):
+            running.ask("POST", "/v2/models/demo/infer", infer_body(1))
+        assert ("demo", "1", "serving", 1.0) in versions(running)
+        decisions = json.loads(running.ask("GET", "/v2/sloop/decisions")[1])["decisions"]
+        assert any("rolled back: " in each["why"] for each in decisions)
+        assert factor_of(running, "demo")[0] == "1"
+
+
+def test_a_version_whose_workers_die_is_given_up(thread: LoopThread, tmp_path: Path) -> None:
+    """It opens once, for the check."""
+    good = python_model(tmp_path / "good.py")
+    marker = tmp_path / "opened"
+    opens = f"import os, pathlib; p = pathlib.Path({str(marker)!r}); p.exists() and os._exit(7); p.touch()"
+    bad = python_model(tmp_path / "bad.py", opens=opens)
+    with serving(thread, tmp_path / "state", named("demo", good)) as running:
+        done = order(running, Deploy(file_of(tmp_path, named("demo", bad))))
+        assert not done.is_good
+        (status,) = done.versions
+        assert status.state in ("retiring", "retired")
+        assert "lost 3 times before one was ready" in status.why
+        assert factor_of(running, "demo") == ("1", 1.0)
+
+
+def test_applications_are_added_and_removed_while_others_serve(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    """From the fifth application on, plans are made by the planner process, which is started for it."""
+    other = python_model(tmp_path / "other.py", factor=5)
+    with serving(thread, tmp_path / "state", named("demo", mlp), named("second", mlp)) as running:
+        with asking(running, "demo", threads=1) as statuses:
+            for number in range(3, 7):
+                done = order(running, Deploy(file_of(tmp_path, named(f"more{number}", other))))
+                assert [each.state for each in done.versions] == ["serving"]
+                assert factor_of(running, f"more{number}") == ("1", 5.0)
+            assert running.server.planner.pid is not None
+            done = order(running, Remove("more4"))
+            assert [each.state for each in done.versions] == ["retired"]
+            assert running.ask("POST", "/v2/models/more4/infer", infer_body(1))[0] == 404
+            order(running, Deploy(file_of(tmp_path, named("more4", other))))
+            assert factor_of(running, "more4") == ("2", 5.0), "the keys of a log are never used twice"
+        assert statuses.keys() == {200}
+        records = [record for _, record in read_log(running.folder / "events.jsonl")]
+        assert sum(getattr(record, "restarted", False) for record in records) <= 1
+
+
+def test_open_requests_of_a_removed_model_are_finished(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    slow = python_model(tmp_path / "slow.py", sleeps=0.5)
+    with serving(thread, tmp_path / "state", named("demo", mlp), named("slow", slow)) as running:
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(running.ask("POST", "/v2/models/slow/infer", infer_body(1))[0])
+
+        workers = [threading.Thread(target=ask) for _ in range(6)]
+        for worker in workers:
+            worker.start()
+        while running.server.driver.open_requests < 6:
+            time.sleep(0.01)
+        order(running, Remove("slow"))
+        for worker in workers:
+            worker.join(20)
+        assert answers == [200] * 6
+        with pytest.raises(InputError, match="'demo' is the only application of this server") as caught:
+            order(running, Remove("demo"))
+        assert "SIGTERM" in caught.value.help
+
+
+def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    wide = write_mlp(tmp_path / "wide.onnx", "rows", width=5)
+    renamed = write_mlp(tmp_path / "renamed.onnx", "rows", names=("x", "z"))
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    raises = python_model(tmp_path / "raises.py", opens="raise RuntimeError('no weights')")
+    dies = python_model(tmp_path / "dies.py", opens="import os; os._exit(3)")
+    small = {**PROFILE, "max_batch": 2}
+    few_rows = [{"name": "s0", "variants": [{"name": "v", "model": str(mlp), "profile": small}]}]
+    unmeasured = [{"name": "s0", "variants": [{"name": "v", "model": str(mlp)}]}]
+    cores = {"name": "static", "replicas": 1, "cores": 4000}
+    refusals: list[tuple[dict[str, object], str]] = [
+        (named("demo", wide), r"its inputs are x FP32\[-1, 5\]; those of version 1 of 'demo', which serves, are x"),
+        (named("demo", renamed), r"its outputs are z FP32\[-1, 3\]; those of version 1"),
+        (named("demo", mlp, stages=few_rows), "it takes requests of at most 2 rows; version 1 .* takes 16"),
+        (named("demo", mlp, stages=unmeasured), "has no profile"),
+        (named("demo", broken), "broken.onnx"),
+        (named("demo", raises), "no weights"),
+        (named("demo", dies), "the process that examined"),
+        (named("demo", mlp, system="ipa"), "declares the system 'ipa', not 'static'"),
+        (named("demo", mlp, system=cores), "which no node could hold"),
+        (named("demo", mlp, slo_ms=-1), "slo_ms"),
+        ({"name": "two", "applications": [named("demo", mlp)]}, "one application is needed here"),
+    ]
+    with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
+        with asking(running, "demo", threads=1) as statuses:
+            for described, says in refusals:
+                with pytest.raises(InputError, match=says):
+                    order(running, Deploy(file_of(tmp_path, described)))
+            good = file_of(tmp_path, named("demo", mlp))
+            with pytest.raises(InputError, match=r"nowhere\.yaml"):
+                order(running, Deploy(str(tmp_path / "nowhere.yaml")))
+            with pytest.raises(InputError, match="has, or had, a version '1'"):
+                order(running, Deploy(good, version="1"))
+            with pytest.raises(InputError, match="a name of letters"):
+                order(running, Deploy(good, version="a/b"))
+            with pytest.raises(InputError, match="the share of a canary is 1"):
+                order(running, Deploy(good, canary=Canary(1.0)))
+            with pytest.raises(InputError, match="no version that could serve the other requests"):
+                order(running, Deploy(file_of(tmp_path, named("new", mlp)), canary=Canary(0.1)))
+            for wrong in (Promote("new"), Remove("new")):
+                with pytest.raises(InputError, match="this server has no application 'new'"):
+                    order(running, wrong)
+            with pytest.raises(InputError, match="'demo' has no version '7'"):
+                order(running, Remove("demo", "7"))
+        assert statuses.keys() == {200}
+        assert versions(running) == [("demo", "1", "serving", 1.0)]
+
+
+def test_a_version_has_the_name_that_it_is_given(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
+        done = order(running, Deploy(file_of(tmp_path, named("demo", mlp)), version="2026-11"))
+        assert done.versions[0].version == "2026-11"
+        assert factor_of(running, "demo")[0] == "2026-11"
+        done = order(running, Deploy(file_of(tmp_path, named("demo", mlp))))
+        assert done.versions[0].version == "2", "the next number"
+
+
+# The control socket
+
+
+def test_only_the_servers_own_user_may_open_the_socket(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    folder = tmp_path / ("a-very-long-name" * 8)  # longer than the name of a socket may be
+    with serving(thread, folder, named("demo", mlp)) as running:
+        path = folder / control.CONTROL
+        found = path.stat()
+        assert stat.S_ISSOCK(found.st_mode)
+        assert stat.S_IMODE(found.st_mode) == 0o600
+        assert find_server(folder) == path
+        with _connected(path) as sock:
+            sock.sendall(b"nonsense\n")
+            assert "the order cannot be read" in json.loads(sock.makefile("rb").readline())["what"]
+        assert versions(running) == [("demo", "1", "serving", 1.0)]
+    assert not path.exists()
+    with pytest.raises(InputError, match="no server runs with this state folder"):
+        find_server(folder)
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, control._short(path) as name:
+        sock.connect(name)
+        yield sock
+
+
+def test_a_client_that_leaves_ends_the_check(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    marker = tmp_path / "checking"
+    opens = f"import pathlib; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
+    slow = file_of(tmp_path, named("demo", python_model(tmp_path / "slow.py", opens=opens)))
+    with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
+        with _connected(running.folder / control.CONTROL) as sock:
+            sock.sendall(json.dumps({"type": "deploy", "file": slow}).encode() + b"\n")
+            while not marker.exists():
+                time.sleep(0.01)
+        done = order(running, Deploy(file_of(tmp_path, named("demo", mlp))))
+        assert done.is_good, "the next one need not wait for the check"
+    found = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    assert not [path for path in found if path.exists() and os.fsencode(tmp_path) in path.read_bytes()]
+
+
+def test_the_only_server_is_found(thread: LoopThread, tmp_path: Path, mlp: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no server with a state folder in"):
+        find_server(None)
+    with serving(thread, tmp_path / ".sloop" / "one", named("demo", mlp)):
+        assert find_server(None) == Path(".sloop/one/control")
+        says = r"2 servers are running: \.sloop/one, \.sloop/two"
+        with serving(thread, tmp_path / ".sloop" / "two", named("demo", mlp)), pytest.raises(InputError, match=says):
+            find_server(None)
+    stale = tmp_path / ".sloop" / "one" / "control"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(stale))  # as a server leaves it that is killed
+    assert not is_served(stale)
+    with serving(thread, tmp_path / ".sloop" / "one", named("demo", mlp)):
+        assert is_served(stale)
+
+
+def test_a_server_that_stops_breaks_the_connection(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    opens = "time.sleep(600)"
+    slow = file_of(tmp_path, named("demo", python_model(tmp_path / "slow.py", opens=opens)))
+    errors: list[Exception] = []
+
+    def deploy() -> None:
+        try:
+            order(running, Deploy(slow))
+        except MachineError as error:
+            errors.append(error)
+
+    with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
+        worker = threading.Thread(target=deploy)
+        worker.start()
+        time.sleep(0.5)
+    worker.join(10)
+    assert "the server closed the connection" in str(errors[0])
