@@ -1,5 +1,6 @@
 """Several applications on one cluster: their rates, their plans together, and which of them limits which."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,8 +152,43 @@ def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(
         assert limited
         for each in together.applications:
             for limit in each.limits:
-                assert limit.needs == pytest.approx(alone[each.application].cores)
+                assert limit.needs == pytest.approx(min(12, alone[each.application].cores))
                 assert limit.has < limit.needs
                 assert each.cores <= limit.has + 1e-6
     assert together.feasible == (not together.shortfalls)
     assert together.feasible == all(each.feasible for each in together.applications)
+
+
+def test_a_policy_that_cannot_plan_for_few_cores_has_an_empty_plan(tmp_path: Path) -> None:
+    """It is not an error of the whole deployment; an error without the others is."""
+    (tmp_path / "picky.py").write_text(PICKY)
+    made = deployed(str(tmp_path / "picky.py"), x={}, y={"weight": 7})
+    found = explain_plan(made, 500)
+    x = found.applications[0]
+    assert (x.feasible, x.cores, x.plan_feasible) == (False, 0, False)
+    assert x.plan_why == "picky has no plan for the cores that the other applications leave it: RuntimeError: too few"
+    with pytest.raises(RuntimeError, match="too few"):
+        explain_plan(deployed(str(tmp_path / "picky.py"), nodes(1, 1), x={}), 500)
+
+
+PICKY = """
+from dataclasses import dataclass, replace
+
+from sloop.systems.catalogue import build_system
+from sloop.policies.scale.static import Static
+from sloop.systems.system import System
+
+
+@dataclass(frozen=True)
+class Picky:
+    period_ns: int = 10**9
+
+    def plan(self, now_ns, view):
+        if view.forecast_rps and sum(node.node.cores for node in view.nodes) < 2:
+            raise RuntimeError("too few")
+        return Static(replicas=7).plan(now_ns, view)
+
+
+static = build_system("static")
+SYSTEM = System("picky", "system", "a test", replace(static.policies, scale=Picky()))
+"""

@@ -39,7 +39,7 @@ from sloop.systems.planning.report import (
 from sloop.systems.planning.steady import SteadyPlans, steady_plans
 from sloop.systems.setup import ApplicationSetup, Setup
 from sloop.text import counted, listed, number
-from sloop.units import round_up
+from sloop.units import at_least, round_up
 from sloop.vocabulary import Node, Plan
 
 __all__ = ["ApplicationReport", "Arrivals", "PlanReport", "StageReport", "explain_plan", "steady_plans"]
@@ -178,7 +178,8 @@ class _Placed:
             return []
         alone = steady_plans([self.setups[key]], {key: self.rates_rps[key] + more_rps}).plans[key]
         wants = cores_by_hardware(alone)
-        return [self._limit(key, hardware, wants.get(hardware, 0.0), cores) for hardware, cores in own.items()]
+        needs = {hardware: min(wants.get(hardware, 0.0), self._total(hardware)) for hardware in own}
+        return [self._limit(key, kind, needs[kind], has) for kind, has in own.items() if not at_least(has, needs[kind])]
 
     def _limit(self, key: str, hardware: str, needs: float, has: float) -> CoreLimit:
         others = [(each.key, each.cores) for each in self.others(key) if each.hardware == hardware and each.cores]
@@ -204,9 +205,12 @@ class _Placed:
         limits = {limit.hardware: limit.has for limit in self.limits[key]}
         found = [each for each in self.others(key) if each.hardware not in limits]
         for hardware, cores in limits.items():
-            total = sum(node.cores for node in self.cluster if hardware in ("", node.hardware))
-            found.append(CoreDemand("", hardware, total - cores))
+            found.append(CoreDemand("", hardware, self._total(hardware) - cores))
         return found
+
+    def _total(self, hardware: str) -> float:
+        """The cores of the cluster on a kind of hardware; "" is any kind."""
+        return sum(node.cores for node in self.cluster if hardware in ("", node.hardware))
 
 
 def _limited(key: str, limits: Sequence[CoreLimit]) -> list[PlanShortfall]:

@@ -105,7 +105,7 @@ class CoreLimit(Struct, frozen=True):
 
     hardware: str
     needs: float
-    """The cores that it would have without the others."""
+    """The cores that it would have without the others: at most all of the cluster."""
     has: float
     others: tuple[tuple[str, float], ...]
     """The other applications with their cores, the largest first."""

@@ -23,6 +23,7 @@ from sloop.core.views import (
     StageView,
     Traffic,
 )
+from sloop.errors import InputError
 from sloop.profile.estimate import Estimate
 from sloop.systems.planning.infeasibility import beyond_cluster
 from sloop.systems.planning.prediction import (
@@ -72,7 +73,8 @@ def steady_plans(
     `rates_rps` are by application; `others` are the cores of applications whose plans stay as they are; `clock` returns
     nanoseconds and times the decisions. An application whose system makes no plan has an infeasible, empty one; an
     application without requests that may rest has no replicas. If a plan has more than `REPLICAS_MAX` replicas and the
-    rate is far beyond the cluster, the first such plan is the result. Raises what a policy raises.
+    rate is far beyond the cluster, the first such plan is the result. Raises what a policy raises, except for an
+    application that has fewer cores than it wants: its plan is then infeasible and empty.
     """
     planner, now_ns, longest_ns = Planner(), BUCKETS_KEPT * NS_PER_S, 0
     plans: dict[str, Plan] = {}
@@ -94,8 +96,7 @@ def steady_plans(
         started_ns = clock() if clock else 0
         answer = planner.plan(given).plans
         longest_ns = max(longest_ns, clock() - started_ns if clock else 0)
-        for error in planner.failures.values():
-            raise error
+        answer |= _failed(planner, active)
         changed = {key for key, plan in answer.items() if not plan.same_target(plans[key])}
         plans |= answer
         if not changed:
@@ -105,6 +106,20 @@ def steady_plans(
             break
         now_ns += BUCKETS_KEPT * NS_PER_S  # so that no window or delay of a policy reaches back to the last round
     return SteadyPlans(plans, longest_ns / 1e6, planner.limits, cut_short)
+
+
+def _failed(planner: Planner, setups: Iterable[ApplicationSetup]) -> dict[str, Plan]:
+    """Empty plans of applications whose policy failed because of the cores that it was left. Raises other failures."""
+    systems = {setup.application.key: setup.system.name for setup in setups}
+    limited = {key for key, _ in planner.limits}
+    found: dict[str, Plan] = {}
+    for key, error in planner.failures.items():
+        if key not in limited:
+            raise error
+        what = error.what if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        why = f"{systems[key]} has no plan for the cores that the other applications leave it: {what}"
+        found[key] = Plan((), why, feasible=False)
+    return found
 
 
 def _cut_short(
