@@ -105,3 +105,66 @@ def test_replay_refuses_what_is_no_log(app: Path) -> None:
     result = CliRunner().invoke(main, ["replay", str(app)])
     assert result.exit_code == 1
     assert "not an event log" in result.stderr
+
+
+# Several applications
+
+
+@pytest.fixture
+def log_of_two(app: Path, tmp_path: Path) -> Path:
+    """Version 2 of one of two applications is a canary that is too slow."""
+    slow = "profile: {latency_ms: {form: quadratic, alpha: 0, beta: 0, gamma: 1500}, max_batch: 4}"
+    app.with_name("slow.yaml").write_text(app.read_text().replace("profile: ResNet-T", slow))
+    app.with_name("two.yaml").write_text(
+        "name: two\n"
+        "applications: [app.yaml, {file: app.yaml, name: other}]\n"
+        "system: {name: static, cores: 4}\n"
+        "cluster: {nodes: [{hardware: c5.4xlarge, count: 2}]}\n"
+        "traces: {demo: {kind: poisson, rate: 40}, other: {kind: poisson, rate: 10}}\n"
+        "duration_s: 8\n"
+        "truth: {cold_start: {start_s: 1}}\n"
+        "changes: [{at_s: 1, deploy: slow.yaml, canary: {share: 0.5, requests_min: 10}}]\n"
+    )
+    path = tmp_path / "two.jsonl"
+    result = CliRunner().invoke(main, ["simulate", str(app.with_name("two.yaml")), "--log", str(path)])
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_rollouts_and_reasons_are_shown_by_application(log_of_two: Path) -> None:
+    answer = explain(log_of_two)
+    steps, reasons = answer["rollouts"], answer["reasons"]
+    assert isinstance(steps, list)
+    assert isinstance(reasons, list)
+    assert [step["state"] for step in steps][:3] == ["starting", "canary", "retiring"]
+    assert "rolled back" in steps[2]["why"]
+    assert {reason["application"] for reason in reasons} == {"demo"}
+    shown = CliRunner().invoke(main, ["explain", str(log_of_two)]).stdout
+    assert "Rollouts" in shown
+
+
+def test_decisions_of_all_applications_or_of_one(log_of_two: Path) -> None:
+    answer = explain(log_of_two, "--at", "2")
+    versions = answer["versions"]
+    assert isinstance(versions, list)
+    assert [(each["application"], each["version"]) for each in versions] == [
+        ("demo", "1"),
+        ("other", "1"),
+        ("demo", "2"),
+    ]
+    assert "demo 8, other 8 and demo@2 8 of at most 32 cores" in str(answer["together"])
+    one = explain(log_of_two, "--at", "2", "--application", "demo@2")
+    assert (one["application"], one["version"]) == ("demo", "2")
+    shown = CliRunner().invoke(main, ["explain", str(log_of_two), "--at", "2"]).stdout
+    assert "planned together" in shown
+    refused = CliRunner().invoke(main, ["explain", str(log_of_two), "--at", "2", "--application", "demu"])
+    assert refused.exit_code == 1
+    assert "name one of demo and other" in refused.stderr
+    assert CliRunner().invoke(main, ["explain", str(log_of_two), "--application", "demo"]).exit_code == 2
+
+
+def test_a_run_of_several_replays_and_has_a_page(log_of_two: Path, tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["replay", str(log_of_two)]).exit_code == 0
+    page = tmp_path / "two.html"
+    assert CliRunner().invoke(main, ["explain", str(log_of_two), "--page", str(page)]).exit_code == 0
+    assert "Versions of demo over time" in page.read_text()

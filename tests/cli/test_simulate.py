@@ -167,3 +167,36 @@ def test_an_unknown_name_is_refused() -> None:
     result = CliRunner().invoke(main, ["reproduce", "spong"])
     assert result.exit_code == 1
     assert "did you mean 'sponge'?" in result.stderr
+
+
+# Several applications
+
+SEVERAL = """\
+name: two
+applications: [app.yaml, {file: app.yaml, name: other}]
+system: {name: static, cores: 8}
+cluster: {nodes: [{hardware: c5.4xlarge, count: 1, most: 3}]}
+traces: {demo: {kind: poisson, rate: 40}, other: {kind: poisson, rate: 10}}
+duration_s: 4
+changes: [{at_s: 1, deploy: app.yaml, canary: {share: 0.5}}]
+truth: {service: {spread: 0.1}, nodes: {acquire_s: 1}}
+"""
+
+
+def test_several_applications_have_a_row_each_and_so_have_their_versions_and_nodes(app: Path) -> None:
+    several = app.with_name("several.yaml")
+    several.write_text(SEVERAL)
+    app.write_text("".join(line for line in app.read_text().splitlines(True) if not line.startswith("cluster")))
+    (run,) = json.loads(CliRunner().invoke(main, ["simulate", str(several), "--json"]).stdout)["runs"]
+    assert [row["name"] for row in run["applications"]] == ["demo", "other"]
+    assert sum(row["requests"] for row in run["applications"]) == run["requests"]
+    assert all(row["attainment_low"] <= row["attainment"] for row in run["applications"])
+    assert [(row["name"], row["version"]) for row in run["versions"]] == [("demo", "1"), ("demo", "2")]
+    (nodes,) = run["nodes"]
+    assert (nodes["hardware"], nodes["most"] > 1) == ("c5.4xlarge", True)
+    assert run["node_usd"] == pytest.approx(nodes["usd"])
+    assert nodes["usd"] == pytest.approx(nodes["held_s"] * 0.68 / 3600)
+    shown = CliRunner().invoke(main, ["simulate", str(several)]).stdout
+    for title in ("Application by application", "Version by version", "Nodes", "USD of nodes"):
+        assert title in shown
+    assert "Routes through the graph" not in shown, "each application has one stage"

@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Decided,
+    End,
+    RequestPlan,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Finished, ReplicaReady
+from sloop.events import WOKE, BatchFailed, Deployed, Finished, NodeReady, Planned, ReplicaReady
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.report import explain
@@ -20,8 +30,36 @@ from sloop.runlog.fold import DeploymentState, OnlyGraph
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
-from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
+from sloop.vocabulary import (
+    BatchId,
+    Canary,
+    Group,
+    Node,
+    Outcome,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    StagePlan,
+)
+from tests.runlog.story import (
+    GRAPH,
+    STORY,
+    Parts,
+    Rows,
+    arrived,
+    asks,
+    ended,
+    finishes,
+    goes_to,
+    rolls,
+    runs,
+    started,
+    starts,
+    told,
+)
 
 
 def explain_request(
@@ -348,3 +386,203 @@ def test_a_batch_that_has_run_as_long_as_estimated_says_so() -> None:
 def test_events_about_unknown_batches_do_no_harm() -> None:
     rows: Rows = [*STORY[:9], (ms(200), Finished(BatchId(77), ReplicaId(0), 1)), *STORY[12:]]
     assert explain_request(rows, 2, GRAPH).outcome == "late"
+
+
+# Several applications, versions and kinds of hardware
+
+NODES = [Node("n-fast", "fast", 8, 0), Node("n-slow", "slow", 4, 0, on_demand=True)]
+
+
+def state_of(*names: str) -> DeploymentState:
+    return DeploymentState([Parts(name) for name in names], nodes=NODES, build=Parts)
+
+
+def planned(at_ms: float, key: str, count: int, why: str, kind: str = "fast") -> tuple[float, Decided]:
+    groups = (Group(ReplicaSpec(f"{key}/only", "v", Slot(2.0, kind)), count),)
+    plan = Plan((StagePlan(f"{key}/only", groups, 1),), why)
+    return at_ms, Decided("plan", why, plan=plan, application=key)
+
+
+CANARY: Rows = told(
+    planned(0, "a", 1, "it is the first"),
+    *(starts(0, 0, "a"), (0, ReplicaReady(ReplicaId(0)))),
+    (1000, Deployed("a", "2", {}, Canary(0.25))),
+    rolls(1000, "2", VersionState.STARTING, 0.0, "deployed"),
+    planned(1000, "a@2", 1, "for a quarter"),
+    *(starts(1000, 1, "a@2", "slow"), (1500, ReplicaReady(ReplicaId(1)))),
+    rolls(2000, "2", VersionState.CANARY, 0.25, "it is ready"),
+    *(asks(1, 2100, "a"), goes_to(2100, 1, "a"), runs(2100, 1, 0, "a", 1), *finishes(2140, 1, 0, 1)),
+    *(asks(2, 2200, "a"), goes_to(2200, 2, "a@2"), runs(2200, 2, 1, "a@2", 2)),
+    *(asks(3, 2210, "a"), goes_to(2210, 3, "a@2"), asks(4, 2215, "b"), asks(5, 2220, "a", version="2")),
+    goes_to(2220, 5, "a@2"),
+    *finishes(2280, 2, 1, 2),
+    (2290, Decided("shortage", "no node has room for a replica of b", application="b")),
+    (2295, Decided("node", "acquires 1 node of slow")),
+    (2300, NodeReady(NODES[1])),
+    rolls(2305, "2", VersionState.RETIRING, 0.0, "rolled back: 0.0% of 9 requests in time"),
+    (2311, End(RequestId(3), Outcome.DROPPED, "slack -1.0 ms at a@2/only", stage="a@2/only")),
+    (2316, End(RequestId(4), Outcome.REJECTED, "3 requests wait at b/only", stage="b/only")),
+    (2321, End(RequestId(5), Outcome.DROPPED, "slack -1.5 ms at a@2/only", stage="a@2/only")),
+    *(asks(6, 2400, "c"), (2400, End(RequestId(6), Outcome.REJECTED, "application 'c' is not served"))),
+)
+
+
+def test_a_request_names_its_application_and_its_version_and_why_it_went_there() -> None:
+    story = explain.explain_request(CANARY, 3, state_of("a", "b"))
+    assert (story.application, story.version, story.outcome, story.wait_ms) == ("a", "2", "dropped", 101)
+    assert [(step.what, step.why) for step in story.steps] == [
+        ("sent; an answer is due within 100.0 ms", ""),
+        (
+            "arrived after 0.0 ms in the network and 0.0 ms in the gateway, 100.0 ms left, for application a; "
+            "0 requests waiting, 1 replica ready, 1 busy (the next one free in an estimated 70.0 ms)",
+            "",
+        ),
+        ("goes to version 2", "it is a canary that serves 25% of the requests"),
+        ("plan in force since 1.000 s: a@2/only: 1 × v on 2 cores of fast, batches up to 1", "for a quarter"),
+        ("while it waited, nodes changed", "acquires 1 node of slow"),
+        ("while it waited, node n-slow became ready", ""),
+        ("while it waited, version 2 is retiring", "rolled back: 0.0% of 9 requests in time"),
+        ("dropped while it waited; 1 replica ready", "slack -1.0 ms at a@2/only"),
+    ]
+    served = explain.explain_request(CANARY, 2, state_of("a", "b"))
+    assert (
+        "on replica 1 (v on 2 cores of slow) after 0.0 ms in the queue; estimated P99 80.0 ms" in served.steps[4].what
+    )
+    steady = explain.explain_request(CANARY, 1, state_of("a", "b"))
+    assert (steady.version, steady.steps[2].why) == ("1", "it is the version that serves 75% of the requests")
+    chosen = explain.explain_request(CANARY, 5, state_of("a", "b"))
+    assert chosen.steps[2].why == "the client asked for this version"
+
+
+def test_a_request_of_an_application_that_nobody_serves() -> None:
+    story = explain.explain_request(CANARY, 6, state_of("a", "b"))
+    assert (story.application, story.version, story.why) == ("c", "", "application 'c' is not served")
+    assert [step.what.partition(" ")[0] for step in story.steps] == ["sent;", "arrived", "rejected"]
+    assert sum_of_parts(story) == story.total_ms == 0
+
+
+def test_what_happens_to_others_is_no_reason() -> None:
+    """The shortage of b is not told with requests of a, and the other way round."""
+    of_b = explain.explain_request(CANARY, 4, state_of("a", "b"))
+    told_of_b = " ".join(step.what for step in of_b.steps)
+    assert "fell short" in told_of_b
+    assert "retiring" not in told_of_b
+    assert (of_b.application, of_b.version) == ("b", "1")
+
+
+def test_a_request_that_comes_when_the_old_version_ends() -> None:
+    rows = told(
+        (0, Deployed("a", "2", {})),
+        rolls(0, "2", VersionState.SERVING, 1.0),
+        *(asks(1, 5, "a"), rolls(5, "1", VersionState.RETIRED, 0.0), starts(5, 0, "a@2"), runs(5, 0, 0, "a@2", 1)),
+        *finishes(15, 0, 0, 1),
+    )
+    story = explain.explain_request(rows, 1, state_of("a"))
+    assert (story.version, story.wait_ms, story.total_ms, story.unaccounted_ms) == ("2", 0, 10, 0)
+
+
+def test_numbers_of_requests_have_gaps_with_several_applications() -> None:
+    rows = told(asks(1, 0, "a"), asks(7, 0, "a"))
+    with pytest.raises(InputError) as caught:
+        explain.explain_request(rows, 4, state_of("a"))
+    assert caught.value.help == "the log has requests 1 to 7, but not every number between them"
+
+
+SHARED: Rows = told(
+    *(planned(0, "a", 1, "one"), planned(0, "b", 1, "one"), starts(0, 0, "a")),
+    (500, asks(1, 500, "a")[1]),
+    (900, RequestPlan(1)),
+    (950, asks(2, 950, "a")[1]),
+    (1000, Planned(1, {})),
+    planned(1000, "a", 3, "limited to 6 cores of fast by the other applications: 5 hold 99 rps"),
+    planned(1000, "b", 1, "two hold it", kind="slow"),
+    (1100, Decided("shortage", "no node has room for a replica of v", stage="a/only", application="a")),
+    (1150, Decided("shortage", "no node has room for b", stage="b/only", application="b")),
+    *((1200, Decided("node", "acquires 1 node of slow: 1 replica has no room")), (1200, AcquireNode("n-slow"))),
+    (1300, Rollout("a", "1", VersionState.SERVING, 1.0, "said again")),
+)
+
+
+def test_a_decision_among_several_applications() -> None:
+    story = explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "a")
+    assert (story.application, story.version) == ("a", "1")
+    assert story.summary == "since 1.000 s: a/only: 3 × v on 2 cores of fast, batches up to 1"
+    assert story.why.startswith("limited to 6 cores of fast by the other applications")
+    assert [(step.at_s, step.what, step.why) for step in story.steps if step.at_s != 1.0] == [
+        (
+            0.9,
+            "what was known when the plan was requested: arrivals in the last seconds: 1; none has ended; 1 request "
+            "waiting; 0 replicas ready, 1 starting",
+            "",
+        ),
+        (1.1, "shortage at a/only", "no node has room for a replica of v"),
+        (1.2, "node", "acquires 1 node of slow: 1 replica has no room"),
+        (1.3, "version 1 is serving with 100% of the requests", "said again"),
+        (
+            1.5,
+            "in force at the instant asked for: 0 replicas ready, 1 starting; arrivals in the last seconds: 2, 0; none "
+            "has ended",
+            "",
+        ),
+        (1.5, "nodes: fast: 1 ready; slow: 1 acquiring", ""),
+        (1.5, "the plans in force together: a 6 of at most 8 cores of fast; b 2 of at most 4 cores of slow", ""),
+    ]
+
+
+def test_a_decision_of_which_application() -> None:
+    with pytest.raises(InputError, match="there are several applications") as caught:
+        explain.explain_decision(SHARED, ms(1500), state_of("a", "b"))
+    assert caught.value.help == "name one of a and b"
+    with pytest.raises(InputError, match="no application 'c'"):
+        explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "c")
+    with pytest.raises(InputError, match="nothing had been decided for a@2"):
+        explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "a@2")
+    of_canary = explain.explain_decision(CANARY, ms(2200), state_of("a", "b"), "a@2")
+    assert (of_canary.version, of_canary.why) == ("2", "for a quarter")
+    of_most = explain.explain_decision(CANARY, ms(2200), state_of("a", "b"), "a")
+    assert (of_most.version, of_most.why) == ("1", "it is the first")
+    assert [step.what for step in of_most.steps][2:4] == [
+        *("version 2 is starting", "version 2 is canary with 25% of the requests"),
+    ]
+
+
+def test_all_applications_at_an_instant() -> None:
+    story = explain.explain_deployment([*SHARED, (s(9), WOKE)], ms(1500), state_of("a", "b"))
+    assert [(v.application, v.version, v.state, v.share, v.since_s, v.plan, v.waiting) for v in story.versions] == [
+        ("a", "1", "serving", 1.0, 1.0, "a/only: 3 × v on 2 cores of fast, batches up to 1", 2),
+        ("b", "1", "serving", 1.0, 1.0, "b/only: 1 × v on 2 cores of slow, batches up to 1", 0),
+    ]
+    assert story.versions[1].why == "two hold it"
+    assert story.nodes == "fast: 1 ready; slow: 1 acquiring"
+    assert story.together.startswith("a 6 of at most 8 cores of fast")
+    first = explain.explain_deployment(CANARY, ms(1000), state_of("a"))
+    assert [(v.version, v.state, v.why) for v in first.versions] == [
+        *(("1", "serving", "it is the first"), ("2", "starting", "for a quarter")),
+    ]
+
+
+def test_rollouts_and_reasons_by_application() -> None:
+    steps = explain.rollouts(CANARY)
+    assert [(step.at_s, step.version, step.state, step.share) for step in steps] == [
+        *((1.0, "2", "starting", 0.0), (2.0, "2", "canary", 0.25), (2.305, "2", "retiring", 0.0)),
+    ]
+    assert steps[-1].why == "rolled back: 0.0% of 9 requests in time"
+    assert [
+        (reason.application, reason.why, reason.count, reason.first_request) for reason in miss_reasons(CANARY)
+    ] == [
+        ("a", "slack -1.5 to -1.0 ms at a@2/only", 2, 3),
+        ("b", "3 requests wait at b/only", 1, 4),
+        ("c", "application 'c' is not served", 1, 6),
+    ]
+
+
+def test_groups_say_their_batch_and_rate_and_slots_their_accelerator() -> None:
+    whole, part = Slot(4.0, "g4dn.xlarge", "T4"), Slot(1.0, "local", "T4", 0.5)
+    groups = (
+        Group(ReplicaSpec("a", "v", whole), 2, batch_max=16, rate_rps=120.0),
+        Group(ReplicaSpec("a", "w", part, node="n0", device="cuda:1"), 1),
+    )
+    assert plan_text(Plan((StagePlan("a", groups, 4),), "")) == (
+        "a: 2 × v on 4 cores and a T4 of g4dn.xlarge (batches up to 16, 120 rps) + 1 × w on 1 core and 50% of a T4 of "
+        "cuda:1, batches up to 4"
+    )

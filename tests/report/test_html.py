@@ -5,8 +5,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from sloop.actions import Decided
+from sloop.actions import Decided, VersionState
 from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.events import Deployed
 from sloop.profile.profile import Profile, Quadratic
 from sloop.report.html import DECISIONS_MAX, Section, log_page, page, run_sections
 from sloop.report.tables import Table
@@ -14,7 +15,8 @@ from sloop.runlog import FileLog, Header, read_log
 from sloop.runlog.summary import RouteRow, RunSummary
 from sloop.systems.replay import header_of
 from sloop.systems.setup import set_up
-from tests.runlog.story import GRAPH, STORY, Rows
+from sloop.vocabulary import Node, Outcome
+from tests.runlog.story import GRAPH, STORY, Parts, Rows, asks, finishes, goes_to, rolls, runs, starts, told
 
 VOID = {"meta", "br", "path", "use", "rect"}
 
@@ -137,3 +139,46 @@ def test_a_log_on_disk_as_a_page(tmp_path: Path) -> None:
         text = log_page(read_log(path))
         for expected in (title, "cores 2.0", "2026-01-01", "assumed profile (nobody)", "Estimates", "demand doubled"):
             assert expected in text
+
+
+# Several applications
+
+
+def test_several_applications_and_versions_on_a_page() -> None:
+    nodes = [Node("n-fast", "fast", 8, 0, usd_per_h=2.0), Node("n-slow", "slow", 4, 0, on_demand=True)]
+    rows = told(
+        *(starts(0, 0, "a"), starts(0, 1, "b", "slow"), (0, Deployed("a", "2", {}))),
+        *(rolls(0, "2", VersionState.STARTING, 0.0, "deployed"), rolls(10, "2", VersionState.CANARY, 0.5, "ready")),
+        *(asks(1, 20, "a"), goes_to(20, 1, "a"), runs(20, 0, 0, "a", 1), *finishes(80, 0, 0, 1)),
+        *(asks(2, 20, "b"), runs(20, 1, 1, "b", 2), *finishes(180, 1, 1, 2, outcome=Outcome.LATE)),
+        (190, Decided("planner", "no new plan: <nothing>", application="b")),
+        rolls(200, "2", VersionState.RETIRED, 0.0, "rolled back: too <late>"),
+    )
+    summary = RunSummary([Parts("a"), Parts("b")], nodes=nodes, start_ns=0, build=Parts).fold(rows)
+    header = structs.replace(
+        HEADER,
+        definitions={key: {"system": {"name": "static", "parameters": {"cores": n}}} for n, key in enumerate("ab")},
+        cluster=tuple(nodes),
+    )
+    text = page("Two", run_sections(summary.row(system="static", seed=3), summary, rows, header))
+    shown = read(text)
+    for heading in ("Summary", "Over time", "Hardware", "Versions", "Latency", "Decisions"):
+        assert heading in shown.text
+    for words in (
+        "Application by application",
+        "Version by version",
+        "Versions of a over time",
+        "rolled back: too &lt;late&gt;",
+        "version 2 is canary with 50% of the requests",
+        "1 time no plan could be made, for example: no new plan: &lt;nothing&gt;.",
+        "a cores 0, b cores 1",
+        "1 fast, 1 slow (1 on demand)",
+        "latency, % of the deadline",
+    ):
+        assert words in text
+
+
+def test_of_many_applications_those_with_the_most_requests_are_drawn() -> None:
+    summary = RunSummary([Parts(f"m{n}") for n in range(30)], start_ns=0).fold(told(asks(1, 0, "m9")))
+    text = page("Many", run_sections(summary.row(system="x", seed=0), summary, [], HEADER))
+    assert "The 8 applications with the most requests, of 30." in text

@@ -5,10 +5,10 @@ from pathlib import Path as File
 
 import pytest
 
-from sloop.actions import StartReplica
+from sloop.actions import AcquireNode, StartReplica
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.errors import InputError, MachineError
-from sloop.events import Finished
+from sloop.events import WOKE, Finished, NodeLost
 from sloop.report.plots import (
     FAINT,
     INK,
@@ -17,7 +17,10 @@ from sloop.report.plots import (
     Panel,
     Series,
     arrivals_figure,
+    deadline_cdf,
+    hardware_timeline,
     latency_cdf,
+    most_requests,
     png,
     route_cdf,
     svg,
@@ -25,11 +28,24 @@ from sloop.report.plots import (
     timeline,
     write_figure,
 )
-from sloop.runlog.summary import RunSummary
+from sloop.runlog.summary import Figures, RunSummary
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Outcome, Path, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import BatchId, Node, Outcome, Path, ReplicaId, ReplicaSpec, Slot
 from sloop.workload import trace_of
-from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
+from tests.runlog.story import (
+    GRAPH,
+    STORY,
+    Parts,
+    Rows,
+    arrived,
+    asks,
+    ended,
+    finishes,
+    runs,
+    started,
+    starts,
+    told,
+)
 
 
 def test_a_timeline_ends_with_the_last_arrival() -> None:
@@ -88,6 +104,65 @@ def test_one_curve_for_each_route_and_a_mark_for_each_deadline() -> None:
     assert [series.name for series in figure.panels[0].series] == ["a", "a, b"]
     assert [mark.at for mark in figure.panels[0].marks] == [50, 90]
     assert route_cdf("none", RunSummary(graph)).panels[0].series == ()
+
+
+# Several applications, and the hardware that they share
+
+NODES = [
+    Node("n-fast", "fast", 8, 0, usd_per_h=2.0),
+    Node("n-slow", "slow", 4, 0, usd_per_h=0.5, on_demand=True),
+    Node("n-none", "unused", 4, 0, on_demand=True),
+]
+
+
+def of_two(nodes: list[Node]) -> RunSummary:
+    """Application `a` has 4 and 0 requests in its first two seconds, `b` has 0 and 1."""
+    rows = told(
+        *(starts(0, 0, "a"), starts(1000, 1, "b", "slow"), (1000, AcquireNode("n-slow"))),
+        *(asks(id, 500, "a") for id in range(4)),
+        *(runs(500, 0, 0, "a", 0, 1, 2, 3), *finishes(550, 0, 0, 0, 1, 2, 3)),
+        *(asks(9, 1200, "b"), runs(1200, 1, 1, "b", 9), *finishes(1300, 1, 1, 9, outcome=Outcome.LATE)),
+        *((2500, NodeLost("n-slow", "it burns")), (3500, WOKE)),
+    )
+    return RunSummary([Parts("a"), Parts("b")], nodes=nodes, start_ns=0).fold(rows)
+
+
+def test_applications_have_arrivals_of_their_own() -> None:
+    figure = timeline(of_two(NODES).applications, name="applications", same_arrivals=False)
+    assert [[series.name for series in panel.series] for panel in figure.panels] == [["a", "b"]] * 4
+    (a, b) = figure.panels[0].series
+    assert (a.kind, a.x, a.y, b.x, b.y) == ("steps", (0,), (4,), (0, 1), (0, 1))
+    assert figure.panels[2].series[1].y == (0, 100)
+
+
+def test_latencies_of_applications_are_relative_to_their_deadlines() -> None:
+    figure = deadline_cdf(of_two(NODES).applications | {"silent": RunSummary(GRAPH)})
+    (panel,) = figure.panels
+    assert [(series.name, series.x[-1]) for series in panel.series] == [("a (100 ms)", 50), ("b (50 ms)", 200)]
+    assert [mark.at for mark in panel.marks] == [100]
+    assert "b p99 100 of 50 ms" in figure.alt
+
+
+def test_the_mix_of_hardware_over_time_and_what_it_costs() -> None:
+    figure = hardware_timeline(of_two(NODES))
+    cores, nodes, money = figure.panels
+    assert [(series.name, series.y) for series in cores.series] == [("fast", (2, 2, 2, 2)), ("slow", (0, 2, 2, 2))]
+    assert [(series.name, series.x, series.y) for series in nodes.series] == [
+        ("fast", (0, 3.5), (1, 1)),
+        ("slow", (0, 1, 2.5, 3.5), (0, 1, 0, 0)),
+    ]
+    assert (money.series[0].x, money.series[0].y) == ((0, 1, 2.5, 3.5), (2, 2.5, 2, 2))
+    assert figure.alt.endswith("at most 1 of fast, 1 of slow at once.")
+    assert len(hardware_timeline(of_two([Node("n", "fast", 8, 0)])).panels) == 2, "nothing has a price"
+    assert hardware_timeline(of_two([])).panels[1].series == ()
+
+
+def test_only_so_many_applications_as_can_be_told_apart() -> None:
+    busy, idle = of_two([]).applications["a"], RunSummary(GRAPH)
+    names: dict[str, Figures] = {f"m{n}": idle for n in range(20)}
+    assert list(most_requests(names | {"busy": busy}))[-1] == "busy"
+    assert len(most_requests(names)) == 8
+    assert list(most_requests({"a": idle})) == ["a"]
 
 
 # Traces

@@ -6,8 +6,11 @@ from msgspec import structs
 from rich.console import Console
 
 from sloop.report import tables
+from sloop.report.explain import MissReason, RolloutStep
 from sloop.report.tables import Table, agreement, agreement_table, as_rich, cell_text
-from sloop.runlog.summary import RouteRow, RunRow, RunSummary, StageRow
+from sloop.runlog.cost import NodeRow
+from sloop.runlog.summary import ApplicationRow, EstimateError, RouteRow, RunRow, RunSummary, StageRow
+from sloop.vocabulary import Node
 from tests.runlog.story import GRAPH, STORY
 
 TABLE = Table(
@@ -59,6 +62,70 @@ def test_stages_and_routes_of_one_run_and_of_several() -> None:
     several = tables.stages([("x", row), ("y", row)])
     assert several.columns[0] == "system"
     assert [row[:2] for row in several.rows] == [("x", "read"), ("y", "read")]
+
+
+APPLICATION = ApplicationRow(
+    name="shop", slo_ms=200.0, requests=8, served=6, late=1, dropped=1, rejected=0, failed=0, attainment=0.75,
+    goodput_rps=3.0, mean_ms=50.0, p50_ms=40.0, p99_ms=210.0, core_seconds=12.0, usd=0.5, accuracy=0.8, cold_starts=1,
+)  # fmt: skip
+NODES = (NodeRow("c5.2xlarge", 7200.0, 0.68, 2), NodeRow("custom", 1800.0, 0.0, 1))
+
+
+def test_applications_and_their_versions() -> None:
+    versions = [structs.replace(APPLICATION, version="2", attainment_low=0.7, attainment_high=0.8)]
+    assert tables.applications([("x", [APPLICATION])]).rows == (
+        ("shop", 200.0, 8, 75.0, 1, 1, 0, 0, 40.0, 210.0, 12.0, 0.5, 0.8),
+    )
+    by_version = tables.applications([("x", versions)], "Version by version")
+    assert (by_version.title, by_version.columns[:2], by_version.rows[0][:2]) == (
+        *("Version by version", ("application", "version"), ("shop", "2")),
+    )
+    two = tables.applications([("x", [APPLICATION]), ("y", versions)])
+    assert (two.columns[:3], [cells[:3] for cells in two.rows]) == (
+        ("system", "application", "version"),
+        [("x", "shop", ""), ("y", "shop", "2")],
+    )
+
+
+def test_ranges_of_applications_follow_that_of_their_run() -> None:
+    sure = structs.replace(APPLICATION, attainment_low=0.7, attainment_high=0.8, p99_ms_low=200.0, p99_ms_high=220.0)
+    run = structs.replace(row(0.75, 210.0), attainment_low=0.72, attainment_high=0.78)
+    plain, together = tables.ranges([run]), tables.ranges([structs.replace(run, applications=(sure,))])
+    assert plain.rows == (("x", "72–78", "", ""),)
+    assert together.rows == (("x", "all", "72–78", "", ""), ("x", "shop", "70–80", "", "200–220"))
+    assert tables.ranges([row(1.0, 1.0)]).rows == ()
+
+
+def test_nodes_and_their_money() -> None:
+    run = structs.replace(row(1.0, 5.0), nodes=NODES, node_usd=0.68)
+    assert tables.nodes([("x", run)]).rows == (("c5.2xlarge", 2, 2.0, 0.68), ("custom", 1, 0.5, None))
+    assert [cells[:2] for cells in tables.nodes([("x", run), ("y", run)]).rows][2:] == [
+        *(("y", "c5.2xlarge"), ("y", "custom")),
+    ]
+    assert "USD of nodes" not in tables.costs([row(1.0, 5.0)]).columns
+    priced = tables.costs([run])
+    assert dict(zip(priced.columns, priced.rows[0], strict=True))["USD of nodes"] == 0.68
+
+
+def test_nodes_are_worth_a_table_if_they_differ_or_change() -> None:
+    one, other, rented = Node("a", "x", 1, 0), Node("b", "y", 1, 0), Node("c", "x", 1, 0, on_demand=True)
+    assert [tables.nodes_vary(cluster) for cluster in ([], [one, one], [one, other], [one, rented])] == [
+        *(False, False, True, True),
+    ]
+
+
+def test_reasons_and_rollouts() -> None:
+    reasons = [MissReason("shop", "late", "too late", 3, 17, 1.5)]
+    assert tables.miss_reasons(reasons, several=False).rows == ((3, "late", "too late", 17, 1.5),)
+    assert tables.miss_reasons(reasons, several=True).columns[:2] == ("requests", "application")
+    step = RolloutStep(2.0, "shop", "2", "canary", 0.25, "it is ready")
+    assert tables.rollouts([step]).rows == ((2.0, "shop", "2", "canary", 25.0, "it is ready"),)
+
+
+def test_estimates_by_kind_of_hardware_where_there_are_several() -> None:
+    errors = [EstimateError("a", "v", kind, 1, 40.0, 50.0, 0.25) for kind in ("fast", "slow")]
+    assert tables.estimate_errors(errors[:1]).rows == (("a", "v", 1, 40.0, 50.0, 25.0, 25.0),)
+    assert [cells[:3] for cells in tables.estimate_errors(errors).rows] == [("a", "v", "fast"), ("a", "v", "slow")]
 
 
 def row(attainment: float, p99_ms: float | None) -> RunRow:

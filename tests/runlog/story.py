@@ -1,8 +1,24 @@
-"""A tiny run told by hand: every kind of end, a resize, a lost replica and a plan, in numbers easy to check."""
+"""A tiny run told by hand: every kind of end, a resize, a lost replica and a plan, in numbers easy to check. And the
+words to tell runs of several applications and versions."""
 
-from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from collections.abc import Mapping
+from typing import Any
+
+from sloop.actions import (
+    Assigned,
+    Decided,
+    End,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
 from sloop.app.graph import Graph, GraphStage
 from sloop.events import Cancelled, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.profile.estimate import Estimate
+from sloop.profile.profile import Profile, Quadratic, Region
 from sloop.runlog import Record
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
@@ -71,3 +87,66 @@ STORY: Rows = [
     (ms(2000), ReplicaStopped(R1)),
     (ms(2500), ReplicaProgressed(R1, "gone")),
 ]
+
+
+# Several applications and versions
+
+
+class Parts:
+    """A version of an application with one stage, `KEY/only`, and an estimate on each of two kinds of hardware: 40 ms
+    on `fast`, 80 ms on `slow`. Application `a` has 100 ms, all others 50 ms."""
+
+    def __init__(self, name: str, version: str = "1", definition: Mapping[str, Any] | None = None) -> None:
+        self.name, self.version = name, version
+        self.key = name if version == "1" else f"{name}@{version}"
+        self.stage = f"{self.key}/only"
+        self.graph = Graph([GraphStage(self.stage)], slo_ns=ms(100 if name == "a" else 50))
+        fast = Profile(latency_ms=Quadratic(0, 0, 40), max_batch=4, max_cores=8, origin="assumed", source="us")
+        slow = Profile(
+            latency_ms=Quadratic(0, 0, 80), max_batch=4, max_cores=8, origin="measured", measured=Region(1, 1, 1, 8)
+        )
+        self.beliefs = {
+            (self.stage, "v", kind): Estimate(profile, variant="v", hardware=kind, accuracy=0.9 if name == "a" else 70)
+            for kind, profile in {"fast": fast, "slow": slow}.items()
+        }
+
+
+Told = tuple[float, Any]
+"""A record at so many milliseconds."""
+
+
+def asks(id: int, at_ms: float, application: str, version: str = "") -> Told:
+    """A request, due within 100 ms."""
+    return at_ms, Request(RequestId(id), ms(at_ms), ms(at_ms), ms(at_ms + 100), (), application, version)
+
+
+def goes_to(at_ms: float, id: int, key: str) -> Told:
+    """A request is assigned to a version."""
+    return at_ms, Assigned(RequestId(id), key)
+
+
+def starts(at_ms: float, replica: int, key: str, kind: str = "fast") -> Told:
+    """A replica of a version on two cores."""
+    spec = ReplicaSpec(f"{key}/only", "v", Slot(2.0, kind), node=f"n-{kind}")
+    return at_ms, StartReplica(ReplicaId(replica), spec)
+
+
+def runs(at_ms: float, batch: int, replica: int, key: str, *ids: int) -> Told:
+    """A batch starts."""
+    return at_ms, StartBatch(BatchId(batch), ReplicaId(replica), f"{key}/only", tuple(map(RequestId, ids)))
+
+
+def finishes(at_ms: float, batch: int, replica: int, *ids: int, outcome: Outcome = Outcome.SERVED) -> list[Told]:
+    """A batch is done, and its requests are answered."""
+    ends = [(at_ms, End(RequestId(id), outcome)) for id in ids]
+    return [(at_ms, Finished(BatchId(batch), ReplicaId(replica), 1)), *ends]
+
+
+def rolls(at_ms: float, version: str, state: VersionState, share: float, why: str = "") -> Told:
+    """A version of application `a` enters a state."""
+    return at_ms, Rollout("a", version, state, share, why)
+
+
+def told(*rows: Told) -> Rows:
+    """Records in the order of time."""
+    return sorted(((ms(at_ms), record) for at_ms, record in rows), key=lambda row: row[0])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sloop.actions import (
     AcquireNode,
     Action,
-    Assigned,
     Decided,
     End,
     ReleaseNode,
@@ -41,11 +40,9 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
 )
-from sloop.runlog import Record
 from sloop.runlog.fold import DeploymentState, Kept, OnlyGraph, VersionRecord
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import (
-    BatchId,
     Canary,
     Group,
     Life,
@@ -62,50 +59,18 @@ from sloop.vocabulary import (
 )
 from tests.core.scene import Deployment
 from tests.counting import calls_of
-from tests.runlog.story import STORY, Rows
-
-
-class Parts:
-    """One stage, `KEY/only`."""
-
-    def __init__(self, name: str, version: str = "1", definition: Mapping[str, Any] | None = None) -> None:
-        self.name, self.version = name, version
-        self.key = name if version == "1" else f"{name}@{version}"
-        self.graph = Graph([GraphStage(f"{self.key}/only")], slo_ns=ms(100))
-        self.beliefs: dict[Any, Any] = {}
+from tests.runlog.story import STORY, Parts, Rows, Told, asks, finishes, goes_to, rolls, runs, starts
 
 
 def state_of(*names: str, **options: Any) -> DeploymentState:
     return DeploymentState([Parts(name) for name in names], build=Parts, **{"start_ns": 0} | options)
 
 
-def fold(state: DeploymentState, *rows: tuple[float, Any]) -> DeploymentState:
+def fold(state: DeploymentState, *rows: Told) -> DeploymentState:
     """Append records at these milliseconds."""
     for at_ms, record in rows:
         state.append(ms(at_ms), record)
     return state
-
-
-def asks(id: int, at_ms: float, application: str, version: str = "") -> tuple[float, Request]:
-    request = Request(RequestId(id), ms(at_ms), ms(at_ms), ms(at_ms + 100), (), application, version)
-    return at_ms, request
-
-
-def starts(at_ms: float, replica: int, key: str) -> tuple[float, StartReplica]:
-    return at_ms, StartReplica(ReplicaId(replica), ReplicaSpec(f"{key}/only", "v", Slot(2.0, "x"), node="n0"))
-
-
-def runs(at_ms: float, batch: int, replica: int, key: str, *ids: int) -> tuple[float, StartBatch]:
-    return at_ms, StartBatch(BatchId(batch), ReplicaId(replica), f"{key}/only", tuple(map(RequestId, ids)))
-
-
-def finishes(at_ms: float, batch: int, replica: int, *ids: int) -> list[tuple[float, Record]]:
-    ends = [(at_ms, End(RequestId(id), Outcome.SERVED)) for id in ids]
-    return [(at_ms, Finished(BatchId(batch), ReplicaId(replica), 1)), *ends]
-
-
-def rolls(at_ms: float, version: str, state: VersionState, share: float, why: str = "") -> tuple[float, Rollout]:
-    return at_ms, Rollout("a", version, state, share, why)
 
 
 def arrivals(state: DeploymentState) -> dict[str, int]:
@@ -150,7 +115,7 @@ def test_one_version_after_the_other() -> None:
         (1_000, Deployed("a", "2", {}, Canary(share=0.1))),
         rolls(1_000, "2", VersionState.STARTING, 0.0, "deployed"),
         *finishes(1_010, 0, 0, 1),
-        *(asks(2, 1_020, "a"), (1_020, Assigned(RequestId(2), "a")), starts(1_020, 1, "a@2")),
+        *(asks(2, 1_020, "a"), goes_to(1_020, 2, "a"), starts(1_020, 1, "a@2")),
         rolls(1_500, "2", VersionState.CANARY, 0.1, "it is ready"),
     )
     first, second = state.records
@@ -161,7 +126,7 @@ def test_one_version_after_the_other() -> None:
     )
     fold(state, asks(3, 1_600, "a"))
     assert state.run_of_request(RequestId(3)) is None, "nobody has said yet"
-    fold(state, (1_600, Assigned(RequestId(3), "a@2")), runs(1_600, 1, 1, "a@2", 3))
+    fold(state, goes_to(1_600, 3, "a@2"), runs(1_600, 1, 1, "a@2", 3))
     assert (first.run.waiting, second.run.waiting, list(second.run.open)) == (1, 0, [3])
     fold(
         state,
@@ -291,7 +256,7 @@ def test_times_of_planning() -> None:
     assert list(fold(state_of("a"), *plans, (30, answered[1])).plan_ns) == [ms(5), ms(9)]
 
 
-NODE = Node("n0", "x", 4, 0, usd_per_h=3600.0)
+NODE = Node("n-fast", "fast", 4, 0, usd_per_h=3600.0)
 RENTED = Node("n1", "y", 4, 0, usd_per_h=7200.0, on_demand=True)
 
 
@@ -304,28 +269,28 @@ def test_nodes_are_charged_while_they_are_held(names: tuple[str, ...], start_ns:
         starts(0, 0, "a"),
         (1_000, AcquireNode("n1")),
         (3_000, NodeReady(RENTED)),
-        (4_000, NodeLost("n0", "it burns")),
+        (4_000, NodeLost("n-fast", "it burns")),
         (5_000, ReleaseNode("n1")),
         (6_000, NodeReleased("n1")),
         (7_000, WOKE),
     )
     state.advance()
-    assert (state.nodes.records["n0"].state, state.nodes.records["n0"].since_ns) == (NodeState.LOST, s(4))
+    assert (state.nodes.records["n-fast"].state, state.nodes.records["n-fast"].since_ns) == (NodeState.LOST, s(4))
     assert [(row.hardware, row.held_s, row.usd, row.most) for row in state.nodes.rows()] == [
-        *(("x", 4.0, 4.0, 1), ("y", 5.0, 10.0, 1)),
+        *(("fast", 4.0, 4.0, 1), ("y", 5.0, 10.0, 1)),
     ]
     assert state.records[0].run.cost.usd == 7 * 2 / 4, "the replica's share of a node that nobody reported lost with it"
 
 
 def test_a_replica_on_a_node_that_has_joined_pays_its_price() -> None:
-    joined = Node("n0", "x", 4, 0, usd_per_h=3600.0)
+    joined = Node("n-fast", "fast", 4, 0, usd_per_h=3600.0)
     state = fold(state_of("a"), (0, NodeReady(joined)), starts(0, 0, "a"), (2_000, WOKE))
     state.advance()
     assert (state.only.cost.usd, state.nodes.usd) == (1.0, 2.0)
 
 
 def test_cores_by_kind_of_hardware_second_by_second() -> None:
-    other = StartReplica(ReplicaId(1), ReplicaSpec("a/only", "v", Slot(1.0, "y")))
+    other = StartReplica(ReplicaId(1), ReplicaSpec("a/only", "v", Slot(1.0, "slow")))
     state = fold(state_of("a"), starts(0, 0, "a"), (1_500, other), (3_000, WOKE))
     state.only.close_seconds()
     first, second, third, last = state.only.seconds

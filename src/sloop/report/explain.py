@@ -637,7 +637,8 @@ def explain_decision(
     """The plan in force at `at_ns`, its reasons, and what has happened since.
 
     `application` is the name of an application, for the version that serves the most of its requests, or `NAME@2`; it
-    may be empty if the deployment has only one. InputError if there is no such application, or nothing had been decided for it.
+    may be empty if the deployment has only one. InputError if there is no such application, or nothing had been decided
+    for it.
     """
     name, _, wanted = application.partition("@")
     name = name or next(iter(state.applications), "")
