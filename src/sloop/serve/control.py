@@ -4,7 +4,7 @@ The socket is a file in the server's state folder that only the server's own use
 port: a model or a system may be a Python file, so whoever may deploy may run code as the server's user.
 
 One order per connection. Client and server exchange lines of JSON: the client sends an `Order`, the server answers with
-any number of `Progress` and one `Done` or `Failed`.
+any number of `OrderProgress` and one `Done` or `Failed`.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class VersionStatus(Struct, frozen=True):
     why: str = ""
 
 
-class Progress(Struct, frozen=True, tag="progress"):
+class OrderProgress(Struct, frozen=True, tag="progress"):
     """What happens now."""
 
     text: str
@@ -97,7 +97,7 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 Tell = Callable[[str], None]
 """Reports progress."""
-Handler = Callable[[Order, Tell], Coroutine[None, None, Done]]
+CarryOut = Callable[[Order, Tell], Coroutine[None, None, Done]]
 """Carries out an order. Raises `SloopError` to refuse it."""
 
 
@@ -107,7 +107,7 @@ class ControlSocket:
     If the client disconnects, `handle` is cancelled.
     """
 
-    def __init__(self, handle: Handler) -> None:
+    def __init__(self, handle: CarryOut) -> None:
         self._handle = handle
         self._path: Path | None = None
         self._listener: socket.socket | None = None
@@ -130,8 +130,8 @@ class ControlSocket:
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
-        for task in self._open:
-            task.cancel()
+        for work in self._open:
+            work.cancel()
         if self._open:
             await asyncio.wait(self._open)
         if self._path is not None:
@@ -142,25 +142,25 @@ class ControlSocket:
         with contextlib.suppress(OSError):  # the client has left
             sock, _ = listener.accept()
             sock.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._serve(sock))
-            self._open.add(task)
-            task.add_done_callback(partial(self._leave, sock))
+            work = asyncio.get_running_loop().create_task(self._serve(sock))
+            self._open.add(work)
+            work.add_done_callback(partial(self._leave, sock))
 
-    def _leave(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
+    def _leave(self, sock: socket.socket, work: asyncio.Task[None]) -> None:
+        self._open.discard(work)
         sock.close()
 
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES_MAX)
 
-        def send(reply: Progress | Done | Failed) -> None:
+        def send(reply: OrderProgress | Done | Failed) -> None:
             if not writer.is_closing():
                 writer.write(self._encode(reply) + b"\n")
 
         try:
             order = self._decode(await reader.readline())
             with contextlib.suppress(asyncio.CancelledError):
-                send(await self._answer(order, reader, lambda text: send(Progress(text))))
+                send(await self._answer(order, reader, lambda text: send(OrderProgress(text))))
         except SloopError as error:
             send(Failed(str(error.args[0]), error.help))
         except (msgspec.DecodeError, ValueError) as error:
@@ -250,7 +250,7 @@ def send(path: Path, order: Order, tell: Tell) -> Done:
 
     Raises `InputError` with the server's reason if it refuses, and `MachineError` if the connection breaks.
     """
-    decode = msgspec.json.Decoder(Progress | Done | Failed).decode
+    decode = msgspec.json.Decoder(OrderProgress | Done | Failed).decode
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, _short(path) as name:
             sock.connect(name)

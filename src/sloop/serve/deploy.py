@@ -144,7 +144,7 @@ class CheckOrder(Struct, frozen=True):
     """Its system and cluster; without applications."""
 
 
-class CheckedVersion(Struct, frozen=True, tag="checked"):
+class AcceptedVersion(Struct, frozen=True, tag="accepted"):
     """A version that can be served, with everything that the server needs of it."""
 
     definition: dict[str, Any]
@@ -169,7 +169,7 @@ class RefusedVersion(Struct, frozen=True, tag="refused"):
     help: str
 
 
-def check_version(order: CheckOrder) -> CheckedVersion:
+def check_version(order: CheckOrder) -> AcceptedVersion:
     """The version if it can be served. SloopError if it cannot."""
     deployment = msgspec.convert(order.deployment, Deployment, strict=False)
     application = load_application(order.file, cluster=deployment.cluster)
@@ -180,7 +180,7 @@ def check_version(order: CheckOrder) -> CheckedVersion:
     models = servables_of(joined)
     rows = rows_max(setup.beliefs, models)
     served_version(joined, models, rows)
-    return CheckedVersion(
+    return AcceptedVersion(
         definition=definition_of(setup),
         models=tuple((*key, model) for key, model in models.items()),
         rows_max=rows,
@@ -190,7 +190,7 @@ def check_version(order: CheckOrder) -> CheckedVersion:
     )
 
 
-async def checked(order: CheckOrder) -> CheckedVersion:
+async def checked(order: CheckOrder) -> AcceptedVersion:
     """`check_version` in a process of its own. Raises what it raises, and MachineError if the process dies."""
     process = spawn("sloop.serve.deploy", [os.getpid()], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     talk = asyncio.get_running_loop().run_in_executor(None, process.communicate, msgspec.json.encode(order))
@@ -205,7 +205,7 @@ async def checked(order: CheckOrder) -> CheckedVersion:
             kill(process.pid)
         await asyncio.wait((talk,))
     try:
-        found = msgspec.json.decode(answer, type=CheckedVersion | RefusedVersion)
+        found = msgspec.json.decode(answer, type=AcceptedVersion | RefusedVersion)
     except msgspec.DecodeError as error:
         what = f"{order.file}: the process that checked it ended with exit status {process.returncode}"
         raise MachineError(what, help="see the server's messages; it may have run out of memory") from error
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str]) -> None:
         os.dup2(2, 1)  # what libraries print
         try:
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
-            found: CheckedVersion | RefusedVersion = check_version(order)
+            found: AcceptedVersion | RefusedVersion = check_version(order)
         except SloopError as error:
             found = RefusedVersion(str(error.args[0]), error.help)
         out.write(msgspec.json.encode(found))
@@ -285,7 +285,7 @@ class Deployer:
         tell(f"version {version} of {name!r} is deployed; its replicas start")
         return await self._until(name, version, (*SERVING_STATES, *ENDING_STATES), SERVING_STATES, tell)
 
-    async def _check(self, order: Deploy, tell: Tell) -> CheckedVersion:
+    async def _check(self, order: Deploy, tell: Tell) -> AcceptedVersion:
         tell(f"checking {order.file}")
         numbers = {name: _next_number(used) for name, used in self._used.items()}
         described = msgspec.to_builtins(self._deployment, str_keys=True)
@@ -312,7 +312,7 @@ class Deployer:
         check_same(served.wiring.signature, serving.wiring.signature, same_as)
         return found
 
-    def _start(self, found: CheckedVersion, order: Deploy) -> ServedVersion:
+    def _start(self, found: AcceptedVersion, order: Deploy) -> ServedVersion:
         """Make a checked version known everywhere, the core last."""
         application, models, served = found.served()
         name, version, key = application.name, application.version, application.key
@@ -329,7 +329,7 @@ class Deployer:
         self._driver.on_event(Deployed(name, version, found.definition, order.canary))
         return served
 
-    def _plans_beside(self, joining: CheckedVersion) -> bool:
+    def _plans_beside(self, joining: AcceptedVersion) -> bool:
         """Whether the core will ask the planner process for plans when this version has joined."""
         scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
         return not joining.is_quick or plans_beside([*scales, scales[0]])  # as many, and all of them quick
@@ -389,7 +389,7 @@ class Deployer:
     ) -> Done:
         """Wait until a version is in one of the states `ends`, and ready if it gets requests then. It is well if the
         state is one of `good`."""
-        told = ""
+        last_text = ""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + WAIT_S_MAX
         while True:
@@ -402,9 +402,9 @@ class Deployer:
             now = f"version {version} of {name!r} is {state}: {unready or (last.why if last is not None else '')}"
             if loop.time() >= give_up_s:
                 raise MachineError(f"{now}, after {WAIT_S_MAX:g} s", help="it goes on; `sloop deploy --list` shows it")
-            if now != told:
+            if now != last_text:
                 tell(now)
-                told = now
+                last_text = now
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), STATUS_S)

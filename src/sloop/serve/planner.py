@@ -63,7 +63,7 @@ _log: Final = logging.getLogger("sloop.planner")
 # What is sent. Structs as arrays: without the names of their fields, they take half the time and bytes.
 
 
-class Series(Struct, array_like=True):
+class BucketChanges(Struct, array_like=True):
     """The buckets of a stage, or of an application: those that the process does not have."""
 
     count: int
@@ -79,7 +79,7 @@ class StageChanges(Struct, array_like=True):
     running: int
     visits: float
     queue: Sequence[Visit]
-    series: Series
+    series: BucketChanges
     replicas: tuple[ReplicaView, ...] | None
     corrections: Sequence[float] | None
 
@@ -92,7 +92,7 @@ class ApplicationChanges(Struct, array_like=True):
     weight: float
     bucket_ns: int
     stages: Sequence[StageChanges]
-    ingress: Series | None
+    ingress: BucketChanges | None
     """None: the same as of its only stage."""
     has_plan: bool
     """Whether the plan in force is in `plan`; otherwise it is the one that the process has."""
@@ -200,16 +200,16 @@ class Differ:
         return StageChanges(stage.running, stage.visits, stage.queue, series, replicas, corrections)
 
 
-def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> Series:
+def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> BucketChanges:
     last_ns = sent.last_ns[at]
     if buckets:
         sent.last_ns[at] = buckets[-1].start_ns
     if sent.complete:
-        return Series(len(buckets), buckets, is_complete=True)
+        return BucketChanges(len(buckets), buckets, is_complete=True)
     first = len(buckets)
     while first and buckets[first - 1].start_ns > last_ns:
         first -= 1
-    return Series(len(buckets), buckets[first:], is_complete=False)
+    return BucketChanges(len(buckets), buckets[first:], is_complete=False)
 
 
 def _are_same(one: Sequence[Bucket], other: Sequence[Bucket]) -> bool:
@@ -458,7 +458,7 @@ class _Known:
             visits=changes.visits,
         )
 
-    def _follow(self, name: str, series: Series) -> tuple[Bucket, ...]:
+    def _follow(self, name: str, series: BucketChanges) -> tuple[Bucket, ...]:
         """The buckets after these changes, as the core's monitor keeps them."""
         kept = self.buckets.setdefault(name, [])
         if series.is_complete:
