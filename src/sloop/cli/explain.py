@@ -69,16 +69,16 @@ def explain(log: Path, request: int | None, at_s: float | None, application: str
         write_page(log_page(recorded), page)
     if request is not None:
         story = explain_request(recorded, request, fresh_state(rebuild(recorded.header)))
-        parts = [Text(f"request {request}: {story.summary}"), *visits(story.visits), *timeline(story.steps)]
-        return CommandOutput(story, parts)
+        said = Text(f"request {request}: {story.summary}")
+        return CommandOutput(story, [said, *visits(story.visits), *timeline(story.steps)])
     if at_s is not None:
         return _decisions(recorded, at_s, application)
     found, steps = miss_reasons(recorded), rollouts(recorded)
     reasons = tables.miss_reasons(found, several=len({reason.application for reason in found}) > 1)
-    shown: list[RenderableType] = [table(reasons)] if found else ["every request was served in time"]
+    parts: list[RenderableType] = [table(reasons)] if found else ["every request was served in time"]
     if steps:
-        shown.append(table(tables.rollouts(steps)))
-    return CommandOutput({"reasons": found, "rollouts": steps}, shown)
+        parts.append(table(tables.rollouts(steps)))
+    return CommandOutput({"reasons": found, "rollouts": steps}, parts)
 
 
 def _decisions(log: RecordedLog, at_s: float, application: str) -> CommandOutput:

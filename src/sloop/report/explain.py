@@ -16,11 +16,10 @@ from sloop.actions import Assigned, Decided, End, RequestPlan, Rollout, StartBat
 from sloop.app.graph import Graph
 from sloop.app.hardware import LOCAL
 from sloop.core.planner import cores_by_hardware
-from sloop.core.views import Belief
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Cancelled, Finished, NodeReady, Planned, ReplicaLost, ReplicaReady
 from sloop.runlog import EVENTS, Record
-from sloop.runlog.fold import DeploymentState, GraphRequestRecord, Kept, Place, RunState, VersionRecord
+from sloop.runlog.fold import DeploymentState, GraphRequestRecord, Kept, Place, RunState, StaticEstimate, VersionRecord
 from sloop.systems.setup import Setup, build
 from sloop.text import counted, in_ms, listed, number, numbered
 from sloop.units import NS_PER_S, to_ms, to_s
@@ -165,7 +164,7 @@ class _Estimator:
 
     def __init__(self, state: DeploymentState) -> None:
         self._state = state
-        self._beliefs: dict[tuple[str, str, str], Belief] = {}
+        self._beliefs: dict[tuple[str, str, str], StaticEstimate] = {}
         self._versions = 0
         self._running: dict[BatchId, tuple[Slot, int]] = {}
         """Per batch, the slot on which it started and its estimated duration there in ns."""
@@ -180,7 +179,7 @@ class _Estimator:
         if run is None:
             return
         replica = run.replicas[record.replica]
-        belief = self._belief(replica.group.belief_key)
+        belief = self._belief(replica.group.variant_key)
         if belief is None:
             return
         if isinstance(record, StartBatch):
@@ -192,7 +191,7 @@ class _Estimator:
             self._finished = record.batch, expected_ns
             belief.observe(len(replica.running.requests), slot, now_ns - replica.running_ns)
 
-    def _belief(self, key: tuple[str, str, str]) -> Belief | None:
+    def _belief(self, key: tuple[str, str, str]) -> StaticEstimate | None:
         records = self._state.records
         if self._versions != len(records):
             self._versions = len(records)

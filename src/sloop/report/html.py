@@ -107,10 +107,10 @@ def _over_time(row: RunRow, summary: RunSummary) -> Section:
     applications = summary.applications
     if len(applications) < 2:
         return Section(title="Over time", figures=(timeline({row.system: summary}),))
-    shown = most_requests(applications)
-    left_out = len(applications) - len(shown)
-    text = f"The {len(shown)} applications with the most requests, of {len(applications)}." if left_out else ""
-    figure = timeline(shown, name="applications", title="Applications over time", same_arrivals=False)
+    drawn = most_requests(applications)
+    left_out = len(applications) - len(drawn)
+    text = f"The {len(drawn)} applications with the most requests, of {len(applications)}." if left_out else ""
+    figure = timeline(drawn, name="applications", title="Applications over time", same_arrivals=False)
     return Section(title="Over time", text=(text,) if text else (), figures=(figure,))
 
 

@@ -416,7 +416,7 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         axis.grid(visible=False, axis="x")
     axis.set_ylabel(panel.y_label)
     if panel.series and all(float(value).is_integer() for series in panel.series for value in series.y):
-        axis.yaxis.get_major_locator().set_params(integer=True)  # there is no half node
+        axis.locator_params(axis="y", integer=True)  # there is no half node
     if panel.log:
         axis.set_yscale("log")
     elif all(min(series.y, default=0.0) >= 0 for series in panel.series):

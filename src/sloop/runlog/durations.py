@@ -31,7 +31,7 @@ def durations_of(state: RunState, batches_min: int = BATCHES_MIN) -> Durations:
         if group.slot.accelerator and group.slot.share < 1.0:
             continue
         for size, runs_ns in group.durations_ns.items():
-            cells = found.setdefault(group.belief_key, {})
+            cells = found.setdefault(group.variant_key, {})
             if len(runs_ns) >= batches_min:
                 cells[size, group.cores] = list(runs_ns)
     return found

@@ -41,7 +41,6 @@ from sloop.actions import (
 )
 from sloop.app.graph import Graph, GraphStage
 from sloop.app.progress import Entered, RequestProgress
-from sloop.core.views import Belief
 from sloop.events import (
     BatchFailed,
     Deployed,
@@ -177,7 +176,7 @@ class BatchGroup(Struct):
         return self.slot.hardware
 
     @property
-    def belief_key(self) -> tuple[str, str, str]:
+    def variant_key(self) -> tuple[str, str, str]:
         """Stage, variant and kind of hardware: what a belief or a profile is of."""
         return (*self.key, self.slot.hardware)
 
@@ -653,6 +652,24 @@ def combined_accuracy(accuracies: Sequence[float]) -> float:
 # Deployments
 
 
+class StaticEstimate(Protocol):
+    """The estimate of a variant on one kind of hardware, as far as figures and explanations need it; a core's `Belief`
+    satisfies it."""
+
+    @property
+    def batch_max(self) -> int: ...
+    @property
+    def accuracy(self) -> float | None: ...
+
+    def costs_ns(self, slot: Slot) -> Sequence[int]:
+        """Estimated durations in ns indexed by batch size, from 0 to `batch_max`."""
+        ...
+
+    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+        """Learn from a finished batch; only explanations do so, as the core did."""
+        ...
+
+
 class VersionParts(Protocol):
     """What the fold needs to know of a version; the core's `ApplicationParts` have it."""
 
@@ -665,7 +682,7 @@ class VersionParts(Protocol):
     @property
     def graph(self) -> Graph: ...
     @property
-    def beliefs(self) -> Mapping[tuple[str, str, str], Belief]: ...
+    def beliefs(self) -> Mapping[tuple[str, str, str], StaticEstimate]: ...
 
 
 class OnlyGraph:
@@ -673,7 +690,7 @@ class OnlyGraph:
 
     name, version, key = "", "1", ""
 
-    def __init__(self, graph: Graph, beliefs: Mapping[tuple[str, str, str], Belief] | None = None) -> None:
+    def __init__(self, graph: Graph, beliefs: Mapping[tuple[str, str, str], StaticEstimate] | None = None) -> None:
         self.graph = graph
         self.beliefs = beliefs or {}
 
@@ -766,20 +783,7 @@ class DeploymentState:
         """Requests of an application with several versions, until their version is known."""
         self._only_run: dict[str, RunState | None] = {}
         """By application, the run of its only version; None if it has several."""
-        shared: dict[type, Callable[[int, Any], None]] = {
-            Assigned: self._assign,
-            Decided: self._decide,
-            Deployed: self._deploy,
-            Rollout: self._roll_out,
-            AcquireNode: self._acquire,
-            ReleaseNode: self._release,
-            NodeReady: self._node_ready,
-            NodeLost: self._node_lost,
-            NodeReleased: self._node_released,
-            RequestPlan: self._request_plan,
-            Planned: self._planned,
-            Draining: self._begin_draining,
-        }
+        shared = self._shared_handlers()
         self._handlers = shared | {
             Request: self._arrive,
             End: self._end,
@@ -796,6 +800,23 @@ class DeploymentState:
         self._append: Callable[[int, Any], None] = self._plain.append if self._plain is not None else self._route
         self.append: Callable[[int, Any], None] = self._append if build is None else self._append_any
         """Adds one record; instants never decrease."""
+
+    def _shared_handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """The records that are about several versions or about none, by type."""
+        return {
+            Assigned: self._assign,
+            Decided: self._decide,
+            Deployed: self._deploy,
+            Rollout: self._roll_out,
+            AcquireNode: self._acquire,
+            ReleaseNode: self._release,
+            NodeReady: self._node_ready,
+            NodeLost: self._node_lost,
+            NodeReleased: self._node_released,
+            RequestPlan: self._request_plan,
+            Planned: self._planned,
+            Draining: self._begin_draining,
+        }
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
         """Add the records of one instant, in order."""

@@ -17,11 +17,11 @@ import numpy as np
 from msgspec import Struct
 
 from sloop.app.graph import Graph
-from sloop.core.views import Belief
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Region
 from sloop.runlog import Record
 from sloop.runlog.cost import MICROCORES, NodeRow
+from sloop.runlog.durations import VariantKey
 from sloop.runlog.fold import (
     COLD_START,
     BatchGroup,
@@ -30,14 +30,13 @@ from sloop.runlog.fold import (
     OnlyGraph,
     RunState,
     SecondRecord,
+    StaticEstimate,
     VersionParts,
     combined_accuracy,
 )
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
 from sloop.vocabulary import Node
 
-BeliefKey = tuple[str, str, str]
-"""A stage, one of its variants, and a kind of hardware."""
 Values = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
@@ -137,7 +136,8 @@ class RunRow(FigureRow, frozen=True, kw_only=True):
         """Whether any application has several stages."""
         versions = {row.name for row in self.versions}
         single = [row for row in self.applications if row.name not in versions]
-        return any(len(row.stages) > 1 for row in [*self.versions, *single] or [self])
+        rows: list[FigureRow] = [*self.versions, *single]
+        return any(len(row.stages) > 1 for row in rows or [self])
 
 
 class RunSecond(Struct, frozen=True):
@@ -458,15 +458,15 @@ class RunSummary(Figures):
     # Estimates and assumptions
 
     @property
-    def _estimates(self) -> dict[BeliefKey, Belief]:
+    def _estimates(self) -> dict[VariantKey, StaticEstimate]:
         records = self.deployment.records
         return {key: belief for record in records for key, belief in record.parts.beliefs.items()}
 
     def estimate_errors(self) -> list[EstimateError]:
         """One row per variant and kind of hardware that finished a batch and has an estimate."""
-        by_key: dict[BeliefKey, list[BatchGroup]] = {}
+        by_key: dict[VariantKey, list[BatchGroup]] = {}
         for group in self._groups():
-            by_key.setdefault(group.belief_key, []).append(group)
+            by_key.setdefault(group.variant_key, []).append(group)
         estimates = self._estimates
         found = [
             _estimate_error(key, groups, estimates[key]) for key, groups in sorted(by_key.items()) if key in estimates
@@ -476,9 +476,9 @@ class RunSummary(Figures):
     def assumed(self) -> tuple[str, ...]:
         """One line for each value that the run used although it was not measured: assumed profiles of variants that
         ran, and batch sizes and core counts outside the measured region."""
-        ran: dict[BeliefKey, list[tuple[int, float]]] = {}
+        ran: dict[VariantKey, list[tuple[int, float]]] = {}
         for group in self._groups():
-            ran.setdefault(group.belief_key, []).extend((size, group.cores) for size in group.sizes)
+            ran.setdefault(group.variant_key, []).extend((size, group.cores) for size in group.sizes)
         several = len({hardware for _, _, hardware in self._estimates}) > 1
         return tuple(
             dict.fromkeys(
@@ -553,7 +553,7 @@ def _accuracy(run: RunState) -> float | None:
     return combined_accuracy([mean])
 
 
-def _estimate_error(key: BeliefKey, groups: Sequence[BatchGroup], estimate: Belief) -> EstimateError | None:
+def _estimate_error(key: VariantKey, groups: Sequence[BatchGroup], estimate: StaticEstimate) -> EstimateError | None:
     batches = estimated_ns = actual_ns = 0
     error = 0.0
     for group in groups:
@@ -583,7 +583,7 @@ def _assumptions(name: str, profile: Profile, ran: Sequence[tuple[int, float]]) 
         yield f"{name}: extrapolated to {_region(reached)}, measured {_region(profile.region)}"
 
 
-def _variant_name(key: BeliefKey, *, several: bool) -> str:
+def _variant_name(key: VariantKey, *, several: bool) -> str:
     """A variant, with its kind of hardware if there are several."""
     stage, variant, hardware = key
     return f"{stage}/{variant}{f' on {hardware}' if several else ''}"
