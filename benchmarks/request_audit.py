@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from sloop.actions import End, StartBatch
+from sloop.events import Deployed
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
 from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.systems.replay import Replayed, rebuild, replay_log
-from sloop.systems.setup import Setup
+from sloop.systems.setup import Setup, application_in
 from sloop.vocabulary import Outcome, Request, RequestId
 from sloop.workload import Link
 
@@ -127,7 +128,9 @@ def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
     recorded = read_log(log)
     setup = setup or rebuild(recorded.header)
     rules = [Rules(each.application, each.system.policies.order) for each in setup.applications]
-    checkers = Checkers(rules, setup.deployment.cluster)
+    deployed = (record for _, record in recorded if isinstance(record, Deployed))
+    later = [Rules(application_in(record.definition), rules[0].order) for record in deployed]
+    checkers = Checkers(rules, setup.deployment.cluster, later=later)
     complaint = ""
     try:
         for now_ns, record in recorded:
@@ -135,7 +138,7 @@ def check(log: Path, setup: Setup | None = None) -> tuple[str, Replayed]:
         checkers.finish()
     except Violation as violation:
         complaint = str(violation)
-    return complaint, replay_log(recorded, setup.core())
+    return complaint, replay_log(recorded, setup.core(), definitions=recorded.header.definitions)
 
 
 def check_rows(complaint: str, played: Replayed) -> Rows:
