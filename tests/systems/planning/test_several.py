@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.app.load import load_deployment
+from sloop.actions import Decided
+from sloop.app.load import load_deployment, load_scenario
 from sloop.errors import InputError
+from sloop.runlog import read_log
+from sloop.sim.scenarios import run_scenario
 from sloop.systems.planning import PlanReport, explain_plan, rates_for
 from sloop.systems.setup import Setup, set_up
+from sloop.units import s
 from tests.systems.planning.scene import nodes, profile, stage
 
 Applications = dict[str, dict[str, Any]]
@@ -113,6 +117,35 @@ def test_an_application_without_requests_may_rest() -> None:
 def test_a_policy_of_one_application_that_fails_is_not_hidden() -> None:
     with pytest.raises(InputError, match=r"application 'y'.*serves one model"):
         deployed("sponge", x={}, y={"stages": [stage("a"), stage("b", "a")]})
+
+
+@pytest.mark.parametrize(
+    ("system", "rate_rps"),
+    [("static", 10), ("fa2", 10), ("ds2", 10), ("ipa", 10), ("biscale", 10), ("fa2", 37), ("ds2", 37), ("ipa", 37)],
+)
+def test_a_simulated_run_settles_on_the_same_plans(system: str, rate_rps: int, tmp_path: Path) -> None:
+    """At 10 requests/s the four cores suffice, at 37 they do not."""
+    estimates = {"correct": False}
+    entries = [
+        {"name": "x", "slo_ms": 1500, "stages": [stage("a", profile=profile(60))], "weight": 2, "estimates": estimates},
+        {"name": "y", "slo_ms": 2700, "stages": [stage("b", profile=profile(90, 30))], "estimates": estimates},
+    ]
+    document = {"name": "all", "applications": entries, "system": system, "cluster": nodes(4, 1)}
+    found = explain_plan(set_up(load_deployment(document), must_fit=False), rate_rps)
+    trace = {"kind": "equal", "rate": rate_rps}
+    scenario = load_scenario(document | {"traces": {"x": trace, "y": trace}, "duration_s": 29})
+    run_scenario(scenario, scenario.systems[0], log=tmp_path / "log")
+    last = {
+        record.application: record.plan
+        for now_ns, record in read_log(tmp_path / "log")
+        if isinstance(record, Decided) and record.plan is not None and now_ns < s(29)
+    }
+    for name, plan in last.items():
+        groups = [(target, group) for target in plan.stages for group in target.groups]
+        assert cores(found, name) == [
+            (group.spec.variant, group.count, group.spec.cores, target.batch_max_of(group)) for target, group in groups
+        ]
+    assert any(each.limits for each in found.applications) == (rate_rps == 37)
 
 
 SIZES = st.dictionaries(

@@ -554,8 +554,8 @@ def _stages_without(setup: ApplicationSetup, kind: str) -> list[str]:
 def _nodes_of(kind: str, cluster: Sequence[Node], cores: float) -> tuple[Node, ...]:
     """The nodes of one kind, and as many more like the first of them as it takes to have `cores` in all."""
     own = [node for node in cluster if node.hardware == kind]
-    lacking = max(0, math.ceil((cores - sum(node.cores for node in own)) / own[0].cores))
-    return (*own, *(structs.replace(own[0], name=f"{kind} {extra}", on_demand=True) for extra in range(lacking)))
+    more = max(0, math.ceil((cores - sum(node.cores for node in own)) / own[0].cores))
+    return (*own, *(structs.replace(own[0], name=f"{kind} {number}", on_demand=True) for number in range(more)))
 
 
 def _restricted(setup: ApplicationSetup, nodes: tuple[Node, ...], kind: str) -> ApplicationSetup:

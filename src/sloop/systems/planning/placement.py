@@ -205,7 +205,7 @@ def _too_large(spec: ReplicaSpec, belief: Belief, nodes: Sequence[Node], of_kind
 def _scarce(spec: ReplicaSpec, belief: Belief, classes: "NodeClasses") -> tuple[Scarce, str]:
     """The scarce resource because of which no node has room for one more replica of `spec`, and a text."""
     slot, of_kind = spec.slot, classes.of_kind(spec.slot.hardware)
-    views = [view for view in classes.shown(spec) if slot.hardware in ("", view.node.hardware)]
+    views = [view for view in classes.candidates(spec) if slot.hardware in ("", view.node.hardware)]
     free = max((view.free_cores for view in views), default=0.0)
     if not free:
         return "cores", f"all cores{of_kind} are taken"
@@ -262,7 +262,7 @@ class NodeClasses:
         """Every node, in the order of declaration."""
         return [self._view(index) for index in range(len(self._ledgers))]
 
-    def shown(self, spec: ReplicaSpec) -> list[NodeView]:
+    def candidates(self, spec: ReplicaSpec) -> list[NodeView]:
         """The nodes among which a place policy chooses for a replica."""
         if spec.node is not None:
             return [self._view(self._index[spec.node])] if spec.node in self._index else []
@@ -270,11 +270,11 @@ class NodeClasses:
 
     def sites(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:
         """Where one more replica fits, on the nodes that are there."""
-        return sites(spec, belief, self.shown(spec))
+        return sites(spec, belief, self.candidates(spec))
 
     def rentable(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:
         """Where a replica fits on the first node on demand that could hold it; empty if there is none."""
-        views = self.shown(spec) if spec.node is not None else self.representatives()
+        views = self.candidates(spec) if spec.node is not None else self.representatives()
         for view in views:
             if view.state is NodeState.RELEASED:
                 found = sites(spec, belief, [replace(view, state=NodeState.READY)])
