@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from sloop.errors import InputError
 from sloop.options import (
-    Range,
     OutOfRange,
+    Range,
     Value,
     adjust,
     as_value,

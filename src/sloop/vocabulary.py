@@ -1,4 +1,4 @@
-"""The nouns that all packages share: requests, slots, replicas, plans, nodes. Values only, without behaviour of their own.
+"""The nouns that all packages share: requests, slots, replicas, plans, nodes. Values only, without behaviour.
 
 They are `msgspec.Struct`s, not dataclasses: as quick to make as tuples, frozen, and written to the event log without
 conversion. `gc=False` is safe on the frequent ones because none can be part of a reference cycle.
