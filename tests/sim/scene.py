@@ -1,6 +1,6 @@
 """Small worlds for the simulator's tests, made from what a user would write, and cores that are broken on purpose."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,46 @@ def graph_world(
         }
     )
     return World.from_scenario(scenario)
+
+
+def several(  # one argument for each thing a test may want to be different
+    names: Sequence[str] = ("a", "b"),
+    *,
+    changes: Sequence[dict[str, Any]] = (),
+    system: str | dict[str, Any] = "static",
+    nodes: Sequence[dict[str, Any]] = ({"hardware": "custom", "count": 1, "cores": 16, "memory_bytes": 10**9},),
+    truth: dict[str, Any] | None = None,
+    rates: Mapping[str, float] | None = None,
+    duration_s: float = 5.0,
+    **options: Any,
+) -> World:
+    """A deployment of applications as that of `world`, each with 20 requests per second of its own."""
+    rates = rates or dict.fromkeys((*names, *(each["deploy"]["name"] for each in changes if "deploy" in each)), 20.0)
+    scenario = load_scenario(
+        {
+            "name": "several",
+            "applications": [application(name, **options) for name in names],
+            "system": system,
+            "cluster": {"nodes": list(nodes)},
+            "traces": {name: {"kind": "poisson", "rate": rate} for name, rate in rates.items()},
+            "duration_s": duration_s,
+            "seed": 1,
+            "truth": truth or {},
+            **({"changes": list(changes)} if changes else {}),
+        }
+    )
+    return World.from_scenario(scenario)
+
+
+def application(name: str, *, slo_ms: float = 200.0, **options: Any) -> dict[str, Any]:
+    """An application of one stage whose batch of n takes 10 + 2n ms."""
+    profile = {
+        "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
+        "max_batch": 8,
+        "max_cores": 16,
+        "load_s": 0.5,
+    }
+    return {"name": name, "slo_ms": slo_ms, "stages": [{"name": "only", "profile": profile}], **options}
 
 
 def records_of(played: World, **options: Any) -> list[tuple[int, Record]]:

@@ -639,6 +639,7 @@ def batch_of(stage: str, *ids: int, batch: int = 0, replica: int = 0) -> StartBa
     return StartBatch(BatchId(batch), ReplicaId(replica), stage, tuple(map(RequestId, ids)))
 
 
+SERVING_B: tuple[Step, ...] = ((WOKE, planned("b/first"), in_room("b/first")), (ReplicaReady(ReplicaId(0)),))
 DEPLOYED: tuple[Step, ...] = ((Deployed("a", "2", {}), rollout("2", VersionState.STARTING, 0.0)),)
 CANARY: tuple[Step, ...] = (*DEPLOYED, (WOKE, rollout("2", VersionState.CANARY, 0.1)))
 RETIRED: tuple[Step, ...] = (
@@ -651,8 +652,7 @@ RETIRED: tuple[Step, ...] = (
 @pytest.mark.parametrize(
     ("steps", "complaint"),
     [
-        (((WOKE, planned("b/first"), in_room("b/first")), (ReplicaReady(ReplicaId(0)),), (sent(0), batch_of("b/first", 0))),
-         "request 0, part 0, does not wait at b/first"),
+        (((*SERVING_B, (sent(0), batch_of("b/first", 0)))), "request 0, part 0, does not wait at b/first"),
         (((sent(0, "c"),), (WOKE,)), "request 0 for 'c' is given to no version"),
         (((sent(0), Assigned(RequestId(0), "b")),), "is assigned that has not just arrived"),
         ((*CANARY, (sent(0), Assigned(RequestId(0), "b"))), "for 'a' is given to 'b'"),
@@ -680,7 +680,8 @@ def test_a_version_replaces_another_and_no_request_is_lost() -> None:
         (WOKE, planned("a/first"), in_room("a/first")),
         (ReplicaReady(ReplicaId(0)),),
         (sent(0), batch_of("a/first", 0)),
-        (Deployed("a", "2", {}), rollout("2", VersionState.STARTING, 0.0), planned("a@2/first"), in_room("a@2/first", id=1)),
+        *DEPLOYED,
+        (WOKE, planned("a@2/first"), in_room("a@2/first", id=1)),
         (ReplicaReady(ReplicaId(1)),),
         (WOKE, rollout("2", VersionState.SERVING), rollout("1", VersionState.RETIRING, 0.0)),
         (sent(1), Assigned(RequestId(1), "a@2"), batch_of("a@2/first", 1, batch=1, replica=1)),

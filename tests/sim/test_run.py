@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,15 +8,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from sloop.actions import End, StartReplica
+from sloop.actions import (
+    AcquireNode,
+    Assigned,
+    Decided,
+    End,
+    ReleaseNode,
+    RequestPlan,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    VersionState,
+)
 from sloop.app.scenario import ServiceTruth, Truth
-from sloop.events import Finished, Resized
+from sloop.events import Finished, NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, Resized
 from sloop.runlog import ACTIONS, EVENTS, MemoryLog, Record
 from sloop.sim import Violation, World, simulate
 from sloop.sim.fuzz import random_world
 from sloop.systems.replay import replay_log
-from sloop.vocabulary import Outcome
-from tests.sim.scene import Broken, graph_world, once, records_of, world
+from sloop.units import ms, s
+from sloop.vocabulary import Outcome, Request
+from sloop.workload import trace_of
+from tests.sim.scene import Broken, application, graph_world, once, records_of, several, world
 
 SEEDS = (3, 12, 14, 27, 31, 71)
 """12 and 31 have parts; in 12 there are more than allowed, too."""
@@ -149,3 +163,213 @@ def test_checkers_see_the_first_records_or_all() -> None:
 def test_a_sink_sees_every_record_after_the_checkers_have_left() -> None:
     played = world()
     assert records_of(played, check_first=7) == records_of(played)
+
+
+def outcomes(records: Sequence[tuple[int, Record]]) -> Counter[str]:
+    return Counter(str(record.outcome) for _, record in records if isinstance(record, End))
+
+
+def of_type(records: Sequence[tuple[int, Record]], *kinds: type) -> list[tuple[int, Any]]:
+    return [(now_ns, record) for now_ns, record in records if isinstance(record, kinds)]
+
+
+def test_requests_of_one_instant_run_together() -> None:
+    """As they do in a live server, where one turn of the event loop reads them all."""
+    played = world(system={"name": "static", "batch_max": 8}, trace={"kind": "step", "rates": [8], "each_s": 5})
+    eight = played.with_clients(trace=trace_of([s(1)] * 8, duration_ns=s(5), name="burst", provenance="assumed: test"))
+    batches = [record for _, record in records_of(eight) if isinstance(record, StartBatch)]
+    assert [len(batch.requests) for batch in batches] == [8]
+
+
+# Plans beside the loop
+
+
+def test_requests_are_served_while_a_plan_is_computed() -> None:
+    """Plans that take longer than their period: the next is requested when the last is there."""
+    played = world(system={"name": "ipa"}, truth={"plan_ms": 1_700}, duration_s=10.0)
+    records = records_of(played)
+    requested, planned = of_type(records, RequestPlan), of_type(records, Planned)
+    requested = requested[: len(planned)]  # the run ends during the last one
+    assert [record.number for _, record in requested] == [record.number for _, record in planned]
+    took_ms = [round((at_ns - order_ns) / 1e6) for (order_ns, _), (at_ns, _) in zip(requested, planned, strict=True)]
+    assert took_ms == [0, *[1_700] * (len(took_ms) - 1)], "the first is there from the start, in a warm world"
+    assert len(took_ms) >= 4
+    ends_ns = [at_ns for at_ns, _ in of_type(records, End)]
+    for (order_ns, _), (at_ns, _) in list(zip(requested, planned, strict=True))[1:]:
+        assert any(order_ns < end_ns < at_ns for end_ns in ends_ns)
+
+
+def test_a_log_with_plans_beside_the_loop_replays() -> None:
+    played = several(("a", "b"), system="ipa", truth={"plan_ms": 40})
+    records = records_of(played)
+    assert of_type(records, RequestPlan)
+    assert replay_log(records, played.setup().core()).difference is None
+
+
+# Nodes
+
+NODES = [{"hardware": "custom", "count": 1, "most": 3, "cores": 2, "memory_bytes": 10**9}]
+"""One that is always there, and two on demand."""
+
+
+def renting(**truth: Any) -> World:
+    """Two replicas of two cores: one on a node that is there, one on a node on demand."""
+    system = {"name": "static", "replicas": 2, "cores": 2.0, "drop": "never"}
+    return several(("a",), nodes=NODES, system=system, truth={"cold_start": {"warm": False}} | truth)
+
+
+def test_a_plan_that_needs_a_node_gets_it_after_the_time_it_takes() -> None:
+    records = records_of(renting(nodes={"acquire_s": 3}))
+    ((ordered_ns, order),) = of_type(records, AcquireNode)
+    ((ready_ns, ready),) = of_type(records, NodeReady)
+    assert (order.node, ready.node.name) == ("custom-1", "custom-1")
+    assert ready_ns - ordered_ns == s(3)
+    starts = {record.spec.node: now_ns for now_ns, record in of_type(records, StartReplica)}
+    assert starts == {"custom-0": ordered_ns, "custom-1": ready_ns}
+
+
+def test_in_a_warm_world_the_nodes_of_the_first_plan_are_there() -> None:
+    records = records_of(renting(cold_start={"warm": True}))
+    assert [now_ns for now_ns, _ in of_type(records, NodeReady, ReplicaReady)] == [1, 1, 2]
+
+
+def test_a_node_that_fails_is_told_with_its_replicas_and_comes_back() -> None:
+    records = records_of(several(truth={"nodes": {"mtbf_s": 2, "repair_s": 0.5}}, rates={"a": 50.0, "b": 50.0}))
+    lost, back = of_type(records, NodeLost), of_type(records, NodeReady)
+    assert len(lost) == len(back) > 0
+    for (lost_ns, _), (back_ns, _) in zip(lost, back, strict=True):
+        replicas_ns = [at_ns for at_ns, _ in of_type(records, ReplicaLost) if at_ns == lost_ns]
+        assert len(replicas_ns) == 2, "one of each application"
+        assert back_ns - lost_ns == ms(500) or back_ns > s(4), "at the end all are repaired"
+        assert not [at_ns for at_ns, _ in of_type(records, StartReplica) if lost_ns <= at_ns < back_ns]
+
+
+def test_a_node_that_nobody_uses_is_given_back() -> None:
+    records = records_of(renting_for_a_while())
+    ((ready_ns, _),) = of_type(records, NodeReady)
+    ((released_ns, order),) = of_type(records, ReleaseNode)
+    assert order.node == "custom-1"
+    assert [at_ns for at_ns, _ in of_type(records, NodeReleased)] == [released_ns + 1]
+    assert released_ns - ready_ns > s(60)
+
+
+def renting_for_a_while() -> World:
+    """The second application leaves after a second; its node stays empty from then on."""
+    return several(
+        ("a", "b"),
+        nodes=NODES,
+        system={"name": "static", "cores": 2.0},
+        changes=[{"at_s": 1, "remove": "b"}],
+        duration_s=80.0,
+        rates={"a": 1.0, "b": 1.0},
+    )
+
+
+# Versions
+
+
+def rollouts(records: Sequence[tuple[int, Record]]) -> list[tuple[str, VersionState, float]]:
+    return [(record.version, record.state, round(record.share, 2)) for _, record in of_type(records, Rollout)]
+
+
+def test_a_new_version_serves_when_it_is_ready_and_no_request_is_lost() -> None:
+    records = records_of(several(("a",), changes=[{"at_s": 2, "deploy": application("a")}]))
+    assert rollouts(records) == [
+        ("2", VersionState.STARTING, 0.0),
+        ("2", VersionState.SERVING, 1.0),
+        ("1", VersionState.RETIRING, 0.0),
+        ("1", VersionState.RETIRED, 0.0),
+    ]
+    at_ns = [now_ns for now_ns, _ in of_type(records, Rollout)]
+    assert at_ns[0] == s(2)
+    assert s(2.5) <= at_ns[1] <= s(3.5), "after its cold start"
+    stages = Counter(record.stage for _, record in of_type(records, StartBatch))
+    assert stages.keys() == {"only", "a@2/only"}
+    assert outcomes(records).keys() == {"served"}
+
+
+def test_a_model_replaced_fifty_times_loses_no_request() -> None:
+    """At half of the capacity of one replica, which serves 100 requests a second in batches."""
+    changes = [{"at_s": 2 + 2 * number, "deploy": application("a")} for number in range(50)]
+    calm = records_of(several(("a",), duration_s=104.0, rates={"a": 50.0}))
+    busy = records_of(several(("a",), duration_s=104.0, rates={"a": 50.0}, changes=changes))
+    assert len([state for _, state, _ in rollouts(busy) if state is VersionState.RETIRED]) == 50
+    before, after = outcomes(calm), outcomes(busy)
+    assert before.total() == after.total() > 5_000
+    assert after["failed"] == after["rejected"] == 0
+    assert after["served"] >= 0.99 * before["served"]
+
+
+def canary_of(profile_error: float) -> World:
+    canary = {"share": 0.3, "promote_after_s": 6, "requests_min": 30}
+    change = {
+        "at_s": 2,
+        "deploy": application("a", slo_ms=40),
+        "canary": canary,
+        "truth": {"profile_error": profile_error},
+    }
+    return several(
+        ("a",),
+        slo_ms=40,
+        rates={"a": 40.0},
+        duration_s=20.0,
+        changes=[change],
+        system={"name": "static", "drop": "never"},
+    )
+
+
+def test_a_bad_canary_goes_back_and_a_good_one_serves_all() -> None:
+    bad = records_of(canary_of(6.0))
+    assert [state for version, state, _ in rollouts(bad) if version == "2"] == [
+        VersionState.STARTING,
+        VersionState.CANARY,
+        VersionState.RETIRING,
+        VersionState.RETIRED,
+    ]
+    ((_, why),) = [
+        (version, record.why)
+        for _, record in of_type(bad, Rollout)
+        for version in [record.version]
+        if record.state is VersionState.RETIRING
+    ]
+    assert why.startswith("rolled back: ")
+    requests = outcomes(bad)
+    assert requests["served"] > 0.85 * requests.total()
+    good = records_of(canary_of(1.0))
+    assert [(version, state) for version, state, _ in rollouts(good)][-3:] == [
+        ("2", VersionState.SERVING),
+        ("1", VersionState.RETIRING),
+        ("1", VersionState.RETIRED),
+    ]
+    assert outcomes(good)["served"] > outcomes(bad)["served"]
+
+
+def test_a_canary_gets_its_share() -> None:
+    records = records_of(canary_of(1.0))
+    entered = {
+        state: now_ns for now_ns, record in of_type(records, Rollout) for state in [(record.version, record.state)]
+    }
+    begin_ns, end_ns = entered["2", VersionState.CANARY], entered["2", VersionState.SERVING]
+    assigned = Counter(
+        record.application for now_ns, record in of_type(records, Assigned) if begin_ns < now_ns < end_ns
+    )
+    assert assigned["a@2"] / assigned.total() == pytest.approx(0.3, abs=0.02)
+
+
+def test_an_application_that_is_removed_takes_no_more_requests_and_finishes_those_it_has() -> None:
+    records = records_of(several(("a", "b"), changes=[{"at_s": 2, "remove": "b"}]))
+    names = {record.id: record.application for _, record in of_type(records, Request)}
+    sent_ns = {record.id: now_ns for now_ns, record in of_type(records, Request)}
+    for _, record in of_type(records, End):
+        removed = names[record.request] == "b" and sent_ns[record.request] >= s(2)
+        assert (record.outcome is Outcome.REJECTED) is removed
+    assert ("1", VersionState.RETIRED, 0.0) in rollouts(records)
+
+
+def test_an_application_without_requests_rests_and_wakes() -> None:
+    played = several(("a", "b"), rest_after_s=1.0, rates={"a": 20.0, "b": 0.3}, duration_s=20.0)
+    records = records_of(played)
+    rests = [record for _, record in of_type(records, Decided) if record.kind == "rest"]
+    assert {record.application for record in rests} == {"b"}
+    assert outcomes(records).keys() <= {"served", "late", "dropped"}
+    assert replay_log(records, played.setup().core()).difference is None

@@ -13,6 +13,7 @@ from sloop.runlog.summary import RunRow, RunSummary
 from sloop.sim.scenarios import ScenarioRun, chosen_systems, run_scenario, run_systems, speed_factors
 from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.world import World
+from sloop.systems.replay import rebuild, replay_log
 from sloop.units import NS_PER_S
 
 SCENARIO = {
@@ -216,3 +217,84 @@ def test_a_recorded_run_has_no_range(tmp_path: Path) -> None:
     assert slow == {key: pytest.approx(1 / factor) for key, factor in fast.items()}
     recorded = RecordedRun({("only", "only", "custom"): {(1, 1.0): [10 * MS] * 20}})
     assert speed_factors(replace(world, recorded=recorded)) is None
+
+
+# Several applications
+
+SEVERAL = {
+    "name": "both",
+    "applications": [
+        {"name": "quick", "slo_ms": 100, "stages": [{"name": "a", "profile": PROFILE}]},
+        {"name": "slow", "slo_ms": 50, "stages": [{"name": "a", "profile": PROFILE}]},
+    ],
+    "systems": [{"name": "static", "cores": 2}],
+    "cluster": {"nodes": [{"hardware": "c5.4xlarge"}]},
+    "traces": {"quick": {"kind": "poisson", "rate": 30}, "slow": {"kind": "poisson", "rate": 60}},
+    "duration_s": 10,
+}
+
+
+def test_a_run_of_several_applications_has_a_row_for_each_and_in_total(tmp_path: Path) -> None:
+    scenario = load_scenario(SEVERAL | {"truth": {"service": {"spread": 0.2}}})
+    (run,) = run_systems(scenario, scenario.systems, log=tmp_path / "run.jsonl")
+    row, rows = run.row, run.row.applications
+    assert [each.name for each in rows] == ["quick", "slow"]
+    assert [each.slo_ms for each in rows] == [100, 50]
+    for figure in ("requests", "served", "late", "dropped", "core_seconds"):
+        assert getattr(row, figure) == pytest.approx(sum(getattr(each, figure) for each in rows))
+    for each in (row, *rows):
+        assert each.attainment_low is not None
+        assert each.attainment_high is not None
+        assert each.attainment_low <= each.attainment <= each.attainment_high
+    assert rows[0].attainment_low != rows[1].attainment_low
+    replayed = replay_log(read_log(tmp_path / "run.jsonl"), rebuild(read_log(tmp_path / "run.jsonl").header).core())
+    assert replayed.difference is None
+
+
+def test_the_log_of_a_run_with_changes_replays_from_its_file(tmp_path: Path) -> None:
+    changes = [{"at_s": 2, "deploy": SEVERAL["applications"][0] | {"slo_ms": 90}}, {"at_s": 5, "remove": "slow"}]  # type: ignore[index]
+    scenario = load_scenario(SEVERAL | {"changes": changes})
+    run = run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
+    assert [(each.name, each.version) for each in run.row.versions] == [("quick", "1"), ("quick", "2")]
+    assert sum(each.requests for each in run.row.versions) == run.row.applications[0].requests
+    log = read_log(tmp_path / "run.jsonl")
+    assert replay_log(log, rebuild(log.header).core()).difference is None
+
+
+def test_a_profile_that_counts_for_several_kinds_is_listed_as_assumed() -> None:
+    mixed = {"nodes": [{"hardware": "c5.4xlarge"}, {"hardware": "m5.2xlarge"}]}
+    scenario = load_scenario(SEVERAL | {"cluster": mixed})
+    assumed = run_scenario(scenario, scenario.systems[0]).row.assumed
+    assert any("one profile is taken as its speed on c5.4xlarge and m5.2xlarge" in line for line in assumed), assumed
+
+
+FAILING = """
+from dataclasses import dataclass, replace
+from sloop.systems import build_system
+from sloop.units import s
+
+STATIC = build_system("static")
+
+@dataclass(frozen=True)
+class Once:
+    period_ns: int = s(1)
+
+    def plan(self, now_ns, view):
+        if now_ns > 0 and "quick/a" in [stage.name for stage in view.stages]:
+            raise ZeroDivisionError("too quick")
+        return STATIC.policies.scale.plan(now_ns, view)
+
+SYSTEM = replace(STATIC, name="mine", policies=replace(STATIC.policies, scale=Once()))
+"""
+
+
+def test_a_policy_that_cannot_plan_is_counted_and_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.py").write_text(FAILING)
+    scenario = load_scenario(SEVERAL | {"systems": [str(tmp_path / "mine.py")]})
+    run = run_scenario(scenario, scenario.systems[0])
+    assert run.row.planner_errors >= 9
+    assert run.row.served > 0, "the plan before stays in force"
+    (warning,) = [record.message for record in caplog.records]
+    assert warning == f"mine: quick: no new plan: ZeroDivisionError: too quick ({run.row.planner_errors} times)"

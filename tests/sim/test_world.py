@@ -1,4 +1,5 @@
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,22 @@ from sloop.actions import End, StartBatch
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.errors import InputError
-from sloop.events import Finished
+from sloop.events import Deployed, Finished, Promoted, Removed
 from sloop.runlog import FileLog
 from sloop.runlog.summary import RunSummary
 from sloop.sim import RecordedRun, World, recorded_in, simulate
 from sloop.systems.replay import header_of
+from sloop.systems.setup import build
 from sloop.units import ms
 from sloop.vocabulary import Outcome, Request
-from tests.sim.scene import graph_world, records_of, world
+from tests.sim.scene import application, graph_world, records_of, several, world
 
+PROFILE = {
+    "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 2, "gamma": 10},
+    "max_batch": 8,
+    "max_cores": 16,
+    "load_s": 0.5,
+}
 SCENARIO = """
 name: demo
 slo_ms: 200
@@ -213,3 +221,154 @@ def test_what_requests_took_to_arrive_in_a_recorded_run_is_part_of_their_latency
         simulate(played, [summary := RunSummary(played.application.graph)])
         means_ms.append(summary.latency_ms([0.5])[0])
     assert means_ms[1] - means_ms[0] == pytest.approx(1.5)
+
+
+# Several applications
+
+
+def requests_of(played: World, name: str) -> list[tuple[int, int]]:
+    """When the requests of an application are sent, with their deadlines."""
+    events = [event for _, event in played.ingress() if isinstance(event, Request) and event.application == name]
+    return [(event.sent_ns, event.deadline_ns) for event in events]
+
+
+def services_of(played: World, name: str) -> list[int]:
+    """The durations of the batches of an application, in order of their start."""
+    orders: dict[int, StartBatch] = {}
+    found: dict[int, int] = {}
+    for _, record in records_of(played):
+        if isinstance(record, StartBatch) and record.stage.startswith(f"{name}/"):
+            orders[record.batch] = record
+        elif isinstance(record, Finished) and record.batch in orders:
+            found[record.batch] = record.service_ns
+    return [found[batch] for batch in sorted(found)]
+
+
+def test_an_application_that_is_added_changes_no_draw_of_the_others() -> None:
+    two, three = several(("a", "b")), several(("a", "b", "c"))
+    assert requests_of(two, "a") == requests_of(three, "a")
+    assert requests_of(two, "b") == requests_of(three, "b") != requests_of(two, "a")
+    certain = {"network": {"link": {"kind": "lte"}, "payload_kb": [10, 200]}}
+    slow = [several(names, truth=certain) for names in (("a", "b"), ("a", "b", "c"))]
+    assert requests_of(slow[0], "b") == requests_of(slow[1], "b")
+    # One request at a time, so that batches do not depend on the other applications' turns.
+    alone = {"name": "static", "batch_max": 1, "drop": "never"}
+    few = [several(names, system=alone, rates=dict.fromkeys(names, 5.0)) for names in (("a", "b"), ("a", "b", "c"))]
+    assert services_of(few[0], "b") == services_of(few[1], "b")
+    assert len(services_of(few[0], "b")) > 10
+
+
+def test_the_only_application_draws_as_if_there_could_be_no_others() -> None:
+    """Its requests name no application; the first of several has the same draws."""
+    alone, first = several(("a",)), several(("a", "b"))
+    events = [event for _, event in alone.ingress() if isinstance(event, Request)]
+    assert {event.application for event in events} == {""}
+    assert [event.id for event in events] == list(range(len(events)))
+    assert [(event.sent_ns, event.deadline_ns) for event in events] == requests_of(first, "a")
+
+
+def test_branches_are_the_same_whatever_applications_and_versions_there_are() -> None:
+    stages: list[dict[str, Any]] = [
+        {"name": "find", "profile": PROFILE},
+        {"name": "read", "after": "find", "each": {"mean": 2.5, "most": 9}, "profile": PROFILE},
+    ]
+
+    def counts(*names: str, changes: Sequence[dict[str, Any]] = ()) -> dict[int, tuple[int, ...]]:
+        played = several(names, stages=stages, changes=changes)
+        number_of = len(played.names)
+        orders: dict[int, StartBatch] = {}
+        found: dict[int, tuple[int, ...]] = {}
+        for _, record in records_of(played):
+            if isinstance(record, StartBatch) and record.stage.endswith("find"):
+                orders[record.batch] = record
+            elif isinstance(record, Finished) and record.batch in orders:
+                for id, taken in zip(orders[record.batch].requests, record.edge_counts, strict=True):
+                    if id % number_of == 0:
+                        found[id // number_of] = taken
+        return found
+
+    alone, beside = counts("a"), counts("a", "b")
+    assert {number: beside[number] for number in alone.keys() & beside.keys()} == {
+        number: alone[number] for number in alone.keys() & beside.keys()
+    }
+    assert len(alone.keys() & beside.keys()) > 40
+    new = {"at_s": 1, "deploy": application("a", stages=stages)}
+    replaced = counts("a", changes=[new])
+    assert all(alone[number] == replaced[number] for number in alone.keys() & replaced.keys())
+    assert len(alone.keys() & replaced.keys()) > 40
+
+
+def test_the_truth_of_a_stage_is_declared_for_one_application_or_for_all() -> None:
+    stages: list[dict[str, Any]] = [
+        {"name": "find", "profile": PROFILE},
+        {"name": "read", "after": "find", "each": {"mean": 1, "most": 9}, "profile": PROFILE},
+    ]
+    played = several(("a", "b"), stages=stages, truth={"fan_out": {"a/read": 4, "b/read": 2}})
+    seen: dict[str, set[int]] = {"a/read": set(), "b/read": set()}
+    for _, record in records_of(played):
+        if isinstance(record, StartBatch) and record.parts:
+            seen[record.stage] |= set(record.parts)
+    assert seen == {"a/read": {0, 1, 2, 3}, "b/read": {0, 1}}
+
+
+# Changes during the run
+
+NEW = {"at_s": 2, "deploy": application("a", slo_ms=300)}
+
+
+def test_changes_are_events_and_versions_are_numbered() -> None:
+    canary = {"at_s": 3, "deploy": application("a"), "canary": {"share": 0.5}}
+    changes = [NEW, canary, {"at_s": 3.5, "promote": "a"}, {"at_s": 4, "remove": "b"}]
+    played = several(("a", "b"), changes=[*changes, {"at_s": 4.5, "deploy": application("c")}])
+    events = [(at_ns, event) for at_ns, event in played.ingress() if not isinstance(event, Request)]
+    told = [(at_ns / 1e9, type(event), event.application, event.version) for at_ns, event in events]  # type: ignore[union-attr]
+    assert told == [
+        (2.0, Deployed, "a", "2"),
+        (3.0, Deployed, "a", "3"),
+        (3.5, Promoted, "a", "3"),
+        (4.0, Removed, "b", ""),
+        (4.5, Deployed, "c", "1"),
+    ]
+    deployed = [event for _, event in events if isinstance(event, Deployed)]
+    assert [event.canary and event.canary.share for event in deployed] == [None, 0.5, None]
+    assert [each.application.key for each in played.later] == ["a@2", "a@3", "c"]
+    assert [each.application.stages[0].name for each in played.later] == ["a@2/only", "a@3/only", "c/only"]
+    assert build("a", "2", deployed[0].definition).graph.slo_ns == ms(300)
+
+
+def test_the_trace_of_an_application_begins_when_it_is_deployed() -> None:
+    played = several(("a",), changes=[{"at_s": 3, "deploy": application("c")}])
+    sent_ns = [at_ns for at_ns, _ in requests_of(played, "c")]
+    assert min(sent_ns) >= 3 * 10**9
+    assert max(sent_ns) < 5 * 10**9
+    assert len(sent_ns) > 20
+
+
+def test_a_version_has_the_speed_of_its_own_profile_and_error() -> None:
+    slower = application("a")
+    slower["stages"][0]["profile"] |= {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0, "gamma": 40}}
+    changes = [{"at_s": 1, "deploy": slower}, NEW | {"truth": {"profile_error": 3.0}}]
+    played = several(
+        ("a",), changes=changes, truth={"profile_error": 1.5, "service": {"shape": "deterministic", "ratio": 1}}
+    )
+    errors = {stage: error for (stage, _, _), error in played.all_errors.items()}
+    assert errors == {"only": 1.5, "a@2/only": 1.5, "a@3/only": 4.5}
+    orders: dict[int, StartBatch] = {}
+    seen: dict[str, set[int]] = {}
+    for _, record in records_of(played):
+        if isinstance(record, StartBatch) and len(record.requests) == 1:
+            orders[record.batch] = record
+        elif isinstance(record, Finished) and record.batch in orders:
+            seen.setdefault(orders[record.batch].stage, set()).add(record.service_ns)
+    assert seen == {"only": {ms(18)}, "a@2/only": {ms(60)}, "a@3/only": {ms(54)}}
+
+
+def test_a_change_that_cannot_be_set_up_is_refused_before_the_run() -> None:
+    without = application("a")
+    without["stages"] = [{"name": "only", "model": "missing.onnx"}]
+    with pytest.raises(InputError, match=r"missing\.onnx"):
+        several(("a",), changes=[{"at_s": 1, "deploy": without}])
+    huge = application("a")
+    huge["stages"][0]["profile"] |= {"memory_bytes": 10**12}
+    with pytest.raises(InputError, match="which no node could hold"):
+        several(("a",), changes=[{"at_s": 1, "deploy": huge}]).check()

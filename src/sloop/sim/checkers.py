@@ -72,6 +72,9 @@ OVERDUE: Final = 0.75
 """At the end of a run a request may still wait, unless the drop policy would already have dropped it at this fraction
 of its present age. Younger ones are accepted because the core does not search its queues at every instant."""
 
+HALF_UNIT: Final = 0.0005
+"""Nodes give out cores in thousandths, so each replica may have up to half a thousandth more than is counted."""
+
 Place = tuple[str, int]
 """A stage, and the part of the request that visits it."""
 
@@ -247,9 +250,8 @@ class CheckedNode:
     def excess(self, profiles: Mapping[tuple[str, str, str], Profile]) -> str:
         """Why its replicas do not fit on it together; empty if they do."""
         node, replicas = self.node, self.replicas.values()
-        # Nodes give out cores in thousandths.
-        cores = sum(round(max(replica.cores, replica.wanted_cores), 3) for replica in replicas)
-        if cores > node.cores + ROUNDING:
+        cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
+        if cores > node.cores + HALF_UNIT * len(replicas) + ROUNDING:
             return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
         used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]
         memory_bytes = sum(profile.memory_bytes for _, profile in used if profile is not None)

@@ -26,6 +26,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from sloop.app.application import SystemChoice
+from sloop.app.hardware import shared_profiles
 from sloop.app.scenario import Scenario
 from sloop.profile.passes import speed_range
 from sloop.runlog import FileLog, Sink
@@ -97,7 +98,8 @@ def run_scenario(
             sinks.append(files.enter_context(FileLog(log, header)))
         totals = simulate(world, sinks, check_first=check_first)
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
-    assumed = summary.assumed_starts(world.assumed_starts)
+    shared = [line for application in world.applications for line in shared_profiles(application)]
+    assumed = (*summary.assumed_starts(world.assumed_starts), *shared)
     row = summary.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumed)
     if totals.open:
         _log.warning("%s: %s of %s requests were never answered", choice.label, totals.open, totals.requests)
@@ -141,8 +143,7 @@ def _warn_of_planners(choice: SystemChoice, summary: RunSummary) -> None:
     for record in deployment.records:
         count = deployment.decisions[record.key, "planner"]
         if count:
-            why = record.planner_error
-            _log.warning("%s: %s could not be planned %s: %s", choice.label, record.key, counted(count, "time"), why)
+            _log.warning("%s: %s: %s (%s)", choice.label, record.key, record.planner_error, counted(count, "time"))
 
 
 def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
