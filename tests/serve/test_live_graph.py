@@ -14,7 +14,7 @@ from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
 from sloop.serve.deploy import servables_of
 from sloop.serve.protocols import RequestResult, Servable
-from sloop.sim.checkers import Checkers
+from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Tensor
@@ -164,7 +164,7 @@ def test_requests_part_and_meet_again(tmp_path: Path) -> None:
             check_each_ended_once(live)
             sizes = [len(r.requests) for _, r in live.log if isinstance(r, StartBatch) and r.stage == "upper"]
             assert max(sizes) > 1, "parts of one request, or of several, share a batch"
-            checkers = Checkers(setup.application, setup.application.cluster)
+            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
             for now_ns, record in live.log:
                 checkers.append(now_ns, record)
             replayed = replay_log(list(live.log), set_up(setup.application).core())

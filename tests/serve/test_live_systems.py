@@ -13,7 +13,7 @@ from sloop.app.load import load_application
 from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
 from sloop.serve.protocols import Servable
-from sloop.sim.checkers import Checkers
+from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.vocabulary import Outcome
@@ -101,7 +101,7 @@ def test_a_surge_loses_nothing(system: str) -> None:
             assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
             for number, [ended] in live.answers.items():
                 assert bytes(ended.outputs["x"].data) == b"%d" % number
-            checkers = Checkers(setup.application, setup.application.cluster)
+            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
             for now_ns, record in live.log:
                 checkers.append(now_ns, record)
             assert moved(live)[system_moves(system)] > 0, moved(live)

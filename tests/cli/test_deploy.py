@@ -1,0 +1,86 @@
+"""`sloop serve` with several files, and `sloop deploy`."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from click.testing import CliRunner
+
+from sloop.cli import main
+from tests.cli.conftest import SERVED
+
+
+@pytest.fixture
+def servers(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
+    """A server of two applications, started in the working directory."""
+    monkeypatch.chdir(model.parent)
+    for name in ("tiny", "other", "third"):
+        (model.parent / f"{name}.yaml").write_text(SERVED.replace("name: tiny", f"name: {name}"))
+    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", "other.yaml"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def run(*arguments: str, code: int = 0) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["deploy", *arguments, "--json"])
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.live
+def test_models_come_and_go(servers: "subprocess.Popen[str]", model: Path) -> None:
+    assert servers.stdout is not None
+    where = json.loads(servers.stdout.readline())
+    assert where["application"] == "tiny+other"
+    assert where["applications"] == ["tiny", "other"]
+    assert where["state"] == ".sloop/tiny+other"
+    (new,) = run("tiny.yaml")["versions"]
+    assert (new["application"], new["version"], new["state"]) == ("tiny", "2", "serving")
+    (new,) = run("third.yaml", "--server", where["state"])["versions"]
+    assert (new["application"], new["version"]) == ("third", "1")
+    (new,) = run("other.yaml", "--canary", "25%", "--version", "trial")["versions"]
+    assert (new["version"], new["state"], new["share"]) == ("trial", "canary", 0.25)
+    (gone,) = run("--remove", "other", "--version", "trial")["versions"]
+    assert gone["state"] in ("retiring", "retired")
+    with urlopen(f"{where['http']}/v2/models") as answer:
+        assert {each["name"] for each in json.load(answer)["models"]} == {"tiny", "other", "third"}
+    shown = CliRunner().invoke(main, ["deploy", "--list"]).stdout
+    assert [line.split()[:3] for line in shown.splitlines() if "serving" in line] == [
+        ["tiny", "2", "serving"],
+        ["other", "1", "serving"],
+        ["third", "1", "serving"],
+    ]
+    (model.parent / "bad.yaml").write_text(SERVED.replace("slo_ms: 1000", "slo_ms: 0"))
+    assert "bad.yaml:2: slo_ms" in str(run("bad.yaml", code=1)["error"])
+    assert "no version of 'tiny' is a canary" in str(run("--promote", "tiny", code=1)["error"])
+
+
+def test_without_a_server_nothing_is_deployed(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["deploy", str(app)])
+    assert result.exit_code == 1
+    assert "name its state folder with --server" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "exactly one of APP, --promote, --remove and --list"),
+        (["app.yaml", "--list"], 2, "exactly one of APP"),
+        (["app.yaml", "--canary", "120%"], 2, "not a share above 0 % and below 100 %"),
+        (["app.yaml", "--canary", "some"], 2, "write 10% or 0.1"),
+        (["app.yaml", "--tolerance", "0.1"], 1, "add --canary 10%"),
+    ],
+)
+def test_wrong_use_is_refused(arguments: list[str], code: int, says: str) -> None:
+    result = CliRunner().invoke(main, ["deploy", *arguments])
+    assert result.exit_code == code
+    assert says in " ".join(result.stderr.split())
