@@ -15,7 +15,6 @@ Units: requests per second, milliseconds, and any unit of cost and of resources.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -28,8 +27,9 @@ from sloop.units import ROUNDING
 
 NODES_MAX: Final = 2_000
 """The most branch-and-bound nodes, as in `sloop.solvers.budget`."""
-COVERED: Final = 1e-6
-"""A rate is carried if at most this part of it is missing: HiGHS keeps rows with this tolerance."""
+SLACK: Final = 1e-6
+"""A rate is carried if at most this part of it is missing, and replicas fit if at most this part of a resource is
+missing: HiGHS keeps rows with this tolerance."""
 CUTS_MAX: Final = 4
 """The most ways to cut a graph whose paths meet, as in Biscale; each takes as much time to solve as a chain."""
 SHARE_ERROR: Final = 0.01
@@ -48,8 +48,8 @@ class MixOption:
     """Of one replica; above 0."""
     most: int
     """The most replicas."""
-    least: int = 0
-    """Replicas that must be in the mix."""
+    present: int = 0
+    """How many such replicas there are already."""
     takes: Mapping[int, float] = field(default_factory=dict)
     """What one replica takes, by index of the resource."""
 
@@ -61,32 +61,34 @@ class MixStage:
     rate_rps: float
     options: tuple[MixOption, ...]
 
+    def served_rps(self, counts: Sequence[int]) -> float:
+        """What these numbers of replicas serve together."""
+        return sum(count * option.rate_rps for count, option in zip(counts, self.options, strict=True))
+
     def carries(self, counts: Sequence[int], share: float = 1.0) -> bool:
         """Whether these numbers of replicas carry this share of the rate."""
-        served_rps = sum(count * option.rate_rps for count, option in zip(counts, self.options, strict=True))
-        return sum(counts) > 0 and served_rps >= share * self.rate_rps * (1 - COVERED) - ROUNDING
-
-    @property
-    def least_cost(self) -> float:
-        """A lower bound of the cost of any mix that carries the rate; infinite if there is no option."""
-        cheapest = min((option.cost for option in self.options), default=math.inf)
-        per_rps = min((option.cost / option.rate_rps for option in self.options), default=math.inf)
-        return max(cheapest, self.rate_rps * per_rps)
+        return sum(counts) > 0 and self.served_rps(counts) >= share * self.rate_rps * (1 - SLACK) - ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """For each stage the number of replicas of each option, and the cost of all. `proven`: no other is cheaper."""
+    """For each stage the number of replicas of each option. `proven`: no other mix has a lower `cost` + `start` ×
+    `started`."""
 
     counts: tuple[tuple[int, ...], ...]
     cost: float
+    """Of all replicas."""
+    started: float
+    """The cost of the replicas that are not there already."""
     proven: bool = True
 
 
-def cheapest(stages: Sequence[MixStage], capacities: Sequence[float], *, nodes_max: int = NODES_MAX) -> Mix | None:
+def cheapest(
+    stages: Sequence[MixStage], capacities: Sequence[float], *, start: float = 0.0, nodes_max: int = NODES_MAX
+) -> Mix | None:
     """The cheapest mix that carries all rates within the capacities of the resources; None if there is none, or none
-    was found within `nodes_max`."""
-    return _solved(stages, capacities, 1.0, nodes_max)
+    was found within `nodes_max`. A replica that is not there already costs 1 + `start` times as much."""
+    return _solved(stages, capacities, start=start, nodes_max=nodes_max)
 
 
 def largest_share(stages: Sequence[MixStage], capacities: Sequence[float]) -> tuple[Mix, float] | None:
@@ -95,16 +97,16 @@ def largest_share(stages: Sequence[MixStage], capacities: Sequence[float]) -> tu
 
     It bisects. A program with the share as a column would be exact, but HiGHS then prints to standard output.
     """
-    best = _solved(stages, capacities, 0.0, NODES_MAX)
+    best = _solved(stages, capacities, share=0.0)
     if best is None:
         return None
     if len(stages) == 1:
-        best = _solved(stages, capacities, 0.0, NODES_MAX, most_served=True) or best
+        best = _solved(stages, capacities, share=0.0, most_served=True) or best
         return best, min(1.0, _share(stages, best))
     low, high = _share(stages, best), 1.0
     while high - low > SHARE_ERROR:
         middle = (low + high) / 2
-        mix = _solved(stages, capacities, middle, NODES_MAX)
+        mix = _solved(stages, capacities, share=middle)
         if mix is None:
             high = middle
         else:
@@ -114,22 +116,12 @@ def largest_share(stages: Sequence[MixStage], capacities: Sequence[float]) -> tu
 
 def _share(stages: Sequence[MixStage], mix: Mix) -> float:
     """The largest share of all rates that the mix carries."""
-    return min(
-        (
-            sum(n * option.rate_rps for n, option in zip(own, stage.options, strict=True)) / stage.rate_rps
-            for own, stage in zip(mix.counts, stages, strict=True)
-            if stage.rate_rps > 0
-        ),
-        default=1.0,
+    shares = (
+        stage.served_rps(own) / stage.rate_rps
+        for own, stage in zip(mix.counts, stages, strict=True)
+        if stage.rate_rps > 0
     )
-
-
-def mix_of(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities: Sequence[float]) -> Mix | None:
-    """These replicas as a mix; None if they do not carry the rates, or do not fit."""
-    carries = all(stage.carries(own) for stage, own in zip(stages, counts, strict=True))
-    if not carries or not fits(stages, counts, capacities):
-        return None
-    return _Columns(stages).mix(tuple(map(tuple, counts)), proven=False)
+    return min(shares, default=1.0)
 
 
 def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities: Sequence[float]) -> bool:
@@ -141,70 +133,83 @@ def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities
                 return False
             for resource, amount in option.takes.items():
                 taken[resource] += count * amount
-    return all(own <= capacity * (1 + ROUNDING) for own, capacity in zip(taken, capacities, strict=True))
+    return all(own <= capacity * (1 + SLACK) for own, capacity in zip(taken, capacities, strict=True))
 
 
-class _Columns:
-    """The options of all stages as columns of an integer program: replicas beyond those that must be there."""
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the integer program: some replicas of an option, either of those present or of new ones."""
 
-    def __init__(self, stages: Sequence[MixStage]) -> None:
-        self.options = [option for stage in stages for option in stage.options]
-        ends = np.cumsum([0, *(len(stage.options) for stage in stages)]).tolist()
-        self.of_stages = [range(first, end) for first, end in pairwise(ends)]
-        self.most = [max(0, option.most - option.least) for option in self.options]
+    stage: int
+    index: int
+    option: MixOption
+    cost: float
+    most: int
 
-    def limits(self, capacities: Sequence[float]) -> Iterator[highs.Row]:
-        """For each resource: what the replicas take is within its capacity, as a fraction of it."""
-        for resource, capacity in enumerate(capacities):
-            takes = {at: option.takes[resource] for at, option in enumerate(self.options) if resource in option.takes}
-            there = sum(amount * self.options[at].least for at, amount in takes.items())
-            unit = max(capacity, *takes.values(), 1e-300) if takes else 1.0
-            if takes and math.isfinite(capacity):
-                yield {at: amount / unit for at, amount in takes.items()}, -math.inf, (capacity - there) / unit
 
-    def counts(self, values: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
-        """Replicas by stage and option, those that must be there included."""
-        return tuple(tuple(self.options[at].least + round(values[at]) for at in own) for own in self.of_stages)
-
-    def mix(self, counts: tuple[tuple[int, ...], ...], *, proven: bool) -> Mix:
-        every = [count for own in counts for count in own]
-        cost = math.fsum(count * option.cost for count, option in zip(every, self.options, strict=True))
-        return Mix(counts, cost, proven)
+def _columns(stages: Sequence[MixStage], start: float) -> Iterator[_Column]:
+    for at, stage in enumerate(stages):
+        for index, option in enumerate(stage.options):
+            present = min(option.present, option.most) if start else 0
+            if present:
+                yield _Column(at, index, option, option.cost, present)
+            yield _Column(at, index, option, (1 + start) * option.cost, option.most - present)
 
 
 def _solved(
     stages: Sequence[MixStage],
     capacities: Sequence[float],
-    share: float,
-    nodes_max: int,
     *,
+    share: float = 1.0,
+    start: float = 0.0,
+    nodes_max: int = NODES_MAX,
     most_served: bool = False,
 ) -> Mix | None:
     """The cheapest mix for `share` of all rates, or the one that serves most."""
     if not all(stage.options for stage in stages):
         return None
-    columns = _Columns(stages)
-    rows = list(columns.limits(capacities))
-    for stage, own in zip(stages, columns.of_stages, strict=True):
-        there = [option.least for option in stage.options]
-        rate_rps = share * stage.rate_rps
-        if not stage.carries(there, share):
-            if not any(there):
-                rows.append((dict.fromkeys(own, 1.0), 1.0, math.inf))
-            missing_rps = rate_rps - sum(n * o.rate_rps for n, o in zip(there, stage.options, strict=True))
-            if missing_rps > 0:
-                served = {column: columns.options[column].rate_rps / rate_rps for column in own}
-                rows.append((served, missing_rps / rate_rps, math.inf))
-    costs = [-option.rate_rps if most_served else option.cost for option in columns.options]
-    # In units of the smallest: HiGHS stops within an absolute gap of 1e-6.
-    unit = min(map(abs, costs))
-    costs = [cost / unit for cost in costs]
-    if not rows:
-        return columns.mix(tuple(tuple(o.least for o in stage.options) for stage in stages), proven=True)
-    found = highs.minimise(costs, rows, integers=len(costs), nodes_max=nodes_max, most=columns.most)
+    columns = list(_columns(stages, start))
+    rows = [*_limits(columns, capacities), *_loads(columns, stages, share)]
+    costs = [-column.option.rate_rps if most_served else column.cost for column in columns]
+    unit = min(map(abs, costs))  # HiGHS stops within an absolute gap of 1e-6
+    most = [column.most for column in columns]
+    found = highs.minimise(
+        [cost / unit for cost in costs], rows, integers=len(costs), nodes_max=nodes_max, most=most, presolve=False
+    )
     if found.values is None:
         return None
-    return columns.mix(columns.counts(found.values), proven=found.proven)
+    counts = [[0] * len(stage.options) for stage in stages]
+    for column, value in zip(columns, found.values, strict=True):
+        counts[column.stage][column.index] += round(value)
+    chosen = [
+        (count, option)
+        for own, stage in zip(counts, stages, strict=True)
+        for count, option in zip(own, stage.options, strict=True)
+    ]
+    cost = math.fsum(count * option.cost for count, option in chosen)
+    started = math.fsum(max(0, count - option.present) * option.cost for count, option in chosen)
+    return Mix(tuple(map(tuple, counts)), cost, started, found.proven)
+
+
+def _limits(columns: Sequence[_Column], capacities: Sequence[float]) -> Iterator[highs.Row]:
+    """For each resource: what the replicas take is within its capacity."""
+    for resource, capacity in enumerate(capacities):
+        takes = {at: each.option.takes[resource] for at, each in enumerate(columns) if resource in each.option.takes}
+        if takes and math.isfinite(capacity):
+            unit = max(capacity, *takes.values())
+            if unit > 0:
+                yield {at: amount / unit for at, amount in takes.items()}, -math.inf, capacity / unit
+
+
+def _loads(columns: Sequence[_Column], stages: Sequence[MixStage], share: float) -> Iterator[highs.Row]:
+    """For each stage: its replicas carry `share` of its rate, and there is at least one."""
+    for number, stage in enumerate(stages):
+        own = {at: column.option for at, column in enumerate(columns) if column.stage == number}
+        rate_rps = share * stage.rate_rps
+        if rate_rps > 0:
+            yield {at: option.rate_rps / rate_rps for at, option in own.items()}, 1.0, math.inf
+        else:
+            yield dict.fromkeys(own, 1.0), 1.0, math.inf
 
 
 # Deadlines of graphs

@@ -168,7 +168,7 @@ CATALOGUE: Final = (
             PredictiveDrop(),
             Open(),
             BestFit(),
-            MovingMax(horizon_ns=s(10), window_ns=s(1)),
+            MovingMax(horizon_ns=s(10), window_ns=s(2)),
             Mixed(),
             MaxMin(),
         ),

@@ -9,20 +9,20 @@ price. Accuracy is not traded: only variants that are at least as accurate as th
 A request that arrives just after a batch has started waits for that batch before its own runs, so a batch may take half
 of the stage's part (Nexus, SOSP 2019). Where nothing is fast enough for that, batches of one may take all of it.
 
-A mix that still carries the rate stays, and grows by further replicas, as long as no other mix is cheaper by
-`saving_min`; and a lower rate counts only after `calm_ns`. So replicas start because of the load, not because two mixes
-cost nearly the same. The policy fails where the price of whole nodes matters: it charges a replica for its share, so
-that it may rent a node for one small replica.
+A replica that is not there yet costs more by `start`, and a lower rate counts only after `calm_ns`. So replicas start
+because of the load, not because two mixes cost nearly the same. The policy fails where the price of whole nodes
+matters: it charges a replica for its share, so that it may rent a node for one small replica.
 """
 
 import math
 from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from sloop.core.ledger import Ledger, Reservation, replicas_max, sites
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
@@ -33,7 +33,7 @@ from sloop.solvers import highs, mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixOption, MixStage, TimedCosts
 from sloop.text import chain, counted, listed
-from sloop.units import ROUNDING, s, to_ms
+from sloop.units import NS_PER_MS, ROUNDING, s, to_ms
 from sloop.vocabulary import Group, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 COUNT_MAX: Final = 10_000
@@ -58,12 +58,27 @@ class ReplicaSize:
     """Of one replica: USD per hour, or cores."""
     most: int
     """How many fit on the empty nodes."""
+    present: int
+    """How many such replicas the plan in force has."""
     takes: Mapping[int, float]
     """What one replica takes of the cluster's resources, by index."""
 
+    def taken_ms(self, batch_max: int) -> NDArray[np.float64]:
+        """The duration of a batch of 1, 2, … `batch_max`."""
+        return np.array(self.belief.costs_ns(self.slot)[1 : batch_max + 1], dtype=np.float64) / NS_PER_MS
+
     @property
-    def cost_ns(self) -> Sequence[int]:
-        return self.belief.costs_ns(self.slot)
+    def alone_ms(self) -> float:
+        """The duration of a batch of one."""
+        return to_ms(self.belief.costs_ns(self.slot)[1])
+
+    def best_batch(self, limit_ms: float, batch_max: int) -> tuple[int, float]:
+        """The batch that serves most requests per second among those that take at most `limit_ms`, and how many it
+        serves; none if all take longer."""
+        taken_ms = self.taken_ms(batch_max)
+        served_rps = np.where(taken_ms <= limit_ms + ROUNDING, 1000.0 * np.arange(1, len(taken_ms) + 1) / taken_ms, 0.0)
+        best = int(served_rps.argmax())
+        return best + 1, float(served_rps[best])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +87,6 @@ class Offer:
 
     stage: MixStage
     sizes: tuple[tuple[ReplicaSize, int], ...]
-
-    def present(self, plan: Plan | None, name: str) -> tuple[int, ...]:
-        """By option, how many such replicas the plan in force has."""
-        found = [0] * len(self.sizes)
-        keys = {(size.belief.variant, size.slot): index for index, (size, _) in enumerate(self.sizes)}
-        for target in plan.stages if plan else ():
-            for group in target.groups if target.stage == name else ():
-                index = keys.get((group.spec.variant, group.spec.slot))
-                if index is not None:
-                    found[index] += group.count
-        return tuple(found)
 
 
 @dataclass(slots=True)
@@ -101,14 +105,15 @@ class MixedMemory:
 class Mixed:
     """The cheapest replicas that carry `headroom` more than the largest forecast of the last `calm_ns`."""
 
-    headroom: float = 0.25
+    headroom: float = 0.2
     """Plan for the demand times 1 + `headroom`, because arrivals are not evenly spaced."""
     margin: float = 0.9
     """Fraction of every deadline to plan with."""
     calm_ns: int = s(60)
     """How long the demand must have been lower before fewer replicas are planned."""
-    saving_min: float = 0.1
-    """Replicas in force stay unless another mix costs less by this fraction."""
+    start: float = 0.2
+    """What a start costs, as a fraction of the hourly price of the replica: other replicas replace those in force only
+    if they save more than that within the hour."""
     cores: tuple[float, ...] = ()
     """Core counts to choose from; empty: as many as the profile can use, up to those of a node, and 1, 2, 4, … where a
     core then serves more."""
@@ -124,7 +129,7 @@ class Mixed:
     _memory: MixedMemory = field(init=False, default_factory=MixedMemory, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("headroom", "calm_ns", "saving_min", "batch_max", "initial_rps"):
+        for key in ("headroom", "calm_ns", "start", "batch_max", "initial_rps"):
             check_range(key, getattr(self, key), least=0)
         check_range("margin", self.margin, above=0, most=1)
         check_range("period_ns", self.period_ns, above=0)
@@ -140,7 +145,7 @@ class Mixed:
         decided = (rates, view.plan and view.plan.stages, *cluster.signature)
         if self._memory.decided == decided and view.plan is not None:
             return None
-        made = self._decide(cluster, rates, view.plan)
+        made = self._decide(cluster, rates)
         if view.plan is not None and _replicas(made) == _replicas(view.plan):  # only the planned rates differ
             made = structs.replace(made, stages=view.plan.stages)
         self._memory.decided = (rates, made.stages, *cluster.signature)
@@ -158,7 +163,7 @@ class Mixed:
             recent.popleft()
         return tuple((1 + self.headroom) * max(own) for own in zip(*(rates for _, rates in recent), strict=True))
 
-    def _decide(self, cluster: "MixedCluster", rates: Sequence[float], plan: Plan | None) -> Plan:
+    def _decide(self, cluster: "MixedCluster", rates: Sequence[float]) -> Plan:
         memory, waits = self._memory, WAIT_FOR_A_BATCH
         parts_ms = cluster.parts_ms(rates, waits)
         if parts_ms is None:
@@ -166,35 +171,19 @@ class Mixed:
             parts_ms = cluster.parts_ms(rates, waits)
         if parts_ms is None:
             return cluster.too_slow(rates)
-        offers = cluster.offers(rates, parts_ms, waits)
-        cheap = (1 + self.saving_min) * sum(offer.stage.least_cost for offer in offers)
-        stays = self._staying(cluster, rates, waits, plan, cheap)
-        if stays is not None and stays[1].cost <= cheap:
-            return cluster.plan(*stays, rates, kept=True)
-        best = cluster.cheapest(offers)
+        divisions = [parts_ms, memory.parts_ms] if len(memory.parts_ms) == len(rates) > 1 else [parts_ms]
+        best: tuple[float, list[Offer], Mix, tuple[float, ...]] | None = None
+        for own_ms in divisions:
+            offers = cluster.offers(rates, own_ms, waits)
+            mix = cluster.cheapest(offers)
+            if mix is not None:
+                cost = mix.cost + self.start * mix.started
+                if best is None or cost < best[0] * (1 - ROUNDING):
+                    best = (cost, offers, mix, own_ms)
         if best is None:
-            return cluster.saturated(offers, rates)
-        if stays is not None and stays[1].cost <= (1 + self.saving_min) * best.cost:
-            return cluster.plan(*stays, rates, kept=True)
-        memory.parts_ms = parts_ms
-        return cluster.plan(offers, best, rates)
-
-    def _staying(
-        self, cluster: "MixedCluster", rates: Sequence[float], waits: int, plan: Plan | None, cheap: float
-    ) -> tuple[Sequence[Offer], Mix] | None:
-        """The replicas in force if they carry the rates and cost at most `cheap`; otherwise the cheapest mix that only
-        adds some, or if they carry the rates only removes some. None if there is none."""
-        if plan is None or len(self._memory.parts_ms) != len(rates):
-            return None
-        offers = cluster.offers(rates, self._memory.parts_ms, waits)
-        present = [offer.present(plan, stage.name) for offer, stage in zip(offers, cluster.stages, strict=True)]
-        if not all(map(any, present)):
-            return None
-        mix = mixed.mix_of([offer.stage for offer in offers], present, cluster.capacities)
-        if mix is None or mix.cost > cheap:
-            bounded = [_bounded(offer, own, least=mix is None) for offer, own in zip(offers, present, strict=True)]
-            mix = cluster.cheapest(bounded)
-        return None if mix is None else (offers, mix)
+            return cluster.saturated(cluster.offers(rates, parts_ms, waits), rates)
+        _, offers, mix, memory.parts_ms = best
+        return cluster.plan(offers, mix, rates)
 
 
 def _replicas(plan: Plan) -> list[tuple[str, list[tuple[ReplicaSpec, int, int]]]]:
@@ -203,15 +192,6 @@ def _replicas(plan: Plan) -> list[tuple[str, list[tuple[ReplicaSpec, int, int]]]
         (target.stage, [(group.spec, group.count, target.batch_max_of(group)) for group in target.groups])
         for target in plan.stages
     ]
-
-
-def _bounded(offer: Offer, present: Sequence[int], *, least: bool) -> Offer:
-    """The offer with at least, or at most, the present replicas of each option."""
-    options = tuple(
-        replace(option, least=count) if least else replace(option, most=min(count, option.most))
-        for option, count in zip(offer.stage.options, present, strict=True)
-    )
-    return replace(offer, stage=replace(offer.stage, options=options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +220,23 @@ class MixedCluster:
             by_kind.setdefault(node.node.hardware, []).append(node)
         has_prices = any(node.node.usd_per_h for node in nodes)
         resources = _Resources(by_kind)
+        present = {
+            (group.spec.stage, group.spec.variant, group.spec.slot): group.count
+            for target in (view.plan.stages if view.plan else ())
+            for group in target.groups
+        }
         sizes = tuple(
             tuple(
-                size
+                ReplicaSize(
+                    belief,
+                    slot,
+                    cost,
+                    most,
+                    present.get((stage.name, belief.variant, slot), 0),
+                    resources.taken(belief, slot),
+                )
                 for belief in _beliefs(stage, by_kind, policy)
-                for size in _sizes(belief, by_kind[belief.hardware], policy, resources, has_prices=has_prices)
+                for slot, cost, most in _slots(belief, by_kind[belief.hardware], policy, has_prices=has_prices)
             )
             for stage in view.stages
         )
@@ -263,7 +255,7 @@ class MixedCluster:
     def signature(self) -> tuple[object, ...]:
         """Equal for clusters on which the same rates give the same mix: speeds, nodes and deadlines."""
         speeds = tuple(
-            (size.belief.variant, size.slot, size.most, size.cost_ns[1], size.cost_ns[-1])
+            (size.belief.variant, size.slot, size.most, size.belief.costs_ns(size.slot)[-1], size.alone_ms)
             for own in self.sizes
             for size in own
         )
@@ -275,7 +267,7 @@ class MixedCluster:
         for own, rate_rps in zip(self.sizes, rates, strict=True):
             time_ms, cost = [], []
             for size in own:
-                taken_ms = np.array(size.cost_ns[1 : self._batch_max(size, waits) + 1], dtype=np.float64) / 1e6
+                taken_ms = size.taken_ms(self._batch_max(size, waits))
                 batches = np.arange(1, len(taken_ms) + 1)
                 replicas = np.maximum(1.0, np.ceil(rate_rps * taken_ms / (1000.0 * batches) - ROUNDING))
                 time_ms.append(waits * taken_ms)
@@ -291,20 +283,17 @@ class MixedCluster:
         ]
 
     def _offer(self, sizes: Sequence[ReplicaSize], rate_rps: float, part_ms: float, waits: int) -> Offer:
-        found: list[tuple[ReplicaSize, int, float]] = []
+        found: list[tuple[ReplicaSize, int]] = []
+        options: list[MixOption] = []
         best: dict[tuple[str, str], float] = {}
         for size in sizes:  # the largest of each variant and kind comes first
-            taken_ns = np.array(size.cost_ns[1 : self._batch_max(size, waits) + 1], dtype=np.float64)
-            batches = np.arange(1, len(taken_ns) + 1)
-            served_rps = np.where(waits * taken_ns <= part_ms * 1e6 * (1 + ROUNDING), 1e9 * batches / taken_ns, 0.0)
-            at = int(served_rps.argmax())
+            batch, served_rps = size.best_batch(part_ms / waits, self._batch_max(size, waits))
             key = (size.belief.variant, size.belief.hardware)
-            per_cost = float(served_rps[at]) / size.cost
-            if per_cost > BETTER * best.get(key, 0.0):
-                best[key] = per_cost
-                found.append((size, at + 1, float(served_rps[at])))
-        options = tuple(MixOption(rps, size.cost, size.most, takes=size.takes) for size, _, rps in found)
-        return Offer(MixStage(rate_rps, options), tuple((size, batch) for size, batch, _ in found))
+            if served_rps / size.cost > BETTER * best.get(key, 0.0):
+                best[key] = served_rps / size.cost
+                found.append((size, batch))
+                options.append(MixOption(served_rps, size.cost, size.most, size.present, size.takes))
+        return Offer(MixStage(rate_rps, tuple(options)), tuple(found))
 
     def _batch_max(self, size: ReplicaSize, waits: int) -> int:
         if waits == NO_WAIT:
@@ -315,7 +304,7 @@ class MixedCluster:
         """The cheapest mix whose replicas fit on the nodes; None if there is none."""
         stages, capacities = [offer.stage for offer in offers], list(self.capacities)
         for _ in range(PACKINGS_MAX):
-            mix = mixed.cheapest(stages, capacities)
+            mix = mixed.cheapest(stages, capacities, start=self.policy.start)
             left_over = self._left_over(offers, mix) if mix is not None else ()
             if mix is None or not left_over:
                 return mix
@@ -356,11 +345,11 @@ class MixedCluster:
                 number += 1
         return left_over
 
-    def plan(self, offers: Sequence[Offer], mix: Mix, rates: Sequence[float], *, kept: bool = False) -> Plan:
+    def plan(self, offers: Sequence[Offer], mix: Mix, rates: Sequence[float]) -> Plan:
         """The mix as a plan."""
         stages = tuple(map(self._stage_plan, self.stages, offers, mix.counts))
         why = f"{self._seen(rates)} → {_described(stages)}: {mix.cost:.4g} {self.unit}"
-        return Plan(stages, f"{why}; no other mix costs {self.policy.saving_min:.0%} less" if kept else why)
+        return Plan(stages, why)
 
     def _seen(self, rates: Sequence[float]) -> str:
         """The rates as text."""
@@ -392,7 +381,7 @@ class MixedCluster:
         if found is None:
             ones = tuple(tuple(int(index == 0) for index in range(len(offer.sizes))) for offer in offers)
             why = f"the nodes do not hold one replica of each of {counted(len(names), 'stage')}"
-            plan = self.plan(offers, Mix(ones, math.inf), rates)
+            plan = self.plan(offers, Mix(ones, math.inf, math.inf), rates)
             return structs.replace(plan, why=why, feasible=False, saturated=names)
         mix, share = found
         plan = self.plan(offers, mix, rates)
@@ -401,12 +390,9 @@ class MixedCluster:
 
     def too_slow(self, rates: Sequence[float]) -> Plan:
         """The plan if no hardware is fast enough: the fastest replicas, without batches."""
-        fastest = [min(own, key=lambda size: (size.cost_ns[1], size.cost)) for own in self.sizes]
-        fastest_ms = [to_ms(size.cost_ns[1]) for size in fastest]
-        offers = [
-            Offer(MixStage(rate, (MixOption(1000.0 / ms, size.cost, size.most, takes=size.takes),)), ((size, 1),))
-            for size, ms, rate in zip(fastest, fastest_ms, rates, strict=True)
-        ]
+        fastest = [min(own, key=lambda size: (size.alone_ms, size.cost)) for own in self.sizes]
+        fastest_ms = [size.alone_ms for size in fastest]
+        offers = [self._offer((size,), rate, math.inf, NO_WAIT) for size, rate in zip(fastest, rates, strict=True)]
         mix = self.cheapest(offers)
         plan = self.saturated(offers, rates) if mix is None else self.plan(offers, mix, rates)
         worst = max(self.paths, key=lambda path: sum(fastest_ms[at] for at in path.stages) - path.slo_ms)
@@ -433,10 +419,10 @@ def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator
             yield belief
 
 
-def _sizes(
-    belief: Belief, nodes: Sequence[NodeView], policy: Mixed, resources: "_Resources", *, has_prices: bool
-) -> Iterator[ReplicaSize]:
-    """The sizes of replicas that fit on a node, the largest first.
+def _slots(
+    belief: Belief, nodes: Sequence[NodeView], policy: Mixed, *, has_prices: bool
+) -> Iterator[tuple[Slot, float, int]]:
+    """The slots of replicas that fit on a node, the largest first: each with its cost, and how many fit on all nodes.
 
     A profile that gives the same latency on fewer cores only does not say how cores matter, and offers no smaller size.
     """
@@ -450,7 +436,7 @@ def _sizes(
         if not most or (not policy.cores and cores < most_cores and belief.costs_ns(slot) == largest_ns):
             continue
         prices = [_price(node, slot, has_prices=has_prices) for node, count in zip(nodes, counts, strict=True) if count]
-        yield ReplicaSize(belief, slot, min(prices, default=cores), most, resources.taken(belief, slot))
+        yield slot, min(prices, default=cores), most
 
 
 def _price(node: NodeView, slot: Slot, *, has_prices: bool) -> float:
