@@ -162,10 +162,9 @@ def test_several_applications_and_versions_on_a_page() -> None:
     )
     text = page("Two", run_sections(summary.row(system="static", seed=3), summary, rows, header))
     shown = read(text)
-    for heading in ("Summary", "Over time", "Hardware", "Versions", "Latency", "Decisions"):
+    for heading in ("Summary", "Applications", "Over time", "Hardware", "Versions", "Latency", "Decisions"):
         assert heading in shown.text
     for words in (
-        "Application by application",
         "Version by version",
         "Versions of a over time",
         "rolled back: too &lt;late&gt;",
@@ -182,3 +181,4 @@ def test_of_many_applications_those_with_the_most_requests_are_drawn() -> None:
     summary = RunSummary([Parts(f"m{n}") for n in range(30)], start_ns=0).fold(told(asks(1, 0, "m9")))
     text = page("Many", run_sections(summary.row(system="x", seed=0), summary, [], HEADER))
     assert "The 8 applications with the most requests, of 30." in text
+    assert ("details", {}) in read(text).tags, "thirty rows are folded"

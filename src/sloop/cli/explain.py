@@ -90,7 +90,7 @@ def _decisions(log: RecordedLog, at_s: float, application: str) -> CommandOutput
     story = explain_deployment(log, s(at_s), state)
     columns = ("application", "version", "state", "% of requests", "since s", "plan", "why", "replicas", "waiting")
     rows = tuple(
-        (v.application, v.version, v.state, 100 * v.share, v.since_s, v.plan, v.why, v.replicas, v.waiting)
+        (v.application, v.version, v.state, 100 * v.share, f"{v.since_s:.3f}", v.plan, v.why, v.replicas, v.waiting)
         for v in story.versions
     )
     lines = [f"nodes: {story.nodes}"] if story.nodes else []

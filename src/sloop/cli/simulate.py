@@ -1,6 +1,7 @@
 """`sloop simulate`: simulates a scenario under one system or several."""
 
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import RenderableType
@@ -9,9 +10,13 @@ from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
 from sloop.cli.command import CommandOutput, command, progress, table
 from sloop.report import tables
+from sloop.report.tables import Table
 from sloop.runlog.summary import RunRow
 from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, log_paths, run_systems
 from sloop.text import listed
+
+APPLICATIONS_MAX: Final = 30
+"""The most applications in a table on a terminal; `--json` has all."""
 
 EXAMPLE = """
 sloop simulate burst.yaml --seed 7
@@ -71,7 +76,7 @@ def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
     if any(row.attainment_low is not None for row in rows):
         made.insert(1, tables.ranges(rows))
     if any(row.applications for row in rows):
-        made.append(tables.applications([(label, row.applications) for label, row in runs]))
+        made.append(applications(rows))
     if any(row.versions for row in rows):
         made.append(tables.applications([(label, row.versions) for label, row in runs], "Version by version"))
     if with_nodes:
@@ -79,3 +84,14 @@ def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
     if graphs:
         made += [tables.stages(graphs), tables.routes(graphs)]
     return [*map(table, made), *(f"based on {line}" for line in assumed)]
+
+
+def applications(rows: list[RunRow]) -> Table:
+    """The applications of each run; if there are many, only those that were served worst."""
+    most = max(len(row.applications) for row in rows)
+    if most <= APPLICATIONS_MAX:
+        return tables.applications([(row.system, row.applications) for row in rows])
+    worst = [
+        (row.system, sorted(row.applications, key=lambda each: each.attainment)[:APPLICATIONS_MAX]) for row in rows
+    ]
+    return tables.applications(worst, f"The {APPLICATIONS_MAX} applications with the lowest attainment, of {most}")

@@ -29,6 +29,8 @@ RECENT_S: Final = 10
 """Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
 NUMBER: Final = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
 """A number in a reason, but not the digits of a name such as `stage2`."""
+TOGETHER_MAX: Final = 8
+"""How many versions are named with the cores that they have by their plans: those with the most."""
 UNACCOUNTED_NS_MIN: Final = 50_000
 """Durations that round to less than 0.1 ms are not mentioned."""
 
@@ -778,9 +780,12 @@ def _together_text(state: DeploymentState) -> str:
             totals[record.node.hardware] = totals.get(record.node.hardware, 0.0) + record.node.cores
     for hardware, total in totals.items():
         wants = {each.key: cores_by_hardware(each.run.plan).get(hardware, 0.0) for each in present}
-        shares = listed([f"{key} {cores:g}" for key, cores in wants.items() if cores])
+        most = sorted((key for key, cores in wants.items() if cores), key=lambda key: -wants[key])
+        shares = [f"{key} {wants[key]:g}" for key in most[:TOGETHER_MAX]]
+        if rest := most[TOGETHER_MAX:]:
+            shares.append(f"{len(rest)} others {sum(wants[key] for key in rest):g}")
         if shares:
-            parts.append(f"{shares} of at most {counted(total, 'core')}{f' of {hardware}' if hardware else ''}")
+            parts.append(f"{listed(shares)} of at most {counted(total, 'core')}{f' of {hardware}' if hardware else ''}")
     return "; ".join(parts)
 
 

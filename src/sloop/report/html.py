@@ -37,7 +37,7 @@ from sloop.units import to_s
 
 DECISIONS_MAX: Final = 500
 """The most decisions on a page; the log has all of them."""
-OPEN_DECISIONS_MAX: Final = 20
+OPEN_ROWS_MAX: Final = 20
 """A longer table is collapsed, so that the sections after it stay visible."""
 
 
@@ -71,14 +71,13 @@ def run_sections(
     deployment = summary.deployment
     sections = [
         _summary(row, summary),
+        *_application_sections(row),
         _over_time(row, summary),
+        *_hardware_sections(row, summary),
         *_version_sections(row, summary),
         *_stage_sections(row, summary),
         _latency(row, summary),
     ]
-    if tables.nodes_vary(deployment.nodes.nodes.values()):
-        figures = (hardware_timeline(summary),)
-        sections.insert(2, Section(title="Hardware", figures=figures, tables=(tables.nodes([(row.system, row)]),)))
     if errors := summary.estimate_errors():
         sections.append(Section(title="Estimates", tables=(tables.estimate_errors(errors),)))
     if (worst := tables.worst_seconds(summary.seconds())).rows:
@@ -92,14 +91,19 @@ def run_sections(
 
 
 def _summary(row: RunRow, summary: RunSummary) -> Section:
-    found = [tables.ends([row]), tables.costs([row])]
-    if row.applications:
-        found.append(tables.applications([(row.system, row.applications)]))
     text = [_result(row)]
     if row.planner_errors:
         why = next((each.planner_error for each in summary.deployment.records if each.planner_error), "")
         text.append(f"{counted(row.planner_errors, 'time')} no plan could be made, for example: {why}.")
-    return Section(title="Summary", text=tuple(text), tables=tuple(found))
+    return Section(title="Summary", text=tuple(text), tables=(tables.ends([row]), tables.costs([row])))
+
+
+def _application_sections(row: RunRow) -> list[Section]:
+    """The applications side by side, if there are several."""
+    if not row.applications:
+        return []
+    found = tables.applications([(row.system, row.applications)], "")
+    return [Section(title="Applications", tables=(found,), folded=len(row.applications) > OPEN_ROWS_MAX)]
 
 
 def _over_time(row: RunRow, summary: RunSummary) -> Section:
@@ -112,6 +116,14 @@ def _over_time(row: RunRow, summary: RunSummary) -> Section:
     text = f"The {len(drawn)} applications with the most requests, of {len(applications)}." if left_out else ""
     figure = timeline(drawn, name="applications", title="Applications over time", same_arrivals=False)
     return Section(title="Over time", text=(text,) if text else (), figures=(figure,))
+
+
+def _hardware_sections(row: RunRow, summary: RunSummary) -> list[Section]:
+    """The mix of hardware, if the nodes are of several kinds or come and go."""
+    if not tables.nodes_vary(summary.deployment.nodes.nodes.values()):
+        return []
+    found = tables.nodes([(row.system, row)])
+    return [Section(title="Hardware", figures=(hardware_timeline(summary),), tables=(found,))]
 
 
 def _version_sections(row: RunRow, summary: RunSummary) -> list[Section]:
@@ -232,7 +244,7 @@ def _decision_section(records: Iterable[tuple[int, Record]], summary: RunSummary
         title="Decisions",
         text=(f"{counted(total, 'decision')}.{more}",),
         tables=(Table("", columns, tuple(rows)),),
-        folded=len(rows) > OPEN_DECISIONS_MAX,
+        folded=len(rows) > OPEN_ROWS_MAX,
     )
 
 

@@ -289,8 +289,9 @@ class RunState:
         self._keeps_routes, self._keeps_service = kept.routes, kept.service
         self._second = SecondRecord(0)
         self._second_end_ns = _BEFORE_NS
-        self._charged: tuple[int, ...] = (0,)
-        """Microcores × ns up to the current second: of all replicas, then by kind of hardware."""
+        self._charged = 0
+        self._charged_by_kind: tuple[int, ...] = ()
+        """Microcores × ns up to the current second: of all replicas, and by kind of hardware if there are several."""
         self._resized: set[BatchId] = set()
         """Running batches whose replica was resized after their start."""
         self._rare: Mapping[type, Callable[[int, Any], None]] = {
@@ -605,13 +606,16 @@ class RunState:
             self.begin(start_ns, start_ns)
         kept = self.seconds.maxlen
         while now_ns >= self._second_end_ns:
-            self._close_second(self._second_end_ns)
+            self._measure_second(self._second_end_ns)
             if self.on_second is not None:
                 self.on_second()
             skipped = max(0, (now_ns - self._second_end_ns) // NS_PER_S - kept) if kept else 0
             if skipped:
                 self._second_end_ns += skipped * NS_PER_S
-                self._charge(self._second_end_ns)
+                self.cost.charge(self._second_end_ns)
+            self._charged = self.cost.total_microcore_ns
+            if len(self.cost.hardware_microcore_ns) > 1:
+                self._charged_by_kind = tuple(self.cost.hardware_microcore_ns.values())
             self._open_second(self._second.start_s + 1 + skipped)
 
     def _open_second(self, start_s: int) -> None:
@@ -621,26 +625,17 @@ class RunState:
 
     def close_seconds(self) -> None:
         """Update the last second, which may be incomplete, to the last record."""
-        charged = self._charged
-        self._close_second(self.now_ns)
-        self._charged = charged
+        self._measure_second(self.now_ns)
 
-    def _close_second(self, until_ns: int) -> None:
-        """Set the allocated cores of the current second."""
-        before = self._charged
-        after = self._charge(until_ns)
-        second = self._second
-        second.microcore_ns = after[0] - before[0]
-        if len(after) > 2:
-            by_kind = zip_longest(after[1:], before[1:], fillvalue=0)
-            second.hardware_microcore_ns = tuple(end - start for end, start in by_kind)
-
-    def _charge(self, until_ns: int) -> tuple[int, ...]:
-        """Charge the cost account, and remember what was charged so far: in total, then by kind of hardware."""
-        cost = self.cost
+    def _measure_second(self, until_ns: int) -> None:
+        """Set the cores that were allocated in the current second until then."""
+        cost, second = self.cost, self._second
         cost.charge(until_ns)
-        self._charged = (cost.total_microcore_ns, *cost.hardware_microcore_ns.values())
-        return self._charged
+        second.microcore_ns = cost.total_microcore_ns - self._charged
+        if len(cost.hardware_microcore_ns) > 1:
+            before = self._charged_by_kind or (self._charged,)  # until now, all were of the first kind
+            kinds = zip_longest(cost.hardware_microcore_ns.values(), before, fillvalue=0)
+            second.hardware_microcore_ns = tuple(end - start for end, start in kinds)
 
 
 def combined_accuracy(accuracies: Sequence[float]) -> float:
