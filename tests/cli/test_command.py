@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from io import StringIO
 from pathlib import Path
 
@@ -104,6 +105,17 @@ def test_progress_stays_off_stdout(capsys: pytest.CaptureFixture[str]) -> None:
         advance(1, "half")
         advance(2)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 60.0])
+def test_progress_ends_with_its_block_whether_it_was_drawn_or_not(
+    after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloop.cli.command.PROGRESS_AFTER_S", after_s)
+    before = threading.active_count()
+    with pytest.raises(InputError), progress("working", total=1):
+        raise InputError("it failed")
+    assert threading.active_count() == before
 
 
 def test_a_mapping_makes_a_trace() -> None:

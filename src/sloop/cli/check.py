@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from sloop.app.application import Application, Limits, Stage
 from sloop.app.load import load_deployment
-from sloop.cli.command import CommandOutput, Rate, command, rates_by_name, table
+from sloop.cli.command import CommandOutput, Rate, command, progress, rates_by_name, table
 from sloop.cli.plan import RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
 from sloop.report.tables import Table
 from sloop.systems.planning import Arrivals, explain_plan
@@ -44,7 +44,9 @@ def check(apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals
     """
     deployment = load_deployment(apps)
     setup = set_up(deployment, must_fit=False)
-    plan = explain_plan(setup, {"": RATE_RPS} | rates_by_name(rates), arrivals, clock=time.perf_counter_ns)
+    rates_rps = {"": RATE_RPS} | rates_by_name(rates)
+    with progress("planning", total=1.0) as advance:
+        plan = explain_plan(setup, rates_rps, arrivals, clock=time.perf_counter_ns, progress=advance)
     described = [_described(each) for each in deployment.applications]
     value: dict[str, Any] = {"name": deployment.name, "applications": described, "plan": plan}
     value["limits"] = asdict(deployment.limits)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final, Protocol
 
 import click
@@ -30,6 +31,8 @@ from sloop.workload.trace import Trace
 
 JSON: Final = "sloop.cli.json"
 """Key of click's `meta`: whether `--json` was given."""
+PROGRESS_AFTER_S: Final = 2.0
+"""Seconds before a progress bar is drawn: a bar that appears and vanishes says nothing."""
 TRACE_HELP: Final = (
     "TRACE is a file of arrivals, a scenario (.yaml), or a mapping such as '{kind: poisson, rate: 100}'."
 )
@@ -114,15 +117,24 @@ class ProgressUpdate(Protocol):
 
 @contextmanager
 def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
-    """A progress bar on stderr while the block runs; shown after two seconds."""
+    """A progress bar on stderr while the block runs, if it takes longer than `PROGRESS_AFTER_S`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(what, total=total)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    row = bar.add_task(what, total=total)
 
-        def update(done: float, now: str = "") -> None:
-            bar.update(row, completed=done, description=f"{what}: {now}" if now else what)
+    def update(done: float, now: str = "") -> None:
+        bar.update(row, completed=done, description=f"{what}: {now}" if now else what)
 
+    timer = Timer(PROGRESS_AFTER_S, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
         yield update
+    finally:
+        timer.cancel()
+        timer.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def trace_at(

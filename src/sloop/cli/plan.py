@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_deployment
-from sloop.cli.command import CommandOutput, Rate, command, rates_by_name, table
+from sloop.cli.command import CommandOutput, Rate, command, progress, rates_by_name, table
 from sloop.report.tables import Cell, Table
 from sloop.systems.planning import Arrivals, PlanReport, StageReport, explain_plan
 from sloop.systems.setup import set_up
@@ -54,7 +54,8 @@ def plan(
     named = {application.system.name for application in deployment.applications}
     choice = SystemChoice(name) if name and {name} != named else None
     setup = set_up(deployment, choice, must_fit=False)
-    report = explain_plan(setup, rates_by_name(rates), arrivals, clock=time.perf_counter_ns)
+    with progress("planning", total=1.0) as advance:
+        report = explain_plan(setup, rates_by_name(rates), arrivals, clock=time.perf_counter_ns, progress=advance)
     return CommandOutput(report, plan_display(report))
 
 

@@ -73,21 +73,31 @@ def explain_plan(
     arrivals: Arrivals = "even",
     *,
     clock: Callable[[], int] | None = None,
+    progress: Callable[[float], None] = lambda done: None,
 ) -> PlanReport:
     """The plans that the setup's system keeps at steady rates, with their predictions.
 
     The rates are requests per second of each application, see `rates_for`. `clock` returns nanoseconds and times the
-    decisions.
+    decisions. `progress` is told which part is done, 0 to 1.
     """
     rates = rates_for(setup, rates_rps)
+    kinds = tuple(dict.fromkeys(node.hardware for node in setup.deployment.cluster))
+    compared = kinds if len(kinds) > 1 else ()
+    steps = 2 + len(compared)  # plans, explanations, and plans on each kind
     steady = steady_plans(setup.applications, rates, clock=clock)
     placed = _Placed(setup.applications, rates, arrivals, steady)
-    explained = [_Explained(placed, each) for each in setup.applications]
+    explained: list[_Explained] = []
+    for each_setup in setup.applications:
+        progress((1 + len(explained) / len(setup.applications)) / steps)
+        explained.append(_Explained(placed, each_setup))
+    single_kinds: list[SingleKind] = []
+    for kind in compared:
+        progress((2 + len(single_kinds)) / steps)
+        single_kinds.append(_on_one_kind(setup, rates, arrivals, kind))
     reports = [each.report for each in explained]
     shortfalls = [*placed.shortfalls, *(found for each in explained for found in each.shortfalls)]
     several = len(explained) > 1
-    only = reports[0]
-    nodes, cluster = placed.placement.nodes, setup.deployment.cluster
+    only, nodes = reports[0], placed.placement.nodes
     arrivals_planned = {each.plan_arrivals for each in reports}
     return PlanReport(
         system=setup.applications[0].system.name,
@@ -98,14 +108,15 @@ def explain_plan(
         predicted_ms=max(each.predicted_ms for each in reports),
         solve_ms=steady.solve_ms,
         why="; ".join(
-            [*(each.named(each.report.why) for each in explained), *(each.why for each in placed.shortfalls)]
+            [each.named(report.why) for each, report in zip(explained, reports, strict=True)]
+            + [each.why for each in placed.shortfalls]
         ),
         notes=(*(note for each in explained for note in each.notes), *_mixed_notes(setup)),
         rate_rps=sum(rates.values()),
         paths=tuple(path for each in explained for path in each.paths),
         shortfalls=tuple(shortfalls),
         one_more=None if several else only.one_more,
-        plan_why="; ".join(each.named(each.report.plan_why) for each in explained),
+        plan_why="; ".join(each.named(each.plan.why) for each in explained),
         plan_feasible=all(each.plan_feasible for each in reports),
         plan_arrivals=arrivals_planned.pop() if len(arrivals_planned) == 1 else None,
         arrivals=arrivals,
@@ -118,11 +129,7 @@ def explain_plan(
         applications=tuple(reports),
         placements=tuple(row for each in explained for row in each.placements),
         nodes=tuple(_by_kind(nodes)),
-        single_kinds=tuple(
-            _on_one_kind(setup, rates, arrivals, kind)
-            for kind in dict.fromkeys(node.hardware for node in cluster)
-            if len({node.hardware for node in cluster}) > 1
-        ),
+        single_kinds=tuple(single_kinds),
     )
 
 
