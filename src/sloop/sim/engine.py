@@ -6,20 +6,23 @@ ingress. The ingress is read one event at a time, so that the memory of a run do
 As in a live server, the core is told all events of an instant together, and instants increase: whatever the orders of
 an instant cause at once comes a nanosecond later. So a log shows which events were told together, and a replay can do
 the same. At one instant the core's wake-up comes first, then the cluster, then the ingress; the heap breaks ties by
-order of creation. The cost is linear in events, and only sinks store records.
+order of creation. Faults stop after the last arrival, so that the open requests must end.
+
+Every record goes to each of the `appends`, which are read again for each record, so that a sink may remove itself from
+a list. The cost is linear in events, and only sinks store records.
 
 Must not import policies or truths. It interprets events and actions only to start batches, to count ends, and to have
 plans computed.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop
 from typing import Any, Final
 
 from msgspec import Struct
 
-from sloop.actions import End, RequestPlan, StartBatch
+from sloop.actions import Action, End, RequestPlan, StartBatch
 from sloop.core.protocols import CoreInterface
 from sloop.events import WOKE, Event, Finished
 from sloop.runlog import Record
@@ -59,18 +62,12 @@ def play(  # noqa: C901, PLR0912, PLR0915  # not split: a call per event would c
     ingress: Ingress,
     *,
     until_ns: int,
-    appends: list[Append] | None = None,
+    appends: Sequence[Append] = (),
     patience_ns: int = PATIENCE_NS,
 ) -> RunTotals:
-    """Run at least until `until_ns`, then until every request has ended, for at most `patience_ns` more.
-
-    Faults stop after the last arrival (`Cluster.stop_faults`), so that the open requests must end. Every record goes to
-    each of `appends`; the list is read again for each record, so that a sink may remove itself.
-    """
+    """Run at least until `until_ns`, then until every request has ended, for at most `patience_ns` more."""
     handle, pending, void, start_batch = core.handle, cluster.pending, cluster.void, cluster.start_batch
-    sinks = appends if appends is not None else []
-    others: deque[Event] = deque()
-    """The other events of this instant."""
+    others: deque[Event] = deque()  # of this instant
     requests = ended = events = wakes = 0
     now_ns, limit_ns = -1, FOREVER_NS
     arrival_ns, arrival = next(ingress, ENDED)
@@ -83,76 +80,86 @@ def play(  # noqa: C901, PLR0912, PLR0915  # not split: a call per event would c
         if arrival_ns < head_ns and arrival_ns < wake_ns:
             now_ns, event = arrival_ns, arrival
             arrival_ns, arrival = next(ingress, ENDED)
-            if type(event) is Request:
-                requests += 1
+            requests += type(event) is Request
             more = arrival_ns <= now_ns
         elif head_ns < wake_ns:
             if head_ns > limit_ns:
                 break
             now_ns = head_ns if head_ns > now_ns else now_ns + 1
-            _, sequence, happening = heappop(pending)
-            if type(happening) is Finished and not void:
-                event = happening
-                more = pending[0][0] <= now_ns or arrival_ns <= now_ns
-            else:
-                event = cluster.happen(now_ns, sequence, happening)
-                more = event is None or pending[0][0] <= now_ns or arrival_ns <= now_ns
+            _, sequence, event = heappop(pending)
+            if type(event) is not Finished or void:
+                event = cluster.happen(now_ns, sequence, event)
+            more = event is None or pending[0][0] <= now_ns or arrival_ns <= now_ns
+        elif wake_ns > limit_ns:
+            break
         else:
-            if wake_ns > limit_ns:
-                break
             wakes = wakes + 1 if wake_ns <= now_ns else 0
             assert wakes < WAKES_MAX, f"the core asks for ever to be woken at {wake_ns} ns; it is {now_ns} ns"
             now_ns, event = wake_ns if wake_ns > now_ns else now_ns + 1, WOKE
             more = head_ns <= now_ns or arrival_ns <= now_ns
         if more:
-            arrival_ns, arrival, arrived = _gather(now_ns, cluster, ingress, arrival_ns, arrival, others)
+            event, arrival_ns, arrival, arrived = _gather(now_ns, event, cluster, ingress, arrival_ns, arrival, others)
             requests += arrived
             if arrival_ns < 0:
                 cluster.stop_faults(now_ns)
                 arrival_ns, limit_ns = FOREVER_NS, max(until_ns, now_ns + patience_ns)
             if event is None:
-                if not others:
-                    continue
-                event = others.popleft()
+                continue
             more = len(others) > 0
         while True:
             events += 1
-            for append in sinks:
+            for append in appends:
                 append(now_ns, event)
             for action in handle(now_ns, event, more):
-                for append in sinks:
+                for append in appends:
                     append(now_ns, action)
                 if type(action) is End:
                     ended += 1
                 elif type(action) is StartBatch:
                     start_batch(now_ns, action)
-                elif type(action) is RequestPlan:
-                    assert core.plan_input is not None, "the core requests a plan of nothing"
-                    cluster.deliver_plan(now_ns, core.planner.plan(core.plan_input))
                 else:
-                    cluster.obey(now_ns, action)
+                    _obey(now_ns, action, core, cluster)
             if not more:
                 break
-            event = others.popleft()
-            more = len(others) > 0
+            event, more = others.popleft(), len(others) > 0
         if ended == requests and limit_ns != FOREVER_NS:
             limit_ns = until_ns
     return RunTotals(requests, requests - ended, events, now_ns)
 
 
 def _gather(  # takes and returns the variables of `play`
-    now_ns: int, cluster: Cluster, ingress: Ingress, arrival_ns: int, arrival: Event, others: deque[Event]
-) -> tuple[int, Event, int]:
-    """Add all further events of this instant to `others`. Returns the next arrival, or `ENDED`, and how many requests
-    arrived."""
+    now_ns: int,
+    event: Any,  # noqa: ANN401  # an Event or None
+    cluster: Cluster,
+    ingress: Ingress,
+    arrival_ns: int,
+    arrival: Event,
+    others: deque[Event],
+) -> tuple[Any, int, Event, int]:
+    """Add all further events of this instant to `others`.
+
+    Returns the first event of the instant, None if there is none; the next arrival, or `ENDED`; and how many requests
+    arrived.
+    """
     pending, requests = cluster.pending, 0
     while pending[0][0] <= now_ns:
         _, sequence, happening = heappop(pending)
-        event = cluster.happen(now_ns, sequence, happening)
-        if event is not None:
-            others.append(event)
+        found = cluster.happen(now_ns, sequence, happening)
+        if found is not None:
+            others.append(found)
     while 0 <= arrival_ns <= now_ns:
         others.append(arrival)
         requests += type(arrival) is Request
         arrival_ns, arrival = next(ingress, ENDED)
-    return arrival_ns, arrival, requests
+    if event is None and others:
+        event = others.popleft()
+    return event, arrival_ns, arrival, requests
+
+
+def _obey(now_ns: int, action: Action, core: CoreInterface, cluster: Cluster) -> None:
+    """Carry out an action that is rarer than batches and ends."""
+    if type(action) is RequestPlan:
+        assert core.plan_input is not None, "the core requests a plan of nothing"
+        cluster.deliver_plan(now_ns, core.planner.plan(core.plan_input))
+    else:
+        cluster.obey(now_ns, action)
