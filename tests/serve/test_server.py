@@ -209,6 +209,20 @@ def test_a_budget_that_cannot_be_met_is_a_504_and_too_many_rows_a_400(running: R
     assert b"17 rows" in text
 
 
+def test_a_deployments_limit_of_bytes_holds_for_all_its_models(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    described = [document(mlp) | {"name": name} for name in ("one", "two")]
+    for each in described:
+        del each["cluster"]
+    shop = {"name": "shop", "applications": described, "limits": {"bytes": 1000, "requests": 50}}
+    running = Running(thread, tmp_path, shop)
+    running.wait_until_ready()
+    assert running.ask("POST", "/v2/models/two/infer", infer_body(1))[0] == 200
+    status, text = running.ask("POST", "/v2/models/two/infer", infer_body(100))
+    assert (status, b"the limit is 1000" in text) == (413, True), text
+    running.close()
+    assert_replays(tmp_path / "events.jsonl")
+
+
 def test_the_log_on_disk_replays(running: Running) -> None:
     journal = running.server.journal
     assert journal is not None

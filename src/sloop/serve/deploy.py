@@ -42,7 +42,7 @@ from sloop.serve.gateway.service import InferenceService, Model
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Servable
-from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, definition_of, set_up
+from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, build, definition_of, set_up
 from sloop.tensor import Port, Signature
 from sloop.text import listed
 from sloop.vocabulary import Canary
@@ -152,7 +152,6 @@ class AcceptedVersion(Struct, frozen=True, tag="accepted"):
     """Each with its stage and variant."""
     rows_max: int
     threads: int
-    is_quick: bool
     warnings: tuple[str, ...]
 
     def served(self) -> tuple[Application, Models, ServedVersion]:
@@ -185,7 +184,6 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
         models=tuple((*key, model) for key, model in models.items()),
         rows_max=rows,
         threads=threads_of(setup.beliefs),
-        is_quick=not plans_beside([setup.system.policies.scale]),
         warnings=tuple(warnings_of(setup, models)),
     )
 
@@ -316,23 +314,20 @@ class Deployer:
         """Make a checked version known everywhere, the core last."""
         application, models, served = found.served()
         name, version, key = application.name, application.version, application.key
+        parts = build(name, version, found.definition)  # raises what would otherwise stop the core
         self._used.setdefault(name, set()).add(version)
         self._applications[key] = application
         self._backend.learn(models, threads_prepared=found.threads)
         self._driver.add(served)
         self._planner.add(key, Definition(name, version, found.definition))
-        if not self._planner.is_started and self._plans_beside(found):
+        scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
+        if not self._planner.is_started and plans_beside([*scales, parts.policies.scale]):
             self._planner.start()
             self._driver.on_event(Planned(0, {}, restarted=True))
         if name not in self._service.models:
             self._service.add(model_of(application, served))
         self._driver.on_event(Deployed(name, version, found.definition, order.canary))
         return served
-
-    def _plans_beside(self, joining: AcceptedVersion) -> bool:
-        """Whether the core will ask the planner process for plans when this version has joined."""
-        scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
-        return not joining.is_quick or plans_beside([*scales, scales[0]])  # as many, and all of them quick
 
     async def promote(self, order: Promote, tell: Tell) -> Done:
         """Let a version get all requests, and wait until it does."""

@@ -162,8 +162,7 @@ class Settings:
     api_key: str = ""
     body_bytes_max: int = 64 * 2**20
     bodies_bytes_max: int = 0
-    """Bytes of all open requests together, at least `body_bytes_max`; 0: the deployment's limit, or else
-    `ALL_BYTES_MAX`."""
+    """Bytes of all open requests together; 0: the deployment's limit, or else `ALL_BYTES_MAX`."""
     requests_max: int = 0
     """Open requests at the same time; further connections wait unread. 0: the deployment's limit, or else
     `ALL_REQUESTS_MAX`."""
@@ -244,7 +243,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         core = setup.core()
         bytes_max = settings.bodies_bytes_max or deployment.limits.bytes or ALL_BYTES_MAX
         requests_max = settings.requests_max or deployment.limits.requests or ALL_REQUESTS_MAX
-        bodies = BodyMemory(settings.body_bytes_max, max(bytes_max, settings.body_bytes_max))
+        bodies = BodyMemory(min(settings.body_bytes_max, bytes_max), bytes_max)
         metrics = Metrics(setup.parts(), bodies, nodes=deployment.cluster, build=build)
         insight = Insight(
             core,
