@@ -700,12 +700,13 @@ def _decision_story(
 
 def explain_deployment(records: Iterable[tuple[int, Record]], at_ns: int, state: DeploymentState) -> DeploymentStory:
     """Every version, with its plan, and the nodes at `at_ns`."""
+    estimator = _Estimator(state)
     for now_ns, record in records:
         if now_ns > at_ns:
             break
+        estimator.observe(now_ns, record)
         state.append(now_ns, record)
     state.advance()
-    estimator = _Estimator(state)
     versions = tuple(
         VersionStory(
             application=record.application,

@@ -1,0 +1,34 @@
+"""Durations of batches by variant, kind of hardware and cell."""
+
+from sloop.actions import StartBatch, StartReplica
+from sloop.events import Finished, Resized
+from sloop.runlog.durations import BATCHES_MIN, batch_durations
+from sloop.units import ms
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Slot
+from tests.runlog.story import Rows
+
+SLOTS = [Slot(2.0, "fast"), Slot(2.0, "slow"), Slot(4.0, "gpu", "T4"), Slot(4.0, "gpu", "T4", 0.5)]
+
+
+def batches(replica: int, count: int, took_ms: float, first: int = 0) -> Rows:
+    """Batches of one, one after another, on one replica."""
+    rows: Rows = []
+    for number in range(first, first + count):
+        batch, at_ns = BatchId(100 * replica + number), ms(1000 * number)
+        rows.append((at_ns, StartBatch(batch, ReplicaId(replica), f"m{replica}/s", (RequestId(number),))))
+        rows.append((at_ns + ms(took_ms), Finished(batch, ReplicaId(replica), 1)))
+    return rows
+
+
+def test_cells_are_kept_apart_by_hardware_and_only_those_of_whole_accelerators_with_enough_batches() -> None:
+    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(f"m{n}/s", "v", slot))) for n, slot in enumerate(SLOTS)]
+    for number in range(len(SLOTS)):
+        rows += batches(number, BATCHES_MIN, 10 * (number + 1))
+    rows.append((ms(30_000), Resized(ReplicaId(0), 1.0)))
+    rows += batches(0, BATCHES_MIN - 1, 99, first=40)
+    found = batch_durations(sorted(rows, key=lambda row: row[0]))
+    assert {key: {cell: list(runs) for cell, runs in cells.items()} for key, cells in found.items()} == {
+        ("m0/s", "v", "fast"): {(1, 2.0): [ms(10)] * BATCHES_MIN},
+        ("m1/s", "v", "slow"): {(1, 2.0): [ms(20)] * BATCHES_MIN},
+        ("m2/s", "v", "gpu"): {(1, 4.0): [ms(30)] * BATCHES_MIN},
+    }
