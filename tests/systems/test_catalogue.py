@@ -12,17 +12,19 @@ from sloop.options import keys_of
 from sloop.policies import POLICIES
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, Slack, WorkConserving
+from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.forecast import Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import FirstIdle, LeastLoaded, RoundRobin
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.sponge import Sponge
-from sloop.policies.scale.static import Static
+from sloop.policies.scale.static import Static, StaticGroup
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.system import VERBS
 from sloop.units import s
@@ -59,6 +61,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
         ),
     ),
     "vpa": ("baseline", Vpa(target=0.7, settle_ns=s(60))),
+    "mixed": ("system", Mixed()),
     "static": ("baseline", Static()),
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
@@ -78,19 +81,28 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
     "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
     "early-drop": (Edf(), Deadline(), FirstIdle(), PredictiveDrop(), PredictiveAdmit(trust=0.7), BestFit(), Last()),
+    "mixed": (
+        Edf(),
+        Deadline(),
+        Fastest(),
+        PredictiveDrop(),
+        Open(),
+        BestFit(),
+        MovingMax(horizon_ns=s(10), window_ns=s(2)),
+    ),
     "hpa": (Fifo(), WorkConserving(), RoundRobin(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "kpa": (Fifo(), WorkConserving(), LeastLoaded(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "vpa": (Fifo(), *_ONE_REPLICA),
     "static": (Edf(), *_ONE_REPLICA),
 }
-"""All policies but the scale policy, in the order of the verbs."""
+"""All policies before the scale policy, in the order of the verbs."""
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    assert (system.kind, system.policies) == (kind, Policies(*(*DATA_PATHS[name], scale)))
+    assert (system.kind, system.policies) == (kind, Policies(*DATA_PATHS[name], scale, MaxMin()))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -98,6 +110,7 @@ def test_every_system_reads_what_it_shows_and_has_a_memory_of_its_own(name: str)
     first, second = build_system(name), build_system(name)
     assert first.name == name
     assert first.source
+    assert first.mixed, "say what it does on a mixed cluster"
     for verb in VERBS:
         assert getattr(first.policies, verb) is not getattr(second.policies, verb)
     shown = first.slots
@@ -130,12 +143,30 @@ def test_every_system_reads_what_it_shows_and_has_a_memory_of_its_own(name: str)
         ),
         ("biscale", {"forecast": {"name": "lstm", "weights": "biscale"}}, {"forecast": Lstm(weights="biscale")}),
         ("static", {"cores": 8}, {"scale": Static(replicas=1, cores=8)}),
+        ("hpa", {"divide": "priority"}, {"divide": Priority()}),
         ("early-drop", {"replicas": 2, "cores": 4}, {"scale": Static(replicas=2, cores=4)}),
     ],
-    ids=["sponge's variants", "biscale's artefact", "biscale's published network", "static-8", "early-drop"],
+    ids=[
+        "sponge's variants",
+        "biscale's artefact",
+        "biscale's published network",
+        "static-8",
+        "another rule for too few cores",
+        "early-drop",
+    ],
 )
 def test_published_variants_are_parameters(name: str, declared: dict[str, Any], changes: dict[str, Any]) -> None:
     assert build_system(name, declared).policies == replace(build_system(name).policies, **changes)
+
+
+def test_a_fixed_mix_is_written_as_groups() -> None:
+    groups = [{"hardware": "c5.2xlarge", "replicas": 2}, {"hardware": "g4dn.xlarge", "batch_max": 64}]
+    scale = build_system("static", {"stages": {"only": {"groups": groups}}}).policies.scale
+    assert isinstance(scale, Static)
+    assert scale.stages["only"].groups == (
+        StaticGroup(hardware="c5.2xlarge", replicas=2),
+        StaticGroup(hardware="g4dn.xlarge", batch_max=64),
+    )
 
 
 def test_parameters_of_single_stages_are_written_as_mappings() -> None:
