@@ -58,7 +58,7 @@ def kind_of(view: ClusterView, hardware: str, stages: Sequence[StageView]) -> st
 
 def kinds_of(view: ClusterView) -> tuple[str, ...]:
     """The kinds of hardware of the cluster, in its order; one kind without a name if no node is known."""
-    return tuple(dict.fromkeys(node.node.hardware for node in view.nodes)) or ("",)
+    return tuple(dict.fromkeys([node.node.hardware for node in view.nodes])) or ("",)
 
 
 def usable(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:

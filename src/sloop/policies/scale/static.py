@@ -64,6 +64,8 @@ class Static:
     """The kind of node to use; empty: the first kind on which every stage that names none has a profile."""
     stages: Mapping[str, StaticStage] = field(default_factory=dict)
     period_ns: int = s(1)
+    _declared: dict[str, tuple[StaticGroup, ...]] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """By stage, its groups."""
 
     def __post_init__(self) -> None:
         check_range("period_ns", self.period_ns, above=0)
@@ -73,17 +75,17 @@ class Static:
         """The configured plan. InputError for a stage, variant or kind of hardware that the application does not
         have."""
         targets.check_stages(view, self.stages, "system static")
-        groups = {stage.name: self._groups(stage) for stage in view.stages}
-        unnamed = [stage for stage in view.stages if any(group.hardware is None for group in groups[stage.name])]
+        groups = {stage.name: self._declared.get(stage.name) or self._groups(stage) for stage in view.stages}
+        unnamed = [stage for stage in view.stages if None in [group.hardware for group in groups[stage.name]]]
         default = targets.kind_of(view, self.hardware, unnamed) if unnamed else ""
-        stages = tuple(self._stage(view, stage, groups[stage.name], default) for stage in view.stages)
-        return Plan(stages, "static: the configured replicas")
+        stages = [self._stage(view, stage, groups[stage.name], default) for stage in view.stages]
+        return Plan(tuple(stages), "static: the configured replicas")
 
     def _groups(self, stage: StageView) -> tuple[StaticGroup, ...]:
-        """The declared groups of a stage, or its replicas as the only group."""
+        """The declared groups of a stage, or its replicas as the only group; the same at every tick."""
         own = targets.declared_for(stage, self.stages) or StaticStage()
         replicas = self.replicas if own.replicas is None else own.replicas
-        return tuple(
+        self._declared[stage.name] = found = tuple(
             StaticGroup(
                 hardware=own.hardware if group.hardware is None else group.hardware,
                 replicas=group.replicas,
@@ -93,11 +95,12 @@ class Static:
             )
             for group in own.groups or (StaticGroup(replicas=replicas),)
         )
+        return found
 
     def _stage(self, view: ClusterView, stage: StageView, groups: tuple[StaticGroup, ...], default: str) -> StagePlan:
         made: dict[ReplicaSpec, Group] = {}
         for group in groups:
-            hardware = targets.kind_of(view, default if group.hardware is None else group.hardware, (stage,))
+            hardware = default if group.hardware is None else targets.kind_of(view, group.hardware, (stage,))
             belief = targets.belief_of(stage, group.variant or "", hardware)
             cores = group.cores or self.cores
             spec = ReplicaSpec(stage.name, belief.variant, belief.slot(cores))
@@ -108,7 +111,7 @@ class Static:
                 )
             batch_max = targets.largest_batch(stage, belief, cores, group.batch_max or 0)
             made[spec] = Group(spec, group.replicas, batch_max)
-        largest = max(group.batch_max for group in made.values())
+        largest = max([group.batch_max for group in made.values()])
         if len(made) == 1:
             ((spec, only),) = made.items()
             return StagePlan(stage.name, (Group(spec, only.count),), largest)
