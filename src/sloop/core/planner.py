@@ -21,6 +21,7 @@ from sloop.core.protocols import Policies, Scale
 from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput
 from sloop.errors import InputError
 from sloop.events import Planned
+from sloop.text import counted
 from sloop.units import ROUNDING
 from sloop.vocabulary import Group, NodeState, Plan, StagePlan
 
@@ -234,5 +235,7 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
 
 
 def _with_reason(plan: Plan, cores: Mapping[str, float]) -> Plan:
-    limits = ", ".join(f"{number:.4g}{f' of {hardware}' if hardware else ''}" for hardware, number in cores.items())
-    return structs.replace(plan, why=f"limited to {limits} cores by the other applications: {plan.why}")
+    limits = ", ".join(
+        f"{counted(number, 'core')}{f' of {hardware}' if hardware else ''}" for hardware, number in cores.items()
+    )
+    return structs.replace(plan, why=f"limited to {limits} by the other applications: {plan.why}")
