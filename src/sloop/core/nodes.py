@@ -68,7 +68,7 @@ class NodePool:
                 out.append(AcquireNode(node.name))
         for hardware, count in ordered.items():
             replicas = counted(len(without_room), "replica")
-            why = f"acquires {counted(count, 'node')} of {hardware}: {replicas} lack room"
+            why = f"acquires {counted(count, 'node')} of {hardware}, for {replicas} without room"
             out.append(Decided("node", why))
 
     def retry_lost(self, now_ns: int) -> None:
