@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run(check_first: int | None) 
     """Four requests a second for longer than any window that is kept, then twice as long; some are made ahead."""
     blocks = Blocks((s(800), s(2_400)))
     simulate(quiet(10_000, every_ns=ms(250)), [blocks], check_first=check_first)
-    assert blocks.seen[1] - blocks.seen[0] < 2_000, "6,400 requests between the two"
+    assert blocks.seen[1] - blocks.seen[0] < 3_200, "6,400 requests between the two; from 2,000 s on it is constant"
 
 
 def test_a_simulation_imports_no_optimiser() -> None:
