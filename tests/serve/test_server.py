@@ -189,7 +189,7 @@ def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
     assert status == 200
     _, metrics = running.ask("GET", "/metrics")
     served = running.server.metrics.ended().total()
-    assert f'sloop_requests_total{{model="demo",outcome="served"}} {served}' in metrics.decode()
+    assert f'sloop_requests_total{{model="demo",outcome="served"}} {served:.1f}' in metrics.decode()
     (application,) = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"]
     assert [stage["name"] for stage in application["stages"]] == ["s0", "s1"]
     decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=1")[1])

@@ -56,6 +56,9 @@ CALM_S: Final = 60.0
 REAP_S: Final = 0.002
 """How often to check whether a killed process has ended."""
 CLOSE_S_MAX: Final = 1.0
+COMPLETE: Final = 2
+"""How many requests have all buckets after old ones have changed: the view of a plan that the core requests together
+with the change may be older than the change."""
 
 _log: Final = logging.getLogger("sloop.planner")
 
@@ -129,7 +132,7 @@ class _Sent:
         self.corrections: list[Sequence[float]] = [()] * stages
         self.last_ns = [-1] * (stages + 1)
         """Start of the last bucket of each stage and of the application."""
-        self.complete = 1
+        self.complete = COMPLETE
         """How many of the next requests must have all buckets."""
 
 
@@ -145,12 +148,9 @@ class Differ:
         self._sent.pop(key, None)
 
     def forget_traffic(self, key: str) -> None:
-        """Send all buckets of an application version again, because old ones have changed.
-
-        Twice: the view of the plan that the core requests with the change may be older than the change.
-        """
+        """Send all buckets of an application version again, because old ones have changed."""
         if key in self._sent:
-            self._sent[key].complete = 2
+            self._sent[key].complete = COMPLETE
 
     def keep(self, plans: Mapping[str, Plan]) -> None:
         """The process has answered with these plans, so it has them."""
