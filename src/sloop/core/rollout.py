@@ -309,6 +309,8 @@ def is_worse(canary: Attainment, stable: Attainment, limits: Canary) -> str:
 
 def compared(canary: Attainment, stable: Attainment) -> str:
     """Both attainments as text."""
+    if not canary.ended:
+        return "it had no requests"
     return (
         f"{canary.share:.1%} of {counted(canary.ended, 'request')} in time, "
         f"{stable.share:.1%} of {stable.ended} in the version that serves the others"
