@@ -65,6 +65,13 @@ def test_stages_without_a_common_kind() -> None:
         targets.on_one_kind(make_view(*stages, nodes=(CPU, GPU)))
 
 
+def test_a_kind_of_which_other_applications_need_all_nodes() -> None:
+    stage = make_stage(name="s", beliefs=(ON_CPU, ON_GPU))
+    assert targets.kind_of(make_view(stage, nodes=(CPU,)), "g4dn.xlarge", (stage,)) == "g4dn.xlarge"
+    only = make_stage(name="s", beliefs=(ONLY_GPU,))
+    assert targets.kind_of(make_view(only, nodes=(CPU,)), "", (only,)) == "g4dn.xlarge"
+
+
 def test_lost_nodes_are_left_out_unless_all_are_lost() -> None:
     there, lost = make_node("a", state=NodeState.RELEASED), make_node("b", state=NodeState.LOST)
     assert targets.on_one_kind(make_view(STAGE, nodes=(there, lost))).nodes == (there,)

@@ -18,6 +18,7 @@ from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.systems import build_system
+from sloop.systems.setup import set_up
 from sloop.units import s
 from sloop.vocabulary import Node
 from sloop.workload.generate import generated, kind_of
@@ -74,14 +75,14 @@ def pipeline(rate_rps: float, *, shape: str = "uniform", system: str = "ipa", **
     )
     trace = generated(kind_of({"kind": shape, "rate": rate_rps}), seed=1, duration_ns=s(60))
     truth = Truth(service=ServiceTruth(ratio=1.0, cv=0.0))
-    return World(seed=1, application=application, trace=trace, duration_ns=s(60), truth=truth)
+    return World.of(application, trace, seed=1, duration_ns=s(60), truth=truth)
 
 
 @pytest.mark.parametrize("rate_rps", [5, 7, 10, 20, 30])
 def test_what_it_plans_is_in_time(rate_rps: float) -> None:
     """Evenly spaced arrivals keep the deadline wherever a fifth of it is to spare (specification 7.5, property 5)."""
     world = pipeline(rate_rps)
-    summary = RunSummary(world.application.graph, start_ns=0)
+    summary = RunSummary(set_up(world.deployment).parts(), nodes=world.deployment.cluster, start_ns=0)
     simulate(world, [summary])
     row = summary.row(system="ipa", seed=1)
     assert row.requests == pytest.approx(60 * rate_rps, abs=1)
@@ -97,7 +98,7 @@ def test_no_request_is_lost_in_a_switch_of_variants() -> None:
         def append(self, now_ns: int, record: Any) -> None:
             records.append(record)
 
-    summary = RunSummary(world.application.graph, start_ns=0)
+    summary = RunSummary(set_up(world.deployment).parts(), nodes=world.deployment.cluster, start_ns=0)
     simulate(world, [summary, Listed()])
     row = summary.row(system="ipa", seed=1)
     started = {record.spec.variant for record in records if isinstance(record, StartReplica)}

@@ -38,17 +38,19 @@ def kind_of(view: ClusterView, hardware: str, stages: Sequence[StageView]) -> st
 
     InputError if the cluster has no such kind.
     """
-    kinds = kinds_of(view)
-    if hardware and hardware not in kinds:
-        raise InputError(f"no node has hardware {hardware!r}", help=f"the cluster has {_listed(kinds)}")
-    for kind in (hardware,) if hardware else kinds:
-        missing = [stage for stage in stages if not stage.on(kind)]
-        if not missing:
+    for kind in (hardware,) if hardware else kinds_of(view):
+        if all(stage.on(kind) for stage in stages):
             return kind
-        if hardware:
-            own = _listed([kind for _, kind in missing[0].beliefs])
-            what = f"stage {missing[0].name} has no profile for hardware {hardware!r}"
-            raise InputError(what, help=f"it has one for {own}; name one of these, or add a profile")
+    kinds = all_kinds(view)
+    if hardware:
+        check_kind(view, hardware)
+        missing = next(stage for stage in stages if not stage.on(hardware))
+        what = f"stage {missing.name} has no profile for hardware {hardware!r}"
+        own = _listed([kind for _, kind in missing.beliefs])
+        raise InputError(what, help=f"it has one for {own}; name one of these, or add a profile")
+    for kind in kinds:
+        if all(stage.on(kind) for stage in stages):
+            return kind
     each = "; ".join(f"{stage.name} has {_listed([kind for _, kind in stage.beliefs])}" for stage in stages)
     raise InputError(
         f"no kind of hardware has a profile for every stage: {each}",
@@ -56,9 +58,22 @@ def kind_of(view: ClusterView, hardware: str, stages: Sequence[StageView]) -> st
     )
 
 
+def check_kind(view: ClusterView, hardware: str) -> None:
+    """InputError if the cluster has no node of this kind."""
+    kinds = all_kinds(view)
+    if hardware not in kinds:
+        raise InputError(f"no node has hardware {hardware!r}", help=f"the cluster has {_listed(kinds)}")
+
+
 def kinds_of(view: ClusterView) -> tuple[str, ...]:
     """The kinds of hardware of the cluster, in its order; one kind without a name if no node is known."""
     return tuple(dict.fromkeys([node.node.hardware for node in view.nodes])) or ("",)
+
+
+def all_kinds(view: ClusterView) -> tuple[str, ...]:
+    """The kinds of hardware, those included of which the view has no node, because other applications need all."""
+    believed = [kind for stage in view.stages for _, kind in stage.beliefs]
+    return tuple(dict.fromkeys([*kinds_of(view), *believed]))
 
 
 def usable(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:

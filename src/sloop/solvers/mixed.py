@@ -131,8 +131,8 @@ def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities
         for count, option in zip(own, stage.options, strict=True):
             if count > option.most:
                 return False
-            for resource, amount in option.takes.items():
-                taken[resource] += count * amount
+            for resource, taken_each in option.takes.items():
+                taken[resource] += count * taken_each
     return all(own <= capacity * (1 + SLACK) for own, capacity in zip(taken, capacities, strict=True))
 
 
@@ -198,7 +198,7 @@ def _limits(columns: Sequence[_Column], capacities: Sequence[float]) -> Iterator
         if takes and math.isfinite(capacity):
             unit = max(capacity, *takes.values())
             if unit > 0:
-                yield {at: amount / unit for at, amount in takes.items()}, -math.inf, capacity / unit
+                yield {at: taken_each / unit for at, taken_each in takes.items()}, -math.inf, capacity / unit
 
 
 def _loads(columns: Sequence[_Column], stages: Sequence[MixStage], share: float) -> Iterator[highs.Row]:

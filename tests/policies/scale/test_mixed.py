@@ -307,6 +307,17 @@ def test_accelerators_and_memory_limit_the_replicas_of_a_node() -> None:
     assert mix(planned(exact(), narrow)) == {"r5.large": 3}
 
 
+def test_without_room_for_any_replica_the_plan_stays() -> None:
+    """Other applications may need all nodes of a kind, or they may be lost."""
+    plan = planned(exact(), seen(500))
+    left = [make_node("tiny", hardware="r5.large", cores=1, usd_per_h=1.0)]
+    kept = planned(exact(), seen(500, left, plan=plan, beliefs=(make_belief(GPU, hardware="g4dn.xlarge"),)))
+    assert (kept.stages, kept.feasible) == (plan.stages, False)
+    assert kept.why == "no node has room for a replica of stage"
+    nothing = planned(exact(cores=(64,)), seen(1))
+    assert (nothing.feasible, nothing.stages[0].groups) == (False, ())
+
+
 # What stays
 
 
@@ -397,10 +408,10 @@ def test_a_variant_for_each_kind() -> None:
 def test_refuses_what_cannot_be() -> None:
     with pytest.raises(InputError, match=r"no node has hardware 'c4\.large'\nhelp: the cluster has c5"):
         planned(Mixed(hardware=("c4.large",)), seen(1))
-    with pytest.raises(InputError, match="stage stage has no replica that fits on a node\nhelp: check `cores`"):
-        planned(Mixed(cores=(64,)), seen(1))
     only_gpu = seen(1, beliefs=(make_belief(GPU, hardware="g4dn.xlarge"),))
-    with pytest.raises(InputError, match=r"stage stage has no replica that fits on a node on r5\.large"):
+    with pytest.raises(
+        InputError, match=r"stage stage has no profile for r5\.large\nhelp: it has one for g4dn\.xlarge"
+    ):
         planned(Mixed(hardware=("r5.large",)), only_gpu)
     for wrong in ({"headroom": -1}, {"margin": 0}, {"margin": 2}, {"start": -1}, {"cores": (0,)}):
         with pytest.raises(InputError, match="must be"):

@@ -141,6 +141,8 @@ class Mixed:
         kind that the cluster does not have."""
         highs.load()  # before the first request, because the import takes half a second
         cluster = MixedCluster.of(view, self)
+        if cluster.without_room:
+            return _kept(view, f"no node has room for a replica of {listed(cluster.without_room)}")
         rates = self._rates(now_ns, view)
         decided = (rates, view.plan and view.plan.stages, *cluster.signature)
         if self._memory.decided == decided and view.plan is not None:
@@ -186,6 +188,12 @@ class Mixed:
         return cluster.plan(offers, mix, rates)
 
 
+def _kept(view: ClusterView, why: str) -> Plan:
+    """The plan in force, or one without replicas, because none can be made."""
+    stages = view.plan.stages if view.plan else tuple(StagePlan(stage.name, (), batch_max=1) for stage in view.stages)
+    return Plan(stages, why, feasible=False, saturated=tuple(stage.name for stage in view.stages))
+
+
 def _replicas(plan: Plan) -> list[tuple[str, list[tuple[ReplicaSpec, int, int]]]]:
     """The replicas of a plan with their batches, by stage."""
     return [
@@ -211,7 +219,7 @@ class MixedCluster:
     @classmethod
     def of(cls, view: ClusterView, policy: Mixed) -> "MixedCluster":
         for kind in policy.hardware:
-            targets.kind_of(view, kind, ())
+            targets.check_kind(view, kind)
         nodes = targets.usable(
             [node for node in view.nodes if node.node.hardware in policy.hardware or not policy.hardware]
         )
@@ -240,16 +248,16 @@ class MixedCluster:
             )
             for stage in view.stages
         )
-        for stage, own in zip(view.stages, sizes, strict=True):
-            if not own:
-                on = f" on {listed(policy.hardware, 'or')}" if policy.hardware else ""
-                what = f"system mixed: stage {stage.name} has no replica that fits on a node{on}"
-                raise InputError(what, help="check `cores`, `hardware` and the kinds that have a profile")
         paths = targets.indexed_paths(view, policy.margin)
         on_no_path = sorted(set(range(len(view.stages))) - {stage for path in paths for stage in path.stages})
         paths += tuple(IndexedPath((at,), policy.margin * to_ms(view.stages[at].slo_ns)) for at in on_no_path)
         unit = "USD/h" if has_prices else "cores"
         return cls(policy, view.stages, sizes, paths, nodes, tuple(resources.capacities), unit)
+
+    @property
+    def without_room(self) -> list[str]:
+        """The stages of which no replica fits on any node: nodes are lost, or other applications need them."""
+        return [stage.name for stage, own in zip(self.stages, self.sizes, strict=True) if not own]
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -263,7 +271,7 @@ class MixedCluster:
 
     def parts_ms(self, rates: Sequence[float], waits: int) -> tuple[float, ...] | None:
         """By stage its part of the deadline, if a request needs `waits` times the duration of a batch."""
-        ways = []
+        choices = []
         for own, rate_rps in zip(self.sizes, rates, strict=True):
             time_ms, cost = [], []
             for size in own:
@@ -272,8 +280,8 @@ class MixedCluster:
                 replicas = np.maximum(1.0, np.ceil(rate_rps * taken_ms / (1000.0 * batches) - ROUNDING))
                 time_ms.append(waits * taken_ms)
                 cost.append(size.cost * replicas)
-            ways.append(TimedCosts(np.concatenate(time_ms), np.concatenate(cost)))
-        return mixed.deadline_parts(ways, self.paths)
+            choices.append(TimedCosts(np.concatenate(time_ms), np.concatenate(cost)))
+        return mixed.deadline_parts(choices, self.paths)
 
     def offers(self, rates: Sequence[float], parts_ms: Sequence[float], waits: int) -> list[Offer]:
         """What each stage can choose from within its part of the deadline."""
@@ -309,8 +317,8 @@ class MixedCluster:
             if mix is None or not left_over:
                 return mix
             for size in left_over:
-                for resource, amount in size.takes.items():
-                    capacities[resource] -= amount
+                for resource, taken_each in size.takes.items():
+                    capacities[resource] -= taken_each
         return None
 
     def _left_over(self, offers: Sequence[Offer], mix: Mix) -> Sequence[ReplicaSize]:
@@ -412,6 +420,10 @@ def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator
     wanted = policy.variant or names[0]
     if wanted not in names:
         raise InputError(f"stage {stage.name} has no variant {wanted!r}", help=f"use one of {', '.join(names)}")
+    kinds_of = [kind for _, kind in stage.beliefs]
+    if policy.hardware and not set(kinds_of) & set(policy.hardware):
+        what = f"stage {stage.name} has no profile for {listed(policy.hardware, 'or')}"
+        raise InputError(what, help=f"it has one for {listed(list(dict.fromkeys(kinds_of)))}")
     least = next(belief.accuracy for (variant, _), belief in stage.beliefs.items() if variant == wanted)
     for (variant, kind), belief in stage.beliefs.items():
         is_accurate = least is not None and belief.accuracy is not None and belief.accuracy >= least
