@@ -1,11 +1,13 @@
 """Several applications on one cluster: names, plans together, resting, nodes on demand, plans beside the loop."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
@@ -21,6 +23,7 @@ from sloop.actions import (
 )
 from sloop.core.ledger import millicores
 from sloop.core.planner import cores_by_hardware, trimmed
+from sloop.core.views import CoreDemand
 from sloop.events import (
     WOKE,
     Finished,
@@ -36,7 +39,7 @@ from sloop.events import (
 from sloop.policies.divide import Priority, Proportional
 from sloop.units import ms
 from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
-from tests.core.scene import Deployment, request
+from tests.core.scene import Deployment, Script, request
 
 
 def kinds(actions: Sequence[Action]) -> list[type]:
@@ -138,6 +141,89 @@ def test_a_policy_that_raises_keeps_its_plan_and_disturbs_nobody() -> None:
     actions = scene.act(1000, WOKE)
     assert notes(actions) == [("planner", "x"), ("plan", "y")]
     assert scene.core.plan_of("x") == scene.plan("x", 1.0)
+
+
+def changed(
+    plan: Plan, *, slot: dict[str, Any] | None = None, group: dict[str, Any] | None = None, **target: Any
+) -> Plan:
+    """The plan of one group with other values."""
+    (stage,) = plan.stages
+    (only,) = stage.groups
+    spec = structs.replace(only.spec, slot=structs.replace(only.spec.slot, **slot or {}))
+    only = structs.replace(only, spec=spec, **group or {})
+    return structs.replace(plan, stages=(structs.replace(stage, groups=(only,), **target),))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"batch_max": 0},
+        {"batch_max": 2.0},
+        {"wait_ns": -1},
+        {"group": {"batch_max": -1}},
+        {"group": {"count": -1}},
+        {"group": {"count": 2.0}},
+        {"group": {"count": 10**7}},
+        {"group": {"rate_rps": math.nan}},
+        {"slot": {"cores": 1e-5}},
+        {"slot": {"cores": 1e306}},
+        {"slot": {"accelerator": "T4"}},
+        {"stage": "x/other"},
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused(values: dict[str, Any]) -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0})
+    scene.warm_up()
+    scene.scripts["x"].target = changed(scene.plan("x", 1.0), **values)
+    assert notes(scene.act(1000, WOKE)) == [("planner", "x")]
+
+
+def test_a_plan_with_a_stage_twice_is_refused() -> None:
+    scene = Deployment({"x": 1.0})
+    plan = scene.plan("x", 1.0)
+    scene.scripts["x"].target = structs.replace(plan, stages=plan.stages * 2)
+    assert notes(scene.act(0, WOKE)) == [("planner", "x")]
+
+
+class Broken:
+    """A divide policy that is wrong in some way."""
+
+    def __init__(self, cores: list[float]) -> None:
+        self._cores = cores
+
+    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
+        if not self._cores:
+            raise RuntimeError("a bug")
+        return self._cores
+
+
+@pytest.mark.parametrize("cores", [[], [1.0], [math.nan, 1.0], [-1.0, 1.0]])
+def test_a_wrong_divide_policy_changes_no_plan(cores: list[float]) -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, divide=Broken(cores))
+    assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("planner", "y")]
+
+
+def test_a_policy_that_cannot_be_copied_disturbs_nobody() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0})
+    scene.scripts["x"].__class__ = Uncopied
+    assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("plan", "y")]
+
+
+class Uncopied(Script):
+    def __deepcopy__(self, memo: object) -> "Uncopied":
+        raise TypeError("cannot copy a lock")
+
+
+def test_equal_groups_are_trimmed_one_by_one() -> None:
+    group = Group(ReplicaSpec("s", "a", Slot(1.0)), 2)
+    made = trimmed(Plan((StagePlan("s", (group, group), 4),), ""), {"": 3.0})
+    assert cores_by_hardware(made) == {"": 3.0}
+
+
+def test_a_kind_of_hardware_without_cores_gets_no_replicas() -> None:
+    groups = tuple(Group(ReplicaSpec("s", "a", Slot(1.0, hardware)), 2) for hardware in ("c5", "g4dn"))
+    made = trimmed(Plan((StagePlan("s", groups, 4),), ""), {"c5": 0.0, "g4dn": 1.0})
+    assert [(group.count, group.spec.cores) for group in made.stages[0].groups] == [(0, 1.0), (1, 1.0)]
 
 
 @given(

@@ -13,12 +13,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import islice
 
+import msgspec
 from msgspec import structs
 
 from sloop.core.ledger import MILLI, millicores
 from sloop.core.protocols import Policies, Scale
-from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput
+from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput, StageView
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
@@ -27,8 +29,12 @@ from sloop.vocabulary import Group, NodeState, Plan, StagePlan
 
 FAILURES = (Exception, SystemExit)
 """What a user's policy may raise; the plans of the other applications are made nevertheless."""
-REPLICAS_MAX = 1_000_000
-"""More replicas of one group are a mistake, and would occupy the core for minutes."""
+REPLICAS_MAX = 100_000
+"""More replicas in one plan are a mistake, and would occupy the core for seconds at every tick."""
+CORES_MAX = 1_000_000
+"""More cores of one replica are a mistake, and their thousandths may overflow."""
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
 
 class Planner:
@@ -95,15 +101,27 @@ class Planner:
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
         """Plans that together fit the cluster. A first attempt uses copies of the policies, because an application that
         must plan again for fewer cores may not remember it."""
-        tried = {key: deepcopy(self._policies[key].scale) for key in views}
-        plans = {key: self._plan(given.now_ns, key, view, tried[key]) for key, view in views.items()}
+        tried: dict[str, Scale] = {}
+        plans: dict[str, Plan | None] = {}
+        for key, view in views.items():
+            try:
+                tried[key] = deepcopy(self._policies[key].scale)
+            except FAILURES as error:
+                self.failures[key] = error
+            else:
+                plans[key] = self._plan(given.now_ns, key, view, tried[key])
         wanted = [
             CoreDemand(application.key, hardware, cores, application.weight)
             for application in given.due
             for hardware, cores in cores_by_hardware(plans.get(application.key) or application.plan).items()
         ]
-        self.limits = limits = self._limits(given, wanted)
-        for key, view in views.items():
+        try:
+            self.limits = limits = self._limits(given, wanted)
+        except FAILURES as error:  # of the divide policy
+            self.failures = dict.fromkeys(views, error)
+            return {}
+        for key, scale in tried.items():
+            view = views[key]
             own = {hardware: cores for (name, hardware), cores in limits.items() if name == key}
             if own and not any(map(millicores, own.values())):
                 plans[key] = _nothing(view)
@@ -111,7 +129,7 @@ class Planner:
                 plan = self._plan(given.now_ns, key, _limited(view, own), self._policies[key].scale)
                 plans[key] = plan and _with_reason(trimmed(plan, own), own)
             else:
-                self._policies[key] = replace(self._policies[key], scale=tried[key])
+                self._policies[key] = replace(self._policies[key], scale=scale)
         return plans
 
     def _limits(self, given: PlanInput, wanted: Sequence[CoreDemand]) -> dict[tuple[str, str], float]:
@@ -125,6 +143,9 @@ class Planner:
                 continue
             divided = self._policies[demands[0].key].divide.cores(total, demands)
             for demand, cores in zip(demands, divided, strict=True):
+                if not 0 <= cores < math.inf:
+                    what = f"{demand.key!r} gets {cores} cores of {demand.hardware!r}"
+                    raise InputError(what, help="correct the divide policy")
                 if cores < demand.cores * (1 - ROUNDING):
                     limits[demand.key, hardware] = _whole(cores)
         return limits
@@ -132,27 +153,45 @@ class Planner:
 
 def check(plan: Plan, view: ClusterView) -> None:
     """InputError for a plan that the core could not carry out: it is wrong, whatever room there is."""
-    stages = {stage.name: stage for stage in view.stages}
+    try:
+        _decoder.decode(_encoder.encode(plan))
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"the plan has values of wrong types: {error}"
+        raise InputError(what, help="return plain numbers, not NumPy's") from error
+    stages, count = {stage.name: stage for stage in view.stages}, 0
     for target in plan.stages:
-        stage = stages.get(target.stage)
+        stage = stages.pop(target.stage, None)
         if stage is None:
-            raise InputError(
-                f"the plan has an unknown stage {target.stage!r}", help=f"the stages are {', '.join(stages)}"
-            )
+            known = ", ".join(stage.name for stage in view.stages)
+            raise InputError(f"the plan has stage {target.stage!r}, unknown or twice", help=f"the stages are {known}")
+        if target.batch_max < 0 or target.wait_ns < 0:
+            what = f"batches of at most {target.batch_max}, and a wait of {target.wait_ns} ns"
+            raise InputError(f"the plan of stage {target.stage} has {what}", help="correct the scaling policy")
         for group in target.groups:
-            slot, variant = group.spec.slot, group.spec.variant
-            if group.count < 0 or not (0 < slot.cores < math.inf) or not 0 <= slot.share <= 1:
-                what = f"{group.count} replicas with {slot.cores} cores and a share of {slot.share}"
-                raise InputError(f"the plan of stage {target.stage} has {what}", help="correct the scaling policy")
-            if group.count > REPLICAS_MAX:
-                what = (
-                    f"the plan of stage {target.stage} has {group.count} replicas; at most {REPLICAS_MAX} are possible"
-                )
-                raise InputError(what, help="correct the scaling policy")
-            if group.spec.stage != target.stage or (variant, slot.hardware) not in stage.beliefs:
-                known = ", ".join(f"{name} on {kind}" if kind else name for name, kind in stage.beliefs)
-                what = f"a replica of {group.spec.stage}/{variant} on hardware {slot.hardware!r}"
-                raise InputError(f"the plan of stage {target.stage} has {what}", help=f"it can run {known}")
+            _check_group(group, target, stage)
+            count += group.count
+    if count > REPLICAS_MAX:
+        what = f"the plan has {count} replicas; at most {REPLICAS_MAX} are possible"
+        raise InputError(what, help="correct the scaling policy")
+
+
+def _check_group(group: Group, target: StagePlan, stage: StageView) -> None:
+    slot, variant = group.spec.slot, group.spec.variant
+    of, fix = f"the plan of stage {target.stage} has", "correct the scaling policy"
+    if group.count < 0 or not 1 / MILLI <= slot.cores <= CORES_MAX or not 0 <= slot.share <= 1:
+        what = f"{group.count} replicas with {slot.cores} cores and a share of {slot.share}"
+        raise InputError(f"{of} {what}", help=fix)
+    if group.count and (target.batch_max_of(group) < 1 or not 0 <= group.rate_rps < math.inf):
+        what = f"replicas with batches of at most {target.batch_max_of(group)}, for {group.rate_rps} requests/s"
+        raise InputError(f"{of} {what}", help=fix)
+    belief = stage.beliefs.get((variant, slot.hardware))
+    if group.spec.stage != target.stage or belief is None:
+        known = ", ".join(f"{name} on {kind}" if kind else name for name, kind in stage.beliefs)
+        what = f"a replica of {group.spec.stage}/{variant} on hardware {slot.hardware!r}"
+        raise InputError(f"{of} {what}", help=f"it can run {known}")
+    if slot.accelerator != belief.accelerator:
+        what = f"a replica of {variant} on accelerator {slot.accelerator!r}"
+        raise InputError(f"{of} {what}", help=f"its profile is for {belief.accelerator!r}")
 
 
 def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
@@ -203,23 +242,26 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
     """The plan with at most this many cores of each kind of hardware, for policies that do not look at the nodes.
 
     Replicas go one at a time, each from the group with the most of them, down to one of each group; if that does not
-    suffice, the replicas of the kind get fewer cores, in proportion.
+    suffice, the replicas of the kind get fewer cores, in proportion. Without any cores for a kind, it has none.
     """
-    groups = [(target.stage, group) for target in plan.stages for group in target.groups if group.count]
-    counts = [group.count for _, group in groups]
+    groups = [group for target in plan.stages for group in target.groups]
+    counts = [group.count for group in groups]
     factors: dict[str, float] = {}
     for hardware, limit in limits.items():
-        own = [index for index, (_, group) in enumerate(groups) if group.spec.slot.hardware == hardware]
-        excess = sum(counts[index] * groups[index][1].spec.cores for index in own) - limit * (1 + ROUNDING)
+        own = [index for index, group in enumerate(groups) if group.count and group.spec.slot.hardware == hardware]
+        if not limit:
+            for index in own:
+                counts[index] = 0
+            continue
+        excess = sum(counts[index] * groups[index].spec.cores for index in own) - limit * (1 + ROUNDING)
         while excess > 0 and (most := max(own, key=lambda index: counts[index])) is not None and counts[most] > 1:
             counts[most] -= 1
-            excess -= groups[most][1].spec.cores
+            excess -= groups[most].spec.cores
         if excess > 0:
-            factors[hardware] = limit / sum(groups[index][1].spec.cores for index in own)
-    kept = {(stage, group): count for (stage, group), count in zip(groups, counts, strict=True)}
+            factors[hardware] = limit / sum(groups[index].spec.cores for index in own)
 
-    def trim(stage: str, group: Group) -> Group:
-        spec, count = group.spec, kept.get((stage, group), 0)
+    def trim(group: Group, count: int) -> Group:
+        spec = group.spec
         factor = factors.get(spec.slot.hardware)
         if count == group.count and factor is None:
             return group
@@ -227,10 +269,8 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
         spec = spec if factor is None else spec.with_cores(_whole(spec.cores * factor) or spec.cores * factor)
         return structs.replace(group, spec=spec, count=count, rate_rps=rate_rps)
 
-    stages = tuple(
-        structs.replace(target, groups=tuple(trim(target.stage, group) for group in target.groups))
-        for target in plan.stages
-    )
+    made = iter([trim(group, count) for group, count in zip(groups, counts, strict=True)])
+    stages = tuple(structs.replace(target, groups=tuple(islice(made, len(target.groups)))) for target in plan.stages)
     return plan if stages == plan.stages else structs.replace(plan, stages=stages, feasible=False)
 
 
