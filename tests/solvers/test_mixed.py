@@ -11,15 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.mixed import Mix, MixOption, MixStage, TimedCosts, cheapest, deadline_parts, fits, largest_share
+from sloop.solvers.mixed import (
+    TIE,
+    Mix,
+    MixNodes,
+    MixOption,
+    MixStage,
+    TimedCosts,
+    cheapest,
+    deadline_parts,
+    fits,
+    largest_share,
+)
 
 laws = settings(max_examples=60, deadline=None)
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[MixStage], list[float]]:
-    """One or two stages with up to three options each, on two resources. All numbers are multiples of 1/4, so that no
-    answer depends on rounding."""
+def problems(draw: st.DrawFn) -> tuple[list[MixStage], list[MixNodes]]:
+    """One or two stages with up to three options each, on nodes of two kinds. All numbers are multiples of 1/4, so
+    that no answer depends on rounding."""
     quarters = st.integers(1, 40).map(lambda n: n / 4)
     stages = []
     for _ in range(draw(st.integers(1, 2))):
@@ -28,95 +39,116 @@ def problems(draw: st.DrawFn) -> tuple[list[MixStage], list[float]]:
                 rate_rps=draw(quarters),
                 cost=draw(quarters),
                 most=draw(st.integers(0, 4)),
-                takes={draw(st.integers(0, 1)): draw(quarters)},
+                pool=draw(st.integers(0, 1)),
+                nodes=draw(st.sampled_from([0.25, 0.5, 1.0])),
             )
             for _ in range(draw(st.integers(1, 3)))
         )
         stages.append(MixStage(draw(st.integers(0, 80).map(lambda n: n / 4)), options))
-    return stages, [draw(st.integers(0, 120).map(lambda n: n / 4)) for _ in range(2)]
+    pools = [
+        MixNodes(draw(st.integers(0, 4)), draw(st.integers(0, 2)), price=draw(st.integers(1, 40).map(lambda n: n / 4)))
+        for _ in range(2)
+    ]
+    return stages, pools
 
+
+ANY = [MixNodes(math.inf)]
+"""Nodes without a limit."""
 
 Counts = tuple[tuple[int, ...], ...]
 
 
-def all_counts(stages: Sequence[MixStage], capacities: Sequence[float]) -> Iterator[Counts]:
+def all_counts(stages: Sequence[MixStage], pools: Sequence[MixNodes]) -> Iterator[Counts]:
     """Every mix with a replica of each stage that fits."""
     own = [
         [counts for counts in itertools.product(*(range(o.most + 1) for o in stage.options)) if any(counts)]
         for stage in stages
     ]
-    return (counts for counts in itertools.product(*own) if fits(stages, counts, capacities))
+    return (counts for counts in itertools.product(*own) if fits(stages, counts, pools))
 
 
-def cost_of(stages: Sequence[MixStage], counts: Counts, start: float = 0.0) -> float:
-    return sum(
-        (n + start * max(0, n - option.present)) * option.cost
-        for stage, own in zip(stages, counts, strict=True)
-        for n, option in zip(own, stage.options, strict=True)
-    )
-
-
-def least_cost(
-    stages: Sequence[MixStage], capacities: Sequence[float], share: float = 1.0, start: float = 0.0
+def price_of(
+    stages: Sequence[MixStage], counts: Counts, pools: Sequence[MixNodes], start: float = 0.0, tie: float = TIE
 ) -> float:
+    """The objective: replicas on owned nodes pay their shares, and whole nodes are rented, as few as possible."""
+    used, price = [0.0] * len(pools), 0.0
+    for stage, own in zip(stages, counts, strict=True):
+        for n, option in zip(own, stage.options, strict=True):
+            used[option.pool] += n * option.nodes
+            price += n * option.cost * (tie if pools[option.pool].rented else 1.0)
+            price += start * max(0, n - option.present) * option.cost
+    for nodes, pool in zip(used, pools, strict=True):
+        if pool.rented:
+            price += min(
+                pool.price * (rented + max(0.0, nodes - rented))
+                for rented in range(pool.rented + 1)
+                if nodes - rented <= pool.owned + 1e-9
+            )
+    return price
+
+
+def least_cost(stages: Sequence[MixStage], pools: Sequence[MixNodes], share: float = 1.0, start: float = 0.0) -> float:
     return min(
         (
-            cost_of(stages, counts, start)
-            for counts in all_counts(stages, capacities)
+            price_of(stages, counts, pools, start)
+            for counts in all_counts(stages, pools)
             if all(stage.carries(own, share) for stage, own in zip(stages, counts, strict=True))
         ),
         default=math.inf,
     )
 
 
-def check(mix: Mix, stages: Sequence[MixStage], capacities: Sequence[float], share: float = 1.0) -> None:
+def check(mix: Mix, stages: Sequence[MixStage], pools: Sequence[MixNodes], share: float = 1.0) -> None:
     """The mix is one of all, carries the share, and its cost is right."""
-    assert fits(stages, mix.counts, capacities)
+    assert fits(stages, mix.counts, pools)
     for stage, own in zip(stages, mix.counts, strict=True):
         assert stage.carries(own, share)
-    assert mix.cost == pytest.approx(cost_of(stages, mix.counts))
+    assert mix.cost == pytest.approx(price_of(stages, mix.counts, pools, tie=0.0))
 
 
 @laws
 @given(problems())
-def test_no_mix_is_cheaper(problem: tuple[list[MixStage], list[float]]) -> None:
-    stages, capacities = problem
-    best, found = least_cost(stages, capacities), cheapest(stages, capacities)
+def test_no_mix_is_cheaper(problem: tuple[list[MixStage], list[MixNodes]]) -> None:
+    stages, pools = problem
+    best, found = least_cost(stages, pools), cheapest(stages, pools)
     if found is None:
         assert best == math.inf
         return
-    check(found, stages, capacities)
+    check(found, stages, pools)
     assert found.proven
-    assert found.cost == pytest.approx(best)
+    assert price_of(stages, found.counts, pools) == pytest.approx(best)
 
 
 @laws
 @given(problems(), st.sampled_from([0.25, 0.5, 2.0]), st.data())
-def test_starts_cost_extra(problem: tuple[list[MixStage], list[float]], start: float, data: st.DataObject) -> None:
-    stages, capacities = problem
+def test_starts_cost_extra(problem: tuple[list[MixStage], list[MixNodes]], start: float, data: st.DataObject) -> None:
+    stages, pools = problem
     stages = [
         replace(stage, options=tuple(replace(o, present=data.draw(st.integers(0, 4))) for o in stage.options))
         for stage in stages
     ]
-    best, found = least_cost(stages, capacities, start=start), cheapest(stages, capacities, start=start)
+    best, found = least_cost(stages, pools, start=start), cheapest(stages, pools, start=start)
     if found is None:
         assert best == math.inf
     else:
-        check(found, stages, capacities)
-        assert found.cost + start * found.started == pytest.approx(best)
+        check(found, stages, pools)
+        assert price_of(stages, found.counts, pools, start) == pytest.approx(best)
+        assert found.started == pytest.approx(
+            price_of(stages, found.counts, pools, 1.0) - price_of(stages, found.counts, pools)
+        )
 
 
 def test_what_is_there_stays_unless_another_mix_saves_more_than_its_start() -> None:
     small, large = MixOption(20.0, 0.3, 9, present=3), MixOption(100.0, 0.8, 9)
     stage = MixStage(60.0, (small, large))
-    mixes = [cheapest([stage], [], start=start) for start in (0.0, 0.1, 0.2)]
+    mixes = [cheapest([stage], ANY, start=start) for start in (0.0, 0.1, 0.2)]
     assert [mix.counts[0] for mix in mixes if mix] == [(0, 1), (0, 1), (3, 0)], "0.9 against 0.8 × (1 + start)"
 
 
 @laws
 @given(problems())
-def test_in_an_overload_the_largest_share_is_carried(problem: tuple[list[MixStage], list[float]]) -> None:
-    stages, capacities = problem
+def test_in_an_overload_the_largest_share_is_carried(problem: tuple[list[MixStage], list[MixNodes]]) -> None:
+    stages, pools = problem
     shares = [
         min(
             sum(n * o.rate_rps for n, o in zip(own, stage.options, strict=True)) / stage.rate_rps
@@ -124,22 +156,22 @@ def test_in_an_overload_the_largest_share_is_carried(problem: tuple[list[MixStag
             else 1.0
             for stage, own in zip(stages, counts, strict=True)
         )
-        for counts in all_counts(stages, capacities)
+        for counts in all_counts(stages, pools)
     ]
-    found = largest_share(stages, capacities)
+    found = largest_share(stages, pools)
     if found is None:
         assert not shares
         return
     mix, share = found
     assert share == pytest.approx(min(1.0, max(shares)), abs=0.01)
-    check(mix, stages, capacities, share)
+    check(mix, stages, pools, share)
     assert share <= max(shares) + 1e-9
 
 
 def test_a_rest_is_carried_by_a_small_replica_of_another_kind() -> None:
     """Large replicas cost 1 for 100 requests/s, small ones 0.3 for 20: per request the large ones are cheaper."""
     options = (MixOption(100.0, 1.0, 9), MixOption(20.0, 0.3, 9))
-    counts = [cheapest([MixStage(rate_rps, options)], []) for rate_rps in (10, 20, 55, 70, 110, 250)]
+    counts = [cheapest([MixStage(rate_rps, options)], ANY) for rate_rps in (10, 20, 55, 70, 110, 250)]
     assert [mix.counts[0] for mix in counts if mix] == [(0, 1), (0, 1), (0, 3), (1, 0), (1, 1), (2, 3)]
 
 
@@ -153,26 +185,26 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         MixOption(rate_rps, cost, 40, present.get(index, 0))
         for index, (rate_rps, cost) in enumerate(zip(rates_rps, costs, strict=True))
     )
-    found = cheapest([MixStage(1.0, options)], [], start=0.2)
+    found = cheapest([MixStage(1.0, options)], ANY, start=0.2)
     assert found is not None
     assert found.counts == ((0, 0, 1, 0, 0, 0, 0, 1),)
     assert capfd.readouterr() == ("", "")
 
 
 def test_without_a_rate_the_cheapest_replica_runs() -> None:
-    found = cheapest([MixStage(0.0, (MixOption(100.0, 1.0, 9), MixOption(20.0, 0.3, 9)))], [])
+    found = cheapest([MixStage(0.0, (MixOption(100.0, 1.0, 9), MixOption(20.0, 0.3, 9)))], ANY)
     assert found is not None
     assert found.counts == ((0, 1),)
 
 
 def test_a_stage_without_options_has_no_mix() -> None:
-    assert cheapest([MixStage(1.0, ())], []) is None
-    assert largest_share([MixStage(1.0, ())], []) is None
+    assert cheapest([MixStage(1.0, ())], ANY) is None
+    assert largest_share([MixStage(1.0, ())], ANY) is None
 
 
 def test_thousands_of_replicas() -> None:
     options = (MixOption(97.0, 1.0, 10_000), MixOption(20.0, 0.21, 10_000), MixOption(33.0, 0.35, 10_000))
-    found = cheapest([MixStage(250_000.0, options)], [])
+    found = cheapest([MixStage(250_000.0, options)], ANY)
     assert found is not None
     assert found.proven
     assert found.cost == pytest.approx(250_000 / 97, rel=1e-3)

@@ -1,10 +1,10 @@
 """The cheapest mix of unequal replicas: for each stage of an application, how many of each kind carry its rate.
 
-A stage can choose among options: one replica of an option serves some rate, costs something, and takes some of the
-cluster's resources. Their numbers are a covering knapsack with bounds, one for each stage, and the stages share the
-resources: an integer program, solved by HiGHS. Mixes pay off because a rate is seldom a multiple of what the cheapest
-option per request serves: a smaller replica of another kind carries the rest (the idea of Ribbon, SC 2021, and Kairos,
-HPDC 2023, which choose such mixes by search).
+A stage can choose among options: one replica of an option serves some rate, costs something, and takes a part of a
+node. Their numbers are a covering knapsack with bounds, one for each stage, and the stages share the nodes: an integer
+program, solved by HiGHS. Nodes that are rented are paid for as a whole, and the program chooses their number too. Mixes
+pay off because a rate is seldom a multiple of what the cheapest option per request serves: a smaller replica of another
+kind carries the rest (the idea of Ribbon, SC 2021, and Kairos, HPDC 2023, which choose such mixes by search).
 
 Which options a stage has depends on its part of the deadline. `deadline_parts` divides the deadlines of all paths among
 the stages such that equal replicas would be cheapest: the multiple-choice knapsack of FA2 (`sloop.solvers.budget`).
@@ -14,7 +14,8 @@ Units: requests per second, milliseconds, and any unit of cost and of resources.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -32,10 +33,37 @@ SLACK: Final = 1e-6
 missing: HiGHS keeps rows with this tolerance."""
 CUTS_MAX: Final = 4
 """The most ways to cut a graph whose paths meet, as in Biscale; each takes as much time to solve as a chain."""
+TIE: Final = 1e-3
+"""On nodes that are paid for as a whole, this part of a replica's cost counts in the program, so that fewer replicas
+are better; it is not in the cost of a mix."""
 SHARE_ERROR: Final = 0.01
 """How far the share of an overload may be below the largest possible."""
 COST_UNITS: Final = 1 << 40
 """The largest cost of an option as an integer: fine enough for prices, and sums of many stages do not overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixNodes:
+    """The nodes of one kind: some that are always there, and some that can be rented as a whole."""
+
+    owned: float
+    """How many are always there. Replicas pay for their shares of them."""
+    rented: int = 0
+    """How many more can be rented."""
+    price: float = 0.0
+    """Of one node, if any can be rented."""
+
+    def without(self, nodes: float) -> "MixNodes":
+        """The pool with so many nodes less."""
+        rented = min(self.rented, max(0, math.ceil(nodes - self.owned - ROUNDING)))
+        return replace(self, owned=max(0.0, self.owned + rented - nodes), rented=self.rented - rented)
+
+    def cost_of(self, used: float) -> float:
+        """What the nodes cost if `used` of them are, where some can be rented; 0 if replicas pay for themselves."""
+        if not self.rented:
+            return 0.0
+        rented = max(0, math.ceil(used - self.owned - SLACK))
+        return self.price * (rented + max(0.0, used - rented))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +73,15 @@ class MixOption:
     rate_rps: float
     """What one replica serves."""
     cost: float
-    """Of one replica; above 0."""
+    """Of one replica, for its share of a node; above 0."""
     most: int
     """The most replicas."""
     present: int = 0
     """How many such replicas there are already."""
-    takes: Mapping[int, float] = field(default_factory=dict)
-    """What one replica takes, by index of the resource."""
+    pool: int = 0
+    """The index of the pool on whose nodes they run."""
+    nodes: float = 0.0
+    """The part of a node that one replica takes, so that 1 / `nodes` of them fit on one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,36 +107,36 @@ class Mix:
 
     counts: tuple[tuple[int, ...], ...]
     cost: float
-    """Of all replicas."""
+    """Of all replicas, and of nodes that are rented as a whole."""
     started: float
     """The cost of the replicas that are not there already."""
     proven: bool = True
 
 
 def cheapest(
-    stages: Sequence[MixStage], capacities: Sequence[float], *, start: float = 0.0, nodes_max: int = NODES_MAX
+    stages: Sequence[MixStage], pools: Sequence[MixNodes], *, start: float = 0.0, nodes_max: int = NODES_MAX
 ) -> Mix | None:
-    """The cheapest mix that carries all rates within the capacities of the resources; None if there is none, or none
-    was found within `nodes_max`. A replica that is not there already costs 1 + `start` times as much."""
-    return _solved(stages, capacities, start=start, nodes_max=nodes_max)
+    """The cheapest mix that carries all rates on the nodes of the pools; None if there is none, or none was found
+    within `nodes_max`. A replica that is not there already costs `start` times its cost more."""
+    return _solved(stages, pools, start=start, nodes_max=nodes_max)
 
 
-def largest_share(stages: Sequence[MixStage], capacities: Sequence[float]) -> tuple[Mix, float] | None:
+def largest_share(stages: Sequence[MixStage], pools: Sequence[MixNodes]) -> tuple[Mix, float] | None:
     """For overload: the largest share of all rates that fits, up to one per cent, and the cheapest mix for it. None if
     not even one replica of each stage fits. For one stage: the replicas that serve most, exactly.
 
     It bisects. A program with the share as a column would be exact, but HiGHS then prints to standard output.
     """
-    best = _solved(stages, capacities, share=0.0)
+    best = _solved(stages, pools, share=0.0)
     if best is None:
         return None
     if len(stages) == 1:
-        best = _solved(stages, capacities, share=0.0, most_served=True) or best
+        best = _solved(stages, pools, share=0.0, most_served=True) or best
         return best, min(1.0, _share(stages, best))
     low, high = _share(stages, best), 1.0
     while high - low > SHARE_ERROR:
         middle = (low + high) / 2
-        mix = _solved(stages, capacities, share=middle)
+        mix = _solved(stages, pools, share=middle)
         if mix is None:
             high = middle
         else:
@@ -124,16 +154,31 @@ def _share(stages: Sequence[MixStage], mix: Mix) -> float:
     return min(shares, default=1.0)
 
 
-def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], capacities: Sequence[float]) -> bool:
-    """Whether these replicas fit into the capacities."""
-    taken = [0.0] * len(capacities)
-    for stage, own in zip(stages, counts, strict=True):
+def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], pools: Sequence[MixNodes]) -> bool:
+    """Whether these replicas fit on the nodes."""
+    options = [option for stage in stages for option in stage.options]
+    if any(count > option.most for count, option in zip(chain.from_iterable(counts), options, strict=True)):
+        return False
+    used = _used(stages, counts, pools)
+    return all(own <= (pool.owned + pool.rented) * (1 + SLACK) for own, pool in zip(used, pools, strict=True))
+
+
+def cost_of(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], pools: Sequence[MixNodes]) -> float:
+    """What these replicas cost."""
+    cost = sum(pool.cost_of(own) for own, pool in zip(_used(stages, counts, pools), pools, strict=True))
+    for own, stage in zip(counts, stages, strict=True):
         for count, option in zip(own, stage.options, strict=True):
-            if count > option.most:
-                return False
-            for resource, taken_each in option.takes.items():
-                taken[resource] += count * taken_each
-    return all(own <= capacity * (1 + SLACK) for own, capacity in zip(taken, capacities, strict=True))
+            cost += 0.0 if pools[option.pool].rented else count * option.cost
+    return cost
+
+
+def _used(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], pools: Sequence[MixNodes]) -> list[float]:
+    """By pool, how many nodes the replicas take."""
+    used = [0.0] * len(pools)
+    for own, stage in zip(counts, stages, strict=True):
+        for count, option in zip(own, stage.options, strict=True):
+            used[option.pool] += count * option.nodes
+    return used
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,58 +192,72 @@ class _Column:
     most: int
 
 
-def _columns(stages: Sequence[MixStage], start: float) -> Iterator[_Column]:
+def _columns(stages: Sequence[MixStage], pools: Sequence[MixNodes], start: float) -> Iterator[_Column]:
     for at, stage in enumerate(stages):
         for index, option in enumerate(stage.options):
             present = min(option.present, option.most) if start else 0
+            paid = TIE if pools[option.pool].rented else 1.0
             if present:
-                yield _Column(at, index, option, option.cost, present)
-            yield _Column(at, index, option, (1 + start) * option.cost, option.most - present)
+                yield _Column(at, index, option, paid * option.cost, present)
+            yield _Column(at, index, option, (paid + start) * option.cost, option.most - present)
 
 
 def _solved(
     stages: Sequence[MixStage],
-    capacities: Sequence[float],
+    pools: Sequence[MixNodes],
     *,
     share: float = 1.0,
     start: float = 0.0,
     nodes_max: int = NODES_MAX,
     most_served: bool = False,
 ) -> Mix | None:
-    """The cheapest mix for `share` of all rates, or the one that serves most."""
+    """The cheapest mix for `share` of all rates, or the one that serves most.
+
+    The columns are those of replicas, then for each pool with nodes to rent how many are rented (an integer), and how
+    many of its other nodes are used.
+    """
     if not all(stage.options for stage in stages):
         return None
-    columns = list(_columns(stages, start))
-    rows = [*_limits(columns, capacities), *_loads(columns, stages, share)]
-    costs = [-column.option.rate_rps if most_served else column.cost for column in columns]
-    unit = min(map(abs, costs))  # HiGHS stops within an absolute gap of 1e-6
-    most = [column.most for column in columns]
+    columns = list(_columns(stages, pools, start))
+    rented = {at: len(columns) + place for place, at in enumerate(at for at, pool in enumerate(pools) if pool.rented)}
+    rows = [*_limits(columns, pools, rented), *_loads(columns, stages, share)]
+    node_costs = [0.0 if most_served else pools[at].price for at in rented] * 2
+    costs = [-column.option.rate_rps if most_served else column.cost for column in columns] + node_costs
+    unit = min(abs(cost) for cost in costs if cost)  # HiGHS stops within an absolute gap of 1e-6
     found = highs.minimise(
-        [cost / unit for cost in costs], rows, integers=len(costs), nodes_max=nodes_max, most=most, presolve=False
+        [cost / unit for cost in costs],
+        rows,
+        integers=len(columns) + len(rented),
+        nodes_max=nodes_max,
+        most=[
+            *(column.most for column in columns),
+            *(pools[at].rented for at in rented),
+            *(pools[at].owned for at in rented),
+        ],
+        presolve=False,
     )
     if found.values is None:
         return None
     counts = [[0] * len(stage.options) for stage in stages]
-    for column, value in zip(columns, found.values, strict=True):
+    for column, value in zip(columns, found.values, strict=False):
         counts[column.stage][column.index] += round(value)
-    chosen = [
-        (count, option)
+    started = math.fsum(
+        max(0, count - option.present) * option.cost
         for own, stage in zip(counts, stages, strict=True)
         for count, option in zip(own, stage.options, strict=True)
-    ]
-    cost = math.fsum(count * option.cost for count, option in chosen)
-    started = math.fsum(max(0, count - option.present) * option.cost for count, option in chosen)
-    return Mix(tuple(map(tuple, counts)), cost, started, found.proven)
+    )
+    return Mix(tuple(map(tuple, counts)), cost_of(stages, counts, pools), started, found.proven)
 
 
-def _limits(columns: Sequence[_Column], capacities: Sequence[float]) -> Iterator[highs.Row]:
-    """For each resource: what the replicas take is within its capacity."""
-    for resource, capacity in enumerate(capacities):
-        takes = {at: each.option.takes[resource] for at, each in enumerate(columns) if resource in each.option.takes}
-        if takes and math.isfinite(capacity):
-            unit = max(capacity, *takes.values())
-            if unit > 0:
-                yield {at: taken_each / unit for at, taken_each in takes.items()}, -math.inf, capacity / unit
+def _limits(columns: Sequence[_Column], pools: Sequence[MixNodes], rented: Mapping[int, int]) -> Iterator[highs.Row]:
+    """For each pool: what the replicas take is within its nodes. `rented` has the first column of rented nodes."""
+    for at, pool in enumerate(pools):
+        takes = {place: each.option.nodes for place, each in enumerate(columns) if each.option.pool == at}
+        if at in rented:
+            nodes = {rented[at]: -1.0, rented[at] + len(rented): -1.0}
+            yield takes | nodes, -math.inf, 0.0
+        elif takes and math.isfinite(pool.owned):
+            yield takes, -math.inf, pool.owned
 
 
 def _loads(columns: Sequence[_Column], stages: Sequence[MixStage], share: float) -> Iterator[highs.Row]:

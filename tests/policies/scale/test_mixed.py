@@ -1,11 +1,13 @@
 """The cheapest mix of replicas on all kinds of hardware: sizes, batches, rates, deadlines, and which replicas stay."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.core.ledger import Ledger, Reservation, sites
 from sloop.core.views import Bucket, ClusterView, NodeView, StageView
@@ -296,6 +298,21 @@ def test_nodes_that_can_be_acquired_count_and_lost_ones_do_not() -> None:
         "c5.2xlarge": 1,
     }
     assert mix(planned(exact(), seen(500, [*rented, *lost]))) == {"g4dn.xlarge": 2}
+
+
+def test_nodes_on_demand_are_paid_for_as_a_whole() -> None:
+    """Three replicas of two cores cost less than one with an accelerator as shares, but not as a node of 8 cores."""
+    small = Profile(latency_ms=LatencyTable({1: {2: 100}}), max_batch=1, max_cores=2)
+    beliefs = (make_belief(small, hardware="c5.2xlarge"), make_belief(GPU, hardware="g4dn.xlarge"))
+    always, rented = nodes_of(2, "c5.2xlarge"), nodes_of(2, "c5.2xlarge", on_demand=True)
+    dear = [structs.replace(node.node, usd_per_h=0.6) for node in rented]
+    rented = [dataclasses.replace(view, node=node) for view, node in zip(rented, dear, strict=True)]
+    gpu = nodes_of(1, "g4dn.xlarge", on_demand=True)
+    assert mix(planned(exact(), seen(30, [*always, *gpu], beliefs=beliefs))) == {"c5.2xlarge": 3}
+    assert mix(planned(exact(), seen(30, [*rented, *gpu], beliefs=beliefs))) == {"g4dn.xlarge": 1}
+    alone = planned(exact(), seen(30, rented, beliefs=beliefs))
+    assert mix(alone) == {"c5.2xlarge": 3}
+    assert alone.why.endswith(": 0.6 USD/h")
 
 
 def test_accelerators_and_memory_limit_the_replicas_of_a_node() -> None:

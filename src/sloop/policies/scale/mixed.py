@@ -3,20 +3,20 @@
 Our own; the problem is that of Ribbon (SC 2021) and Kairos (HPDC 2023), which choose a fixed mix of EC2 instances by
 search. Per stage, variant and kind of hardware there are replicas of some sizes, each with the batch that serves most
 within the stage's part of the deadline; an integer program chooses how many of each (`sloop.solvers.mixed`). What
-counts is the price of a replica's share of its node, as the cost account charges it, and cores where no kind has a
+counts is the price of whole nodes on demand, and on other nodes that of a replica's share; cores where no kind has a
 price. Accuracy is not traded: only variants that are at least as accurate as the wanted one take part.
 
 A request that arrives just after a batch has started waits for that batch before its own runs, so a batch may take half
 of the stage's part (Nexus, SOSP 2019). Where nothing is fast enough for that, batches of one may take all of it.
 
 A replica that is not there yet costs more by `start`, and a lower rate counts only after `calm_ns`. So replicas start
-because of the load, not because two mixes cost nearly the same. The policy fails where the price of whole nodes
-matters: it charges a replica for its share, so that it may rent a node for one small replica.
+because of the load, not because two mixes cost nearly the same. Nodes on demand are paid for as a whole. The policy
+fails where several applications share them: each plans as if it paid for whole nodes alone.
 """
 
 import math
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +31,7 @@ from sloop.options import check_range
 from sloop.policies import targets
 from sloop.solvers import highs, mixed
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.mixed import Mix, MixOption, MixStage, TimedCosts
+from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
 from sloop.text import chain, counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, s, to_ms
 from sloop.vocabulary import Group, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
@@ -60,8 +60,10 @@ class ReplicaSize:
     """How many fit on the empty nodes."""
     present: int
     """How many such replicas the plan in force has."""
-    takes: Mapping[int, float]
-    """What one replica takes of the cluster's resources, by index."""
+    pool: int
+    """The index of its kind of node in `MixedCluster.pools`."""
+    nodes: float
+    """The part of a node that one replica takes: 1 divided by how many fit on one."""
 
     def taken_ms(self, batch_max: int) -> NDArray[np.float64]:
         """The duration of a batch of 1, 2, … `batch_max`."""
@@ -204,15 +206,15 @@ def _replicas(plan: Plan) -> list[tuple[str, list[tuple[ReplicaSpec, int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class MixedCluster:
-    """The stages of an application with the sizes of their replicas, and the resources of the cluster."""
+    """The stages of an application with the sizes of their replicas, and the nodes of the cluster."""
 
     policy: Mixed
     stages: tuple[StageView, ...]
     sizes: tuple[tuple[ReplicaSize, ...], ...]
     paths: tuple[IndexedPath, ...]
     nodes: tuple[NodeView, ...]
-    capacities: tuple[float, ...]
-    """Of all nodes of a kind, one entry for each kind and resource: cores, bytes of memory, accelerators."""
+    pools: tuple[MixNodes, ...]
+    """The nodes of each kind."""
     unit: str
     """Of costs, as text."""
 
@@ -227,7 +229,7 @@ class MixedCluster:
         for node in nodes:
             by_kind.setdefault(node.node.hardware, []).append(node)
         has_prices = any(node.node.usd_per_h for node in nodes)
-        resources = _Resources(by_kind)
+        kinds = list(by_kind)
         present = {
             (group.spec.stage, group.spec.variant, group.spec.slot): group.count
             for target in (view.plan.stages if view.plan else ())
@@ -241,10 +243,13 @@ class MixedCluster:
                     cost,
                     most,
                     present.get((stage.name, belief.variant, slot), 0),
-                    resources.taken(belief, slot),
+                    kinds.index(belief.hardware),
+                    nodes_each,
                 )
                 for belief in _beliefs(stage, by_kind, policy)
-                for slot, cost, most in _slots(belief, by_kind[belief.hardware], policy, has_prices=has_prices)
+                for slot, cost, most, nodes_each in _slots(
+                    belief, by_kind[belief.hardware], policy, has_prices=has_prices
+                )
             )
             for stage in view.stages
         )
@@ -252,7 +257,8 @@ class MixedCluster:
         on_no_path = sorted(set(range(len(view.stages))) - {stage for path in paths for stage in path.stages})
         paths += tuple(IndexedPath((at,), policy.margin * to_ms(view.stages[at].slo_ns)) for at in on_no_path)
         unit = "USD/h" if has_prices else "cores"
-        return cls(policy, view.stages, sizes, paths, nodes, tuple(resources.capacities), unit)
+        pools = tuple(_pool(own, has_prices=has_prices) for own in by_kind.values())
+        return cls(policy, view.stages, sizes, paths, nodes, pools, unit)
 
     @property
     def without_room(self) -> list[str]:
@@ -267,7 +273,7 @@ class MixedCluster:
             for own in self.sizes
             for size in own
         )
-        return speeds, self.capacities, self.paths
+        return speeds, self.pools, self.paths
 
     def parts_ms(self, rates: Sequence[float], waits: int) -> tuple[float, ...] | None:
         """By stage its part of the deadline, if a request needs `waits` times the duration of a batch."""
@@ -300,7 +306,7 @@ class MixedCluster:
             if served_rps / size.cost > BETTER * best.get(key, 0.0):
                 best[key] = served_rps / size.cost
                 found.append((size, batch))
-                options.append(MixOption(served_rps, size.cost, size.most, size.present, size.takes))
+                options.append(MixOption(served_rps, size.cost, size.most, size.present, size.pool, size.nodes))
         return Offer(MixStage(rate_rps, tuple(options)), tuple(found))
 
     def _batch_max(self, size: ReplicaSize, waits: int) -> int:
@@ -310,15 +316,14 @@ class MixedCluster:
 
     def cheapest(self, offers: Sequence[Offer]) -> Mix | None:
         """The cheapest mix whose replicas fit on the nodes; None if there is none."""
-        stages, capacities = [offer.stage for offer in offers], list(self.capacities)
+        stages, pools = [offer.stage for offer in offers], list(self.pools)
         for _ in range(PACKINGS_MAX):
-            mix = mixed.cheapest(stages, capacities, start=self.policy.start)
+            mix = mixed.cheapest(stages, pools, start=self.policy.start)
             left_over = self._left_over(offers, mix) if mix is not None else ()
             if mix is None or not left_over:
                 return mix
             for size in left_over:
-                for resource, taken_each in size.takes.items():
-                    capacities[resource] -= taken_each
+                pools[size.pool] = pools[size.pool].without(size.nodes)
         return None
 
     def _left_over(self, offers: Sequence[Offer], mix: Mix) -> Sequence[ReplicaSize]:
@@ -384,7 +389,7 @@ class MixedCluster:
 
     def saturated(self, offers: Sequence[Offer], rates: Sequence[float]) -> Plan:
         """The plan if the cluster is too small for the rates: the largest share of them that fits."""
-        found = mixed.largest_share([offer.stage for offer in offers], self.capacities)
+        found = mixed.largest_share([offer.stage for offer in offers], self.pools)
         names = tuple(stage.name for stage in self.stages)
         if found is None:
             ones = tuple(tuple(int(index == 0) for index in range(len(offer.sizes))) for offer in offers)
@@ -433,8 +438,9 @@ def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator
 
 def _slots(
     belief: Belief, nodes: Sequence[NodeView], policy: Mixed, *, has_prices: bool
-) -> Iterator[tuple[Slot, float, int]]:
-    """The slots of replicas that fit on a node, the largest first: each with its cost, and how many fit on all nodes.
+) -> Iterator[tuple[Slot, float, int, float]]:
+    """The slots of replicas that fit on a node, the largest first: each with its cost, how many fit on all nodes, and
+    the part of a node that it takes.
 
     A profile that gives the same latency on fewer cores only does not say how cores matter, and offers no smaller size.
     """
@@ -448,7 +454,7 @@ def _slots(
         if not most or (not policy.cores and cores < most_cores and belief.costs_ns(slot) == largest_ns):
             continue
         prices = [_price(node, slot, has_prices=has_prices) for node, count in zip(nodes, counts, strict=True) if count]
-        yield slot, min(prices, default=cores), most
+        yield slot, min(prices, default=cores), most, 1.0 / max(counts) if nodes else 0.0
 
 
 def _price(node: NodeView, slot: Slot, *, has_prices: bool) -> float:
@@ -461,32 +467,15 @@ def _price(node: NodeView, slot: Slot, *, has_prices: bool) -> float:
     return max(node.node.usd_per_h * min(1.0, share), USD_PER_CORE * slot.cores)
 
 
-class _Resources:
-    """The resources of all nodes of each kind, numbered."""
-
-    def __init__(self, nodes: Mapping[str, Sequence[NodeView]]) -> None:
-        self._index: dict[tuple[str, str], int] = {}
-        self.capacities: list[float] = []
-        for kind, own in nodes.items():
-            self._add(kind, "cores", sum(node.node.cores for node in own) if own else math.inf)
-            self._add(kind, "memory", sum(node.node.memory_bytes for node in own) if own else math.inf)
-            for device in (device for node in own for device in node.node.devices):
-                self._add(kind, f"device {device.kind}", 1.0)
-
-    def _add(self, kind: str, name: str, capacity: float) -> None:
-        index = self._index.setdefault((kind, name), len(self.capacities))
-        if index == len(self.capacities):
-            self.capacities.append(0.0)
-        self.capacities[index] += capacity
-
-    def taken(self, belief: Belief, slot: Slot) -> dict[int, float]:
-        """What a replica takes."""
-        taken = {self._index[belief.hardware, "cores"]: slot.cores}
-        if belief.memory_bytes:
-            taken[self._index[belief.hardware, "memory"]] = float(belief.memory_bytes)
-        if slot.accelerator and slot.share:
-            taken[self._index[belief.hardware, f"device {slot.accelerator}"]] = slot.share
-        return taken
+def _pool(nodes: Sequence[NodeView], *, has_prices: bool) -> MixNodes:
+    """The nodes of a kind. Smaller ones count in part, because other applications have the rest of their cores."""
+    if not nodes:
+        return MixNodes(math.inf)
+    largest = max(nodes, key=lambda node: node.node.cores).node
+    rented = sum(node.node.on_demand for node in nodes)
+    owned = sum(node.node.cores / largest.cores for node in nodes if not node.node.on_demand)
+    price = max(largest.usd_per_h, USD_PER_CORE * largest.cores) if has_prices else largest.cores
+    return MixNodes(owned, rented, price)
 
 
 def _described(stages: Sequence[StagePlan]) -> str:
