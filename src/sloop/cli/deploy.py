@@ -16,7 +16,7 @@ EXAMPLE = """
 sloop deploy words.yaml                     # a new application, or a new version of one
 sloop deploy words.yaml --canary 10% --promote-after-s 600
 sloop deploy --promote words
-sloop deploy --remove words --version 1
+sloop deploy --remove words --version 2     # take a canary back
 sloop deploy --list --json
 """
 NOTES = """Without --server, the only running server with a state folder in .sloop is meant. The exit code is 1 if the
@@ -59,17 +59,17 @@ class Share(click.ParamType[float]):
     "--promote-after-s",
     type=Number(min=0),
     metavar="S",
-    help="Give a canary all requests after S seconds [default: when it is promoted].",
+    help="Give a canary all requests after S seconds [default: only with --promote].",
 )
 @click.option(
     "--tolerance",
     type=Number(min=0, max=1),
     metavar="T",
-    help="Roll a canary back if its attainment is lower by more than T [default: 0.05].",
+    help="Roll a canary back if its attainment is lower by more than T (0.05: 5 percentage points) [default: 0.05].",
 )
 @click.option("--promote", metavar="NAME", help="Give the canary of application NAME all requests.")
 @click.option("--remove", metavar="NAME", help="Remove application NAME, or one version of it.")
-@click.option("--list", "lists", is_flag=True, help="List all versions.")
+@click.option("--list", "lists", is_flag=True, help="List the versions that start, serve or end.")
 def deploy(
     app: Path | None,
     server: Path | None,
@@ -83,6 +83,7 @@ def deploy(
 ) -> CommandOutput:
     """Deploy the application in APP to a running server, or promote, remove or list what it serves.
 
+    If the server has an application with the `name` in APP, this is a new version of it; otherwise a new application.
     The version that serves goes on until the new one is ready; then the new one gets all requests, or as a canary a
     share of them. A canary whose attainment is lower is rolled back. No request is lost.
     """
@@ -102,7 +103,7 @@ def deploy(
 def _canary(share: float | None, promote_after_s: float | None, tolerance: float | None) -> Canary | None:
     if share is None:
         if promote_after_s is not None or tolerance is not None:
-            raise InputError("--promote-after-s and --tolerance are of canaries", help="add --canary 10%")
+            raise InputError("--promote-after-s and --tolerance apply only to a canary", help="add --canary 10%")
         return None
     default = Canary(share)
     return Canary(share, promote_after_s or 0.0, default.tolerance if tolerance is None else tolerance)
