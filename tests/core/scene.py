@@ -218,13 +218,14 @@ class Deployment(Acting):
         nodes: Sequence[Node] = (),
         obeys: bool = False,
         is_quick: bool = True,
+        period_s: float = 1,
         weights: Mapping[str, float] | None = None,
         rest_after_s: float = 0,
         **policies: Any,
     ) -> None:
         super().__init__()
         self.node = Node("n0", "local", cores, 1000)
-        self._script = Script(obeys=obeys, is_quick=is_quick)
+        self._script = Script(obeys=obeys, is_quick=is_quick, period_ns=s(period_s))
         self._weights, self._rest_after_s, self._policies = weights or {}, rest_after_s, policies
         self.scripts: dict[str, Script] = {}
         for name, each in wanted.items():

@@ -25,6 +25,7 @@ from sloop.events import (
     Deployed,
     Draining,
     Finished,
+    Planned,
     Promoted,
     Removed,
     ReplicaLost,
@@ -32,8 +33,9 @@ from sloop.events import (
     ReplicaStopped,
     Resized,
 )
+from sloop.policies.divide import Priority
 from sloop.units import ms
-from sloop.vocabulary import BatchId, Canary, Outcome, ReplicaId, RequestId
+from sloop.vocabulary import BatchId, Canary, Outcome, Plan, ReplicaId, RequestId
 from tests.core.scene import Deployment, request
 
 V2 = Deployed("x", "2", {})
@@ -374,3 +376,60 @@ def test_decisions_name_the_version() -> None:
     plans = [a.application for a in scene.actions if isinstance(a, Decided) and a.kind == "plan"]
     assert plans[:2] == ["x", "x@2"]
     assert RequestId(0) not in [a.request for a in scene.actions if isinstance(a, End)]
+
+
+# Plans that come late, or not at all
+
+
+def test_a_retiring_version_keeps_its_replicas_when_an_earlier_plan_comes_late() -> None:
+    scene = Deployment({"x": 1.0}, is_quick=False)
+
+    def answer(at_ms: float, plans: dict[str, Plan] | None = None) -> list[Action]:
+        assert scene.core.plan_input is not None
+        return scene.act(at_ms, Planned(scene.core.plan_input.number, plans or made))
+
+    scene.warm_up()
+    made = {"x": scene.plan("x", 1.0), "x@2": scene.plan("x@2", 1.0)}
+    scene.act(500, Deployed("x", "2", {}))
+    scene.act(1000, WOKE)
+    started = [a.replica for a in answer(1010) if isinstance(a, StartReplica)]
+    scene.act(2000, WOKE)
+    scene.act(2100, *[request(id, application="x", at_ms=2100, slo_ms=1e6) for id in range(9)])
+    scene.act(2200, *map(ReplicaReady, started))
+    scene.act(3000, WOKE)
+    assert ("1", "retiring", 0.0) in steps(scene.actions)
+    answer(3100, made | {"x": scene.plan("x", 0.0)})
+    assert scene.planned_cores("x") == 1.0
+
+
+def test_a_retiring_version_without_replicas_gets_some_for_the_requests_that_wait() -> None:
+    scene = Deployment({"x": 1.0})
+    scene.scripts["x"].error = ValueError("not yet")
+    scene.act(0, WOKE)
+    scene.act(100, request(1, application="x", at_ms=100, slo_ms=1e6))
+    new = [a.replica for a in scene.act(500, Deployed("x", "2", {}), WOKE) if isinstance(a, StartReplica)]
+    scene.act(600, *map(ReplicaReady, new))
+    scene.act(1000, WOKE)
+    assert ("1", "retiring", 0.0) in steps(scene.actions)
+    scene.scripts["x"].error = None
+    actions = scene.act(2000, WOKE)
+    assert [a.spec.stage for a in actions if isinstance(a, StartReplica)] == ["x/only"]
+
+
+def test_a_version_for_which_no_cores_are_left_does_not_take_over() -> None:
+    scene = Deployment({"x": 4.0, "y": 4.0}, cores=4, divide=Priority(), weights={"y": 2.0}, obeys=True)
+    scene.warm_up()
+    deploy(scene, 1000, Deployed("x", "2", {"cores": 4.0}))
+    for second in range(2, 9):
+        scene.act(1000 * second, WOKE)
+    assert steps(scene.actions) == [("2", "starting", 0.0)]
+
+
+def test_a_promoted_canary_waits_for_a_plan_for_all_requests() -> None:
+    scene = serving()
+    canary(scene)
+    scene.scripts["x@2"].error = ValueError("a bug")
+    scene.act(3000, Promoted("x", "2"), WOKE)
+    scene.act(4000, WOKE)
+    scene.act(5000, WOKE)
+    assert ("2", "serving", 1.0) not in steps(scene.actions)

@@ -292,6 +292,30 @@ def test_an_application_without_requests_rests_and_wakes_with_the_next() -> None
     assert not scene.core.is_resting("x")
 
 
+def test_an_application_that_wakes_while_others_are_planned_is_planned_after_them() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0}, rest_after_s=2, is_quick=False, period_s=10)
+    settle(scene, 0, scene.act(0, WOKE))
+    settle(scene, 1, scene.act(1, scene.core.planner.plan(scene.core.plan_input)))  # type: ignore[arg-type]
+    settle(scene, 10_000, scene.act(10_000, WOKE))
+    assert scene.core.is_resting("x")
+    assert RequestPlan in kinds(scene.act(10_500, request(1, application="y", at_ms=10_500)))
+    assert kinds(scene.act(10_600, request(2, application="x", at_ms=10_600))) == []
+    scene.act(10_700, scene.core.planner.plan(scene.core.plan_input))  # type: ignore[arg-type]
+    assert scene.core.wake_ns == ms(10_700)
+    assert RequestPlan in kinds(scene.act(10_701, WOKE))
+
+
+def test_an_application_that_is_due_while_others_are_planned_is_planned_after_them() -> None:
+    scene = Deployment({"x": 1.0}, is_quick=False, period_s=10)
+    scene.act(0, WOKE)
+    given = scene.core.plan_input
+    assert given is not None
+    assert kinds(scene.act(10_000, WOKE)) == []
+    assert scene.core.wake_ns == ms(11_000)
+    scene.act(10_500, scene.core.planner.plan(given))
+    assert kinds(scene.act(11_000, WOKE)) == [RequestPlan]
+
+
 def test_an_application_of_its_own_rests_too() -> None:
     scene = Deployment({"x": 1.0}, rest_after_s=2)
     scene.warm_up()
@@ -302,12 +326,33 @@ def test_an_application_of_its_own_rests_too() -> None:
 def test_quiet_applications_are_not_planned_again() -> None:
     scene = Deployment({"x": 1.0, "y": 1.0})
     scene.warm_up()
-    for second in range(1, 70):
+    for second in range(1, 370):
         scene.act(second * 1000, request(second, application="y", at_ms=second * 1000), WOKE)
     calls = len(scene.scripts["x"].seen)
-    scene.act(70_000, WOKE)
-    assert len(scene.scripts["x"].seen) == calls < 65
-    assert len(scene.scripts["y"].seen) > 65
+    scene.act(370_000, WOKE)
+    assert len(scene.scripts["x"].seen) == calls < 365
+    assert len(scene.scripts["y"].seen) > 365
+
+
+def settle(scene: Deployment, at_ms: float, actions: Sequence[Action]) -> None:
+    """Carry out all orders about replicas at once."""
+    for action in actions:
+        if isinstance(action, StartReplica):
+            settle(scene, at_ms, scene.act(at_ms, ReplicaReady(action.replica)))
+        elif isinstance(action, StopReplica):
+            settle(scene, at_ms, scene.act(at_ms, ReplicaStopped(action.replica)))
+        elif isinstance(action, ResizeReplica):
+            settle(scene, at_ms, scene.act(at_ms, Resized(action.replica, action.cores)))
+
+
+def test_quiet_applications_give_cores_to_one_that_wakes() -> None:
+    scene = Deployment({"x": 0.0, "y": 1.0, "z": 1.0}, cores=2, obeys=True)
+    for second in range(370):
+        settle(scene, second * 1000, scene.act(second * 1000, WOKE))
+    scene.wants(x=1.0)
+    settle(scene, 371_000, scene.act(371_000, request(1, application="x", at_ms=371_000), WOKE))
+    settle(scene, 372_000, scene.act(372_000, WOKE))
+    assert scene.planned_cores("x") == pytest.approx(2 / 3, abs=0.01)
 
 
 # Nodes on demand

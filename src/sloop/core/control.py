@@ -27,9 +27,9 @@ from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 WAKE_NS_MIN = ms(100)
 """The shortest time between two plans that are made because a request waits at a stage without replicas."""
 
-QUIET_NS = s(60)
-"""An application that has had no request for this long is not planned again until the next one. No forecast looks back
-further: its plan would stay as it is."""
+QUIET_NS = s(360)
+"""An application that has had no request for this long, and was planned since, is not planned again until the next one:
+its plan would stay as it is. The longest memory of a policy is HPA's: five minutes, after a window of up to one."""
 
 QUICK_MAX = 4
 """The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
@@ -206,10 +206,17 @@ class ControlledApplication:
     """When it last had requests."""
     is_resting: bool = False
     """Whether it gave up its replicas because it had no requests."""
+    is_frozen: bool = False
+    """Whether its plan stays as it is, because it gets no more requests."""
     compared_ns: int = -1
     """When its replicas were last compared with the plan."""
     planned_share: float = 1.0
     """The share that the plan in force was made for."""
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether requests wait although the plan has no replicas."""
+        return not self.state.is_idle and not (self.plan and any_replica(self.plan))
 
     @property
     def is_settled(self) -> bool:
@@ -219,7 +226,7 @@ class ControlledApplication:
     @property
     def is_ready(self) -> bool:
         """Whether each stage for which the plan has replicas has a ready one, and no replica is still starting."""
-        if self.plan is None:
+        if self.plan is None or not (self.plan.feasible or any_replica(self.plan)):
             return False
         for target in self.plan.stages:
             rates = self.state.stages[target.stage].pool.rates
@@ -266,7 +273,7 @@ class ControlPath:
         """Plan for one more application version from now on. The others are planned again with it, so that it gets its
         part of the cores, also of those that quiet applications hold."""
         for each in self._applications.values():
-            if each.next_plan_ns != FOREVER_NS and not each.is_resting:
+            if not each.is_frozen and not each.is_resting:
                 each.next_plan_ns = each.active_ns = now_ns
         self.planner.add(application.key, application.parts.policies)
         self._applications[application.key] = made = ControlledApplication(
@@ -293,42 +300,57 @@ class ControlPath:
             application.note_activity(now_ns)
         self._nodes.retry_lost(now_ns)
         self._give_up_stuck(now_ns, out)
+        is_asked = self._is_asked(now_ns)
         due = []
         for application in self._applications.values():
-            if now_ns >= application.next_plan_ns:
+            if now_ns >= application.next_plan_ns and not is_asked:
                 period_ns = application.state.parts.policies.scale.period_ns
                 application.next_plan_ns = (now_ns // period_ns + 1) * period_ns
                 if self._needs_plan(now_ns, application, out):
                     due.append(application)
         if due:
             self._update_plans(now_ns, due, out)
-        retry = [each for each in self._applications.values() if each.progress is PlanProgress.RETRY]
-        again = [each for each in retry if each.compared_ns != now_ns]
+        is_short, again = False, []
+        bucket_ns, next_plan_ns = BUCKET_NS_MAX, FOREVER_NS
+        for application in self._applications.values():
+            if application.progress is PlanProgress.RETRY:
+                is_short = True
+                if application.compared_ns != now_ns:
+                    again.append(application)
+            bucket_ns = min(bucket_ns, application.state.ingress.bucket_ns)
+            if application.next_plan_ns > now_ns:  # others wait for the answer of the planner
+                next_plan_ns = min(next_plan_ns, application.next_plan_ns)
         if again:
             self._compare(now_ns, again, out)
-        self._nodes.release_unused(now_ns, is_short=bool(retry), out=out)
-        every = self._applications.values()
-        bucket_ns = min((each.state.ingress.bucket_ns for each in every), default=BUCKET_NS_MAX)
-        next_plan_ns = min((each.next_plan_ns for each in every), default=FOREVER_NS)
+        self._nodes.release_unused(now_ns, is_short=is_short, out=out)
         self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns)
+
+    def _is_asked(self, now_ns: int) -> bool:
+        """Whether the planner is still at work on a request."""
+        return self.plan_input is not None and now_ns - self.plan_input.now_ns < PLANNER_NS_MAX
 
     def wake(self, now_ns: int, application: ApplicationState, out: list[Action]) -> None:
         """A request waits at a stage without replicas: make a plan now, not at the next planning period."""
         found = self._applications[application.key]
-        if now_ns - found.woken_ns < WAKE_NS_MIN:
+        if now_ns - found.woken_ns < WAKE_NS_MIN or (found.is_frozen and not found.is_stranded):
             return
         found.woken_ns = found.active_ns = now_ns
         found.is_resting = False
-        self._update_plans(now_ns, [found], out)
+        if self._is_asked(now_ns):
+            found.next_plan_ns = min(found.next_plan_ns, now_ns)  # at the first tick after the answer
+        else:
+            self._update_plans(now_ns, [found], out)
         if found.progress is PlanProgress.RETRY and found.compared_ns != now_ns:
             self._compare(now_ns, [found], out)
 
     def _needs_plan(self, now_ns: int, application: ControlledApplication, out: list[Action]) -> bool:
         """Whether an application must be planned now: not if it had no requests for so long that its plan cannot
-        change. Lets it rest if it declares that."""
+        change, unless others lack room. Lets it rest if it declares that."""
         state = application.state
         quiet_ns = now_ns - application.active_ns
         rest_after_ns = state.parts.rest_after_ns
+        if application.is_frozen:
+            return application.is_stranded
         if application.is_resting:
             return False
         if rest_after_ns and quiet_ns >= rest_after_ns:
@@ -337,11 +359,15 @@ class ControlPath:
             out.append(Decided("rest", why, application=state.key))
             self._adopt(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
-        return quiet_ns <= QUIET_NS or len(self._applications) == 1
+        if quiet_ns <= QUIET_NS + state.parts.policies.scale.period_ns or len(self._applications) == 1:
+            return True
+        return any(
+            each.progress is PlanProgress.RETRY for each in self._applications.values()
+        )  # they may need its room
 
     def freeze(self, key: str) -> None:
         """Make no more plans for a version that gets no more requests: it keeps the replicas that serve its queue."""
-        self._applications[key].next_plan_ns = FOREVER_NS
+        self._applications[key].is_frozen = True
 
     def retire(self, now_ns: int, key: str, out: list[Action]) -> None:
         """Stop all replicas of a frozen version that has no requests left."""
@@ -432,11 +458,11 @@ class ControlPath:
             return
         given, self.plan_input = self.plan_input, None
         self._accept(now_ns, given, event, out)
+        if any(each.next_plan_ns <= each.woken_ns for each in self._applications.values()):
+            self.wake_ns = now_ns  # an application was woken meanwhile, and is still to be planned
 
     def _update_plans(self, now_ns: int, due: Sequence[ControlledApplication], out: list[Action]) -> None:
         """Call the policies of the applications, or order their call beside the event loop."""
-        if self.plan_input is not None and now_ns - self.plan_input.now_ns < PLANNER_NS_MAX:
-            return  # the planner is still at work
         self._requested += 1
         given = self._plan_input(now_ns, due)
         if self._plans_beside:
@@ -468,21 +494,24 @@ class ControlPath:
         return PlanInput(self._requested, now_ns, self._state.ledger.views(), views, others)
 
     def _accept(self, now_ns: int, given: PlanInput, planned: Planned, out: list[Action]) -> None:
+        plans: dict[str, Plan] = {}
         for view in given.due:
-            if view.key in self._applications:
-                self._applications[view.key].planned_share = view.share
-        for key, why in planned.errors.items():
-            if key in self._applications:
-                out.append(Decided("planner", f"no new plan: {why}", application=key))
-        self._adopt(now_ns, planned.plans, out)
+            application = self._applications.get(view.key)
+            if application is None or (application.is_frozen and not application.is_stranded):
+                continue  # it has ended, or was frozen, while it was planned
+            if view.key in planned.errors:
+                out.append(Decided("planner", f"no new plan: {planned.errors[view.key]}", application=view.key))
+                continue
+            application.planned_share = view.share
+            if view.key in planned.plans:
+                plans[view.key] = planned.plans[view.key]
+        self._adopt(now_ns, plans, out)
 
     def _adopt(self, now_ns: int, plans: Mapping[str, Plan], out: list[Action]) -> None:
         """Put the plans in force, and work towards those that are new targets."""
         changed: list[ControlledApplication] = []
         for key, plan in plans.items():
-            application = self._applications.get(key)
-            if application is None or (application.next_plan_ns == FOREVER_NS and any_replica(plan)):
-                continue  # it was frozen while it was planned
+            application = self._applications[key]
             before, application.plan = application.plan, plan
             if before is not None and plan.same_target(before):
                 if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
