@@ -119,6 +119,14 @@ def test_the_old_replica_stops_first_where_its_replacement_has_no_room() -> None
     assert isinstance(started[0], StartReplica)
 
 
+def test_a_replacement_that_fits_nowhere_stops_nothing() -> None:
+    scene = warm(1, cores=3.0)
+    scene.script.target = plan_of(1, cores=100, variant="b")
+    actions = scene.act(1000, WOKE)
+    assert (orders(actions), notes(actions)) == ([], ["plan", "shortage"])
+    assert orders(scene.act(2000, WOKE)) == []
+
+
 def test_lost_replicas_restart_at_once_then_with_exponential_backoff() -> None:
     scene = warm()
     assert isinstance(orders(scene.act(100, ReplicaLost(R0, "killed")))[0], StartReplica)

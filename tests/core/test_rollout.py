@@ -274,6 +274,14 @@ def test_a_canary_gets_its_share_evenly_spread() -> None:
     assert all(stages[index : index + 4].count("x@2/only") == 1 for index in range(0, 40, 4))
 
 
+def test_a_canary_takes_no_more_cores_than_its_share_from_the_version_that_serves() -> None:
+    scene = Deployment({"x": 1.5}, cores=1.75, obeys=True)
+    scene.warm_up()
+    deploy(scene, 1000, Deployed("x", "2", {"cores": 1.5}, Canary(share=0.1)))
+    assert scene.planned_cores("x") == 1.5
+    assert scene.planned_cores("x@2") == 0.25
+
+
 def test_a_client_can_choose_its_version() -> None:
     scene = serving()
     canary(scene)
@@ -376,6 +384,16 @@ def test_decisions_name_the_version() -> None:
     plans = [a.application for a in scene.actions if isinstance(a, Decided) and a.kind == "plan"]
     assert plans[:2] == ["x", "x@2"]
     assert RequestId(0) not in [a.request for a in scene.actions if isinstance(a, End)]
+
+
+def test_a_canary_that_serves_all_takes_over_the_history() -> None:
+    scene = serving()
+    canary(scene)
+    serve(scene, 0, 40, 2500)  # the removal is within a second that has requests
+    scene.act(3400, Removed("x", "1"))
+    scene.act(4000, WOKE)
+    assert ("2", "serving", 1.0) in steps(scene.actions)
+    assert sum(bucket.arrivals for bucket in scene.scripts["x@2"].seen[-1].ingress.buckets) == 40
 
 
 # Plans that come late, or not at all

@@ -97,7 +97,7 @@ def test_too_few_cores_are_divided_and_the_reason_says_so() -> None:
     actions = scene.act(0, WOKE)
     assert started(actions) == [("x/only", 1.0), ("y/only", 3.0)]
     whys = {a.application: a.why for a in actions if isinstance(a, Decided) and a.kind == "plan"}
-    assert whys["y"].startswith("limited to 3 cores by the other applications")
+    assert whys["y"].startswith("limited to 3 cores, as all together want more than there is")
     assert scene.scripts["y"].seen[-1].nodes[0].node.cores == 3
 
 
@@ -116,6 +116,14 @@ def test_an_application_without_cores_gets_no_replicas() -> None:
     actions = scene.act(0, WOKE)
     assert started(actions) == [("x/only", 4.0)]
     assert any(a.kind == "plan" and "need all cores" in a.why for a in actions if isinstance(a, Decided))
+
+
+def test_cores_that_whole_units_leave_go_to_an_application_that_can_use_them() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0, "z": 1.0}, cores=1.75, obeys=True)
+    for script in scene.scripts.values():
+        script.unit = 0.25
+    planned = started(scene.act(0, WOKE))
+    assert sorted(cores for _, cores in planned) == [0.5, 0.5, 0.75]
 
 
 def test_a_policy_that_plans_again_for_fewer_cores_remembers_only_that() -> None:
@@ -419,6 +427,17 @@ def test_replicas_that_cannot_grow_in_place_move_to_a_node_that_joins() -> None:
     actions = scene.act(1500, ReplicaReady(ReplicaId(2)))
     assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0], "the small replica served until now"
     assert ResizeReplica(ReplicaId(1), 2.0) in scene.act(1600, ReplicaStopped(ReplicaId(0)))
+
+
+def test_a_node_is_acquired_for_a_replica_that_cannot_grow_in_place() -> None:
+    scene = Deployment({"x": 4.0}, cores=4, nodes=[rented("r0", 8)])
+    scene.warm_up()
+    scene.wants(x=8.0)
+    assert AcquireNode("r0") in scene.act(1000, WOKE)
+    assert AcquireNode not in kinds(scene.act(2000, WOKE))
+    (larger,) = [a for a in scene.act(2500, NodeReady(rented("r0", 8))) if isinstance(a, StartReplica)]
+    assert (larger.spec.node, larger.spec.cores) == ("r0", 8.0)
+    assert [a.replica for a in scene.act(3000, ReplicaReady(larger.replica)) if isinstance(a, StopReplica)] == [0]
 
 
 # Plans beside the loop

@@ -13,7 +13,7 @@ from enum import IntEnum
 from msgspec import structs
 
 from sloop.actions import Action, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
-from sloop.core.ledger import Reservation, millicores, sites
+from sloop.core.ledger import Ledger, Reservation, millicores, sites
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware
 from sloop.core.protocols import Scale
@@ -217,6 +217,12 @@ class ControlledApplication:
     def is_stranded(self) -> bool:
         """Whether requests wait although the plan has no replicas."""
         return not self.state.is_idle and not (self.plan and any_replica(self.plan))
+
+    @property
+    def weight(self) -> float:
+        """Its weight when cores are divided. A canary counts with its share, so that it does not take half of the cores
+        from the version that serves the other requests."""
+        return self.state.parts.weight * self.share
 
     @property
     def is_settled(self) -> bool:
@@ -474,7 +480,7 @@ class ControlPath:
     def _plan_input(self, now_ns: int, due: Sequence[ControlledApplication]) -> PlanInput:
         keys = {each.state.key for each in due}
         others = tuple(
-            CoreDemand(key, hardware, cores, each.state.parts.weight)
+            CoreDemand(key, hardware, cores, each.weight)
             for key, each in self._applications.items()
             if key not in keys
             for hardware, cores in cores_by_hardware(each.plan).items()
@@ -485,7 +491,7 @@ class ControlPath:
                 stages=each.state.stage_views(),
                 ingress=self.traffic(each.state),
                 share=each.share,
-                weight=each.state.parts.weight,
+                weight=each.weight,
                 paths=each.state.graph.paths,
                 plan=each.plan,
             )
@@ -571,9 +577,14 @@ class ControlPath:
         replicas."""
         shortage = self._resize(difference.grow, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
-        moves = shortage is not None and self._move(now_ns, stage, difference.grow, out)
-        if moves:
-            shortage = None
+        moves = False
+        if shortage is not None:
+            left = self._move(now_ns, stage, difference.grow, out)
+            moves = not left
+            if moves:
+                shortage = None
+            elif not any(replica.will_free_cores for replica in self._state.replicas.values()):
+                without_room += left
         if not is_too_soon:
             started = self._start(now_ns, application, stage, difference.start, out)
             if started < len(difference.start):
@@ -582,26 +593,31 @@ class ControlPath:
                 missing = difference.start[started:]
                 without_room += [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in missing]
         if shortage is not None:
-            if difference.holds and not self._nodes.can_acquire(shortage.slot.hardware):
+            if not difference.holds or self._nodes.can_acquire(shortage.slot.hardware):
+                self._report(application, stage, shortage, holds, out)
+            elif shortage.replica is not None or self._can_make_room(stage, difference.start):
                 self._make_room(now_ns, stage, difference, out)
             else:
-                self._report(application, stage, shortage, holds, out)
+                self._report(application, stage, shortage, False, out)
             return PlanProgress.RETRY
         if is_too_soon:
             return PlanProgress.RETRY
         return PlanProgress.WAITING if difference.holds or moves else PlanProgress.MET
 
-    def _move(self, now_ns: int, stage: StageState, grow: Resizes, out: list[Action]) -> bool:
-        """Start a larger replica on another node for each one that cannot grow on its own; returns whether all found
-        room. The smaller one serves until the larger one is ready."""
-        if now_ns < stage.backoff.not_before_ns:
-            return False
-        stuck = [(self._state.replicas[id], cores) for id, cores in grow]
-        return all(
-            self._place(now_ns, stage, replica.spec.with_cores(cores), out)
-            for replica, cores in stuck
-            if replica.target_cores != cores
-        )
+    def _move(
+        self, now_ns: int, stage: StageState, grow: Resizes, out: list[Action]
+    ) -> list[tuple[ReplicaSpec, Belief]]:
+        """Start a larger replica on another node for each one that cannot grow on its own, until one has no room;
+        returns those without room. The smaller one serves until the larger one is ready."""
+        left: list[tuple[ReplicaSpec, Belief]] = []
+        is_too_soon = now_ns < stage.backoff.not_before_ns
+        for replica, cores in [(self._state.replicas[id], cores) for id, cores in grow]:
+            spec = replica.spec.with_cores(cores)
+            if replica.target_cores == cores:
+                continue
+            if is_too_soon or left or not self._place(now_ns, stage, spec, out):
+                left.append((spec, replica.service_rate.belief))
+        return left
 
     def _resize(self, resizes: Resizes, out: list[Action]) -> Shortage | None:
         """Order resizes; returns the last one without room, if any."""
@@ -642,6 +658,18 @@ class ControlPath:
             self._resize(difference.hold_shrink[:1], out)
         else:
             self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room while it runs", out)
+
+    def _can_make_room(self, stage: StageState, specs: Sequence[ReplicaSpec]) -> bool:
+        """Whether a missing replica would fit if it were the only one of its application."""
+        ledger, replicas = self._state.ledger, self._state.replicas
+        others = Ledger([])
+        for name, node in ledger.nodes.items():
+            others.add(node, ledger.states[name])
+        for id, reservation in ledger.reservations.items():
+            if replicas[id].stage.application is not stage.application and replicas[id].life is not Life.DRAINING:
+                others.reserve(id, reservation)
+        views = others.views()
+        return any(sites(spec, stage.beliefs[spec.variant, spec.slot.hardware], views) for spec in set(specs))
 
     def _report(
         self,

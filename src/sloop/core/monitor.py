@@ -94,6 +94,8 @@ class Monitor:
                 own[bucket.start_ns].arrivals += bucket.arrivals
             elif bucket.start_ns < first_ns and len(self.buckets) < (self.buckets.maxlen or 0):
                 self.buckets.appendleft(bucket)
+        if self.now.start_ns == other.now.start_ns:
+            self.now.slack_ns += other.now.slack_ns  # their number becomes `arrivals`
 
     def _open(self, start_ns: int) -> None:
         self.now = Bucket(start_ns=start_ns)

@@ -178,13 +178,12 @@ class Rollouts:
     def remove(self, now_ns: int, name: str, version: str, out: list[Action]) -> None:
         """Somebody orders that an application, or one version of it, ends."""
         versions = self._versions.get(name, ())
-        for each in versions:
-            if version in ("", each.name):
-                self._retire(now_ns, each, "it was removed", out)
-        left = [each for each in versions if each.state is VersionState.SERVING]
-        canaries = [each for each in versions if each.state is VersionState.CANARY]
-        if not left and canaries:
-            self._serve(now_ns, canaries[-1], "the version that served the other requests was removed", out)
+        removed = [each for each in versions if version in ("", each.name)]
+        left = [each for each in versions if each not in removed and each.state in SERVING_STATES]
+        if left and all(each.state is VersionState.CANARY for each in left):  # it takes over the history of the others
+            self._serve(now_ns, left[-1], "the version that served the other requests was removed", out)
+        for each in removed:
+            self._retire(now_ns, each, "it was removed", out)
 
     def tick(self, now_ns: int, out: list[Action]) -> list[ApplicationState]:
         """Advance every rollout. Returns the versions that have ended."""
