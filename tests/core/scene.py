@@ -64,6 +64,8 @@ class Script:
     obeys: bool = False
     """Whether replicas get at most as many cores as the cluster has."""
     error: Exception | None = None
+    unit: float = 0.0
+    """If positive, replicas have whole multiples of it."""
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         if self.error is not None:
@@ -72,6 +74,8 @@ class Script:
         if not self.obeys or self.target is None:
             return self.target
         cores = sum(node.node.cores for node in view.nodes)
+        if self.unit:
+            cores = max(1, int(cores / self.unit + 1e-9)) * self.unit
         stages = [
             structs.replace(
                 target,

@@ -138,6 +138,15 @@ def test_lost_replicas_restart_at_once_then_with_exponential_backoff() -> None:
     assert isinstance(orders(scene.act(2100, ReplicaLost(ReplicaId(2), "killed")))[0], StartReplica)
 
 
+def test_replicas_lost_together_are_replaced_at_once() -> None:
+    scene = warm(4)
+    actions = scene.act(100, *[ReplicaLost(ReplicaId(id), "the node is lost") for id in range(4)])
+    assert [type(order) for order in orders(actions)] == [StartReplica] * 4
+    assert orders(scene.act(200, ReplicaLost(ReplicaId(4), "killed"))) == []
+    scene.act(300, ReplicaLost(ReplicaId(5), "killed"))
+    assert len(orders(scene.act(2000, WOKE))) == 2, "after one second, not two"
+
+
 def test_a_request_that_finds_no_replica_does_not_wait_for_the_planning_period() -> None:
     scene = Scene(plan_of(0))
     scene.act(0, WOKE)
@@ -146,6 +155,14 @@ def test_a_request_that_finds_no_replica_does_not_wait_for_the_planning_period()
     assert isinstance(orders(actions)[0], StartReplica)
     assert scene.script.seen[-1].stages[0].queue[0].request.id == 1
     assert isinstance(scene.act(400, ReplicaReady(R0))[0], StartBatch)
+
+
+def test_a_request_that_arrives_with_other_events_does_not_wait_for_the_planning_period_either() -> None:
+    scene = Scene(plan_of(0))
+    scene.act(0, WOKE)
+    scene.script.target = plan_of(1)
+    assert scene.core.handle(ms(300), request(1, at_ms=300), True) == []
+    assert isinstance(orders(scene.act(300, ReplicaStopped(ReplicaId(77))))[0], StartReplica)
 
 
 def test_a_policy_that_returns_none_keeps_the_plan() -> None:

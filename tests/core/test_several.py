@@ -175,7 +175,6 @@ def changed(
         {"group": {"rate_rps": math.nan}},
         {"slot": {"cores": 1e-5}},
         {"slot": {"cores": 1e306}},
-        {"slot": {"accelerator": "T4"}},
         {"stage": "x/other"},
     ],
 )

@@ -29,6 +29,8 @@ from sloop.vocabulary import Group, NodeState, Plan, StagePlan
 
 FAILURES = (Exception, SystemExit)
 """What a user's policy may raise; the plans of the other applications are made nevertheless."""
+WORTHWHILE = 0.01
+"""An application plans again with the cores that others leave if they are at least this fraction of its part."""
 REPLICAS_MAX = 100_000
 """More replicas in one plan are a mistake, and would occupy the core for seconds at every tick."""
 CORES_MAX = 1_000_000
@@ -99,8 +101,8 @@ class Planner:
         return plan
 
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
-        """Plans that together fit the cluster. A first attempt uses copies of the policies, because an application that
-        must plan again for fewer cores may not remember it."""
+        """Plans that together fit the cluster. Every attempt uses a copy of the policy, because a policy may remember
+        only the plan that is used."""
         tried: dict[str, Scale] = {}
         plans: dict[str, Plan | None] = {}
         for key, view in views.items():
@@ -120,24 +122,62 @@ class Planner:
         except FAILURES as error:  # of the divide policy
             self.failures = dict.fromkeys(views, error)
             return {}
+        short: dict[str, dict[str, float]] = {}
+        for (key, hardware), cores in limits.items():
+            short.setdefault(key, {})[hardware] = cores
+        for key, own in short.items():
+            if key in tried:
+                plans[key], tried[key] = self._plan_within(given.now_ns, key, views[key], own)
+        self._spread_rest(given, views, short, plans, tried)
         for key, scale in tried.items():
-            view = views[key]
-            own = {hardware: cores for (name, hardware), cores in limits.items() if name == key}
-            if own and not any(map(millicores, own.values())):
-                plans[key] = _nothing(view)
-            elif own:
-                plan = self._plan(given.now_ns, key, _limited(view, own), self._policies[key].scale)
-                plans[key] = plan and _with_reason(trimmed(plan, own), own)
-            else:
-                self._policies[key] = replace(self._policies[key], scale=scale)
+            self._policies[key] = replace(self._policies[key], scale=scale)
         return plans
+
+    def _plan_within(
+        self, now_ns: int, key: str, view: ClusterView, limits: Mapping[str, float]
+    ) -> tuple[Plan | None, Scale]:
+        """The plan for at most these cores of some kinds of hardware, and the policy that made it."""
+        scale = deepcopy(self._policies[key].scale)
+        if not any(map(millicores, limits.values())):
+            return _nothing(view), scale
+        plan = self._plan(now_ns, key, _limited(view, limits), scale)
+        return plan and _with_reason(trimmed(plan, limits), limits), scale
+
+    def _spread_rest(
+        self,
+        given: PlanInput,
+        views: Mapping[str, ClusterView],
+        short: Mapping[str, dict[str, float]],
+        plans: dict[str, Plan | None],
+        tried: dict[str, Scale],
+    ) -> None:
+        """Let limited applications plan once more with the cores that the plans leave: a policy that plans in whole
+        units cannot use all of its part. The one that uses the smallest fraction of its part is first."""
+        present = {application.key: application.plan for application in given.due}
+
+        def used(key: str) -> dict[str, float]:
+            return cores_by_hardware(plans.get(key) or present[key])
+
+        def fraction(key: str) -> float:
+            own = used(key)
+            return math.fsum(own.get(hardware, 0.0) for hardware in short[key]) / math.fsum(short[key].values())
+
+        for key in sorted((key for key in short if key in tried and any(short[key].values())), key=fraction):
+            left = dict.fromkeys(short[key], 0.0)
+            for hardware in left:
+                left[hardware] = _cores_of(given, hardware) - sum(used(name).get(hardware, 0.0) for name in present)
+            more = {hardware: _whole(used(key).get(hardware, 0.0) + max(0.0, left[hardware])) for hardware in left}
+            if any(more[hardware] > limit * (1 + WORTHWHILE) for hardware, limit in short[key].items()):
+                plan, scale = self._plan_within(given.now_ns, key, views[key], more)
+                if math.fsum(cores_by_hardware(plan).values()) > math.fsum(used(key).values()):
+                    plans[key], tried[key] = plan, scale
+                    self.limits |= {(key, hardware): cores for hardware, cores in more.items()}
 
     def _limits(self, given: PlanInput, wanted: Sequence[CoreDemand]) -> dict[tuple[str, str], float]:
         """By application and hardware, the cores of those that cannot have what they want."""
         limits: dict[tuple[str, str], float] = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
-            total = sum(view.node.cores for view in given.nodes if _is_of(view, hardware))
-            total -= sum(demand.cores for demand in given.others if demand.hardware == hardware)
+            total = _cores_of(given, hardware)
             demands = [demand for demand in wanted if demand.hardware == hardware]
             if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
                 continue
@@ -149,6 +189,12 @@ class Planner:
                 if cores < demand.cores * (1 - ROUNDING):
                     limits[demand.key, hardware] = _whole(cores)
         return limits
+
+
+def _cores_of(given: PlanInput, hardware: str) -> float:
+    """The cores of a kind of hardware that the applications to plan for can have."""
+    total = sum(view.node.cores for view in given.nodes if _is_of(view, hardware))
+    return total - sum(demand.cores for demand in given.others if demand.hardware == hardware)
 
 
 def check(plan: Plan, view: ClusterView) -> None:
@@ -189,7 +235,7 @@ def _check_group(group: Group, target: StagePlan, stage: StageView) -> None:
         known = ", ".join(f"{name} on {kind}" if kind else name for name, kind in stage.beliefs)
         what = f"a replica of {group.spec.stage}/{variant} on hardware {slot.hardware!r}"
         raise InputError(f"{of} {what}", help=f"it can run {known}")
-    if slot.accelerator != belief.accelerator:
+    if belief.accelerator not in ("", slot.accelerator):
         what = f"a replica of {variant} on accelerator {slot.accelerator!r}"
         raise InputError(f"{of} {what}", help=f"its profile is for {belief.accelerator!r}")
 
@@ -278,4 +324,4 @@ def _with_reason(plan: Plan, cores: Mapping[str, float]) -> Plan:
     limits = ", ".join(
         f"{counted(number, 'core')}{f' of {hardware}' if hardware else ''}" for hardware, number in cores.items()
     )
-    return structs.replace(plan, why=f"limited to {limits} by the other applications: {plan.why}")
+    return structs.replace(plan, why=f"limited to {limits}, as all together want more than there is: {plan.why}")
