@@ -8,7 +8,7 @@ import pytest
 from sloop.actions import Decided, End
 from sloop.app.hardware import GIB
 from sloop.core.protocols import Policies
-from sloop.events import WOKE, Deployed, Draining, Event, Promoted, Removed, ReplicaReady
+from sloop.events import WOKE, Deployed, Draining, Event, Promoted, Removed, ReplicaReady, ReplicaStopped
 from sloop.serve.gateway.http import BodyMemory
 from sloop.serve.gateway.insight import Insight
 from sloop.serve.gateway.metrics import Metrics
@@ -198,6 +198,35 @@ def test_shows_one_model_of_several() -> None:
     (stage,) = row["stages"]
     assert stage["name"] == "only", "as the application's file calls it"
     assert [replica["cores"] for replica in stage["replicas"]] == [2.0]
+
+
+def test_shows_no_version_that_has_ended() -> None:
+    server = Observed(Deployment({"a": 1, "b": 1}))
+    server.act(0, WOKE)
+    server.make_ready(0)
+    server.act(1, Deployed("a", "2", {}))
+    for second in range(1, 6):
+        server.act(1000 * second, WOKE)
+        server.make_ready(1000 * second)
+    for replica in list(server.run.versions["a"].run.replicas):
+        server.act(6000, ReplicaStopped(replica))
+    server.act(7000, WOKE)
+    assert "a" not in server.core.state.applications
+    assert [(row["name"], row["version"]) for row in server.page["applications"]] == [("b", "1"), ("a", "2")]
+    (row,) = json.loads(server.insight.state("a"))["applications"]
+    assert row["version"] == "2"
+
+
+def test_shows_no_removed_model() -> None:
+    server = Observed(Deployment({"a": 1, "b": 1}))
+    server.act(0, WOKE)
+    server.make_ready(0)
+    server.act(1, Removed("a"))
+    for replica in list(server.run.versions["a"].run.replicas):
+        server.act(1000, ReplicaStopped(replica))
+    server.act(2000, WOKE)
+    assert [row["name"] for row in server.page["applications"]] == ["b"]
+    assert json.loads(server.insight.state("a"))["applications"] == []
 
 
 def test_shows_nodes_with_their_free_room() -> None:

@@ -127,10 +127,12 @@ class Insight:
         return msgspec.json.encode({"total": total, "decisions": rows[::-1]})
 
     def state(self, model: str = "") -> bytes:
-        """The versions of one model or of all, each with its plan, stages, queues, traffic and replicas; and the nodes
-        with their free room."""
+        """The versions of one model or of all that have not ended, each with its plan, stages, queues, traffic and
+        replicas; and the nodes with their free room."""
         run, now_ns = self._run, self._clock()
-        records = [record for record in run.versions.values() if model in ("", record.application)]
+        # The core forgets a version when it ends, the run state does so at the next scrape or later.
+        known = self._core.state.applications
+        records = [record for key, record in run.versions.items() if key in known and model in ("", record.application)]
         return msgspec.json.encode(
             {
                 "deployment": self._deployment,
