@@ -71,6 +71,8 @@ class Core:
         self._is_plain = False
         """Whether there is only one application, in one version."""
         self._draining_why = ""
+        self._arrived_ns = -1
+        """The last instant at which a request arrived that was followed by other events."""
         self.wake_ns = 0
         for parts in applications:
             self._add(0, parts)
@@ -181,6 +183,8 @@ class Core:
         kind = type(event)
         self._steps[kind](now_ns, event, out)
         if more_at_this_instant:
+            if kind is Request:
+                self._arrived_ns = now_ns
             if self._compared:
                 self._rollouts.count(out)
             return out
@@ -195,7 +199,7 @@ class Core:
                 wait_until_ns = stage.dispatch(now_ns, stage, out)
                 if wait_until_ns < wake_ns:  # noqa: PLR1730
                     wake_ns = wait_until_ns
-            elif kind is Request and not stage.pool.replicas:
+            elif not stage.pool.replicas and (kind is Request or self._arrived_ns == now_ns):
                 self._control.wake(now_ns, stage.application, out)
             if queue.sweep_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = queue.sweep_ns

@@ -400,7 +400,7 @@ class ControlPath:
             return
         stage = replica.stage
         wait_ns = stage.backoff.lose(now_ns)
-        why = f"{event.error}; a replacement starts {'at once' if not wait_ns else f'in {wait_ns // NS_PER_S} s'}"
+        why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._state.forget(now_ns, replica)
         self._lose(now_ns, replica, event.error, out)

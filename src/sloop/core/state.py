@@ -421,7 +421,10 @@ class RestartBackoff:
     not_before_ns: int = 0
 
     def lose(self, now_ns: int) -> int:
-        """Count a lost replica; returns the delay of its replacement in ns."""
+        """Count a lost replica; returns the delay of its replacement in ns. Replicas that are lost before the
+        replacement of an earlier one starts count as one loss, as when a node fails."""
+        if self.losses and now_ns <= self.not_before_ns:
+            return self.not_before_ns - now_ns
         wait_ns = min(RESTART_NS_MAX, s(1) << min(self.losses - 1, 5)) if self.losses else 0
         self.losses += 1
         self.not_before_ns = now_ns + wait_ns
