@@ -139,7 +139,7 @@ def test_a_version_that_does_not_start_is_given_up_and_the_old_one_serves_on() -
         at_ms += 500
         assert at_ms < 20_000
     (given_up,) = [a for a in scene.actions if isinstance(a, Rollout) and a.state is VersionState.RETIRING]
-    assert given_up.why == "its replicas were lost 3 times before one was ready"
+    assert given_up.why == "its replicas were lost 3 times before one was ready: no such file"
     (batch,) = [a for a in scene.act(at_ms, request(1, application="x", at_ms=at_ms)) if isinstance(a, StartBatch)]
     assert batch.stage == "x/only"
 

@@ -400,6 +400,7 @@ class ControlPath:
             return
         stage = replica.stage
         wait_ns = stage.backoff.lose(now_ns)
+        stage.backoff.error = event.error
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._state.forget(now_ns, replica)

@@ -208,7 +208,9 @@ class Rollouts:
         """Let a version serve when it is ready; give it up if it cannot become ready."""
         losses = sum(stage.backoff.losses for stage in version.application.all_stages)
         if losses >= LOSSES_MAX:
-            self._retire(now_ns, version, f"its replicas were lost {losses} times before one was ready", out)
+            error = next(stage.backoff.error for stage in version.application.all_stages if stage.backoff.losses)
+            why = f"its replicas were lost {losses} times before one was ready: {error}"
+            self._retire(now_ns, version, why, out)
         elif version.control.is_ready:
             if version.canary is None:
                 self._serve(now_ns, version, "it is ready", out)

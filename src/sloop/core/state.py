@@ -419,6 +419,8 @@ class RestartBackoff:
     losses: int = 0
     """Replicas lost since a batch last finished; the data path resets it."""
     not_before_ns: int = 0
+    error: str = ""
+    """Why the last replica was lost."""
 
     def lose(self, now_ns: int) -> int:
         """Count a lost replica; returns the delay of its replacement in ns. Replicas that are lost before the

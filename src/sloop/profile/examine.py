@@ -280,7 +280,7 @@ def main(arguments: Sequence[str]) -> None:
             rows = msgspec.json.decode(shapes, type=dict[str, tuple[int, ...]])
             found: ExaminedModel | RefusedModel = ExaminedModel(*examine_here(Path(path), rows))
         except InputError as error:
-            found = RefusedModel(error.what, error.where, error.help)
+            found = RefusedModel(error.what.removeprefix(f"{error.where}: "), error.where, error.help)
         out.write(msgspec.json.encode(found))
 
 

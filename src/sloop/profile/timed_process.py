@@ -85,7 +85,8 @@ def main(arguments: Sequence[str]) -> None:
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except InputError as error:
-        out.write(msgspec.json.encode(RefusedModel(error.what, error.where, error.help)) + b"\n")
+        what = error.what.removeprefix(f"{error.where}: ")
+        out.write(msgspec.json.encode(RefusedModel(what, error.where, error.help)) + b"\n")
         out.flush()
 
 
