@@ -99,7 +99,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"rate": 1, "times": 1.5}, "times: must be a whole number of at least 1 and at most 9, not 1.5"),
         ({"rate": 1, "times": True}, "times: must be a whole number of at least 1 and at most 9, not true"),
         ({"rate": 1, "length_s": 0}, "length_s: must be a number above 0, not 0"),
-        ({"rate": 1, "rates": [1, None]}, "rates[1]: must be a number, not empty"),
+        ({"rate": 1, "rates": [1, None]}, "rates[1]: must be a number; it has no value"),
         ({"rate": 1, "matrix": [[1], ["x"]]}, "matrix[1][0]: must be a number, not 'x'"),
         ({"rate": 1, "file": ""}, "file: must be text that is not empty, not ''"),
         ({"rate": 1, "on": 1}, "on: must be true or false, not 1"),
@@ -220,7 +220,7 @@ def test_types_that_are_right() -> None:
         (lambda: value(1).mapping(("a",)), "must be a mapping with the keys a, not 1"),
         (lambda: value({"a": 1}).elements(), "must be a list, not a mapping"),
         (lambda: value([]).choice(("a", "b")), "must be one of a, b, not a list"),
-        (lambda: value(None).elements(), "must be a list, not empty"),
+        (lambda: value(None).elements(), "must be a list; it has no value"),
         (lambda: value(object()).number(), "must be a number, not a object"),
     ],
 )

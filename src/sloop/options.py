@@ -138,7 +138,8 @@ class Value:
 
     def wrong(self, wanted: str, help: str = "") -> NoReturn:
         """Raise an InputError that says which type or range was `wanted` and what the value is."""
-        self.fail(f"must be {wanted}, not {describe(self.content)}", help)
+        is_what = "; it has no value" if self.content is None else f", not {describe(self.content)}"
+        self.fail(f"must be {wanted}{is_what}", help)
 
     def under(self, key: object, content: object) -> "Value":
         """`content` as the value of `key` in this mapping, or of element `[index]` in this list."""

@@ -18,6 +18,7 @@ from sloop.app.hardware import (
     shared_profiles,
 )
 from sloop.app.load import load_application
+from sloop.errors import InputError
 from sloop.options import as_value
 from sloop.vocabulary import Device, Node
 
@@ -79,6 +80,11 @@ def test_nodes_beyond_count_are_on_demand() -> None:
         ("c5.2xlarge-2", True),
         ("m5.xlarge-3", True),
     ]
+
+
+def test_fewer_nodes_at_most_than_there_always_are() -> None:
+    with pytest.raises(InputError, match="`most` is 1, less than `count`, 2"):
+        cluster({"hardware": "c5.2xlarge", "count": 2, "most": 1})
 
 
 def test_devices_are_known_kinds_or_declared() -> None:

@@ -56,6 +56,7 @@ def test_a_decision_is_told_with_its_grounds(log: Path) -> None:
         (["--request", "100000"], 1, "the log has requests"),
         (["--at", "-1"], 1, "nothing had been decided"),
         (["--request", "1", "--at", "1"], 2, "not both"),
+        (["--request", "1", "--application", "demo"], 2, "not both"),
     ],
 )
 def test_what_cannot_be_explained_is_said(log: Path, arguments: list[str], code: int, said: str) -> None:
@@ -160,7 +161,21 @@ def test_decisions_of_all_applications_or_of_one(log_of_two: Path) -> None:
     refused = CliRunner().invoke(main, ["explain", str(log_of_two), "--at", "2", "--application", "demu"])
     assert refused.exit_code == 1
     assert "name one of demo and other" in refused.stderr
-    assert CliRunner().invoke(main, ["explain", str(log_of_two), "--application", "demo"]).exit_code == 2
+
+
+def test_an_overview_of_one_application(log_of_two: Path) -> None:
+    assert explain(log_of_two, "--application", "demo") == explain(log_of_two)
+    assert explain(log_of_two, "--application", "other") == {"reasons": [], "rollouts": []}
+    shown = CliRunner().invoke(main, ["explain", str(log_of_two), "--application", "other"]).stdout
+    assert shown == "every request of other was served in time\n"
+    refused = CliRunner().invoke(main, ["explain", str(log_of_two), "--application", "demu"])
+    assert refused.exit_code == 1
+    assert "name one of demo and other" in refused.stderr
+    assert CliRunner().invoke(main, ["explain", str(log_of_two), "--application", "demo@2"]).exit_code == 2
+
+
+def test_an_overview_of_the_only_application(log: Path) -> None:
+    assert explain(log, "--application", "demo") == explain(log)
 
 
 def test_a_run_of_several_replays_and_has_a_page(log_of_two: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`sloop plan`, `sloop check` and `sloop systems`: nothing is started."""
 
 import json
+import re
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -279,9 +280,9 @@ def test_a_deployment_file_is_planned_as_a_whole(app: Path, apps: list[str]) -> 
     [
         (["5", "secnd=3"], 1, "did you mean 'second'?"),
         (["demo=5"], 1, "no rate is given for second"),
-        (["demo=5", "demo=6", "1"], 2, "two rates for demo"),
+        (["demo=5", "demo=6", "1"], 2, "--rate: two rates for demo; keep one"),
         (["=5"], 2, "has no name before '='"),
-        (["demo=many"], 2, "'many' is not a valid float"),
+        (["demo=many"], 2, "'many' is not a number"),
         (["demo=-1"], 2, "-1"),
     ],
 )
@@ -344,6 +345,31 @@ def test_check_shows_every_application_with_its_limits(apps: list[str]) -> None:
         "at most 50 open requests and 7.63 MiB of bodies"
     ) in shown
     assert CliRunner().invoke(main, ["check", *apps, "--rate", "second=900"]).exit_code == 1
+
+
+def test_check_says_for_which_default_it_plans_and_which_nodes_are_on_demand(app: Path, apps: list[str]) -> None:
+    def shown(*arguments: str) -> str:
+        return " ".join(CliRunner().invoke(main, ["check", *arguments]).stdout.split())
+
+    assert "planned for 10 requests/s, the default of `sloop check`" in shown(str(app))
+    assert "planned for 10 requests/s of each application, the default" in shown(*apps)
+    assert "planned for 10 requests/s of second, the default" in shown(*apps, "--rate", "demo=5")
+    assert "the default" not in shown(*apps, "--rate", "5")
+    for count, most, nodes in ((1, 5, "1 node, up to 4 more on demand"), (0, 1, "up to 1 node on demand")):
+        app.write_text(re.sub("count: 2", f"count: {count}, most: {most}", app.read_text(), count=1))
+        assert f"ms, {nodes}" in shown(str(app))
+        app.write_text(app.read_text().replace(f"count: {count}, most: {most}", "count: 2"))
+
+
+def test_a_plan_for_no_requests_has_no_empty_tables_and_says_how_long_a_start_takes(apps: list[str]) -> None:
+    report = planned(apps[1], "--rate", "0")
+    assert report["notes"][-1].endswith(
+        "it rests without replicas; the first request waits until one has started, about 10 s (assumed: the profile "
+        "has no load_s)"
+    )
+    lines = CliRunner().invoke(main, ["plan", apps[1], "--rate", "0"]).stdout.splitlines()
+    assert lines[0] == "static: feasible at 0 requests/s, evenly spaced"
+    assert "Binding constraints" not in lines
 
 
 def test_check_names_the_limits_of_the_whole_deployment(app: Path, apps: list[str]) -> None:

@@ -312,7 +312,7 @@ def test_a_decision() -> None:
         (
             1.1,
             "in force at the instant asked for: 1 replica ready, 1 busy; "
-            "arrivals in the last seconds: 4, 1; 3 of the 4 that have ended were missed",
+            "arrivals in the last seconds: 4; 3 of the 4 that have ended were missed",
             "",
         ),
     ]
@@ -511,8 +511,8 @@ def test_a_decision_among_several_applications() -> None:
     assert [(step.at_s, step.what, step.why) for step in story.steps if step.at_s != 1.0] == [
         (
             0.9,
-            "what was known when the plan was requested: arrivals in the last seconds: 1; none has ended; 1 request "
-            "waiting; 0 replicas ready, 1 starting",
+            "what was known when the plan was requested: arrivals in the first second so far: 1; none has ended; 1 "
+            "request waiting; 0 replicas ready, 1 starting",
             "",
         ),
         (1.1, "shortage at a/only", "no node has room for a replica of v"),
@@ -520,7 +520,7 @@ def test_a_decision_among_several_applications() -> None:
         (1.3, "version 1 is serving with 100% of the requests", "said again"),
         (
             1.5,
-            "in force at the instant asked for: 0 replicas ready, 1 starting; arrivals in the last seconds: 2, 0; none "
+            "in force at the instant asked for: 0 replicas ready, 1 starting; arrivals in the last seconds: 2; none "
             "has ended",
             "",
         ),

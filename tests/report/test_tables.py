@@ -59,6 +59,9 @@ def test_stages_and_routes_of_one_run_and_of_several() -> None:
     routes = tables.routes([("x", row)])
     assert routes.rows[0] == ("cut, read", 4, 50.0, 75.0, 80.0, 20.0, 90.0)
     assert routes.rows[1][0] == "others"
+    shop = structs.replace(APPLICATION, requests=5, routes=(ROUTE,))
+    of_shop = tables.routes([("x", structs.replace(row, applications=(shop,)))])
+    assert [cells[2] for cells in of_shop.rows] == [80.0, 50.0], "of the requests of the application"
     several = tables.stages([("x", row), ("y", row)])
     assert several.columns[0] == "system"
     assert [row[:2] for row in several.rows] == [("x", "read"), ("y", "read")]
@@ -85,6 +88,14 @@ def test_applications_and_their_versions() -> None:
         ("system", "application", "version"),
         [("x", "shop", ""), ("y", "shop", "2")],
     )
+
+
+def test_without_requests_there_is_no_attainment() -> None:
+    idle = structs.replace(APPLICATION, requests=0, attainment=1.0, attainment_low=1.0, attainment_high=1.0)
+    run = structs.replace(row(1.0, None), requests=0, applications=(idle,))
+    assert tables.ends([run]).rows[0][2] is None
+    assert tables.applications([("x", [idle])]).rows[0][3] is None
+    assert tables.ranges([run]).rows == ()
 
 
 def test_ranges_of_applications_follow_that_of_their_run() -> None:
@@ -129,7 +140,8 @@ def test_estimates_by_kind_of_hardware_where_there_are_several() -> None:
 
 
 def row(attainment: float, p99_ms: float | None) -> RunRow:
-    return structs.replace(RunSummary(GRAPH).row(system="x", seed=None), attainment=attainment, p99_ms=p99_ms)
+    found = RunSummary(GRAPH).row(system="x", seed=None)
+    return structs.replace(found, requests=100, attainment=attainment, p99_ms=p99_ms)
 
 
 def test_live_and_simulated_close_enough() -> None:

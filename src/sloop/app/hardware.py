@@ -237,7 +237,7 @@ def _nodes(value: Value, *, taken: int) -> list[Node]:
     if not total:
         fields["count"].fail("a group of no nodes", "give at least 1, or up to how many may be rented: `most: 4`")
     if total < group.count:
-        what = f"at most {total} nodes, of which {group.count} are always there (count)"
+        what = f"`most` is {total}, less than `count`, {group.count}"
         fields["most"].fail(what, "raise 'most', or leave it out if no node is rented on demand")
     if taken + total > NODES_MAX:
         value.fail(f"more than {NODES_MAX} nodes", "lower 'count' or 'most'")

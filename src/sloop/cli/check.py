@@ -1,7 +1,7 @@
 """`sloop check`: validates application and deployment files and shows their plan."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from sloop.report.tables import Table
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
+from sloop.vocabulary import Node
 
 COLUMNS: Final = ("stage", "variants", "after", "condition")
 RATE_RPS: Final = 10.0
@@ -44,9 +45,9 @@ def check(apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals
     """
     deployment = load_deployment(apps)
     setup = set_up(deployment, must_fit=False)
-    rates_rps = {"": RATE_RPS} | rates_by_name(rates)
+    given = rates_by_name(rates)
     with progress("planning", total=1.0) as advance:
-        plan = explain_plan(setup, rates_rps, arrivals, clock=time.perf_counter_ns, progress=advance)
+        plan = explain_plan(setup, {"": RATE_RPS} | given, arrivals, clock=time.perf_counter_ns, progress=advance)
     described = [_described(each) for each in deployment.applications]
     value: dict[str, Any] = {"name": deployment.name, "applications": described, "plan": plan}
     value["limits"] = asdict(deployment.limits)
@@ -55,6 +56,10 @@ def check(apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals
     parts: list[RenderableType] = [_graph(each) for each in deployment.applications]
     if len(described) > 1 and (limits := _limits(deployment.limits)):
         parts.append(f"{deployment.name}: {limits} in all")
+    by_default = [] if "" in given else [name for each in deployment.applications if (name := each.name) not in given]
+    if by_default:
+        of = f" of {listed(by_default)}" if given else " of each application" if len(by_default) > 1 else ""
+        parts.append(f"planned for {RATE_RPS:g} requests/s{of}, the default of `sloop check` (--rate sets another)")
     return CommandOutput(value, [*parts, *plan_display(plan)], exit_code=0 if plan.feasible else 1)
 
 
@@ -96,7 +101,7 @@ def _graph(application: Application) -> RenderableType:
         for s in application.order
     ]
     width = 4 if any(row[3] for row in rows) else 3
-    title = f"{application.name}: deadline {application.slo_ms:g} ms, {counted(len(application.cluster), 'node')}"
+    title = f"{application.name}: deadline {application.slo_ms:g} ms, {_nodes(application.cluster)}"
     if application.weight != 1:
         title += f", weight {application.weight:g}"
     if application.rest_after_s:
@@ -104,6 +109,15 @@ def _graph(application: Application) -> RenderableType:
     if limits := _limits(application.limits):
         title += f", {limits}"
     return table(Table(title, COLUMNS[:width], tuple(row[:width] for row in rows)))
+
+
+def _nodes(cluster: Sequence[Node]) -> str:
+    """`5 nodes`, `5 nodes, up to 4 more on demand`, or `up to 4 nodes on demand`."""
+    held = sum(not node.on_demand for node in cluster)
+    rented = len(cluster) - held
+    if not held:
+        return f"up to {counted(rented, 'node')} on demand"
+    return counted(held, "node") + (f", up to {rented} more on demand" if rented else "")
 
 
 def _limits(limits: Limits) -> str:

@@ -181,6 +181,10 @@ class Number(click.FloatRange):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
         number = float(super().convert(value, param, ctx))
         if not isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
@@ -218,7 +222,7 @@ def rates_by_name(rates: Iterable[tuple[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, rate_rps in rates:
         if name in found:
-            raise click.BadParameter(f"two rates for {name or 'all applications'}; keep one")
+            raise click.BadParameter(f"two rates for {name or 'all applications'}; keep one", param_hint="--rate")
         found[name] = rate_rps
     return found
 

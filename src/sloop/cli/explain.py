@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from sloop.cli.command import CommandOutput, Number, command, table
+from sloop.errors import InputError
+from sloop.events import Deployed
 from sloop.report import tables
 from sloop.report.explain import (
+    MissReason,
+    RolloutStep,
     StoryStep,
     VisitStory,
     explain_decision,
@@ -23,10 +28,13 @@ from sloop.report.html import log_page, write_page
 from sloop.report.tables import Table
 from sloop.runlog import RecordedLog, read_log
 from sloop.systems.replay import rebuild
+from sloop.text import listed
 from sloop.units import s
 
+Row = TypeVar("Row", MissReason, RolloutStep)
 EXAMPLE = """
 sloop explain run.jsonl
+sloop explain run.jsonl --application shop
 sloop explain run.jsonl --request 17
 sloop explain run.jsonl --at 12.5
 sloop explain run.jsonl --at 12.5 --application shop
@@ -44,7 +52,8 @@ sloop explain run.jsonl --page run.html
     "--application",
     default="",
     metavar="NAME[@VERSION]",
-    help="With --at, the application whose decision to explain [default: the only one, or an overview of all].",
+    help="Explain only this application: with --at its decision, else why its requests missed. "
+    "[default: the only one, or an overview of all]",
 )
 @click.option(
     "--page",
@@ -62,8 +71,10 @@ def explain(log: Path, request: int | None, at_s: float | None, application: str
     """
     if request is not None and at_s is not None:
         raise click.UsageError("give either --request or --at, not both")
-    if application and at_s is None:
-        raise click.UsageError("--application needs --at")
+    if application and request is not None:
+        raise click.UsageError("give either --request or --application, not both")
+    if "@" in application and at_s is None:
+        raise click.UsageError("--application NAME@VERSION needs --at; give NAME to see all its versions")
     recorded = read_log(log)
     if page is not None:
         write_page(log_page(recorded), page)
@@ -73,12 +84,31 @@ def explain(log: Path, request: int | None, at_s: float | None, application: str
         return CommandOutput(story, [said, *visits(story.visits), *timeline(story.steps)])
     if at_s is not None:
         return _decisions(recorded, at_s, application)
-    found, steps = miss_reasons(recorded), rollouts(recorded)
+    found, steps = _of(recorded, application, miss_reasons(recorded)), _of(recorded, application, rollouts(recorded))
     reasons = tables.miss_reasons(found, several=len({reason.application for reason in found}) > 1)
-    parts: list[RenderableType] = [table(reasons)] if found else ["every request was served in time"]
+    parts: list[RenderableType] = (
+        [table(reasons)]
+        if found
+        else [f"every request{f' of {application}' if application else ''} was served in time"]
+    )
     if steps:
         parts.append(table(tables.rollouts(steps)))
     return CommandOutput({"reasons": found, "rollouts": steps}, parts)
+
+
+def _of(log: RecordedLog, application: str, rows: list[Row]) -> list[Row]:
+    """The rows of one application; all without a name. InputError if the log has no such application."""
+    if not application:
+        return rows
+    names = [key.partition("@")[0] for key in log.header.definitions]
+    names += [record.application for _, record in log if isinstance(record, Deployed)]
+    if application not in names:
+        raise InputError(
+            f"there is no application {application!r} in this log",
+            help=f"name one of {listed([*dict.fromkeys(names)])}",
+        )
+    own = {application, *([""] if application == names[0] else [])}  # the only one may be left out in the log
+    return [row for row in rows if row.application in own]
 
 
 def _decisions(log: RecordedLog, at_s: float, application: str) -> CommandOutput:

@@ -70,7 +70,10 @@ def plan_display(report: PlanReport) -> Sequence[RenderableType]:
     if several:
         parts.append(table(_applications(title, report)))
         title = "Stages"
-    parts += [table(_stages(title, report)), table(_constraints(report))]
+    if report.stages:
+        parts += [table(_stages(title, report)), table(_constraints(report))]
+    elif not several:
+        parts.append(title)
     if len(report.nodes) > 1 or any(kind.rented for kind in report.nodes):
         parts.append(table(_nodes(report)))
     if len(report.stages) > 1:
@@ -83,6 +86,9 @@ def _lines(report: PlanReport) -> Iterable[str]:
     several = len(report.applications) > 1
     price = f" on nodes that cost {number(report.usd_per_h)} USD/h" if report.usd_per_h else ""
     yield f"in all: {counted(report.cores, 'core')}{price}" + ("" if several else f"; {_predicted(report)}")
+    if report.one_more:
+        needs = " needs" if report.one_more.feasible else ""
+        yield f"one more request per second{needs}: {report.one_more.summary}"
     if report.unpriced:
         yield f"cost: no price is declared for {listed(report.unpriced)}"
     if report.single_kinds:
@@ -93,8 +99,6 @@ def _lines(report: PlanReport) -> Iterable[str]:
             yield f"why {report.system} chooses it{of}: {each.plan_why}"
     yield from (f"note: {line}" for line in report.notes)
     yield from (f"not feasible: {_of(each.application, several)}{each.why}" for each in report.shortfalls)
-    if report.one_more:
-        yield f"one more request per second needs: {report.one_more.summary}"
 
 
 def _of(application: str, several: bool) -> str:
@@ -196,4 +200,4 @@ def _paths(report: PlanReport) -> Table:
     title = "Paths, the least slack first" if not several else "Paths, of each application the least slack first"
     if len(report.paths) > PATHS_MAX:
         title += f" ({len(report.paths) - PATHS_MAX} more with --json)"
-    return Table(title, ("path", "requests %", "predicted ms", "deadline ms", "slack ms"), rows)
+    return Table(title, ("path", "% of requests", "predicted ms", "deadline ms", "slack ms"), rows)

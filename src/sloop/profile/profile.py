@@ -224,6 +224,10 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     max_error: float
 
 
+START_S_ASSUMED: Final = 10.0
+"""Seconds of a start that was neither measured nor declared: a new instance in the Sponge specification, §3.1."""
+
+
 class Startup(Struct, frozen=True, forbid_unknown_fields=True):
     """The parts of `Profile.load_s`, in the order in which a new replica goes through them, in seconds."""
 

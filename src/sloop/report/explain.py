@@ -764,9 +764,13 @@ def _nodes_text(state: DeploymentState) -> str:
     if len(counts) < 2 and all(states.keys() == {NodeState.READY} for states in counts.values()):
         return ""
     return "; ".join(
-        f"{hardware}: {', '.join(f'{count} {node_state.value}' for node_state, count in states.items())}"
+        f"{hardware}: {', '.join(f'{count} {_state_text(each)}' for each, count in states.items())}"
         for hardware, states in counts.items()
     )
+
+
+def _state_text(state: NodeState) -> str:
+    return "not rented" if state is NodeState.RELEASED else state.value
 
 
 def _together_text(state: DeploymentState) -> str:
@@ -884,11 +888,14 @@ def _difference(before: Plan | None, after: Plan) -> str:
 
 
 def _traffic(run: RunState, now_ns: int) -> str:
-    """Arrivals of the last seconds and how many of them missed, as text."""
-    start_s = (now_ns - (run.start_ns or 0)) // NS_PER_S - RECENT_S
-    known = list(takewhile(lambda second: second.start_s >= start_s, reversed(run.seconds)))[::-1]
-    arrivals = ", ".join(str(second.arrivals) for second in known) or "none"
+    """Arrivals of the last complete seconds, and how many of them and of the current second missed, as text."""
+    now_s = (now_ns - (run.start_ns or 0)) // NS_PER_S
+    known = list(takewhile(lambda second: second.start_s >= now_s - RECENT_S, reversed(run.seconds)))[::-1]
+    complete = [str(second.arrivals) for second in known if second.start_s < now_s]
+    arrivals = f"arrivals in the last seconds: {', '.join(complete) or 'none'}"
+    if known and not complete:
+        arrivals = f"arrivals in the first second so far: {known[-1].arrivals}"
     missed = sum(second.missed for second in known)
     ended = missed + sum(second.served for second in known)
     misses = f"{missed} of the {ended} that have ended were missed" if ended else "none has ended"
-    return f"arrivals in the last seconds: {arrivals}; {misses}"
+    return f"{arrivals}; {misses}"

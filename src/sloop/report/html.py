@@ -202,6 +202,8 @@ def _table(table: Table) -> str:
 
 def _result(row: RunRow) -> str:
     """The result in one sentence."""
+    if not row.requests:
+        return f"{row.system} had no requests, and used {row.core_seconds:,.0f} core-seconds."
     p99 = f", p99 {row.p99_ms:.0f} ms" if row.p99_ms is not None else ""
     return (
         f"{row.system} answered {100 * row.attainment:.2f} % of {row.requests:,} requests in time{p99}, "

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sloop.report.explain import MissReason, RolloutStep
 from sloop.report.plots import OTHER_ROUTES
-from sloop.runlog.summary import ApplicationRow, EstimateError, FigureRow, Figures, RunRow, RunSecond
+from sloop.runlog.summary import ApplicationRow, EstimateError, FigureRow, Figures, RouteRow, RunRow, RunSecond
 from sloop.text import number
 from sloop.vocabulary import Node
 
@@ -61,10 +61,15 @@ def ends(rows: Iterable[RunRow]) -> Table:
         "How requests ended",
         ("system", "requests", "attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms"),
         tuple(
-            (r.system, r.requests, 100 * r.attainment, r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms)
+            (r.system, r.requests, _attainment(r), r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms)
             for r in rows
         ),
     )
+
+
+def _attainment(row: FigureRow) -> float | None:
+    """In per cent; None without requests."""
+    return 100 * row.attainment if row.requests else None
 
 
 def ranges(rows: Sequence[RunRow]) -> Table:
@@ -86,7 +91,7 @@ def ranges(rows: Sequence[RunRow]) -> Table:
                 _between(r.p99_ms_low, r.p99_ms_high),
             )
             for system, name, r in named
-            if r.attainment_low is not None and r.attainment_high is not None
+            if r.requests and r.attainment_low is not None and r.attainment_high is not None
         ),
     )
 
@@ -139,7 +144,7 @@ def applications(
                 *(
                     r.slo_ms,
                     r.requests,
-                    100 * r.attainment,
+                    _attainment(r),
                     r.late,
                     r.dropped,
                     r.rejected,
@@ -217,13 +222,13 @@ def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
 
 
 def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """The routes that answered requests took through an application of several stages, and the share answered in
-    time."""
+    """The routes that answered requests took through an application of several stages, with their share of all
+    requests of the application, and how many were answered in time."""
     several = len(runs) > 1
     columns = (
         "stages visited",
         "answered",
-        "% of all",
+        "% of requests",
         "of the answered, in time %",
         "deadline ms",
         "mean ms",
@@ -235,13 +240,18 @@ def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
         tuple(
             (
                 *((label,) if several else ()),
-                *(", ".join(r.stages) or OTHER_ROUTES, r.answered, 100 * r.answered / max(1, row.requests)),
+                *(", ".join(r.stages) or OTHER_ROUTES, r.answered, 100 * r.answered / _requests(row, r)),
                 *(100 * r.served / r.answered, r.slo_ms, r.mean_ms, r.p99_ms),
             )
             for label, row in runs
             for r in row.routes
         ),
     )
+
+
+def _requests(row: RunRow, route: RouteRow) -> int:
+    """All requests of the application that has this route."""
+    return next((each.requests for each in row.applications if route in each.routes), row.requests)
 
 
 def estimate_errors(errors: Iterable[EstimateError]) -> Table:

@@ -21,11 +21,12 @@ from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
 from sloop.errors import InputError
 from sloop.events import Deployed, Promoted, Removed
 from sloop.profile import Profile
+from sloop.profile.profile import START_S_ASSUMED
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import START_S_ASSUMED, AcquisitionSampler, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler
 from sloop.sim.truth.network import (
     ClientNetwork,

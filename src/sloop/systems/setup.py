@@ -119,9 +119,9 @@ def beliefs_of(application: Application) -> EstimateMap:
             if not profiles:
                 what, where = f"{stage.name}/{variant.name} has no profile", application.locate(f"stages[{index}]")
                 if variant.profiles or variant.profile is not None:
-                    kinds = listed(application.hardware)
+                    what += f" for any kind of the cluster ({listed(application.hardware)})"
                     help = "add the kind's profile under `profiles`, or nodes of a kind that has one"
-                    raise InputError(f"{what} for {kinds}: the cluster has no other kinds", where=where, help=help)
+                    raise InputError(what, where=where, help=help)
                 help = f"measure it with `sloop profile {variant.model or 'MODEL'}`"
                 raise InputError(f"{what}, so its speed is unknown", where=where, help=help)
             for hardware, profile in profiles.items():

@@ -1,6 +1,6 @@
 from sloop.profile import Profile, Quadratic
+from sloop.profile.profile import START_S_ASSUMED
 from sloop.sim.truth.cold_start import (
-    START_S_ASSUMED,
     WARM_NS,
     AcquisitionSampler,
     ColdStartSampler,

@@ -135,7 +135,7 @@ def test_the_same_rates_on_each_kind_alone() -> None:
         SingleKind("fast", feasible=True, nodes=1, usd_per_h=0.3),
     )
     assert [each.hardware for each in found.nodes] == ["slow"]
-    assert "fa2 on several kinds of hardware: keeps to one kind" in " ".join(found.notes)
+    assert "on this mixed cluster, fa2 keeps to one kind" in " ".join(found.notes)
 
 
 def test_one_kind_alone_gets_as_many_nodes_as_it_needs() -> None:

@@ -176,7 +176,7 @@ def test_what_cannot_be() -> None:
     assert marginal_cost_at("c", plan(), [], plan(), shortfalls) == "nothing at this stage"
     assert marginal_cost_at("c", plan(), [], plan(), []) == "nothing"
     assert cannot([], shortfalls[:1]) == "cannot: too few"
-    assert cannot(shortfalls, shortfalls) == "cannot: it is not feasible even without one more"
+    assert cannot(shortfalls, shortfalls) == "the plan is not feasible as it is"
 
 
 def test_one_more_replica_of_a_stage_in_a_graph() -> None:

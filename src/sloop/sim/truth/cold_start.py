@@ -21,6 +21,7 @@ from typing import Final
 
 from sloop.app.scenario import ResizeRule
 from sloop.profile import Profile
+from sloop.profile.profile import START_S_ASSUMED
 from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
@@ -29,9 +30,6 @@ from sloop.vocabulary import ReplicaSpec
 
 LOADING: Final = "loading"
 """The step that every start reports; the simulator does not distinguish the steps of a cold start."""
-
-START_S_ASSUMED: Final = 10.0
-"""Seconds assumed if neither measured nor declared: a new instance in the Sponge specification, §3.1."""
 
 WARM_NS: Final = 1_000
 """The first plan of a run, and all that is ordered for it, comes within the first microsecond: orders that follow from

@@ -22,6 +22,7 @@ from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.estimate import Estimate
 from sloop.profile.passes import speed_range
+from sloop.profile.profile import START_S_ASSUMED
 from sloop.systems.planning.infeasibility import beyond_cluster, shortfalls_of, unused_kinds
 from sloop.systems.planning.marginal import NOTHING, binding_constraints, marginal_cost, marginal_cost_at
 from sloop.systems.planning.placement import Placement, PlanShortfall
@@ -197,7 +198,7 @@ class _Placed:
             rest = sum(cores for _, cores in others[NAMED_MAX:])
             named.append(f"{counted(len(others) - NAMED_MAX, 'other')} {number(rest)}")
         why = (
-            f"the other applications leave it {number(has)} of the {number(needs)} cores"
+            f"the other applications leave it {number(has)} of the {number(needs)} {'core' if needs == 1 else 'cores'}"
             f"{f' of {hardware}' if several else ''} that it would have alone: {listed(named)}"
         )
         return CoreLimit(hardware, needs, has, tuple(others), why)
@@ -384,6 +385,7 @@ class _Explained:
         ]
         found = [
             *map(self.named, own),
+            *application.overruled,
             *_assumed_profiles(setup, self.plan),
             *foreign_profiles(application),
             *shared_profiles(application),
@@ -476,8 +478,12 @@ def _resting(setup: ApplicationSetup, plan: Plan, rate_rps: float) -> list[str]:
     """What the first request waits for if the application rests."""
     if rate_rps or not setup.application.rest_after_s or cores_by_hardware(plan):
         return []
-    start_s = max(belief.profile.load_s for belief in setup.beliefs.values())
-    return [f"it rests without replicas; the first request waits until one has started, about {number(start_s)} s"]
+    starts_s = [belief.profile.load_s for belief in setup.beliefs.values()]
+    start_s = max(load_s or START_S_ASSUMED for load_s in starts_s)
+    about = f"about {number(start_s)} s"
+    if start_s not in starts_s:
+        about += " (assumed: the profile has no load_s)"
+    return [f"it rests without replicas; the first request waits until one has started, {about}"]
 
 
 def _assumed_profiles(setup: ApplicationSetup, plan: Plan) -> list[str]:
@@ -521,7 +527,7 @@ def _mixed_notes(setup: Setup) -> list[str]:
     if len({node.hardware for node in setup.deployment.cluster}) < 2:
         return []
     systems = {each.system.name: each.system for each in setup.applications}
-    return [f"{name} on several kinds of hardware: {system.mixed}" for name, system in systems.items()]
+    return [f"on this mixed cluster, {name} {system.mixed}" for name, system in systems.items() if system.mixed]
 
 
 SIZES: Final = (1, 4, 16)

@@ -51,7 +51,8 @@ class MarginalCost(Struct, frozen=True):
 
     feasible: bool
     summary: str
-    """`nothing`, `+1 replica of read (0.5 cores)`, `batch 4 -> 8 at detect`, or `cannot: …`."""
+    """`nothing`, `+1 replica of read (0.5 cores)`, `batch 4 -> 8 at detect`, `cannot: …`, or that the plan is not
+    feasible as it is."""
     cores: float = 0.0
     """Cores to add, all stages together; negative where the plan needs fewer."""
     changes: tuple[str, ...] = ()
@@ -238,7 +239,7 @@ def marginal_cost_at(
 def cannot(now: list[PlanShortfall], then: list[PlanShortfall]) -> str:
     """The first new reason and the number of the others; or that it is not feasible without one more either."""
     if now:
-        return "cannot: it is not feasible even without one more"
+        return "the plan is not feasible as it is"
     return f"cannot: {then[0].why}" + (f"; and {len(then) - 1} more" if len(then) > 1 else "")
 
 
