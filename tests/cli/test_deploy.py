@@ -48,8 +48,14 @@ def test_models_come_and_go(servers: "subprocess.Popen[str]", model: Path) -> No
     assert (new["application"], new["version"]) == ("third", "1")
     (new,) = run("other.yaml", "--canary", "25%", "--version", "trial")["versions"]
     assert (new["version"], new["state"], new["share"]) == ("trial", "canary", 0.25)
-    (gone,) = run("--remove", "other", "--version", "trial")["versions"]
+    shown = CliRunner().invoke(main, ["deploy", "--list"]).stdout
+    assert "missing until judged" in shown
+    (gone,) = run("--remove", "other@trial")["versions"]
     assert gone["state"] in ("retiring", "retired")
+    assert [(each["application"], each["version"], each["why"]) for each in run("--list")["ended"]] == [
+        ("tiny", "1", "version 2 serves all requests"),
+        ("other", "trial", "it was removed"),
+    ]
     with urlopen(f"{where['http']}/v2/models") as answer:
         assert {each["name"] for each in json.load(answer)["models"]} == {"tiny", "other", "third"}
     shown = CliRunner().invoke(main, ["deploy", "--list"]).stdout
@@ -77,7 +83,13 @@ def test_without_a_server_nothing_is_deployed(app: Path, tmp_path: Path, monkeyp
         (["app.yaml", "--list"], 2, "exactly one of APP"),
         (["app.yaml", "--canary", "120%"], 2, "not a share above 0 % and below 100 %"),
         (["app.yaml", "--canary", "some"], 2, "write 10% or 0.1"),
-        (["app.yaml", "--tolerance", "0.1"], 1, "add --canary 10%"),
+        (["app.yaml", "--tolerance", "0.1"], 2, "--tolerance applies only to a canary: add --canary 10%"),
+        (["app.yaml", "--promote-after-s", "5"], 2, "--promote-after-s applies only to a canary"),
+        (["--list", "--canary", "10%"], 2, "--canary applies only to the deployment of an APP"),
+        (["--remove", "a", "--tolerance", "0.1"], 2, "--tolerance applies only to the deployment of an APP"),
+        (["--list", "--version", "2"], 2, "--version does not apply to --list"),
+        (["--promote", "a@2", "--version", "3"], 2, "Give the version once: a@2 or --version 3"),
+        (["--remove", "a@"], 2, "a@ names no version"),
     ],
 )
 def test_wrong_use_is_refused(arguments: list[str], code: int, says: str) -> None:

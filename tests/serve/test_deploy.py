@@ -18,7 +18,18 @@ import yaml
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import control
-from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, is_served, send
+from sloop.serve.control import (
+    Comparison,
+    Deploy,
+    Done,
+    ListVersions,
+    Order,
+    Promote,
+    Remove,
+    find_server,
+    is_served,
+    send,
+)
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp
 from tests.serve.gateway.fakes import LoopThread
@@ -128,7 +139,11 @@ def test_a_model_is_replaced_and_no_request_is_lost(thread: LoopThread, tmp_path
                 assert done.is_good
                 (status,) = done.versions
                 assert (status.version, status.state, status.share) == (str(number), "serving", 1.0)
-                assert "its replicas start" in " ".join(told)
+                of = f"version {number} of 'demo'"
+                assert told[0].startswith("checking ")
+                steps = [f"{of} starts: {what}" for what in ("there is no plan yet", "0 of 1 replicas ready")]
+                assert set(told[1:-1]) <= {*steps, f"{of} starts: 1 of 1 replicas ready"}
+                assert told[-1] == f"{of} serves all requests"
                 assert factor_of(running, "demo") == (str(number), number)
         assert statuses.keys() == {200}
         assert statuses[200] > 50
@@ -144,11 +159,19 @@ def test_a_canary_gets_its_share_and_is_promoted(thread: LoopThread, tmp_path: P
     models = [python_model(tmp_path / f"m{number}.py", factor=number) for number in (1, 2)]
     with serving(thread, tmp_path / "state", named("demo", models[0])) as running:
         path = file_of(tmp_path, named("demo", models[1]))
-        done = order(running, Deploy(path, canary=Canary(0.25)))
+        told: list[str] = []
+        done = order(running, Deploy(path, canary=Canary(0.25)), told.append)
+        assert told[-1] == "version 2 of 'demo' is a canary with 25 % of the requests"
         assert [(each.state, each.share) for each in done.versions] == [("canary", 0.25)]
         assert versions(running) == [("demo", "1", "serving", 0.75), ("demo", "2", "canary", 0.25)]
+        listed = order(running, ListVersions())
+        assert [each.compared for each in listed.versions] == [Comparison(0, None, 50)] * 2
+        assert [each.model for each in listed.versions] == ["ready"] * 2
+        assert listed.ended == ()
         found = Counter(factor_of(running, "demo") for _ in range(40))
         assert found == {("1", 1.0): 30, ("2", 2.0): 10}
+        compared = [each.compared for each in order(running, ListVersions()).versions]
+        assert compared == [Comparison(30, 1.0, 20), Comparison(10, 1.0, 40)]
         assert factor_of(running, "demo", "2") == ("2", 2.0)
         with pytest.raises(InputError, match="version 2 of 'demo' is a canary already") as caught:
             order(running, Deploy(path, canary=Canary(0.1)))
@@ -158,6 +181,22 @@ def test_a_canary_gets_its_share_and_is_promoted(thread: LoopThread, tmp_path: P
         assert factor_of(running, "demo") == ("2", 2.0)
         with pytest.raises(InputError, match="no version of 'demo' is a canary"):
             order(running, Promote("demo"))
+
+
+def test_a_canary_is_removed_or_replaced_and_it_is_said_who_gets_its_requests(
+    thread: LoopThread, tmp_path: Path, mlp: Path
+) -> None:
+    with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
+        path = file_of(tmp_path, named("demo", mlp))
+        order(running, Deploy(path, canary=Canary(0.25)))
+        told: list[str] = []
+        order(running, Remove("demo", "2"), told.append)
+        assert told[0] == "version 2 of 'demo' gets no new requests; version 1 gets all"
+        assert told[-1] == "version 2 of 'demo' has ended: it was removed"
+        order(running, Deploy(path, canary=Canary(0.25)))
+        order(running, Deploy(path), told.append)
+        assert "note: version 3 of 'demo' is a canary; version 4 replaces it too" in told
+        assert [each[1:] for each in versions(running) if each[2] == "serving"] == [("4", "serving", 1.0)]
 
 
 def test_a_canary_that_misses_deadlines_is_rolled_back(thread: LoopThread, tmp_path: Path) -> None:
@@ -185,7 +224,7 @@ def test_a_version_whose_workers_die_is_given_up(thread: LoopThread, tmp_path: P
         assert not done.is_good
         (status,) = done.versions
         assert status.state in ("retiring", "retired")
-        assert "lost 3 times before one was ready" in status.why
+        assert "lost 3 times before one was ready: its process exited with 7" in status.why
         assert factor_of(running, "demo") == ("1", 1.0)
 
 

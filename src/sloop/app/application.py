@@ -78,6 +78,8 @@ class SystemChoice:
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     inherited: Mapping[str, Value] = field(default_factory=dict, repr=False, compare=False)
     """The parameters that an application has from its deployment."""
+    overrules: str = field(default="", compare=False)
+    """The other system that the application's own file declares, which the deployment's replaces."""
 
     @property
     def declared(self) -> Value:
@@ -210,6 +212,15 @@ class Application:
             if (profile := variant.on(hardware)) is not None and profile.accelerator in ("", *accelerators)
         }
 
+    @property
+    def overruled(self) -> tuple[str, ...]:
+        """A note if the system of the deployment is in force, and not the other one that the application's own file
+        declares."""
+        system = self.system
+        if not system.overrules:
+            return ()
+        return (f"{self.name} runs under {system.label}, its deployment's system, not {system.overrules} of its file",)
+
     def qualified(self, version: str = "1") -> "Application":
         """This application as `version`, with stage names that are unique among all versions of all applications:
         `NAME/stage`, or `NAME@2/stage` for version 2."""
@@ -303,7 +314,10 @@ class Deployment:
             place = f" ({system.declared.where})" if system.file else ""
             own.declared.fail(f"{what} as its deployment{place}", "one system plans for all: name the same, or none")
         is_same = own.path and own.name == system.name
-        return replace(application, cluster=self.cluster, system=system.of(own if is_same else None))
+        found = system.of(own if is_same else None)
+        if own.path and not is_same:
+            found = replace(found, overrules=own.label)
+        return replace(application, cluster=self.cluster, system=found)
 
     def under(self, choice: SystemChoice) -> "Deployment":
         """This deployment under another system; applications of a deployment that declare it themselves keep their own

@@ -7,7 +7,6 @@ import click
 from rich.console import RenderableType
 
 from sloop.cli.command import CommandOutput, Number, command, table
-from sloop.errors import InputError
 from sloop.report.tables import Table
 from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
 from sloop.vocabulary import Canary
@@ -67,8 +66,8 @@ class Share(click.ParamType[float]):
     metavar="T",
     help="Roll a canary back if its attainment is lower by more than T (0.05: 5 percentage points) [default: 0.05].",
 )
-@click.option("--promote", metavar="NAME", help="Give the canary of application NAME all requests.")
-@click.option("--remove", metavar="NAME", help="Remove application NAME, or one version of it.")
+@click.option("--promote", metavar="NAME", help="Give the canary of application NAME all requests (NAME@V: version V).")
+@click.option("--remove", metavar="NAME", help="Remove application NAME, or NAME@V, one version of it.")
 @click.option("--list", "lists", is_flag=True, help="List the versions that start, serve or end.")
 def deploy(
     app: Path | None,
@@ -89,27 +88,64 @@ def deploy(
     """
     if sum((app is not None, promote is not None, remove is not None, lists)) != 1:
         raise click.UsageError("Give exactly one of APP, --promote, --remove and --list.")
+    about_canary = {"--canary": canary, "--promote-after-s": promote_after_s, "--tolerance": tolerance}
+    given = [option for option, value in about_canary.items() if value is not None]
+    if given and app is None:
+        raise click.UsageError(f"{given[0]} applies only to the deployment of an APP.")
+    if given and canary is None:
+        raise click.UsageError(f"{given[0]} applies only to a canary: add --canary 10%.")
+    if lists and version:
+        raise click.UsageError("--version does not apply to --list, which shows all versions.")
     order: Order = ListVersions()
     if app is not None:
         order = Deploy(str(app.absolute()), version, _canary(canary, promote_after_s, tolerance))
     elif promote is not None:
-        order = Promote(promote, version)
+        order = Promote(*_named(promote, version))
     elif remove is not None:
-        order = Remove(remove, version)
+        order = Remove(*_named(remove, version))
     done = send(find_server(server), order, lambda text: click.echo(text, err=True))
     return CommandOutput(done, _display(done), exit_code=0 if done.is_good else 1)
 
 
 def _canary(share: float | None, promote_after_s: float | None, tolerance: float | None) -> Canary | None:
     if share is None:
-        if promote_after_s is not None or tolerance is not None:
-            raise InputError("--promote-after-s and --tolerance apply only to a canary", help="add --canary 10%")
         return None
     default = Canary(share)
     return Canary(share, promote_after_s or 0.0, default.tolerance if tolerance is None else tolerance)
 
 
+def _named(name: str, version: str) -> tuple[str, str]:
+    """The application and version of `NAME` or `NAME@VERSION`, and of --version."""
+    name, at, own = name.partition("@")
+    if at and version:
+        raise click.UsageError(f"Give the version once: {name}@{own} or --version {version}.")
+    if at and not own:
+        raise click.UsageError(f"{name}@ names no version; write {name}@2.")
+    return name, own or version
+
+
 def _display(done: Done) -> Sequence[RenderableType]:
-    columns = ("application", "version", "state", "requests %", "because")
-    rows = tuple((each.application, each.version, each.state, 100 * each.share, each.why) for each in done.versions)
-    return [table(Table("", columns, rows))]
+    columns = ("application", "version", "state", "requests %", "model", "because")
+    rows = tuple(
+        (each.application, each.version, each.state, 100 * each.share, each.model or "–", each.why)
+        for each in done.versions
+    )
+    shown = [table(Table("", columns, rows))]
+    compared = tuple(
+        (
+            each.application,
+            each.version,
+            found.requests,
+            "–" if found.attainment is None else 100 * found.attainment,
+            found.missing,
+        )
+        for each in done.versions
+        if (found := each.compared) is not None
+    )
+    if compared:
+        headings = ("application", "version", "requests", "in time %", "missing until judged")
+        shown.append(table(Table("Canaries, since the comparison began", headings, compared)))
+    if done.ended:
+        ended = tuple((each.application, each.version, each.why) for each in done.ended)
+        shown.append(table(Table("Ended last", ("application", "version", "because"), ended)))
+    return shown

@@ -84,13 +84,14 @@ def serve(
         state_folder=state,
         drain_s=drain_s,
     )
+    choice = SystemChoice(system, path="--system") if system else None
     context = click.get_current_context()
 
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
             print_output(addresses(deployment, server))
 
-    serve_until_stopped(deployment, settings, choice=SystemChoice(system) if system else None, on_start=on_start)
+    serve_until_stopped(deployment, settings, choice=choice, on_start=on_start)
 
 
 def addresses(deployment: Deployment, server: Serving) -> CommandOutput:

@@ -65,7 +65,18 @@ class ListVersions(Struct, frozen=True, tag="list"):
 Order = Deploy | Promote | Remove | ListVersions
 
 
-class VersionStatus(Struct, frozen=True):
+class Comparison(Struct, frozen=True):
+    """How a version does while it is compared with another: a canary, or the version that serves the others."""
+
+    requests: int
+    """Requests that have ended since the comparison began."""
+    attainment: float | None
+    """None before the first has ended."""
+    missing: int
+    """How many more must end until the canary can be judged."""
+
+
+class VersionStatus(Struct, frozen=True, omit_defaults=True):
     """A version of an application: its state in its rollout, and the fraction of the requests that it gets."""
 
     application: str
@@ -73,6 +84,9 @@ class VersionStatus(Struct, frozen=True):
     state: str
     share: float
     why: str = ""
+    model: str = ""
+    """Whether it answers requests now: `ready`, `resting`, `starting`, `waiting` (for cores). Empty if it has ended."""
+    compared: Comparison | None = None
 
 
 class OrderProgress(Struct, frozen=True, tag="progress"):
@@ -86,6 +100,8 @@ class Done(Struct, frozen=True, tag="done"):
 
     versions: tuple[VersionStatus, ...]
     is_good: bool = True
+    ended: tuple[VersionStatus, ...] = ()
+    """For `ListVersions`: the version of each application that ended last."""
 
 
 class Failed(Struct, frozen=True, tag="failed"):

@@ -33,7 +33,7 @@ from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, Tell, VersionStatus
+from sloop.serve.control import Comparison, Deploy, Done, ListVersions, Order, Promote, Remove, Tell, VersionStatus
 from sloop.serve.cpu_quota import capacity_cores
 from sloop.serve.dataflow import wire
 from sloop.serve.driver import Driver, ServedVersion
@@ -45,7 +45,7 @@ from sloop.serve.protocols import Servable
 from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, build, definition_of, set_up
 from sloop.tensor import Port, Signature
 from sloop.text import listed
-from sloop.vocabulary import Canary
+from sloop.vocabulary import Canary, Life
 
 CHECK_S_MAX: Final = 600.0
 """Seconds for the check of a version; it opens every model and makes a plan."""
@@ -100,7 +100,7 @@ def rows_max(beliefs: EstimateMap, models: Models) -> int:
 
 def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
     """What a user should know before this version serves."""
-    found = list(foreign_profiles(setup.application))
+    found = [*setup.application.overruled, *foreign_profiles(setup.application)]
     for (stage, variant, _), belief in setup.beliefs.items():
         obstacle = models[stage, variant].obstacle
         if obstacle and belief.batch_max > 1:
@@ -252,6 +252,8 @@ class Deployer:
             self._used.setdefault(application.name, set()).add(application.version)
         self._last: dict[tuple[str, str], Rollout] = {}
         """By application and version, the last change of its rollout."""
+        self._ended: dict[str, Rollout] = {}
+        """By application, the end of the version that ended last."""
         self._changed = asyncio.Event()
         driver.on_rollout = self._on_rollout
         self._deploying = asyncio.Lock()
@@ -268,7 +270,7 @@ class Deployer:
             case Remove():
                 return await self.remove(order, tell)
             case ListVersions():
-                return Done(self._statuses())
+                return Done(self._statuses(), ended=tuple(map(_status, self._ended.values())))
 
     async def deploy(self, order: Deploy, tell: Tell) -> Done:
         """Start a version, and wait until it serves, is a canary, or is given up."""
@@ -279,9 +281,8 @@ class Deployer:
         async with self._deploying:  # one after another: the numbers of versions depend on it
             found = await self._check(order, tell)
             served = self._start(found, order)
-        name, version = served.application, served.version
-        tell(f"version {version} of {name!r} is deployed; its replicas start")
-        return await self._until(name, version, (*SERVING_STATES, *ENDING_STATES), SERVING_STATES, tell)
+        states = (*SERVING_STATES, *ENDING_STATES)
+        return await self._until(served.application, served.version, states, SERVING_STATES, tell)
 
     async def _check(self, order: Deploy, tell: Tell) -> AcceptedVersion:
         tell(f"checking {order.file}")
@@ -302,12 +303,18 @@ class Deployer:
                 what = f"application {name!r} has no version that could serve the other requests"
                 raise InputError(what, help="deploy it without --canary")
             return found
-        for other in self._core.versions(name):
+        others = self._core.versions(name)
+        for other in others:
             if order.canary is not None and other.canary is not None and other.state in SERVING_STATES:
                 fix = f"promote it with `sloop deploy --promote {name}`, or remove it with --remove {name} --version"
                 raise InputError(f"version {other.name} of {name!r} is a canary already", help=f"{fix} {other.name}")
         same_as = f"version {serving.version} of {name!r}, which serves"
         check_same(served.wiring.signature, serving.wiring.signature, same_as)
+        for other in others:
+            if other.state is VersionState.STARTING:
+                tell(f"note: version {other.name} of {name!r} is not ready yet; it is given up for version {version}")
+            elif other.state is VersionState.CANARY and order.canary is None:
+                tell(f"note: version {other.name} of {name!r} is a canary; version {version} replaces it too")
         return found
 
     def _start(self, found: AcceptedVersion, order: Deploy) -> ServedVersion:
@@ -343,7 +350,6 @@ class Deployer:
             raise InputError(what, help="`sloop deploy --list` shows all versions")
         version = order.version or candidates[-1]
         self._driver.on_event(Promoted(name, version))
-        tell(f"version {version} of {name!r} is promoted: it starts replicas for all requests")
         return await self._until(name, version, (VersionState.SERVING, *ENDING_STATES), (VersionState.SERVING,), tell)
 
     async def remove(self, order: Remove, tell: Tell) -> Done:
@@ -360,7 +366,14 @@ class Deployer:
                 raise InputError(what, help="stop the server instead (SIGTERM); it finishes open requests too")
             self._service.remove(name)
         self._driver.on_event(Removed(name, order.version))
-        tell(f"{name!r} gets no new requests; open ones are finished")
+        await asyncio.sleep(0)  # the driver passes events on at the end of this turn
+        left = [each for each in self._core.versions(name) if each.state not in ENDING_STATES]
+        if not order.version or not left:
+            tell(f"{name!r} gets no new requests; open ones are finished")
+        else:
+            heir = max(left, key=lambda each: each.share)
+            gets = "gets all" if heir.state is VersionState.SERVING else "gets all when it is ready"
+            tell(f"version {order.version} of {name!r} gets no new requests; version {heir.name} {gets}")
         ended = [await self._until(name, each, (VersionState.RETIRED,), ENDING_STATES, tell) for each in ending]
         return Done(tuple(status for done in ended for status in done.versions))
 
@@ -371,6 +384,8 @@ class Deployer:
         name, version = rollout.application, rollout.version
         _log.info("version %s of %r: %s (%s)", version, name, rollout.state.value, rollout.why)
         self._last[name, version] = rollout
+        if rollout.state is VersionState.RETIRED:
+            self._ended[name] = rollout
         self._changed.set()
         served = self._driver.served(name)
         key = name if version == "1" else f"{name}@{version}"
@@ -387,24 +402,42 @@ class Deployer:
         last_text = ""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + WAIT_S_MAX
+        await asyncio.sleep(0)  # the driver passes events on at the end of this turn
         while True:
             last = self._last.get((name, version))
             readiness = self._service.pages.readiness(name, version)
             unready = readiness.why if readiness is not None else ""
-            if last is not None and last.state in ends and not unready:
-                return Done((_status(last),), is_good=last.state in good)
-            state = last.state.value if last is not None else VersionState.SERVING.value
-            now = f"version {version} of {name!r} is {state}: {unready or (last.why if last is not None else '')}"
-            if loop.time() >= give_up_s:
-                raise MachineError(f"{now}, after {WAIT_S_MAX:g} s", help="it goes on; `sloop deploy --list` shows it")
+            now = f"version {version} of {name!r} {self._progress(name, version, unready)}"
             if now != last_text:
                 tell(now)
                 last_text = now
+            if last is not None and last.state in ends and not unready:
+                return Done((_status(last),), is_good=last.state in good)
+            if loop.time() >= give_up_s:
+                raise MachineError(f"{now}, after {WAIT_S_MAX:g} s", help="it goes on; `sloop deploy --list` shows it")
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), STATUS_S)
             if self._driver.is_stopped:
                 raise MachineError("the server has stopped", help="see its messages")
+
+    def _progress(self, name: str, version: str, unready: str) -> str:
+        """What a version does now; `unready` is why its model does not answer requests, if it does not."""
+        found = next((each for each in self._core.versions(name) if each.name == version), None)
+        if found is None or found.state in ENDING_STATES:
+            last = self._last.get((name, version))
+            why = f": {last.why}" if last is not None else ""
+            return f"{'has ended' if found is None else 'ends'}{why}"
+        plan = found.control.plan
+        planned = sum(group.count for target in plan.stages for group in target.groups) if plan is not None else 0
+        own = [each for each in found.application.replicas.values() if each.stage.application is found.application]
+        ready = f"{sum(each.life is Life.READY for each in own)} of {planned} replicas ready"
+        if found.state is VersionState.STARTING or unready:
+            return f"starts: {ready if planned else unready or 'its plan is being made'}"
+        if found.state is VersionState.SERVING:
+            return "serves all requests"
+        is_canary = f"is a canary with {100 * found.share:.3g} % of the requests"
+        return is_canary if found.canary is not None else f"{is_canary}; promoted, {ready}"
 
     def _known(self, name: str) -> str:
         if name not in self._service.models:
@@ -416,10 +449,20 @@ class Deployer:
         """All versions that have not ended."""
         found: list[VersionStatus] = []
         for name in self._used:
-            for each in self._core.versions(name):
+            versions = self._core.versions(name)
+            limits = next((each.canary for each in versions if each.canary and each.state is VersionState.CANARY), None)
+            for each in versions:
                 last = self._last.get((name, each.name))
                 why = last.why if last is not None else "since the server began"
-                found.append(VersionStatus(name, each.name, each.state.value, each.share, why))
+                readiness = self._service.pages.readiness(name, each.name)
+                if readiness is not None and readiness.why:
+                    why = f"{why}; {readiness.why}"
+                compared = None
+                if limits is not None and each.state in SERVING_STATES:
+                    ended, share = each.attainment.ended, each.attainment.share
+                    compared = Comparison(ended, share if ended else None, max(0, limits.requests_min - ended))
+                model = readiness.state.value if readiness is not None else ""
+                found.append(VersionStatus(name, each.name, each.state.value, each.share, why, model, compared))
         return tuple(found)
 
 
