@@ -158,6 +158,8 @@ def test_another_system_replaces_all() -> None:
     given = load_deployment({"name": "x", "applications": [inline("a"), own], "system": "fa2"})
     assert [each.system.name for each in given.applications] == ["fa2", "fa2"], "the deployment's file overrules"
     assert parameters(given) == [{}, {}]
+    says = "b runs under fa2, its deployment's system, not static of its file"
+    assert [each.overruled for each in given.applications] == [(), (says,)]
     given = load_deployment([inline("a", system={"name": "static", "cores": 1}), own])
     assert parameters(given.under(SystemChoice("static"))) == [{"cores": 1}, {"cores": 2}]
     assert [each.system.name for each in given.under(SystemChoice("fa2")).applications] == ["fa2", "fa2"]
@@ -327,6 +329,9 @@ def test_changes_are_sorted_by_time(tmp_path: Path) -> None:
     assert set(read.traces) == {"a", "d"}
 
 
+CANARY = {"at_s": 1, "deploy": inline("a"), "canary": {"share": 0.1}}
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -351,7 +356,23 @@ def test_changes_are_sorted_by_time(tmp_path: Path) -> None:
             r"canary\.share: must be .*above 0",
         ),
         ({"changes": [{"at_s": 1, "deploy": inline("a"), "canary": {"share": 1}}]}, "less than all requests"),
+        ({"changes": [{"at_s": 1, "deploy": inline("a"), "canary": {"share": 2}}]}, "less than all requests"),
         ({"changes": [{"at_s": 1, "deploy": inline("a"), "canary": {"shar": 1}}]}, "unknown key 'shar'"),
+        (
+            {"changes": [{"at_s": 1, "promote": "a"}]},
+            r"\.promote: version 1 of 'a' is not a canary at 1 s\nhelp: deploy",
+        ),
+        (
+            {"changes": [CANARY, {"at_s": 2, "deploy": inline("a")}, {"at_s": 3, "promote": "a"}]},
+            "version 3 of 'a' is not a canary at 3 s\nhelp: write a@2",
+        ),
+        ({"changes": [CANARY, {"at_s": 2, "promote": "a"}, {"at_s": 3, "promote": "a"}]}, "not a canary at 3 s"),
+        ({"changes": [CANARY, {"at_s": 2, "remove": "a@2"}, {"at_s": 3, "promote": "a@2"}]}, "not a canary at 3 s"),
+        (
+            {"changes": [{"at_s": 1, "deploy": inline("c"), "canary": {}}]},
+            r"canary: no version of 'c' could serve the other requests at 1 s",
+        ),
+        ({"changes": [{"at_s": 1, "deploy": inline("c")}]}, "no trace for application 'c'\nhelp: add 'c:'"),
         ({"changes": [{"at_s": 1, "deploy": "new.yaml"}]}, r"changes\[0\]\.deploy: no application file 'new\.yaml'"),
         ({"changes": [{"at_s": 1, "deploy": inline("a", system="fa2")}]}, "declares the system 'fa2', not 'sponge'"),
         (

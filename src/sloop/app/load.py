@@ -24,6 +24,7 @@ from sloop.app.scenario import Change, NetworkTruth, Scenario, Truth
 from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_stages
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
+from sloop.text import listed
 from sloop.vocabulary import Canary, Node
 from sloop.workload.link import link_options
 from sloop.workload.read import trace_options
@@ -284,12 +285,12 @@ def read_scenario(document: Value, folder: FilePath) -> Scenario:
     duration_s = fields["duration_s"].number(above=0, most=1e8) if "duration_s" in fields else 60.0
     changes = _changes(fields["changes"], folder, deployment, duration_s) if "changes" in fields else ()
     later = [change.deploy for change in changes if change.deploy is not None]
-    applications = {each.name: each for each in (*later, *deployment.applications)}
+    names = tuple(dict.fromkeys((*deployment.by_name, *(each.name for each in later))))
     stages = [stage for each in deployment.applications for stage in each.stages]
     stages += [stage for each in later if each.name not in deployment.by_name for stage in each.qualified().stages]
     return Scenario(
         deployment=deployment,
-        traces=_traces(document, fields, folder, deployment, tuple(applications)),
+        traces=_traces(document, fields, folder, deployment, names),
         duration_s=duration_s,
         seed=fields["seed"].integer(least=0) if "seed" in fields else 0,
         truth=_truth(fields["truth"], folder, stages) if "truth" in fields else Truth(),
@@ -301,19 +302,20 @@ def read_scenario(document: Value, folder: FilePath) -> Scenario:
 def _traces(
     document: Value, fields: Mapping[str, Value], folder: FilePath, deployment: Deployment, names: Collection[str]
 ) -> dict[str, dict[str, object]]:
-    """The traces by application. Every application that is there from the start has one; an empty one is no request."""
+    """The traces by application. Every application has one, also one that is deployed later; an empty one is no
+    request."""
     if "trace" in fields:
         if "traces" in fields:
             fields["traces"].fail("a scenario has either 'trace' or 'traces', not both", "keep 'traces'")
-        if len(deployment.applications) > 1:
-            names_text = ", ".join(deployment.by_name)
+        if len(names) > 1:
+            names_text = ", ".join(f"{name}: …" for name in names)
             fields["trace"].fail("one trace for several applications", f"give each its own: `traces: {{{names_text}}}`")
         return {deployment.applications[0].name: _trace(fields["trace"], folder)}
     if "traces" not in fields:
         key = "trace" if len(deployment.applications) == 1 else "traces"
         document.fail(f"the key {key!r} is missing", f"add '{key}:' here")
     declared = fields["traces"].mapping(names)
-    missing = next((name for name in deployment.by_name if name not in declared), None)
+    missing = next((name for name in names if name not in declared), None)
     if missing is not None:
         fields["traces"].fail(f"no trace for application {missing!r}", f"add '{missing}:', empty if nobody calls it")
     return {name: _trace(each, folder) for name, each in declared.items() if each.content is not None}
@@ -395,19 +397,35 @@ def _changes(value: Value, folder: FilePath, deployment: Deployment, duration_s:
     versions = dict.fromkeys(deployment.by_name, 1)
     """By name, the number of versions so far."""
     serving = set(versions)
+    canaries: set[tuple[str, int]] = set()
+    """By name and version. Some of them may have been promoted or rolled back during the run."""
     for each, change in read:
+        fields = each.mapping()
         if change.deploy is not None:
-            versions[change.deploy.name] = versions.get(change.deploy.name, 0) + 1
-            serving.add(change.deploy.name)
+            name = change.deploy.name
+            if change.canary is not None and name not in serving:
+                what = f"no version of {name!r} could serve the other requests at {change.at_s:g} s"
+                fields["canary"].fail(what, "leave 'canary' out")
+            versions[name] = versions.get(name, 0) + 1
+            serving.add(name)
+            if change.canary is not None:
+                canaries.add((name, versions[name]))
             continue
-        name, fields = change.promote or change.remove, each.mapping()
+        name = change.promote or change.remove
         place = fields["promote" if change.promote else "remove"]
         if name not in serving:
             place.fail(f"no application {name!r} is deployed at {change.at_s:g} s", nearest(name, sorted(serving)))
         if change.version and int(change.version) > versions[name]:
             place.fail(f"{name!r} has no version {change.version} at {change.at_s:g} s", "versions count from 1")
+        meant = (name, int(change.version or versions[name]))
+        if change.promote and meant not in canaries:
+            others = [f"{name}@{version}" for other, version in sorted(canaries) if other == name]
+            help = f"write {listed(others, 'or')}" if others else "deploy one with 'canary' first, and promote it once"
+            place.fail(f"version {meant[1]} of {name!r} is not a canary at {change.at_s:g} s", help)
+        canaries.discard(meant)
         if change.remove and not change.version:
             serving.remove(name)
+            canaries = {each for each in canaries if each[0] != name}
     return tuple(change for _, change in read)
 
 
@@ -443,7 +461,7 @@ def read_canary(value: Value) -> Canary:
     """How a new version gets its traffic; omitted options keep their defaults."""
     canary = read_options(Canary, value)
     with placed(value):
-        check_range("share", canary.share, above=0, most=1)
+        check_range("share", canary.share, above=0)
         check_range("promote_after_s", canary.promote_after_s, least=0, most=1e9)
         check_range("tolerance", canary.tolerance, least=0, most=1)
         check_range("requests_min", canary.requests_min, least=1, most=1e9)
