@@ -4,7 +4,7 @@
 
 Three systems serve the same small model under the same load in turn: `static`; the same plan after a second of
 computing, made by the planner process beside the event loop; and, for comparison, the same within the event loop, as if
-its author had declared it quick. p99 is that of the clients. The machine's speed drifts, so the systems take turns in
+its author had declared it quick (one round). p99 is that of the clients. The machine's speed drifts, so the systems take turns in
 rounds, and each round's p99 is compared with that of `static` in the same round.
 """
 
@@ -148,11 +148,12 @@ def main() -> None:
         for number in range(given.rounds):
             order = list(systems.items())
             for label, system in order[number % 3 :] + order[: number % 3]:
-                run(folder, label, system, model, given, figures[label])
+                if label != INSIDE or not number:  # its backlog takes half a minute, and once shows it
+                    run(folder, label, system, model, given, figures[label])
     base = figures["static"]
     rows = []
     for label, found in figures.items():
-        ratios = [p99 / own for p99, own in zip(found.p99_ms, base.p99_ms, strict=True)]
+        ratios = [p99 / own for p99, own in zip(found.p99_ms, base.p99_ms, strict=False)]
         p99_ms = quantile(found.all_ms, 0.99)
         rows.append(
             (
