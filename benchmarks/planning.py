@@ -4,8 +4,8 @@
 
 Three systems serve the same small model under the same load in turn: `static`; the same plan after a second of
 computing, made by the planner process beside the event loop; and, for comparison, the same within the event loop, as if
-its author had declared it quick (one round). p99 is that of the clients. The machine's speed drifts, so the systems take turns in
-rounds, and each round's p99 is compared with that of `static` in the same round.
+its author had declared it quick (one round). p99 is that of the clients. The machine's speed drifts, so the systems
+take turns in rounds, and each round's p99 is compared with that of `static` in the same round.
 """
 
 import math
