@@ -369,6 +369,7 @@ def test_a_plan_for_no_requests_has_no_empty_tables_and_says_how_long_a_start_ta
     )
     lines = CliRunner().invoke(main, ["plan", apps[1], "--rate", "0"]).stdout.splitlines()
     assert lines[0] == "static: feasible at 0 requests/s, evenly spaced"
+    assert lines[1] == "in all: 0 cores"
     assert "Binding constraints" not in lines
 
 

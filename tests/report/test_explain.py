@@ -503,6 +503,11 @@ SHARED: Rows = told(
 )
 
 
+def test_nodes_that_are_not_rented_are_called_so() -> None:
+    story = explain.explain_decision(SHARED, ms(1100), state_of("a", "b"), "a")
+    assert "nodes: fast: 1 ready; slow: 1 not rented" in [step.what for step in story.steps]
+
+
 def test_a_decision_among_several_applications() -> None:
     story = explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "a")
     assert (story.application, story.version) == ("a", "1")

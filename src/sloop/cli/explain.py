@@ -100,7 +100,7 @@ def _of(log: RecordedLog, application: str, rows: list[Row]) -> list[Row]:
     """The rows of one application; all without a name. InputError if the log has no such application."""
     if not application:
         return rows
-    names = [key.partition("@")[0] for key in log.header.definitions]
+    names: list[str] = [key.partition("@")[0] for key in log.header.definitions]
     names += [record.application for _, record in log if isinstance(record, Deployed)]
     if application not in names:
         raise InputError(

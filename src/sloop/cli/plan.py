@@ -85,13 +85,14 @@ def _lines(report: PlanReport) -> Iterable[str]:
     """The sentences below the tables."""
     several = len(report.applications) > 1
     price = f" on nodes that cost {number(report.usd_per_h)} USD/h" if report.usd_per_h else ""
-    yield f"in all: {counted(report.cores, 'core')}{price}" + ("" if several else f"; {_predicted(report)}")
+    predicted = f"; {_predicted(report)}" if report.stages and not several else ""
+    yield f"in all: {counted(report.cores, 'core')}{price}{predicted}"
     if report.one_more:
         needs = " needs" if report.one_more.feasible else ""
         yield f"one more request per second{needs}: {report.one_more.summary}"
     if report.unpriced:
         yield f"cost: no price is declared for {listed(report.unpriced)}"
-    if report.single_kinds:
+    if report.single_kinds and report.nodes:
         yield _alone(report)
     if report.plan_why:
         for each in report.applications:
