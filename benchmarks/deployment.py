@@ -1,15 +1,16 @@
 """One deployment of three models against three servers with a third of its cores each, live and simulated.
 
-    python -m benchmarks.deployment [--seconds 120] [--passes 3] [--scale 1]
+    python -m benchmarks.deployment [--seconds 120] [--passes 3] [--load 0.85]
 
 The example `three`: each model has ten times its usual traffic for 20 of 60 seconds, and its burst begins when that of
 another model ends. One server has all three, with the example's system, `vertical-only`, whose cores follow the
 traffic. It is compared with three servers that have a third of the cores each: with `early-drop`, which always uses all
 of them, and with `vertical-only` too.
 
-`sloop profile` first measures the models on this machine. Each run is simulated from these profiles, and then live:
-the live attainment should be within the simulator's range. The cores that the models do not use are for servers and
-clients. Nothing else should run on the machine.
+`sloop profile` first measures the models on this machine. In its burst a model gets `--load` times the requests that it
+serves on one core; its usual traffic is a tenth of that. Each run is live, and then simulated from the profiles, with
+the same phase of bursts and planning: the live attainment should be within the simulator's range. The cores that the
+models do not use are for servers and clients. Nothing else should run on the machine.
 """
 
 import shutil
@@ -26,10 +27,10 @@ import yaml
 
 from benchmarks.notebook import ROOT, arguments, publish, say, table, workspace
 from sloop.app.load import load_scenario
-from sloop.demo.live import serving
+from sloop.demo.live import schedule_start_ns, serving
 from sloop.demo.run import WORLD_KEYS, dump_yaml
 from sloop.load import LoadPlan, LoadResult, run_loads
-from sloop.profile.profile import path_beside
+from sloop.profile.profile import load_profile, path_beside
 from sloop.runlog import read_log
 from sloop.runlog.summary import FigureRow, RunSummary
 from sloop.sim.scenarios import run_scenario
@@ -40,6 +41,12 @@ EXAMPLES: Final = ("digits", "three")
 SCENARIO: Final = Path("three/bursts.yaml")
 MODELS: Final = ("read-large", "restore-medium", "restore-large")
 """The networks of the example, in `digits/models`."""
+NETWORKS: Final = {
+    "read": ("read-large",),
+    "restore": ("restore-large",),
+    "digits": ("restore-medium", "read-large"),
+}
+"""By model of the deployment: the networks that a request visits."""
 BATCHES: Final = (1, 2, 4)
 CORES: Final = (0.14, 0.25, 0.58, 1.0, 1.75)
 """The core counts of the profiles; the replicas get these or others between them."""
@@ -110,9 +117,20 @@ def prepared(folder: Path, given: Namespace) -> dict[str, Any]:
                 raise SystemExit(f"sloop profile {model} failed")
             marker.touch()
     declared: dict[str, Any] = yaml.safe_load((folder / SCENARIO).read_text())
-    for trace in declared["traces"].values():
-        trace["rates"] = [given.scale * rate for rate in trace["rates"]]
+    for name, trace in declared["traces"].items():
+        busy_rps = given.load * capacity_rps(folder, NETWORKS[name])
+        most = max(trace["rates"])
+        trace["rates"] = [round(busy_rps * rate / most, 1) for rate in trace["rates"]]
     return declared | {"duration_s": given.seconds, "seed": given.seed}
+
+
+def capacity_rps(folder: Path, networks: Sequence[str]) -> float:
+    """How many requests per second visit these networks on one core together, each with its best batch size."""
+    work_s = 0.0
+    for name in networks:
+        profile = load_profile(path_beside(folder / "digits" / "models" / f"{name}.onnx"))
+        work_s += min(cell.mean_ms / cell.batch for cell in profile.samples if cell.cores == 1.0) / 1e3
+    return 1 / work_s
 
 
 def arrangements(folder: Path, declared: dict[str, Any]) -> Iterator[tuple[str, list[ServerPlan]]]:
@@ -139,9 +157,8 @@ def arrangements(folder: Path, declared: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def played(folder: Path, plans: Sequence[ServerPlan], seed: int) -> dict[str, Served]:
-    """All servers simulated, then live at the same time under their loads; by model."""
+    """All servers live at the same time under their loads, then simulated; by model."""
     files = [plan.write() for plan in plans]
-    simulated = {name: row for plan in plans for name, row in simulate(plan).items()}
     logs: list[Path] = []
     loads: dict[str, LoadPlan] = {}
     with ExitStack() as servers:
@@ -154,13 +171,17 @@ def played(folder: Path, plans: Sequence[ServerPlan], seed: int) -> dict[str, Se
             logs.append(Path(where.log))
         seen = dict(zip(loads, run_loads(list(loads.values())), strict=True))
     live = {name: row for log in logs for name, row in figures_of(log).items()}
+    simulated = {name: row for plan, log in zip(plans, logs, strict=True) for name, row in simulate(plan, log).items()}
     return {name: Served(live[name], seen[name], simulated[name]) for name in loads}
 
 
-def simulate(plan: ServerPlan) -> dict[str, FigureRow]:
-    """The simulated figures of each of a server's models, with the range expected of a live run."""
+def simulate(plan: ServerPlan, log: Path) -> dict[str, FigureRow]:
+    """The simulated figures of each of a server's models, with the range expected of a live run. The traces start at
+    the same phase of the planning period as in the live run."""
     scenario = load_scenario(plan.path)
-    row = run_scenario(scenario, scenario.systems[0], with_range=True).row
+    clients = World.from_scenario(scenario).clients.values()
+    lead_ns = schedule_start_ns(log, first_ns=min(next(each.trace.times_ns()) for each in clients))
+    row = run_scenario(scenario, scenario.systems[0], lead_ns=lead_ns, with_range=True).row
     return {each.name: each for each in row.applications} or {scenario.application.name: row}
 
 
@@ -221,13 +242,13 @@ def verdicts(runs: Mapping[str, Mapping[str, Served]]) -> list[tuple[str, object
 def main() -> None:
     parser = arguments(__doc__, seconds=120, quick=60)
     parser.add_argument("--passes", type=int, default=3, help="measuring passes of each profile (default 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply all rates, on a slower or faster machine")
+    parser.add_argument("--load", type=float, default=0.85, help="bursts, as a part of what one core serves")
     given = parser.parse_args()
     with workspace(given.keep) as folder:
         declared = prepared(folder, given)
         runs = {}
         for label, plans in arrangements(folder, declared):
-            say(f"{label}: simulated, then live for {given.seconds:g} s")
+            say(f"{label}: live for {given.seconds:g} s, then simulated")
             runs[label] = played(folder, plans, given.seed)
         text = report(runs, declared, given)
     publish("deployment", "One deployment against separate servers", text, write=not given.no_write)

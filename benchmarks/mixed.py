@@ -45,6 +45,9 @@ HEADROOM: Final = 0.05
 FORECAST: Final = {"name": "last", "window_s": 10}
 """Every planner expects the mean rate of the last ten seconds (FA2's forecast) and 5 % more. Deadlines are much longer
 than a batch takes, so that a busy second can wait."""
+CALM_S: Final = 300
+"""Fewer instances are planned when the rate has been lower for five minutes, as in Kubernetes: to rent one costs at
+least two minutes without use."""
 FIRST_S: Final = 10
 """The first plan is for the mean rate of these first seconds."""
 PEAK_S: Final = 10
@@ -200,7 +203,7 @@ def rates_of(data: Path, case: Case, seconds: int) -> tuple[float, ...]:
 
 def mixed(setting: Setting, **parameters: object) -> dict[str, Any]:
     """The system `mixed` for this setting."""
-    planned = {"headroom": HEADROOM, "forecast": FORECAST, "initial_rps": setting.initial_rps}
+    planned = {"headroom": HEADROOM, "forecast": FORECAST, "initial_rps": setting.initial_rps, "calm_s": CALM_S}
     return {"name": "mixed", **planned, **parameters}
 
 
