@@ -134,7 +134,7 @@ def test_a_version_that_does_not_start_is_given_up_and_the_old_one_serves_on() -
     (replica,) = deploy(scene, 1000)
     at_ms, lost = 1100.0, [replica]
     while not any(step[1] == "retiring" for step in steps(scene.actions)):
-        actions = scene.act(at_ms, *[ReplicaLost(each, "no such file") for each in lost], WOKE)
+        actions = scene.act(at_ms, *[ReplicaLost(each, "no such file\nhelp: add it") for each in lost], WOKE)
         lost = [a.replica for a in actions if isinstance(a, StartReplica)]
         at_ms += 500
         assert at_ms < 20_000

@@ -195,7 +195,7 @@ def test_a_canary_is_removed_or_replaced_and_it_is_said_who_gets_its_requests(
         assert told[-1] == "version 2 of 'demo' has ended: it was removed"
         order(running, Deploy(path, canary=Canary(0.25)))
         order(running, Deploy(path), told.append)
-        assert "note: version 3 of 'demo' is a canary; version 4 replaces it too" in told
+        assert "note: version 3 of 'demo' is a canary; version 4 will replace it too" in told
         assert [each[1:] for each in versions(running) if each[2] == "serving"] == [("4", "serving", 1.0)]
 
 

@@ -125,12 +125,13 @@ def _named(name: str, version: str) -> tuple[str, str]:
 
 
 def _display(done: Done) -> Sequence[RenderableType]:
-    columns = ("application", "version", "state", "requests %", "model", "because")
-    rows = tuple(
-        (each.application, each.version, each.state, 100 * each.share, each.model or "–", each.why)
+    has_model = any(each.model for each in done.versions)
+    columns = ("application", "version", "state", "requests %", *(["model"] if has_model else []), "because")
+    rows: tuple[tuple[str | float, ...], ...] = tuple(
+        (each.application, each.version, each.state, 100 * each.share, *([each.model] if has_model else []), each.why)
         for each in done.versions
     )
-    shown = [table(Table("", columns, rows))]
+    parts = [table(Table("", columns, rows))]
     compared = tuple(
         (
             each.application,
@@ -144,8 +145,8 @@ def _display(done: Done) -> Sequence[RenderableType]:
     )
     if compared:
         headings = ("application", "version", "requests", "in time %", "missing until judged")
-        shown.append(table(Table("Canaries, since the comparison began", headings, compared)))
+        parts.append(table(Table("Canaries, since the comparison began", headings, compared)))
     if done.ended:
         ended = tuple((each.application, each.version, each.why) for each in done.ended)
-        shown.append(table(Table("Ended last", ("application", "version", "because"), ended)))
-    return shown
+        parts.append(table(Table("Ended last", ("application", "version", "because"), ended)))
+    return parts

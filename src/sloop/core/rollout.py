@@ -208,7 +208,8 @@ class Rollouts:
         """Let a version serve when it is ready; give it up if it cannot become ready."""
         losses = sum(stage.backoff.losses for stage in version.application.all_stages)
         if losses >= LOSSES_MAX:
-            error = next(stage.backoff.error for stage in version.application.all_stages if stage.backoff.losses)
+            errors = [stage.backoff.error for stage in version.application.all_stages if stage.backoff.losses]
+            error, _, _ = errors[0].partition("\n")
             why = f"its replicas were lost {losses} times before one was ready: {error}"
             self._retire(now_ns, version, why, out)
         elif version.control.is_ready:

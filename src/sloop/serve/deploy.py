@@ -314,7 +314,7 @@ class Deployer:
             if other.state is VersionState.STARTING:
                 tell(f"note: version {other.name} of {name!r} is not ready yet; it is given up for version {version}")
             elif other.state is VersionState.CANARY and order.canary is None:
-                tell(f"note: version {other.name} of {name!r} is a canary; version {version} replaces it too")
+                tell(f"note: version {other.name} of {name!r} is a canary; version {version} will replace it too")
         return found
 
     def _start(self, found: AcceptedVersion, order: Deploy) -> ServedVersion:

@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from sloop.errors import SloopError
 from sloop.serve.processes import begin
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
 from sloop.serve.transport import FrameKind, Head, ProcessChannel, ProtocolError, TensorLayout, pack_table, unpack_table
@@ -87,7 +88,8 @@ class Worker:
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
         except Exception as error:
-            self._channel.send(FrameKind.REFUSED, payload=[f"{type(error).__name__}: {error}".encode()])
+            text = str(error) if isinstance(error, SloopError) else f"{type(error).__name__}: {error}"
+            self._channel.send(FrameKind.REFUSED, payload=[text.encode()])
             raise
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
         if self._prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
