@@ -331,7 +331,7 @@ def test_without_room_for_any_replica_the_plan_stays() -> None:
     kept = planned(exact(), seen(500, left, plan=plan, beliefs=(make_belief(GPU, hardware="g4dn.xlarge"),)))
     assert (kept.stages, kept.feasible) == (plan.stages, False)
     assert kept.why == "no node has room for a replica of stage"
-    nothing = planned(exact(cores=(64,)), seen(1))
+    nothing = planned(exact(), seen(1, left, beliefs=(make_belief(GPU, hardware="g4dn.xlarge"),)))
     assert (nothing.feasible, nothing.stages[0].groups) == (False, ())
 
 
@@ -425,6 +425,8 @@ def test_a_variant_for_each_kind() -> None:
 def test_refuses_what_cannot_be() -> None:
     with pytest.raises(InputError, match=r"no node has hardware 'c4\.large'\nhelp: the cluster has c5"):
         planned(Mixed(hardware=("c4.large",)), seen(1))
+    with pytest.raises(InputError, match=r"system mixed: no core count of \(64,\) fits\nhelp: a node has 8 cores"):
+        planned(Mixed(cores=(64,)), seen(1))
     only_gpu = seen(1, beliefs=(make_belief(GPU, hardware="g4dn.xlarge"),))
     with pytest.raises(
         InputError, match=r"stage stage has no profile for r5\.large\nhelp: it has one for g4dn\.xlarge"

@@ -139,11 +139,13 @@ class Mixed:
             check_range("cores", cores, above=0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The cheapest mix; None while nothing has changed. InputError for a variant that a stage does not have, or a
-        kind that the cluster does not have."""
+        """The cheapest mix; None while nothing has changed. InputError for a variant that a stage does not have, a kind
+        that the cluster does not have, or core counts that no node has."""
         highs.load()  # before the first request, because the import takes half a second
         cluster = MixedCluster.of(view, self)
         if cluster.without_room:
+            if self.cores and view.plan is None:
+                targets.core_choices(view, self.cores, 1, "mixed")
             return _kept(view, f"no node has room for a replica of {listed(cluster.without_room)}")
         rates = self._rates(now_ns, view)
         decided = (rates, view.plan and view.plan.stages, *cluster.signature)
