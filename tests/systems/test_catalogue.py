@@ -102,7 +102,8 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    assert (system.kind, system.policies) == (kind, Policies(*DATA_PATHS[name], scale, MaxMin()))
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin())
+    assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
