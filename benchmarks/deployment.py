@@ -103,7 +103,8 @@ class Served:
 def prepared(folder: Path, given: Namespace) -> dict[str, Any]:
     """Copy the examples to `folder` and profile their models; returns the scenario of the example."""
     for name in EXAMPLES:
-        shutil.copytree(ROOT / "examples" / name, folder / name, dirs_exist_ok=True)
+        if not (folder / name).exists():  # a folder that is kept has the profiles of this machine
+            shutil.copytree(ROOT / "examples" / name, folder / name)
     for name in MODELS:
         model = folder / "digits" / "models" / f"{name}.onnx"
         marker = folder / f"{name}.profiled"
