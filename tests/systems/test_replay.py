@@ -204,16 +204,16 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     faster = second | {"stages": [{"name": "s", "profile": "ResNet-T"}]}
     canary = draw(st.sampled_from([None, {"share": 0.3, "requests_min": 5}, {"share": 0.5, "promote_after_s": 1}]))
     deploy = {"at_s": draw(st.floats(0, 4)), "deploy": faster, **({"canary": canary} if canary else {})}
-    last: dict[str, Any] = draw(
-        st.sampled_from([{"remove": "two"}, {"promote": "second"}, {"deploy": second | {"name": "third"}}])
-    )
+    changes: list[dict[str, Any]] = [{"remove": "two"}, {"deploy": second | {"name": "third"}}]
+    changes += [{"promote": "second"}] if canary and "promote_after_s" not in canary else []
+    last = draw(st.sampled_from(changes))
     rented = {"hardware": "m5.2xlarge", "count": 0, "most": 2}
     return {
         "name": "both",
         "applications": [first, second],
         "system": draw(st.sampled_from(["biscale", "fa2", "mixed", "hpa", "ipa", "static"])),
         "cluster": {"nodes": [{"hardware": "c5.4xlarge"}, rented]},
-        "traces": {"two": trace, "second": trace},
+        "traces": {"two": trace, "second": trace} | ({"third": trace} if "deploy" in last else {}),
         "truth": {"nodes": {"acquire_s": 0.5, "mtbf_s": 5, "repair_s": 0.5}, "cold_start": {"start_s": 0.3}},
         "duration_s": 8,
         "seed": draw(st.integers(0, 99)),
