@@ -292,6 +292,7 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
     """
     groups = [group for target in plan.stages for group in target.groups]
     counts = [group.count for group in groups]
+    sizes = [millicores(group.spec.cores) / MILLI for group in groups]
     factors: dict[str, float] = {}
     for hardware, limit in limits.items():
         own = [index for index, group in enumerate(groups) if group.count and group.spec.slot.hardware == hardware]
@@ -299,23 +300,23 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
             for index in own:
                 counts[index] = 0
             continue
-        excess = sum(counts[index] * groups[index].spec.cores for index in own) - limit * (1 + ROUNDING)
+        excess = sum(counts[index] * sizes[index] for index in own) - limit * (1 + ROUNDING)
         while excess > 0 and (most := max(own, key=lambda index: counts[index])) is not None and counts[most] > 1:
             counts[most] -= 1
-            excess -= groups[most].spec.cores
+            excess -= sizes[most]
         if excess > 0:
-            factors[hardware] = limit / sum(groups[index].spec.cores for index in own)
+            factors[hardware] = limit / sum(sizes[index] for index in own)
 
-    def trim(group: Group, count: int) -> Group:
+    def trim(group: Group, count: int, size: float) -> Group:
         spec = group.spec
         factor = factors.get(spec.slot.hardware)
         if count == group.count and factor is None:
             return group
         rate_rps = group.rate_rps * count / group.count if group.count else 0.0
-        spec = spec if factor is None else spec.with_cores(_whole(spec.cores * factor) or spec.cores * factor)
+        spec = spec if factor is None else spec.with_cores(_whole(size * factor) or size * factor)
         return structs.replace(group, spec=spec, count=count, rate_rps=rate_rps)
 
-    made = iter([trim(group, count) for group, count in zip(groups, counts, strict=True)])
+    made = iter([trim(group, count, size) for group, count, size in zip(groups, counts, sizes, strict=True)])
     stages = tuple(structs.replace(target, groups=tuple(islice(made, len(target.groups)))) for target in plan.stages)
     return plan if stages == plan.stages else structs.replace(plan, stages=stages, feasible=False)
 
