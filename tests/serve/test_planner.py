@@ -281,6 +281,10 @@ def test_it_answers_as_the_core_would_and_learns_of_versions() -> None:
         assert answer == core.planner.plan(core.plan_input)
         assert answer.plans["a"].stages
         assert os.sched_getscheduler(planner.pid or 0) == os.SCHED_IDLE
+        group = f"/proc/{planner.pid}/autogroup"
+        if os.path.exists(group):  # noqa: ASYNC240
+            with open(group) as file:  # noqa: ASYNC230
+                assert file.read().split()[-1] in ("19", "")
         planner.add("b", second)
         both = Core([build(d.application, d.version, d.definition) for d in (first, second)], NODES, build)
         both.handle(0, WOKE)
