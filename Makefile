@@ -5,7 +5,7 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test coverage demo fmt lint types contracts check reproduce fuzz bench-peers bench-sim clean
+.PHONY: help test coverage demo fmt lint types contracts check reproduce fuzz bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -52,6 +52,12 @@ bench-sim: $(READY) ## requests simulated per second, beside SimPy, salabim and 
 
 bench-peers: $(READY) ## beside mosec, LitServe, BentoML, Ray Serve, Triton and MLServer, each in .peers/; see FLAGS=--help
 	$(BIN)/python -m benchmarks.peers $(FLAGS)
+
+attacks: $(READY) ## what attacks on the ports do to authorised traffic and memory; 20 minutes, see FLAGS=--help
+	$(BIN)/python -m benchmarks.attacks $(FLAGS)
+
+soak-live: $(READY) ## an hour of mixed requests: are memory, descriptors, processes and log flat? FLAGS="--seconds 600"
+	$(BIN)/python -m benchmarks.soak $(FLAGS)
 
 clean: ## forget the environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out

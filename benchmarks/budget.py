@@ -1,28 +1,33 @@
-"""CPU time of a small request: per step in the server's process, then per thread of a whole server.
+"""CPU time of a small request: per step in edge and deciding process, then per thread of a whole server.
 
     python -m benchmarks.budget [--seconds 5]
 
 The steps are those of tests/serve/path.py: the real gateway, driver, core and log between a connection and a backend
-that take no time, with 32 requests at once. The threads are those of `sloop serve` under `wrk` with 64 connections.
+that take no time, with 32 requests at once. The threads are those of `sloop serve` with 64 connections.
 """
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
+from benchmarks import http_servers
 from benchmarks.notebook import arguments, children, publish, say, table, workspace
 from benchmarks.peers.models import mlp
 from sloop.actions import End, StartBatch
 from sloop.events import Finished
 from sloop.runlog import Record
-from sloop.serve.gateway.inputs import read, write
-from sloop.serve.transport import pack_batch, pack_table, unpack_outputs
+from sloop.serve.blocks import BlockReader, write_block
+from sloop.serve.edge.inputs import read, write
+from sloop.serve.messages import FromEdge, RequestEnded, decoder, encode
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 from tests.serve.path import ANSWER, BODY, Way
@@ -56,20 +61,23 @@ async def timed_walk(walk: Callable[[], Awaitable[object]]) -> float:
     return best
 
 
-async def steps(folder: Path) -> list[tuple[str, float]]:
-    """Each step of a request and its CPU time in µs."""
+async def steps(folder: Path) -> list[tuple[str, str, float]]:
+    """Each step of a request, the process that does it, and its CPU time in µs."""
     way = Way(folder)
     await way.warm_up()
     whole = await timed_walk(lambda: way.walk(TOGETHER))
     ingress = await timed_walk(lambda: way.walk(TOGETHER, at_once=True))
+    frame = way.recorded(TOGETHER, first=1)
+    deciding = await timed_walk(lambda: way.decide(frame, TOGETHER))
     wanted = read(BODY, None, way.validator)
-    requests = [list(wanted.tensors.values())] * TOGETHER
-    sizes_table, payload = pack_table([[("FP32", (TOGETHER, ANSWER))]]), memoryview(bytes(4 * ANSWER * TOGETHER))
-    output = {"y": Tensor("FP32", (1, ANSWER), payload[: 4 * ANSWER])}
+    tensors, output = list(wanted.tensors.values()), Tensor("FP32", (1, ANSWER), bytes(4 * ANSWER))
+    answer = write_block([output], None)
     now_ns = way.driver.now_ns
     records = [Request(RequestId(n), now_ns, now_ns, now_ns + 10**9) for n in range(TOGETHER)]
     ends = [End(RequestId(n), Outcome.SERVED) for n in range(TOGETHER)]
     logged: list[Record] = [*records, StartBatch(BatchId(0), ReplicaId(0), "only", tuple(r.id for r in records)), *ends]
+    read_block = BlockReader(0).tensors
+    told = [RequestEnded(n, Outcome.SERVED, "1", [answer]) for n in range(TOGETHER)]
 
     def decide() -> None:
         nonlocal now_ns
@@ -84,29 +92,40 @@ async def steps(folder: Path) -> list[tuple[str, float]]:
         for recorder in way.recorders:
             recorder.extend(now_ns, logged)
 
-    parts = [
-        ("a task, the head, the body, the answer's head", ingress),
+    read_frame = decoder(list[FromEdge]).decode
+    edge = [
+        ("the head, the body, the answer's head", ingress),
         ("JSON to checked tensors", timed(lambda: [read(BODY, None, way.validator) for _ in range(TOGETHER)])),
-        ("the core: admission, order, batch, route, end", timed(decide)),
         (
-            "tensors to a batch, a batch to tensors",
-            timed(lambda: unpack_outputs(pack_batch(requests, batchable=True), sizes_table, payload)),
+            "tensors to a block, a block to tensors",
+            timed(lambda: [(write_block(tensors, None), read_block(answer)) for _ in range(TOGETHER)]),
         ),
-        ("event log and metrics", timed(record)),
-        ("tensors to JSON", timed(lambda: [write("path", "1", wanted, output) for _ in range(TOGETHER)])),
+        ("tensors to JSON", timed(lambda: [write("path", "1", wanted, {"y": output}) for _ in range(TOGETHER)])),
     ]
-    rest = whole - sum(cost for _, cost in parts)
+    core = [
+        ("records out of a frame and into one", timed(lambda: (read_frame(frame), encode(told)))),
+        ("the core: admission, order, batch, route, end", timed(decide)),
+        ("event log and metrics", timed(record)),
+    ]
+    own = whole - deciding
+    rows = [("edge", name, cost) for name, cost in edge]
+    rows += [
+        ("edge", "handing over between these", own - sum(cost for _, cost in edge)),
+        ("edge", "**together**", own),
+        *(("deciding", name, cost) for name, cost in core),
+        ("deciding", "handing over between these", deciding - sum(cost for _, cost in core)),
+        ("deciding", "**together**, from recorded frames", deciding),
+    ]
     await way.close()
-    return [*parts, ("handing over between these (driver, routes, one future)", rest), ("together", whole)]
+    return rows
 
 
 def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tuple[str, float, float]]]:
     """Answers per second of a whole server, and µs per request of each thread, in user mode and in the kernel."""
     sloop = [str(Path(sys.executable).with_name("sloop"))]
     subprocess.run([*sloop, "profile", str(model)], check=True, capture_output=True)
-    app, lua = folder / "app.yaml", folder / "ask.lua"
+    app = folder / "app.yaml"
     app.write_text(f"name: mlp\nslo_ms: 1000\nstages: [{{name: mlp, model: {model}}}]\nsystem: static\n")
-    lua.write_text(f'wrk.method = "POST"\nwrk.body = [[{BODY.decode()}]]\n')
     command = [
         *sloop,
         "serve",
@@ -122,11 +141,11 @@ def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tupl
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         try:
-            url = f"{json.loads(server.stdout.readline())['http']}/v2/models/mlp/infer"
-            ask(url, lua, 2.0)
+            port = int(json.loads(server.stdout.readline())["http"].rpartition(":")[2])
+            ask(port, 2.0)
             pids = [server.pid, *(pid for pid, _ in children(server.pid))]
             before = spent(pids)
-            answers = ask(url, lua, seconds)
+            answers = ask(port, seconds)
             after = spent(pids)
         finally:
             server.terminate()
@@ -140,11 +159,32 @@ def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tupl
     return answers / seconds, [(name, *cost) for name, cost in rows.items() if sum(cost) >= 0.3]
 
 
-def ask(url: str, lua: Path, seconds: float) -> int:
+def ask(port: int, seconds: float) -> int:
     """Send requests in a closed loop; the number of answers."""
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:.0f}", "-s", str(lua), url]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(said.partition(" requests in")[0].split()[-1])
+    head = f"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n"
+    request = head.encode() + BODY
+
+    class Client(asyncio.Protocol):
+        """Sends the next request when the answer is here; small ones come in one piece."""
+
+        answers = 0
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.Transport, transport)
+            self.transport.write(request)
+
+        def data_received(self, data: bytes) -> None:
+            assert data.startswith(b"HTTP/1.1 200"), data
+            Client.answers += 1
+            self.transport.write(request)
+
+    async def main() -> int:
+        for _ in range(CONNECTIONS):
+            await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
+        await asyncio.sleep(seconds)
+        return Client.answers
+
+    return uvloop.run(main())
 
 
 def spent(pids: list[int]) -> dict[tuple[int, int], tuple[float, float]]:
@@ -160,9 +200,13 @@ def spent(pids: list[int]) -> dict[tuple[int, int], tuple[float, float]]:
 def name_of(key: tuple[int, int], server: int) -> str:
     """A thread's name for people."""
     pid, thread = key
-    if pid != server:
-        return "the worker"
-    return "the event loop: everything above" if thread == pid else "Granian's threads: sockets and HTTP"
+    if pid == server:
+        return "the deciding process" if thread == pid else "its other threads"
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"sloop.serve.edge.process" in command:
+            return "the edge"
+    return "the worker"
 
 
 def main() -> None:
@@ -173,13 +217,19 @@ def main() -> None:
         say("the steps")
         (folder / "state").mkdir(exist_ok=True)
         parts = uvloop.run(steps(folder / "state"))
+        say("a bare parser")
+        _, bare_us = http_servers.measure("bare httptools", options.seconds)
         say("the threads")
         rps, rows = threads(mlp(folder).path, folder, options.seconds)
+    deciding_us = next(cost for where, name, cost in parts if where == "deciding" and name.startswith("**"))
     text = (
-        "A JSON request of 16 numbers to a small model, µs of CPU each. Step by step in the server's process, the wire "
-        f"and the worker taking no time, {TOGETHER} requests at a time, with one core otherwise idle:\n\n"
-        + table(("step", "µs"), [(name, cost) for name, cost in parts])
-        + f"\n\nThread by thread in a whole server that gave {rps:,.0f} answers/s at {CONNECTIONS} connections, two "
+        "A JSON request of 16 numbers to a small model, µs of CPU each. Step by step, connection and worker taking no "
+        f"time, {TOGETHER} requests at a time, with one core otherwise idle; between an edge and the deciding process "
+        "no frames here, but for what the deciding process takes from and tells to recorded ones:\n\n"
+        + table(("process", "step", "µs"), parts)
+        + f"\n\nThe deciding process takes {deciding_us / bare_us:.2f} times what a bare `httptools` answer takes here "
+        f"({bare_us:.1f} µs, sockets included; `benchmarks/http_servers.py`).\n\n"
+        + f"Thread by thread in a whole server that gave {rps:,.0f} answers/s at {CONNECTIONS} connections, two "
         "cores shared with the client (a busy neighbour makes the same instructions dearer):\n\n"
         + table(("thread", "user µs", "kernel µs"), rows)
     )

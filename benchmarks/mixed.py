@@ -251,7 +251,7 @@ def contenders(setting: Setting) -> Iterator[Contender]:
         yield Contender(name, best, (best,), {"name": name, "cores": cores})
     for on, own in ((MIX, kinds), *((kind, (kind,)) for kind in singles)):
         counts = planned(setting, own, setting.peak_rps, headroom=0.0)
-        if counts:
+        if counts and (on != MIX or len(counts) > 1):  # the best mix for the peak may be one kind, which then follows
             yield Contender("static, for the peak", on, tuple(counts), fixed(counts))
 
 

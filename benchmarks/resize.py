@@ -24,7 +24,9 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.tensor import ITEM_BYTES, Tensor
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
+from tests.serve.rig import run_of, wirings_of
 
 REPLICA = ReplicaId(0)
 REQUESTS = 24
@@ -63,7 +65,7 @@ class BatchLoop:
 
     def _send(self) -> None:
         self.sent += 1
-        self._backend.run(BatchId(self.sent), REPLICA, [self._tensors] * self.requests)
+        self._backend.run(BatchId(self.sent), REPLICA, run_of([self._tensors] * self.requests))
 
     async def ready(self) -> None:
         await self._ready.wait()
@@ -94,7 +96,10 @@ class BackendListener:
         assert self.load is not None
         self.load.on_event(event)
 
-    def on_finished(self, event: Finished, outputs: object) -> None:
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        raise RuntimeError(failure.summary)
+
+    def on_finished(self, event: Finished, blocks: object, faults: object) -> None:
         assert self.load is not None
         self.load.finished_(event)
 
@@ -102,7 +107,8 @@ class BackendListener:
 async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, object]]:
     signature = read_signature(model)
     found = detect()
-    backend = LocalBackend({("s", "v"): Servable(str(model), signature)}, found.actuator, threads_prepared=2)
+    servables = {("s", "v"): Servable(str(model), signature)}
+    backend = LocalBackend(servables, wirings_of(servables), found.actuator, threads_prepared=2)
     listener = BackendListener()
     backend.attach(listener)
     shapes = [tuple(max(dim, 1) for dim in port.shape) for port in signature.inputs]

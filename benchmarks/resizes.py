@@ -101,7 +101,7 @@ async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult,
             records=folder / "records.jsonl",
         )
         result = await asyncio.to_thread(run_load, plan)
-    return result, folder / "state" / "events.jsonl"
+    return result, folder / "state"
 
 
 class MeasuredBatch(Struct, frozen=True):

@@ -1,23 +1,29 @@
-"""The cost of sending a batch to a worker and back: µs in addition to the forward pass, and of the server's CPU.
+"""The cost of a batch to a worker and back: µs in addition to the forward pass, and CPU of the deciding process.
 
     python -m benchmarks.transport
 
-The model returns its input and takes no time: what remains is framing, sockets, and two processes that wake each other.
+The model returns its input and takes no time: what remains is framing, sockets, copies in the worker, and two processes
+that wake each other. Inputs of some KiB and more are in shared memory, as an edge would have written them.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import uvloop
 
 from benchmarks.notebook import arguments, publish, table
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.blocks import ARENA_BYTES, Block, write_block
 from sloop.serve.cpu_quota import detect
+from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable
+from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Port, Signature, Tensor
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
+from tests.serve.rig import alone
 
 ECHO = Signature((Port("x", "FP32", (-1, -1)),), (Port("x", "FP32", (-1, -1)),))
 REPLICA = ReplicaId(0)
@@ -28,8 +34,8 @@ CASES = ((16, 1, 3000), (4096, 1, 3000), (16, 32, 3000), (602_112, 1, 500), (602
 class Round:
     """Sends a batch as soon as the one before has come back."""
 
-    def __init__(self, backend: LocalBackend, batch: list[list[Tensor]], count: int) -> None:
-        self._backend, self._batch, self._count = backend, batch, count
+    def __init__(self, backend: LocalBackend, arenas: Arenas, batch: Run, count: int) -> None:
+        self._backend, self._arenas, self._batch, self._count = backend, arenas, batch, count
         self._sent_ns = 0
         self.overheads_us: list[float] = []
         self.done = asyncio.Event()
@@ -38,8 +44,14 @@ class Round:
         if isinstance(event, ReplicaReady):
             self._send()
 
-    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
-        self.overheads_us.append((time.perf_counter_ns() - self._sent_ns - event.service_ns) / 1e3)
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        raise RuntimeError(failure.summary)
+
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
+        for block in blocks:
+            if isinstance(block, Address):
+                self._arenas.free(block)
+        self.overheads_us.append((time.perf_counter_ns() - self._sent_ns) / 1e3)
         if len(self.overheads_us) == self._count:
             self.done.set()
         else:
@@ -53,9 +65,14 @@ class Round:
 async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]:
     """Bytes, requests, median and P99 of a batch's time in addition to the forward pass, and the server's CPU, in
     µs."""
-    backend = LocalBackend({("s", "v"): Servable("fake:sleep:0:0", ECHO)}, detect().actuator)
-    request = [Tensor("FP32", (1, size_bytes // 4), bytes(size_bytes))]
-    echo = Round(backend, [request] * requests, count)
+    arenas = Arenas()
+    backend = LocalBackend(
+        {("s", "v"): Servable("fake:sleep:0:0", ECHO)}, {"s": alone("s", ECHO)}, detect().actuator, arenas=arenas
+    )
+    held = arenas.make(ARENA_BYTES, lambda _: None)
+    arena = Arena(held.number, held.fd) if held is not None else None
+    blocks = [write_block([Tensor("FP32", (1, size_bytes // 4), bytes(size_bytes))], arena) for _ in range(requests)]
+    echo = Round(backend, arenas, Run(requests, list(blocks)), count)
     backend.attach(echo)
     before_s = time.process_time()
     backend.start(REPLICA, ReplicaSpec("s", "v", Slot(1.0)))

@@ -1,5 +1,6 @@
 """Memory that two processes share."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,7 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.shared_memory import ALIGNMENT, SharedMemory, offsets, write_tensors
+from sloop.shared_memory import (
+    ALIGNMENT,
+    KEPT_BYTES_MAX,
+    Address,
+    Arena,
+    ArenaFull,
+    ArenaReader,
+    Arenas,
+    FreeRanges,
+    HeldArena,
+    SharedMemory,
+    offsets,
+    write_tensors,
+)
 
 
 @pytest.fixture
@@ -60,3 +74,109 @@ def test_reading_beyond_the_end_is_refused(shared: SharedMemory) -> None:
     shared.writable(10)
     with pytest.raises(ValueError, match="are announced"):
         SharedMemory(shared.fd).readable(1_000_000)
+
+
+# Arenas
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_free_ranges_never_overlap_what_is_taken_and_join_again(steps: list[tuple[bool, int]]) -> None:
+    """Against a table of single places."""
+    size = 40
+    ranges, places, taken = FreeRanges(size), [False] * size, list[tuple[int, int]]()
+    for is_give, count in steps:
+        if is_give and taken:
+            start, length = taken.pop(count % len(taken))
+            ranges.give(start, length)
+            places[start : start + length] = [False] * length
+            continue
+        start_or_none = ranges.take(count)
+        text = "".join("x" if place else "." for place in places)
+        gaps = [gap for gap in text.split("x") if len(gap) >= count]
+        assert (start_or_none is None) == (not gaps)
+        if start_or_none is not None:
+            assert not any(places[start_or_none : start_or_none + count])
+            assert len(min(gaps, key=len)) >= count
+            places[start_or_none : start_or_none + count] = [True] * count
+            taken.append((start_or_none, count))
+    for start, length in taken:
+        ranges.give(start, length)
+    assert ranges.take(size) == 0, "all is one range again"
+
+
+@pytest.fixture
+def arena() -> Iterator[tuple[Arenas, HeldArena, Arena]]:
+    arenas = Arenas()
+    held = arenas.make(256 << 20, lambda _: None)
+    if held is None:
+        pytest.skip("this system has no anonymous memory to share")
+    yield arenas, held, Arena(held.number, held.fd)
+    arenas.abandon(held)
+
+
+def used_bytes(held: HeldArena) -> int:
+    """The memory that an arena takes."""
+    return os.fstat(held.fd).st_blocks * 512
+
+
+def test_memory_returns_after_a_burst(arena: tuple[Arenas, HeldArena, Arena]) -> None:
+    _, held, writer = arena
+    blocks = []
+    for number in range(100):
+        block, memory = writer.allocate(1_000_000)
+        memory[:] = bytes([number]) * 1_000_000
+        blocks.append(block)
+    assert used_bytes(held) >= 100_000_000
+    for block in blocks:
+        writer.free(block)
+    assert used_bytes(held) <= KEPT_BYTES_MAX
+    kept, memory = writer.allocate(1_000_000)
+    assert used_bytes(held) <= KEPT_BYTES_MAX, "what is kept is used first"
+    writer.free(kept)
+    writer.trim()
+    assert used_bytes(held) == 0
+
+
+def test_an_arena_is_bounded_and_blocks_of_other_sizes_do_not_block_it(arena: tuple[Arenas, HeldArena, Arena]) -> None:
+    _, held, writer = arena
+    for size in (10_000, 3_000_000, 100_000_000):
+        blocks: list[Address] = []
+        with contextlib.suppress(ArenaFull):
+            while True:
+                blocks.append(writer.allocate(size)[0])  # it ends by an exception
+        assert len(blocks) * size > 0.65 * held_size(held)
+        for block in blocks:
+            writer.free(block)
+    with pytest.raises(KeyError):
+        writer.free(blocks[0])
+
+
+def held_size(held: HeldArena) -> int:
+    return os.fstat(held.fd).st_size
+
+
+def test_blocks_of_a_writer_that_has_ended_stay_until_they_are_free(arena: tuple[Arenas, HeldArena, Arena]) -> None:
+    arenas, held, writer = arena
+    block, memory = writer.allocate(100_000)
+    memory[:5] = b"large"
+    arenas.hold(block)
+    arenas.abandon(held)
+    reader = ArenaReader(os.getpid())
+    view = reader.read(block)
+    assert bytes(view[:5]) == b"large"
+    arenas.free(block)
+    assert not len(arenas)
+    assert bytes(view[:5]) == bytes(5), "its memory is given back although it is mapped"
+    with pytest.raises(ValueError, match=r"closed|cannot be opened"):
+        ArenaReader(os.getpid()).read(block)
+
+
+def test_an_arena_cannot_be_written_by_its_readers_nor_made_smaller(arena: tuple[Arenas, HeldArena, Arena]) -> None:
+    _, held, writer = arena
+    block, _ = writer.allocate(10)
+    view = ArenaReader(os.getpid()).read(block)
+    with pytest.raises(TypeError):
+        view[0] = 1
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(held.fd, 0)

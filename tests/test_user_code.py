@@ -1,19 +1,19 @@
 """Python files that a user wrote: executed once, and errors in them named with their line."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sloop.errors import InputError
-from sloop.user_code import module_in, raise_user_error
-
-
-@pytest.fixture(autouse=True)
-def every_file_is_new() -> Iterator[None]:
-    module_in.cache_clear()
-    yield
-    module_in.cache_clear()
+from sloop.user_code import (
+    MESSAGE_CHARS_MAX,
+    TRACE_CHARS_MAX,
+    ModelFailure,
+    WrongOutputsError,
+    failure_of,
+    module_in,
+    raise_user_error,
+)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -27,6 +27,20 @@ def test_a_file_is_executed_once_and_can_import_its_neighbours(tmp_path: Path) -
     path = written(tmp_path, "from beside_it import VALUE\nseen = [VALUE]")
     module_in(path).seen.append(8)
     assert module_in(path).seen == [7, 8]
+
+
+def test_what_a_file_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module_in(written(tmp_path, "print('hello')"))
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_a_file_that_has_changed_is_executed_again(tmp_path: Path) -> None:
+    """Also within the second, with a text of the same length: then Python itself would take its old bytecode."""
+    first = module_in(written(tmp_path, "class Kept: pass\nvalue = 1"))
+    second = module_in(written(tmp_path, "class Kept: pass\nvalue = 2"))
+    assert (first.value, second.value) == (1, 2)
+    assert first.Kept is not second.Kept
+    assert first is module_in(written(tmp_path, "class Kept: pass\nvalue = 1")), "what was executed stays"
 
 
 @pytest.mark.parametrize(
@@ -51,3 +65,58 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_an_error_outside_the_file_has_no_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine\.py: it fails: ValueError: here"):
         raise_user_error(ValueError("here"), tmp_path / "mine.py", "it fails")
+
+
+def failure_in(path: Path) -> ModelFailure:
+    """Why the function `run` of a file fails."""
+    try:
+        module_in(path).run()
+    except BaseException as error:
+        return failure_of(error)
+    raise AssertionError("it does not fail")
+
+
+def test_a_failure_names_the_line_of_the_user(tmp_path: Path) -> None:
+    path = written(tmp_path, "import json\ndef inner(): json.loads('{')\ndef run():\n    inner()\n")
+    failure = failure_in(path)
+    assert failure.summary == "the model raised JSONDecodeError"
+    assert failure.detail.startswith("JSONDecodeError: Expecting property name")
+    assert failure.detail.endswith("(mine.py:2)"), "not the line of the library that raised"
+    first, *frames, last = failure.trace.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert [frame for frame in frames if "mine.py" in frame and "in run" in frame]
+    assert "def inner(): json.loads('{')" in failure.trace
+    assert last.startswith("JSONDecodeError")
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ("import sys; sys.exit('bye')", "SystemExit: bye (mine.py:1)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt (mine.py:1)"),
+        ("raise MemoryError", "MemoryError (mine.py:1)"),
+        ("raise ValueError('a\\nb')", "ValueError: a b (mine.py:1)"),
+    ],
+)
+def test_whatever_python_can_catch_is_a_failure(body: str, detail: str, tmp_path: Path) -> None:
+    assert failure_in(written(tmp_path, f"def run(): {body}")).detail == detail
+
+
+def test_what_is_kept_of_a_failure_is_bounded(tmp_path: Path) -> None:
+    deep = failure_in(written(tmp_path, "def run(n=0): other(n + 1)\ndef other(n): run(n + 1)"))
+    assert deep.summary == "the model raised RecursionError"
+    assert len(deep.trace) <= TRACE_CHARS_MAX + len(deep.detail)
+    long = failure_in(written(tmp_path, "def run(): raise ValueError('x' * 10**7)"))
+    assert len(long.detail) < MESSAGE_CHARS_MAX + 50
+    assert len(long.trace) <= TRACE_CHARS_MAX + len(long.detail)
+    rude = failure_in(written(tmp_path, "class E(Exception):\n    def __str__(self): return 5\ndef run(): raise E"))
+    assert rude.detail == "E: its text cannot be made (mine.py:3)"
+
+
+def test_a_failure_travels_as_bytes() -> None:
+    for failure in (ModelFailure("a"), ModelFailure("a", "b\ud800", "c\nd"), failure_of(WrongOutputsError("no rows"))):
+        decoded = ModelFailure.decode(memoryview(failure.encode()))
+        assert (decoded.summary, decoded.trace) == (failure.summary, failure.trace)
+    assert failure_of(WrongOutputsError("no rows")) == ModelFailure(
+        "the model's outputs are not those that it declares", "no rows"
+    )

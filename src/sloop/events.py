@@ -38,12 +38,16 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
         return [pair for index, pair in enumerate(pairs) if index not in self.faults]
 
 
-class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed"):
-    """The model raised an exception on this batch; the replica stays up."""
+class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed", omit_defaults=True):
+    """The model raised an exception on this batch; the replica stays up. The core tries several requests again in two
+    halves, and fails a single one."""
 
     batch: BatchId
     replica: ReplicaId
     error: str
+    """What clients are told."""
+    detail: str = ""
+    """The exception with its text and line, for the log."""
 
 
 class ReplicaProgressed(Struct, frozen=True, gc=False, tag="replica_progressed"):

@@ -1,15 +1,20 @@
-"""Memory that two processes share: a large tensor is written into it once instead of being copied through a socket.
+"""Memory that processes share: a large tensor is written into it once instead of being copied through sockets.
 
-Both processes compute the same `offsets` for a batch's tensors; memory is allocated when first needed and then kept.
-One side writes, the other reads; the writer must wait until the reader is done with the previous contents. The memory
-is an anonymous file (memfd), not `multiprocessing.shared_memory`, whose named segments stay behind when a process is
-killed. Linux only: elsewhere all tensors go through sockets. Must not depend on frames, models or processes.
+`SharedMemory` belongs to two processes, of which one writes and the other reads. An `Arena` is written by one process
+and read by many: the writer allocates and frees blocks, whose `Address` is all that others need. All of it is anonymous
+files (memfd), not `multiprocessing.shared_memory`, whose named segments stay behind when a process is killed. Linux
+only: elsewhere all tensors go through sockets. Must not depend on frames, models or processes.
 """
 
+import contextlib
+import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
+
+from msgspec import Struct
 
 ALIGNMENT: Final = 64
 """Tensors begin at multiples of a cache line, so that vector instructions read them aligned."""
@@ -20,7 +25,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SharedMemory:
-    """Anonymous memory behind a file descriptor that a child process can inherit."""
+    """Anonymous memory behind a file descriptor that a child process can inherit. Both sides compute the same
+    `offsets`; memory is allocated when first needed and then kept. The writer must wait until the reader is done with
+    it."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -80,3 +87,252 @@ def write_tensors(shared: SharedMemory, tensors: Sequence[Sequence[Buffer]]) -> 
             memory[at:end] = piece
             at = end
     return total
+
+
+# Arenas
+
+PAGE: Final = mmap.PAGESIZE
+KEPT_BYTES_MAX: Final = 32 << 20
+"""Freed memory that an arena keeps for its next blocks. The kernel must clear memory that was given back before it is
+used again, which takes as long as writing it."""
+ARENAS_READ_MAX: Final = 256
+"""Arenas that a reader keeps open; those of processes that have ended are among them."""
+_FD_BITS: Final = 20
+
+
+class Address(Struct, frozen=True, array_like=True, gc=False):
+    """A block of bytes in an arena."""
+
+    arena: int
+    offset: int
+    size: int
+
+
+class ArenaFull(Exception):
+    """An arena has no room for a block."""
+
+
+class FreeRanges:
+    """The free ranges of an arena: the smallest that is large enough is used, and neighbours are joined."""
+
+    def __init__(self, size: int) -> None:
+        self._starts = [0]
+        self._sizes = {0: size}
+        """By start."""
+        self._by_size = [(size, 0)]
+
+    def take(self, size: int) -> int | None:
+        """The start of a range of this size, which is no longer free. None if there is none."""
+        place = bisect_left(self._by_size, (size, 0))
+        if place == len(self._by_size):
+            return None
+        found, start = self._by_size.pop(place)
+        at = bisect_left(self._starts, start)
+        del self._sizes[start]
+        if found > size:
+            self._starts[at] = start + size
+            self._sizes[start + size] = found - size
+            insort(self._by_size, (found - size, start + size))
+        else:
+            del self._starts[at]
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        """Free a range that was taken."""
+        at = bisect_left(self._starts, start)
+        if at < len(self._starts) and self._starts[at] == start + size:
+            size += self._remove(at)
+        if at and self._starts[at - 1] + self._sizes[self._starts[at - 1]] == start:
+            start = self._starts[at - 1]
+            size += self._remove(at - 1)
+            at -= 1
+        self._starts.insert(at, start)
+        self._sizes[start] = size
+        insort(self._by_size, (size, start))
+
+    def _remove(self, at: int) -> int:
+        start = self._starts.pop(at)
+        size = self._sizes.pop(start)
+        del self._by_size[bisect_left(self._by_size, (size, start))]
+        return size
+
+
+class Arena:
+    """The writer's view of an arena. Blocks are whole pages, so that freed memory can be given back to the machine.
+
+    At most `KEPT_BYTES_MAX` of freed memory is kept, by size: most blocks of a model have the same.
+    """
+
+    def __init__(self, number: int, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        self.number, self.size = number, size
+        self.held_bytes = 0
+        """Of all blocks."""
+        self.allocated_bytes = 0
+        """Of all blocks there ever were."""
+        self._map = mmap.mmap(fd, size)
+        self._memory = memoryview(self._map)
+        self._free = FreeRanges(size)
+        self._held: dict[int, int] = {}
+        """The size of each block in whole pages, by its offset."""
+        self._kept: dict[int, list[int]] = {}
+        """Offsets of freed blocks that still have memory, by size."""
+        self._kept_bytes = 0
+
+    def allocate(self, size: int) -> tuple[Address, memoryview]:
+        """A block, and its memory to write. Raises `ArenaFull`."""
+        pages = -(-size // PAGE) * PAGE
+        kept = self._kept.get(pages)
+        if kept:
+            offset = kept.pop()
+            self._kept_bytes -= pages
+        else:
+            offset = self._take(pages)
+        self._held[offset] = pages
+        self.held_bytes += pages
+        self.allocated_bytes += pages
+        return Address(self.number, offset, size), self._memory[offset : offset + size]
+
+    def free(self, block: Address) -> None:
+        """Free a block. KeyError if there is none at its address."""
+        size = self._held.pop(block.offset)
+        self.held_bytes -= size
+        if self._kept_bytes + size > KEPT_BYTES_MAX and not self._kept.get(size):
+            self.trim()  # what is kept has other sizes than what is used now
+        if self._kept_bytes + size > KEPT_BYTES_MAX:
+            self._give_back(block.offset, size)
+        else:
+            self._kept.setdefault(size, []).append(block.offset)
+            self._kept_bytes += size
+
+    def trim(self) -> None:
+        """Give all freed memory back to the machine."""
+        for size, offsets in self._kept.items():
+            for offset in offsets:
+                self._give_back(offset, size)
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def _take(self, size: int) -> int:
+        offset = self._free.take(size)
+        if offset is None and self._kept_bytes:
+            self.trim()
+            offset = self._free.take(size)
+        if offset is None:
+            raise ArenaFull(f"{size} B do not fit: {self.held_bytes} B of {self.size} are used")
+        return offset
+
+    def _give_back(self, offset: int, size: int) -> None:
+        self._map.madvise(mmap.MADV_REMOVE, offset, size)
+        self._free.give(offset, size)
+
+
+class HeldArena:
+    """An arena as the deciding process holds it: its file, and how many of its blocks are in use.
+
+    `on_free` tells the writer that a block is free; None if the writer has ended, whose blocks remain readable.
+    """
+
+    def __init__(self, number: int, fd: int, on_free: Callable[[Address], None]) -> None:
+        self.number, self.fd = number, fd
+        self.on_free: Callable[[Address], None] | None = on_free
+        self.blocks = 0
+
+
+class Arenas:
+    """All arenas of a server, in the process that decides which blocks are free.
+
+    A reader opens an arena through `/proc/PID/fd` of this process when it first needs it, rather than receiving its
+    descriptor in a message: nobody must know who reads what, sockets stay plain, and the file can be opened for reading
+    only. An arena's number contains its descriptor, and a serial number because descriptors are used again.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, HeldArena] = {}
+        self._serial = 0
+
+    def make(self, size: int, on_free: Callable[[Address], None]) -> HeldArena | None:
+        """A new arena of at most `size` bytes, which takes no memory before it is written. None where the operating
+        system has no memfd, or no more descriptors."""
+        self._serial += 1
+        if not hasattr(os, "memfd_create"):
+            return None
+        try:
+            fd = os.memfd_create(_name(self._serial), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:
+            return None
+        os.ftruncate(fd, -(-size // PAGE) * PAGE)
+        # A reader would be killed if memory that it has mapped went away.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        made = HeldArena(self._serial << _FD_BITS | fd, fd, on_free)
+        self._held[made.number] = made
+        return made
+
+    def hold(self, block: Address) -> None:
+        """A block is in use."""
+        self._held[block.arena].blocks += 1
+
+    def free(self, block: Address) -> None:
+        """A block is no longer in use."""
+        arena = self._held[block.arena]
+        arena.blocks -= 1
+        if arena.on_free is not None:
+            arena.on_free(block)
+        elif not arena.blocks:
+            self._close(arena)
+
+    def abandon(self, arena: HeldArena) -> None:
+        """The writer of an arena has ended; it is closed when its last block is free."""
+        arena.on_free = None
+        if not arena.blocks and arena.number in self._held:
+            self._close(arena)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _close(self, arena: HeldArena) -> None:
+        """Give back its memory, which readers may still have mapped."""
+        del self._held[arena.number]
+        size = os.fstat(arena.fd).st_size
+        with contextlib.suppress(OSError), mmap.mmap(arena.fd, size) as memory:
+            memory.madvise(mmap.MADV_REMOVE)
+        os.close(arena.fd)
+
+
+class ArenaReader:
+    """Reads the blocks of all arenas that the process `holder` holds."""
+
+    def __init__(self, holder: int) -> None:
+        self._holder = holder
+        self._open: dict[int, memoryview] = {}
+
+    def read(self, block: Address) -> memoryview:
+        """The bytes of a block. Raises `ValueError` if there is no such block."""
+        memory = self._open.get(block.arena)
+        if memory is None:
+            memory = self._map(block.arena)
+        end = block.offset + block.size
+        if not 0 <= block.offset <= end <= len(memory):
+            raise ValueError(f"an arena of {len(memory)} B has no block of {block.size} B at {block.offset}")
+        return memory[block.offset : end]
+
+    def _map(self, number: int) -> memoryview:
+        serial, descriptor = divmod(number, 1 << _FD_BITS)
+        try:
+            fd = os.open(f"/proc/{self._holder}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"arena {serial} cannot be opened: {error.strerror}") from error
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").partition(" ")[0] != f"/memfd:{_name(serial)}":
+                raise ValueError(f"arena {serial} is closed")
+            memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+        while len(self._open) >= ARENAS_READ_MAX:
+            del self._open[next(iter(self._open))]
+        self._open[number] = memory
+        return memory
+
+
+def _name(serial: int) -> str:
+    return f"sloop-{serial}"

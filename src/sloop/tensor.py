@@ -6,9 +6,10 @@ tensor data extension). Never JSON, which is several times as long, and never a 
 This module must not depend on HTTP, processes or model files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
@@ -28,10 +29,17 @@ NUMPY_TYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""The protocol's fixed-size types that NumPy has. BF16 and BYTES, whose elements vary in length, have no NumPy type."""
+"""The protocol's types that NumPy has: all but BF16 and BYTES, whose elements vary in length."""
 
 ITEM_BYTES: Final[Mapping[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()} | {"BF16": 2}
 """Bytes per element of every fixed-size type."""
+
+ARRAY_TYPES: Final[Mapping[str, np.dtype[Any]]] = {**NUMPY_TYPES, "BF16": np.dtype("<u2"), "BYTES": np.dtype(object)}
+"""The type of the arrays that models receive and return, for every type of the protocol: BF16 as its 16 bits, BYTES as
+objects of type `bytes`."""
+
+LENGTH_BYTES: Final = 4
+"""The length before each BYTES element."""
 
 
 class Tensor(Struct, frozen=True, gc=False):
@@ -67,7 +75,7 @@ class Signature(Struct, frozen=True):
         return fixed[0] if fixed else None
 
 
-def bytes_of(array: NDArray[np.generic]) -> memoryview:
+def bytes_of(array: NDArray[Any]) -> memoryview:
     """The bytes of an array, copied first if it is not in C order. Empty for text, which NumPy stores as objects."""
     if array.dtype == object:
         return memoryview(b"")
@@ -82,3 +90,73 @@ def arrays_at(
         np.frombuffer(memory, dtype, prod(shape), start).reshape(shape)
         for (dtype, shape), start in zip(kinds, starts, strict=True)
     ]
+
+
+# Tensors whose elements NumPy does not have: text, which varies in length, and BF16, which travels as UINT16
+
+
+def join_strings(elements: Iterable[str | bytes]) -> bytes:
+    """BYTES elements as raw bytes, each preceded by its length. Raises `UnicodeEncodeError` for half a surrogate
+    pair."""
+    parts: list[bytes] = []
+    for element in elements:
+        raw = element.encode() if isinstance(element, str) else element
+        parts += (len(raw).to_bytes(LENGTH_BYTES, "little"), raw)
+    return b"".join(parts)
+
+
+def split_strings(data: bytes | bytearray | memoryview) -> list[bytes]:
+    """The BYTES elements in raw bytes. Raises `ValueError` if the lengths do not add up."""
+    raw, found, at, size = bytes(data), [], 0, len(data)
+    while at < size:
+        start = at + LENGTH_BYTES
+        at = start + int.from_bytes(raw[at:start], "little")
+        found.append(raw[start:at])
+    if at != size:
+        raise ValueError(f"{size} bytes end within a BYTES element")
+    return found
+
+
+def row_starts(tensor: Tensor) -> Sequence[int]:
+    """Where each row of a tensor begins in its data, and where the last one ends: one number more than there are rows.
+
+    A tensor without dimensions has one row.
+    """
+    rows = tensor.shape[0] if tensor.shape else 1
+    if tensor.datatype != "BYTES":
+        size = prod(tensor.shape[1:]) * ITEM_BYTES[tensor.datatype]
+        return range(0, rows * size + size, size) if size else [0] * (rows + 1)
+    ends = [0, *accumulate(LENGTH_BYTES + len(element) for element in split_strings(tensor.data))]
+    columns = prod(tensor.shape[1:])
+    return [ends[row * columns] for row in range(rows + 1)]
+
+
+def array_of(datatype: str, shape: tuple[int, ...], data: bytes | bytearray | memoryview) -> NDArray[Any]:
+    """The array that a model receives, as `ARRAY_TYPES` says; a view of `data`, except for BYTES.
+
+    Raises `ValueError` if the data do not have as many elements as the shape.
+    """
+    if datatype != "BYTES":
+        return np.frombuffer(data, ARRAY_TYPES[datatype]).reshape(shape)
+    elements = split_strings(data)
+    found = np.empty(len(elements), dtype=object)
+    found[:] = elements
+    return found.reshape(shape)
+
+
+def elements_of(array: NDArray[Any]) -> bytes | memoryview:
+    """The raw bytes of an array that a model returned; of text, `str` or `bytes`, its elements with their lengths."""
+    return join_strings(array.ravel().tolist()) if array.dtype.hasobject else bytes_of(array)
+
+
+def floats_of(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """BF16 numbers, the upper halves of 32-bit floats, as 32-bit floats."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def bfloats_of(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """32-bit floats rounded to BF16, ties to even; numbers out of range become infinite."""
+    bits = np.ascontiguousarray(floats, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # of a NaN, which rounding could turn into an infinity
+    return np.where(np.isnan(floats), quiet, rounded).astype(np.uint16)

@@ -1,34 +1,62 @@
 """Imports Python files that a user wrote: custom policies and systems, models as scripts.
 
 Any exception in such a file becomes an `InputError` with file and line. The file's folder becomes the first entry of
-the import path, as for `python FILE`.
+the import path, as for `python FILE`. What a model raises while it serves becomes a `ModelFailure` (`failure_of`).
+
+A file that has changed is executed again: a running server must not serve a new version with old code. What the file
+imports is not, because Python keeps imported modules.
 """
 
+import contextlib
+import hashlib
 import importlib.util
+import os
 import sys
+import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Final, NoReturn
+
+from msgspec import Struct
 
 from sloop.errors import InputError
 
+_FOLDERS: Final = {str(Path(__file__).resolve().parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib"))}
+LIBRARIES: Final = (*(f"{folder}{os.sep}" for folder in sorted(_FOLDERS)), "<")
+"""How the names of files begin that no user wrote; `<` is that of what is no file."""
+FRAMES_MAX: Final = 40
+MESSAGE_CHARS_MAX: Final = 300
+TRACE_CHARS_MAX: Final = 8_000
+"""Bounds of what is kept of an exception: one request must not fill the server's log."""
+
+
+def module_in(path: Path) -> ModuleType:
+    """The module in a file, which is executed by the first call, and again after it has changed. InputError if that
+    fails."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise InputError("there is no such file", where=str(path), help="give the path of a Python file") from error
+    return _executed(path, source)
+
 
 @cache
-def module_in(path: Path) -> ModuleType:
-    """The module in a file; only the first call executes it. InputError if that fails."""
-    if not path.is_file():
-        raise InputError("there is no such file", where=str(path), help="give the path of a Python file")
-    name = f"sloop_user_{path.stem}"  # the stem alone could shadow a library
+def _executed(path: Path, source: bytes) -> ModuleType:
+    # The stem alone could shadow a library; the digest keeps classes of an earlier content apart from these.
+    name = f"sloop_user_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None, path
-    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module there
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: it takes a cached .pyc for this source if size and second of change are the same.
+        with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the command, which may print JSON there
+            exec(compile(source, str(path.absolute()), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         raise_user_error(error, path, "it cannot be imported")
     return module
@@ -36,10 +64,70 @@ def module_in(path: Path) -> ModuleType:
 
 def raise_user_error(error: BaseException, path: Path, what: str) -> NoReturn:
     """Raise an `InputError` for an exception of the user's code. It names the file's last line in the traceback."""
+    raise InputError(f"{what}: {said_by(error)}", where=line_in(path, error), help="correct the file") from error
+
+
+def line_in(path: Path, error: BaseException) -> str:
+    """`FILE:LINE` of the last line of this file in an exception's traceback; `FILE` if there is none."""
     own = str(path.absolute())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     line = frames[-1].lineno if frames else None
     if isinstance(error, SyntaxError) and error.filename == own:
         line = error.lineno
-    where = f"{path}:{line}" if line else str(path)
-    raise InputError(f"{what}: {type(error).__name__}: {error}", where=where, help="correct the file") from error
+    return f"{path}:{line}" if line else str(path)
+
+
+class WrongOutputsError(ValueError):
+    """A model returned something else than it declares."""
+
+
+class ModelFailure(Struct, frozen=True):
+    """Why a model failed on a batch: what its clients are told, and what only the server's log shows."""
+
+    summary: str
+    """For clients, who must not learn what is inside the model: `the model raised ValueError`."""
+    detail: str = ""
+    """One line: `ValueError: index 7 is out of range (stage.py:12)`."""
+    trace: str = ""
+    """The traceback from the user's first line on."""
+
+    def encode(self) -> bytes:
+        """As bytes, for `decode`."""
+        return "\n".join((self.summary, self.detail, self.trace)).encode("utf-8", "backslashreplace")
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> "ModelFailure":
+        """The failure that was encoded."""
+        summary, _, rest = str(data, "utf-8", "replace").partition("\n")
+        detail, _, trace = rest.partition("\n")
+        return cls(summary, detail, trace)
+
+
+def failure_of(error: BaseException) -> ModelFailure:
+    """What to say about an exception that a model raised, in bounded texts."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [at for at, frame in enumerate(frames) if not frame.filename.startswith(LIBRARIES)]
+    place = ""
+    if own:
+        last = frames[own[-1]]
+        place = f" ({Path(last.filename).name}:{last.lineno})"
+    detail = said_by(error)
+    if isinstance(error, WrongOutputsError):
+        return ModelFailure("the model's outputs are not those that it declares", detail)
+    users = frames[own[0] :] if own else frames
+    lines = ["Traceback (most recent call last):\n", *traceback.StackSummary.from_list(users[-FRAMES_MAX:]).format()]
+    trace = "".join(lines)[-TRACE_CHARS_MAX:] + detail
+    return ModelFailure(f"the model raised {type(error).__name__}", detail + place, trace)
+
+
+def said_by(error: BaseException) -> str:
+    """`TYPE: TEXT` of an exception in one line of bounded length; the text alone if sloop itself found the fault."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # the author's code
+        text = "its text cannot be made"
+    text = " ".join(text[: 4 * MESSAGE_CHARS_MAX].split())
+    if len(text) > MESSAGE_CHARS_MAX:
+        text = f"{text[:MESSAGE_CHARS_MAX]}…"
+    return text if isinstance(error, WrongOutputsError) else f"{kind}: {text}" if text else kind

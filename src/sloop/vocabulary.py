@@ -14,6 +14,11 @@ BatchId = NewType("BatchId", int)
 ReplicaId = NewType("ReplicaId", int)
 
 
+def version_key(application: str, version: str) -> str:
+    """The key of a version of an application, unique in a deployment: its name, and `@version` from the second on."""
+    return application if version == "1" else f"{application}@{version}"
+
+
 class Outcome(StrEnum):
     """The five ends of a request; each request reaches exactly one of them, once."""
 
@@ -54,6 +59,10 @@ class Request(Struct, frozen=True, gc=False, tag="arrived", omit_defaults=True):
     """The name of the application that serves it; may be empty if the deployment has only one."""
     version: str = ""
     """The version that the client asks for; empty to let the rollout decide."""
+    client_id: str = ""
+    """The client's own name for the request; empty if it gave none."""
+    trace: str = ""
+    """Where the request belongs in the client's trace, `TRACE-SPAN-FLAGS` as in W3C's `traceparent`; or empty."""
 
     @property
     def slo_ns(self) -> int:
@@ -86,9 +95,12 @@ class Visit(Struct, gc=False):
     """The request's end-to-end deadline, copied here because every queue and batch policy reads it. If paths have
     different deadlines: the loosest among the paths that the request may still take."""
     attempts: int = 0
-    """How often its batch was lost because the replica died."""
+    """How many replicas were lost while they ran it."""
     part: int = 0
     """Index of the request's part, if the stage runs once for each part; otherwise 0."""
+    group: int = 0
+    """If it is tried again after its batch failed or was lost: the visits with the same number run in one batch, with
+    no others. Otherwise 0."""
 
 
 class Slot(Struct, frozen=True, omit_defaults=True):

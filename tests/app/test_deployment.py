@@ -86,9 +86,10 @@ def test_versions_have_stage_names_of_their_own() -> None:
 
 
 def test_a_file_lists_applications_and_says_what_holds_instead_of_their_files(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
     write(
         tmp_path,
-        a=app_text("a", "weight: 3\nlimits: {requests: 7}\n"),
+        a=app_text("a", "weight: 3\nlimits: {requests: 7}\nlabels: {y: names.txt}\n"),
         all="""\
 name: all
 applications:
@@ -103,6 +104,7 @@ limits: {requests: 100}
     deployment = load_deployment(tmp_path / "all.yaml")
     a, again, own = deployment.applications
     assert (a.weight, a.rest_after_s, a.limits) == (3, 0, Limits(requests=7))
+    assert (a.labels, again.labels) == ({"y": str(tmp_path / "names.txt")}, {"y": str(tmp_path / "names.txt")})
     assert (again.name, again.weight, again.rest_after_s, again.limits) == ("again", 2, 30, Limits(bytes=1_000_000))
     assert [each.system.parameters["cores"] for each in deployment.applications] == [4, 4, 2]
     assert (deployment.name, deployment.limits) == ("all", Limits(requests=100))

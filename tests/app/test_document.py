@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sloop.app.document import parse_yaml, read_yaml
+from sloop.app.document import BYTES_MAX, DEPTH_MAX, VALUES_MAX, parse_yaml, read_yaml
 from sloop.errors import InputError
 from sloop.options import Value
 
@@ -18,6 +18,38 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     with pytest.raises(InputError, match=r"empty\.yaml:1: the file is empty"):
         read_yaml(tmp_path / "empty.yaml")
+
+
+def test_a_file_is_not_parsed_if_it_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parses(*_: object, **__: object) -> None:
+        raise AssertionError("the text must not reach the parser")
+
+    monkeypatch.setattr("yaml.compose", parses)
+    path = tmp_path / "large.yaml"
+    path.write_bytes(b"a: 1\n" * (BYTES_MAX // 5 + 1))
+    limit = rf"large\.yaml: larger than {BYTES_MAX:,} bytes, the most that a YAML file may have"
+    with pytest.raises(InputError, match=limit):
+        read_yaml(path)
+    with pytest.raises(InputError, match="larger than"):
+        read_yaml(Path("/dev/zero"))
+    with pytest.raises(InputError, match="TRACE: larger than"):
+        parse_yaml("{" + " " * BYTES_MAX + "}", "TRACE")
+
+
+def test_bombs_name_file_and_limit() -> None:
+    """A value that ten aliases refer to, ten levels deep, is ten thousand million values."""
+    laughs = "a0: &a0 [ha, ha]\n" + "".join(
+        f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 11)
+    )
+    with pytest.raises(InputError, match=rf"^bomb\.yaml:\d+: .*larger than {VALUES_MAX} values"):
+        parse_yaml(laughs, "bomb.yaml")
+    with pytest.raises(InputError, match=rf"^deep\.yaml:1: .*larger than {DEPTH_MAX} levels"):
+        parse_yaml("a: " + "[" * (DEPTH_MAX + 1) + "]" * (DEPTH_MAX + 1), "deep.yaml")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    (tmp_path / "bom.yaml").write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert read_yaml(tmp_path / "bom.yaml").content == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ BLOCKS = [block.split("```")[0] for block in GUIDE.read_text().split("```yaml\n"
 @pytest.mark.parametrize("text", BLOCKS, ids=range(len(BLOCKS)))
 def test_every_file_is_right(text: str, tmp_path: Path) -> None:
     (tmp_path / "search.yaml").write_text(BLOCKS[0].replace("name: demo", "name: search"))
+    (tmp_path / "labels.txt").touch()
     document = parse_yaml(text)
     read = read_scenario if "\ntrace" in text else read_deployment
     assert read(document, tmp_path)

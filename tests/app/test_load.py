@@ -10,7 +10,7 @@ from msgspec import structs
 from sloop.app.application import Application, Estimates
 from sloop.app.document import parse_yaml
 from sloop.app.hardware import GIB, local
-from sloop.app.load import load_application, load_scenario, read_application, read_scenario
+from sloop.app.load import load_application, load_scenario, read_application, read_scenario, usual_slo_ms
 from sloop.app.scenario import ColdStartTruth, Scenario, ServiceTruth, Truth
 from sloop.app.stages import read_latency, read_profile
 from sloop.errors import InputError
@@ -342,7 +342,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
         ("ratio: 1.1", "ratio: 0", "must be a number above 0"),
         ("ratio: 1.1", "ration: 1.1", "unknown key 'ration'"),
         ("resize: rescale", "resize: now", "must be one of next_batch, rescale"),
-        ("mtbf_s: 3600", "", "'mtbf_s' is missing"),
+        ("mtbf_s: 3600", "", "nothing fails: give mtbf_s"),
         ("link: {kind: lte}", "link: 4g.csv", "no file '4g.csv'"),
         ("warm: false", "warm: 1", "must be true or false"),
         ("payload_kb: [100, 200]", "payload_kb: []", "at least one payload"),
@@ -432,3 +432,11 @@ def test_defaults() -> None:
     assert scenario.truth.failures is None
     assert (scenario.duration_ns, scenario.seed) == (60 * 10**9, 0)
     assert [system.name for system in scenario.systems] == ["sponge"]
+
+
+@pytest.mark.parametrize(
+    ("single_ms", "slo_ms"),
+    [(0.01, 50), (10, 50), (10.1, 75), (17, 100), (19, 100), (21, 150), (199, 1000), (2001, 15_000)],
+)
+def test_the_usual_deadline_is_a_round_multiple_of_the_time_of_a_request(single_ms: float, slo_ms: float) -> None:
+    assert usual_slo_ms(single_ms) == pytest.approx(slo_ms)

@@ -94,6 +94,13 @@ def test_join_and_entry_are_said() -> None:
     assert not last(A, "name: b, after: a, join: false, entry: false").join
 
 
+def test_a_stage_may_declare_how_long_a_batch_may_run() -> None:
+    app = read(A, "name: b, after: a, response_timeout_s: 2.5")
+    assert [stage.response_timeout_s for stage in app.stages] == [0.0, 2.5]
+    with pytest.raises(InputError, match=r"response_timeout_s: must be a number (.|\n)*0\.5"):
+        read(A, "name: b, after: a, response_timeout_s: 0.5")
+
+
 def test_stages_may_be_written_in_any_order() -> None:
     app = read("name: c, after: b, join: true", "name: b, after: a, each: boxes", A)
     assert [stage.name for stage in app.order] == ["a", "b", "c"]

@@ -204,7 +204,7 @@ HEAVY = {
     "onnxruntime",
     "onnx",
     "matplotlib",
-    "granian",
+    "httptools",
     "grpc",
     "rich",
     "msgspec",

@@ -396,4 +396,39 @@ def test_people_see_the_source() -> None:
     assert "On a cluster of several kinds of hardware" in shown
     assert SYSTEMS["sponge"].mixed[:60] in shown
     assert "divides cores" in shown
-    assert "--json adds all policies of each system with their parameters" in shown
+    assert "`sloop systems NAME` shows the parameters of one system" in shown
+
+
+def test_one_system_is_shown_with_its_parameters(tmp_path: Path) -> None:
+    shown = " ".join(CliRunner().invoke(main, ["systems", "sponge"]).stdout.split())
+    assert "EuroMLSys 2024" in shown
+    assert "mixed clusters keeps to one kind of hardware" in shown
+    assert "margin 0.9 Fraction of the SLO to plan with." in shown
+    assert "forecast.window_ms 1000" in shown
+    found = json.loads(CliRunner().invoke(main, ["systems", "sponge", "--json"]).stdout)
+    assert {"name", "source", "kind", "mixed", "slots", "runs", "parameters"} == found.keys()
+    margin = {"verb": "scale", "policy": "sponge", "key": "margin", "default": 0.9}
+    assert margin.items() <= next(each for each in found["parameters"] if each["key"] == "margin").items()
+    assert "did you mean 'sponge'?" in CliRunner().invoke(main, ["systems", "spong"]).stderr
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "from dataclasses import replace\nfrom sloop.systems import SYSTEMS\n"
+        "SYSTEM = replace(SYSTEMS['static'], name='mine', mixed='')\n"
+    )
+    shown = " ".join(CliRunner().invoke(main, ["systems", str(own)]).stdout.split())
+    assert "it does not say what it does there" in shown
+    assert f"{own} was executed in this process" in shown
+
+
+def test_plan_and_check_say_that_they_execute_a_system_file(app: Path) -> None:
+    own = app.parent / "mine.py"
+    own.write_text(
+        "from dataclasses import replace\nfrom sloop.systems import SYSTEMS\n"
+        "print('executed')\nSYSTEM = replace(SYSTEMS['static'], name='mine')\n"
+    )
+    app.write_text(app.read_text().replace("{name: static, cores: 8}", "{name: ./mine.py, cores: 8}"))
+    for arguments in (["plan", str(app), "--rate", "5"], ["check", str(app)]):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        assert f"{own} was executed in this process: it defines the system" in result.stdout
+        assert "with your rights" in " ".join(CliRunner().invoke(main, [arguments[0], "--help"]).stdout.split())

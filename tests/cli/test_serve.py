@@ -1,9 +1,12 @@
 """The commands that work on this machine: `sloop serve`, `load`, `profile` and `demo`."""
 
+import ctypes
 import io
 import json
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -13,8 +16,12 @@ from rich.console import Console
 
 from sloop.cli import main
 from sloop.cli import profile as module
+from sloop.cli import serve as serving
 from sloop.errors import MachineError
 from sloop.profile.profile import LatencyTable, Profile, Sample, load_profile
+from sloop.serve.edge.http import HttpSettings
+from sloop.serve.processes import spawn
+from sloop.serve.server import Settings
 from tests.systems.test_replay import logged
 
 
@@ -37,6 +44,85 @@ def test_an_application_without_models_is_refused(app: Path) -> None:
     result = CliRunner().invoke(main, ["serve", str(app)])
     assert result.exit_code == 1
     assert "has no model" in result.stderr
+
+
+def test_options_of_connections_reach_the_server(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(serving, "serve_until_stopped", lambda _, settings, **__: seen.append(settings))
+    given = "--head-s 3 --body-s 4 --idle-s 5 --connections 60 --connections-each 7 --answers-bytes 8 --cors-origin x"
+    assert CliRunner().invoke(main, ["serve", str(app), *given.split(), "--json-body-bytes", "9"]).exit_code == 0
+    limits = seen[0].http
+    assert (limits.head_s, limits.body_s, limits.idle_s, limits.connections_max) == (3, 4, 5, 60)
+    assert (limits.each_address_max, limits.answers_bytes_max, limits.cors_origin, limits.tls) == (7, 8, "x", None)
+    assert seen[0].json_bytes_max == 9
+    assert CliRunner().invoke(main, ["serve", str(app)]).exit_code == 0
+    assert seen[1].http == HttpSettings()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--tls-cert", "a.pem"], "--tls-key is missing"),
+        (["--tls-key", "a.pem"], "--tls-cert is missing"),
+        (["--tls-client-ca", "a.pem"], "--tls-cert is missing"),
+        (["--tls-cert", "a.pem", "--tls-key", "a.key"], "a.pem: cannot be read"),
+    ],
+)
+def test_tls_that_cannot_work_is_told_before_anything_starts(app: Path, options: list[str], told: str) -> None:
+    result = CliRunner().invoke(main, ["serve", str(app), *options])
+    assert result.exit_code == 1
+    assert told in result.stderr
+
+
+def test_keys_come_from_a_file_and_user_code_does_not_see_the_one_of_the_environment(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def serve(_: object, settings: Settings, **__: object) -> None:
+        seen.append((settings.api_key, settings.api_key_file, os.environ.get("SLOOP_API_KEY")))
+
+    monkeypatch.setattr(serving, "serve_until_stopped", serve)
+    file = tmp_path / "keys"
+    assert CliRunner(env={"SLOOP_API_KEY": "hidden"}).invoke(main, ["serve", str(app)]).exit_code == 0
+    assert CliRunner().invoke(main, ["serve", str(app), "--api-key-file", str(file)]).exit_code == 0
+    assert not caplog.records
+    assert CliRunner().invoke(main, ["serve", str(app), "--api-key", "shown"]).exit_code == 0
+    assert seen == [("hidden", None, None), ("", file, None), ("shown", None, None)]
+    assert "--api-key stands in the process list" in caplog.text
+
+
+def test_children_do_not_inherit_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLOOP_API_KEY", "hidden")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "child.py").write_text(
+        "import os\nprint(sorted(n for n in os.environ if n in ('SLOOP_API_KEY', 'PATH')))"
+    )
+    child = spawn("child", [], stdout=subprocess.PIPE)
+    assert child.communicate(timeout=30)[0] == b"['PATH']\n"
+
+
+MAPPED = """
+import ctypes, sys
+from sloop.serve.processes import return_large_memory
+class Report(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", *"abcdef")]
+library = ctypes.CDLL(None)
+library.mallinfo2.restype = Report
+if sys.argv[1] == "on":
+    return_large_memory()
+bytearray(16 << 20)  # freed at once
+before = library.mallinfo2().hblks
+kept = bytearray(4 << 20)
+print(library.mallinfo2().hblks - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.parametrize(("setting", "mapped"), [("off", "0"), ("on", "1")])
+def test_large_buffers_go_back_to_the_system(setting: str, mapped: str) -> None:
+    command = [sys.executable, "-c", MAPPED, setting]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == mapped
 
 
 KEYS = {"sent", "ok", "late", "dropped", "rejected", "errors", "attainment", "goodput_rps", "p50_ms", "p99_ms"}
@@ -156,12 +242,16 @@ def test_cells_without_runs_and_the_p99_that_plans_use_are_shown(tmp_path: Path)
 def test_a_log_that_a_profile_has_already_is_said_to_be_ignored(tmp_path: Path) -> None:
     arguments = ["profile", "--from-log", str(logged(tmp_path, "live"))]
     assert "was ignored" not in CliRunner().invoke(main, arguments).stdout
-    before = (tmp_path / "net.onnx.profile.json").read_bytes()
+    before = (tmp_path / "p.json").read_bytes()  # the profile that the application declares
     again = CliRunner().invoke(main, arguments)
     assert "the profile of net.onnx contains this log already: it was ignored" in again.stdout
-    assert (tmp_path / "net.onnx.profile.json").read_bytes() == before
+    assert (tmp_path / "p.json").read_bytes() == before
+    assert "does not read" not in again.stdout
     (refined,) = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)["profiles"]
-    assert refined["log_known"] is True
+    assert (refined["log_known"], refined["is_read"], refined["file"]) == (True, True, str(tmp_path / "p.json"))
+    elsewhere = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "new.json")]).stdout
+    assert "does not read" in elsewhere, "the application goes on with the profile that it declares"
+    assert "as the `profile` of net.onnx" in elsewhere
 
 
 def test_a_form_that_needs_more_cells_is_refused(model: Path) -> None:
@@ -208,8 +298,8 @@ def test_a_model_in_python_is_measured_or_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*asked, "--batches", "1"])
     assert [sample["batch"] for sample in json.loads(result.stdout)["samples"]] == [1]
     assert load_profile(tmp_path / "stage.py.profile.json").software.startswith("Python 3")
-    assert "measure single requests with --batches 1\n" in CliRunner().invoke(main, asked).stderr
-    assert "changes ONNX files only" in CliRunner().invoke(main, [*asked, "--free-batch"]).stderr
+    assert "measure single requests with --batches 1\n" in CliRunner().invoke(main, [*asked, "--batches", "1,2"]).stderr
+    assert [sample["batch"] for sample in json.loads(CliRunner().invoke(main, asked).stdout)["samples"]] == [1]
 
 
 def test_its_length_is_bounded() -> None:

@@ -1,20 +1,13 @@
-"""The control path: ticks, plans and replicas; and `diff`, which compares a stage with its plan."""
-
-from collections.abc import Sequence
+"""The control path: ticks, plans and replicas."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.graph import Each
-from sloop.core.control import Difference
-from sloop.core.control import diff as diff_with_rates
-from sloop.core.views import ReplicaView
-from sloop.events import WOKE, Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import WOKE, Finished, NodeReady, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Group, Life, Node, Path, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
+from sloop.vocabulary import BatchId, Node, Path, ReplicaId, RequestId, StagePlan
 from tests.core.scene import Scene, graph, one_each, plan_of, request
 
 R0, R1 = ReplicaId(0), ReplicaId(1)
@@ -78,6 +71,22 @@ def test_a_shortage_of_cores_is_logged_once_and_retried() -> None:
     assert scene.act(1000, WOKE) == []
     scene.script.target = plan_of(1, cores=2)
     assert [type(a) for a in orders(scene.act(2000, WOKE))] == [StartReplica]
+
+
+def test_a_shortage_that_returns_is_logged_again() -> None:
+    scene = Scene(plan_of(1, cores=3), nodes=[Node("n0", "local", 2, 1000)])
+    assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]
+    scene.script.target = plan_of(0)
+    assert notes(scene.act(1000, WOKE)) == ["plan"]
+    scene.script.target = plan_of(1, cores=3)
+    assert notes(scene.act(2000, WOKE)) == ["plan", "shortage"]
+
+
+def test_a_node_that_grows_takes_more_replicas() -> None:
+    scene = Scene(plan_of(1, cores=6))
+    assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]
+    (started,) = orders(scene.act(100, NodeReady(Node("n0", "local", 8, 1000))))
+    assert isinstance(started, StartReplica)
 
 
 def test_scaling_in_lets_a_busy_replica_finish() -> None:
@@ -220,6 +229,31 @@ def test_a_solver_that_gives_up_is_logged_also_after_an_infeasible_plan() -> Non
     assert [logged(second, gave_up=False) for second in (8, 9)] == [["8 rps are too many"], []]
 
 
+def test_a_plan_that_leaves_out_a_stage_is_refused_and_the_stage_is_named() -> None:
+    chain = graph(first={}, second={"after": ("first",)})
+    scene = Scene(one_each(chain), application=chain)
+    scene.warm_up()
+    only_first = one_each(chain).stages[:1]
+    scene.script.target = structs.replace(one_each(chain), stages=only_first)
+    (refused,) = scene.act(1000, WOKE)
+    assert isinstance(refused, Decided)
+    assert refused.kind == "planner"
+    assert "the plan leaves out stage 'second'" in refused.why
+
+
+def test_a_visit_that_reaches_a_later_stage_without_replicas_does_not_wait_for_the_planning_period() -> None:
+    chain = graph(first={}, second={"after": ("first",)})
+    both = one_each(chain)
+    nothing = StagePlan("second", (), 1)
+    scene = Scene(structs.replace(both, stages=(both.stages[0], nothing)), application=chain)
+    scene.warm_up()
+    (batch,) = scene.act(100, request(1, at_ms=100))
+    assert isinstance(batch, StartBatch)
+    scene.script.target = both
+    actions = scene.act(111, Finished(batch.batch, batch.replica, ms(11)))
+    assert [a.spec.stage for a in orders(actions) if isinstance(a, StartReplica)] == ["second"]
+
+
 PARTS = graph(
     find={}, read={"after": ("find",), "each": Each("find", mean=3.0)}, tell={"after": ("read",), "join": True}
 )
@@ -250,94 +284,3 @@ def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
     scene = Scene(structs.replace(plan, stages=(structs.replace(plan.stages[0], wait_ns=ms(7)),)))
     scene.warm_up()
     assert scene.application.stages["only"].limits.wait_ns == ms(7)
-
-
-def replica(id: int, life: Life = Life.READY, cores: float = 1, variant: str = "a", node: str = "n0") -> ReplicaView:
-    return ReplicaView(ReplicaId(id), ReplicaSpec("s", variant, Slot(cores)), life, 0, 0, node)
-
-
-def plan(
-    count: int, cores: float = 1, variant: str = "a", *, node: str | None = None, in_place: bool = True
-) -> StagePlan:
-    return StagePlan("s", (Group(ReplicaSpec("s", variant, Slot(cores), node), count),), 1, in_place)
-
-
-def diff(replicas: Sequence[ReplicaView], target: StagePlan) -> Difference:
-    """Rates of one visit per second for each core, of two for variant `b`."""
-    by_id = {replica.id: rate_rps(replica.spec) for replica in replicas}
-    return diff_with_rates(replicas, target, by_id.__getitem__, rate_rps)
-
-
-def rate_rps(spec: ReplicaSpec) -> float:
-    return spec.cores * (2 if spec.variant == "b" else 1)
-
-
-def test_a_stage_that_matches_its_plan_needs_nothing() -> None:
-    change = diff([replica(0), replica(1)], plan(2))
-    assert change == Difference((), (), (), (), (), ())
-
-
-def test_a_replica_that_only_differs_in_cores_is_resized() -> None:
-    assert diff([replica(0)], plan(1, cores=3)).grow == ((ReplicaId(0), 3),)
-
-
-def test_without_resizing_in_place_the_old_replica_is_held_until_the_new_one_is_ready() -> None:
-    change = diff([replica(0)], plan(1, cores=3, in_place=False))
-    assert (change.grow, len(change.start), change.stop, change.hold) == ((), 1, (), (ReplicaId(0),))
-    ready = diff([replica(0), replica(1, cores=3)], plan(1, cores=3, in_place=False))
-    assert (ready.start, ready.stop, ready.hold) == ((), (ReplicaId(0),), ())
-
-
-def test_another_variant_replaces_only_when_ready() -> None:
-    starting = diff([replica(0), replica(1, Life.STARTING, variant="b")], plan(1, variant="b"))
-    assert (starting.start, starting.stop, starting.hold) == ((), (), (ReplicaId(0),))
-
-
-def test_starting_replicas_go_first_and_the_newest_of_them_first() -> None:
-    replicas = [replica(0), replica(1, Life.STARTING), replica(2, Life.STARTING), replica(3)]
-    assert diff(replicas, plan(2)).stop == (ReplicaId(2), ReplicaId(1))
-    assert diff(replicas, plan(1)).stop == (ReplicaId(2), ReplicaId(1), ReplicaId(3))
-
-
-def test_a_named_node_is_part_of_the_target() -> None:
-    change = diff([replica(0, node="n0"), replica(1, node="n1")], plan(1, node="n1"))
-    assert change.stop == (ReplicaId(0),)
-
-
-lives = st.sampled_from([Life.READY, Life.STARTING])
-replicas = st.lists(st.tuples(lives, st.sampled_from([1.0, 2.0]), st.sampled_from("ab")), max_size=8)
-
-
-@given(replicas, st.integers(0, 6), st.sampled_from([1.0, 2.0]), st.booleans())
-def test_ready_capacity_never_falls_below_the_target_or_what_there_was(
-    given_replicas: list[tuple[Life, float, str]], count: int, cores: float, in_place: bool
-) -> None:
-    now = [replica(id, life, c, variant) for id, (life, c, variant) in enumerate(given_replicas)]
-    target = plan(count, cores, in_place=in_place)
-    change = diff(now, target)
-    ready = {r.id: rate_rps(r.spec) for r in now if r.life is Life.READY}
-    smaller = {id: cores * (2 if now[id].spec.variant == "b" else 1) for id, cores in change.shrink if id in ready}
-    left_rps = sum((ready | smaller)[id] for id in ready if id not in change.stop)
-    wanted_rps = sum(rate_rps(group.spec) * group.count for group in target.groups)
-    assert left_rps >= min(sum(ready.values()), wanted_rps)
-    resized = [id for id, _ in (*change.grow, *change.shrink, *change.hold_shrink)]
-    touched = [*change.stop, *change.hold, *resized]
-    assert len(touched) == len(set(touched))
-    assert len(now) - len(change.stop) - len(change.hold) + len(change.start) == count
-
-
-def test_a_replica_keeps_its_cores_until_enough_others_are_ready() -> None:
-    target = plan(4)
-    change = diff([replica(0, cores=4)], target)
-    assert (change.shrink, change.hold_shrink, len(change.start)) == ((), ((ReplicaId(0), 1),), 3)
-    others = [replica(id) for id in (1, 2, 3)]
-    assert diff([replica(0, cores=4), *others], target).shrink == ((ReplicaId(0), 1),)
-
-
-def test_a_replica_shrinks_at_once_where_the_plan_needs_less() -> None:
-    assert diff([replica(0, cores=4)], plan(1, cores=2)).shrink == ((ReplicaId(0), 2),)
-
-
-def test_two_slow_replicas_are_held_for_one_of_the_same_rate() -> None:
-    change = diff([replica(0), replica(1), replica(2, Life.STARTING, variant="b")], plan(1, variant="b"))
-    assert (change.stop, change.hold) == ((), (ReplicaId(1), ReplicaId(0)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.actions import Action, End, StartBatch, StartReplica
 from sloop.app.application import Application
 from sloop.app.graph import When
 from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
@@ -123,17 +123,6 @@ def test_faults_fail_alone_also_in_an_application_of_one_stage() -> None:
     assert served == End(RequestId(1), Outcome.SERVED)
 
 
-def test_a_lost_batch_is_tried_again_once_and_then_fails() -> None:
-    scene = warm()
-    scene.act(0, request(1))
-    lost = scene.act(5, ReplicaLost(R0, "killed"))
-    assert any(isinstance(a, StartReplica) for a in lost)
-    scene.act(9, ReplicaReady(ReplicaId(1)))
-    assert scene.actions[-1] == StartBatch(BatchId(1), ReplicaId(1), "only", (RequestId(1),))
-    scene.act(10, ReplicaLost(ReplicaId(1), "killed"))
-    assert outcomes(scene) == {1: Outcome.FAILED}
-
-
 def test_events_of_unknown_batches_change_nothing() -> None:
     scene = warm()
     scene.act(0, request(1))
@@ -141,15 +130,6 @@ def test_events_of_unknown_batches_change_nothing() -> None:
     assert (
         scene.act(12, Finished(B0, R0, ms(11)), Finished(BatchId(9), ReplicaId(7), 1), BatchFailed(B0, R0, "x")) == []
     )
-
-
-def test_a_model_that_raises_fails_its_requests_and_the_replica_goes_on() -> None:
-    scene = warm()
-    scene.act(0, request(1), request(2))
-    assert scene.act(5, BatchFailed(B0, R0, "bad input")) == [
-        End(RequestId(1), Outcome.FAILED, "bad input", stage="only"),
-        StartBatch(BatchId(1), R0, "only", (RequestId(2),)),
-    ]
 
 
 def test_a_client_that_left_is_forgotten_unless_its_batch_runs() -> None:
@@ -167,16 +147,6 @@ def test_a_draining_server_rejects_new_requests_and_finishes_open_ones() -> None
     scene.act(22, Finished(BatchId(1), R0, ms(11)))
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.REJECTED}
     assert scene.core.is_idle
-
-
-def test_a_replica_whose_batch_never_ends_is_stopped() -> None:
-    scene = warm(drop=Never())
-    scene.act(0, request(1))
-    actions = scene.act(10_000, WOKE)
-    assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0]
-    assert [a.kind for a in actions if isinstance(a, Decided)] == ["lost"]
-    scene.act(10_001, ReplicaReady(ReplicaId(1)))
-    assert scene.actions[-1] == StartBatch(BatchId(1), ReplicaId(1), "only", (RequestId(1),))
 
 
 def test_an_idle_core_waits_for_the_next_tick() -> None:

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from sloop.core.ledger import Ledger, Reservation, sites, why_impossible
+from sloop.core.ledger import Ledger, Reservation, could_hold, replicas_max, sites, why_impossible
 from sloop.core.views import DeviceView, NodeView
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 from tests.core.scene import Belief
@@ -66,6 +67,56 @@ def test_every_free_device_of_the_kind_is_a_site() -> None:
     ledger.reserve(ReplicaId(0), reservation(0.5, 0, 0.6))
     found = sites(spec_of(1, 0.5), Belief(memory_bytes=0), ledger.views())
     assert [site.device.device.name for site in found if site.device] == ["gpu1"]
+
+
+@given(
+    st.floats(0.1, 2.5),
+    st.none() | st.sampled_from([0.0, 0.3, 0.34, 0.5, 1.0]),
+    st.integers(0, 60),
+    st.integers(0, 40),
+    st.integers(1, 2),
+)
+def test_as_many_replicas_fit_on_an_empty_node_as_can_be_placed_there(
+    cores: float, share: float | None, memory: int, on_device: int, devices: int
+) -> None:
+    node = Node("n0", "x", 2, 100, (GPU, Device("gpu1", "T4", 50))[:devices], on_demand=True)
+    spec, belief = spec_of(cores, share), Belief(memory_bytes=memory, device_memory_bytes=on_device)
+    ledger, placed = Ledger.all_ready([node]), 0
+    while ledger.place(ReplicaId(placed), spec, belief):
+        placed += 1
+    assert replicas_max(node, spec.slot, belief) == placed
+    assert could_hold(node, spec, belief) is (placed > 0)
+
+
+@pytest.mark.parametrize(
+    ("node", "device", "expected"), [("n0", "gpu0", True), ("n1", None, False), (None, "v", False)]
+)
+def test_a_replica_that_names_its_place_fits_nowhere_else(node: str, device: str, expected: bool) -> None:
+    spec = structs.replace(spec_of(1, 0.5), node=node, device=device)
+    assert could_hold(NODE, spec, Belief()) is expected
+
+
+def test_a_copy_without_some_replicas_has_their_room() -> None:
+    ledger = Ledger([NODE, Node("n1", "x", 2, 100, on_demand=True)])
+    for id in range(2):
+        ledger.reserve(ReplicaId(id), reservation(1, 50, 0.5))
+    copy = ledger.without({ReplicaId(0)})
+    assert [view.free_cores for view in copy.views()] == [1, 2]
+    assert copy.states == ledger.states
+    copy.resize(ReplicaId(1), 0.5)
+    assert ledger.views()[0].free_cores == 0
+
+
+def test_a_node_whose_capacities_change_keeps_its_reservations() -> None:
+    ledger = Ledger([NODE])
+    ledger.reserve(ReplicaId(0), reservation(1.5, 60, 0.7, 30))
+    ledger.add(Node("n0", "x", 4, 100, (structs.replace(GPU, memory_bytes=80),)), NodeState.READY)
+    (view,) = ledger.views()
+    assert (view.free_cores, view.free_memory_bytes, view.devices[0].free_memory_bytes) == (2.5, 40, 50)
+    ledger.add(Node("n0", "x", 1, 100), NodeState.READY)
+    assert ledger.views()[0].free_cores == -0.5
+    ledger.release(ReplicaId(0))
+    assert ledger.views()[0] == NodeView(Node("n0", "x", 1, 100), 1.0, 100)
 
 
 @pytest.mark.parametrize(

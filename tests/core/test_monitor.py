@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sloop.core.monitor import SLACK_BUCKETS_KEPT, Monitor
 
@@ -36,3 +37,29 @@ def test_old_buckets_forget_each_request_s_slack() -> None:
         monitor.roll(now_ns + 1)
     kept = [bucket.slack_ns for bucket in monitor.buckets if bucket.slack_ns]
     assert len(kept) == SLACK_BUCKETS_KEPT
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 35), st.booleans(), st.sampled_from(["arrive", "start", "ready"])), max_size=40)
+)
+def test_a_monitor_that_absorbs_another_one_has_measured_what_both_have(steps: list[tuple[int, bool, str]]) -> None:
+    both, one, other = monitors = Monitor(10), Monitor(10), Monitor(10)
+    for now_ns, is_other, step in sorted(steps):
+        for monitor in monitors:
+            monitor.roll(now_ns)
+        for monitor in (both, other if is_other else one):
+            if step == "arrive":
+                monitor.arrive(now_ns, 100)
+            elif step == "start":
+                monitor.start(now_ns, 1, 1000)
+            else:
+                monitor.ready(now_ns, 1000)
+    for monitor in monitors:
+        monitor.roll(37)
+    one.absorb(37, other)
+    for monitor in (both, one):  # everything ends, so that what the other one measures from now on does not matter
+        monitor.queue(37, -monitor.waiting)
+        monitor.finish(37, monitor.running, monitor.busy_millicores)
+        monitor.ready(37, -monitor.ready_millicores)
+        monitor.roll(40)
+    assert [replace(each, slack_ns=[]) for each in one.buckets] == [replace(each, slack_ns=[]) for each in both.buckets]

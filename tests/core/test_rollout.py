@@ -348,6 +348,68 @@ def test_a_canary_without_another_version_serves_all() -> None:
     assert set(serve(scene, 0, 5, 2600)) == {"x@2/only"}
 
 
+def canaries(*shares: float) -> Deployment:
+    """Version 1 serves; versions 2, 3, … are canaries with these shares from second 2, 4, … on."""
+    scene = Deployment({"x": 1.0}, cores=8)
+    scene.warm_up()
+    for index, share in enumerate(shares):
+        version, at_ms = str(index + 2), 2000.0 * index + 1000
+        for replica in deploy(scene, at_ms, Deployed("x", version, {}, Canary(share))):
+            scene.act(at_ms + 500, ReplicaReady(replica))
+        scene.act(at_ms + 1000, WOKE)
+    return scene
+
+
+def test_each_of_several_canaries_gets_its_share_and_the_version_that_serves_the_others() -> None:
+    scene = canaries(0.1, 0.2)
+    stages = serve(scene, 0, 100, 4001)
+    assert [stages.count(stage) for stage in ("x/only", "x@2/only", "x@3/only")] == pytest.approx([70, 10, 20], abs=1)
+    scene.act(6500, Removed("x", "3"))
+    stages = serve(scene, 100, 100, 6501)
+    assert [stages.count(stage) for stage in ("x/only", "x@2/only", "x@3/only")] == pytest.approx([90, 10, 0], abs=1)
+
+
+def test_canaries_together_never_take_all_requests() -> None:
+    scene = canaries(0.6, 0.7, 0.7)
+    assert [share for _, state, share in steps(scene.actions) if state == "canary"] == pytest.approx([0.6, 0.2, 0.1])
+    assert scene.core.versions("x")[0].share == pytest.approx(0.1)
+
+
+@given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=3))
+def test_shares_are_kept_within_a_request_of_each_canary(shares: list[float]) -> None:
+    scene = canaries(*shares)
+    wanted = {version.application.key: version.share for version in scene.core.versions("x")}
+    assert sum(wanted.values()) == pytest.approx(1.0)
+    count = 60
+    for index in range(count):
+        scene.act(9000, request(index, application="x", at_ms=9000))
+    assigned = [a.application for a in scene.actions if isinstance(a, Assigned)]
+    for key, share in wanted.items():
+        assert abs(assigned.count(key) - share * count) <= len(shares)
+
+
+def test_the_only_version_that_serves_goes_on_until_the_one_that_starts_is_ready() -> None:
+    scene = serving()
+    (replica,) = deploy(scene, 1000, Deployed("x", "2", {}, Canary()))
+    scene.act(1100, Removed("x", "1"))
+    assert set(serve(scene, 0, 10, 1101)) == {"x/only"}
+    scene.act(1500, ReplicaReady(replica))
+    scene.act(2000, WOKE)
+    assert steps(scene.actions)[1:] == [("2", "serving", 1.0), ("1", "retiring", 0.0)]
+    assert set(serve(scene, 20, 10, 2101)) == {"x@2/only"}
+
+
+def test_the_only_version_that_serves_stays_where_its_successor_is_given_up() -> None:
+    scene = serving()
+    (replica,) = deploy(scene, 1000)
+    scene.act(1100, Removed("x", "1"))
+    for second in range(2, 12):
+        actions = scene.act(1000 * second, ReplicaLost(replica, "no such file"), WOKE)
+        replica = next((a.replica for a in actions if isinstance(a, StartReplica)), replica)
+    assert ("2", "retired", 0.0) in steps(scene.actions)
+    assert set(serve(scene, 0, 10, 20_001)) == {"x/only"}
+
+
 def test_removing_a_canary_gives_its_share_back() -> None:
     scene = serving()
     canary(scene)

@@ -1,7 +1,9 @@
 """Several applications on one cluster: names, plans together, resting, nodes on demand, plans beside the loop."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,8 +23,9 @@ from sloop.actions import (
     StartReplica,
     StopReplica,
 )
-from sloop.core.ledger import millicores
-from sloop.core.planner import cores_by_hardware, trimmed
+from sloop.core.ledger import Ledger, millicores
+from sloop.core.nodes import UNUSED_NS, NodePool
+from sloop.core.planner import copied, cores_by_hardware, trimmed
 from sloop.core.views import CoreDemand
 from sloop.events import (
     WOKE,
@@ -39,7 +42,7 @@ from sloop.events import (
 from sloop.policies.divide import Priority, Proportional
 from sloop.units import ms
 from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
-from tests.core.scene import Deployment, Script, request
+from tests.core.scene import Belief, Deployment, Script, request
 
 
 def kinds(actions: Sequence[Action]) -> list[type]:
@@ -216,6 +219,54 @@ def test_a_policy_that_cannot_be_copied_disturbs_nobody() -> None:
     assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("plan", "y")]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """A frozen value that can change nevertheless."""
+
+    counts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Remembering:
+    """A scaling policy with memories of all kinds."""
+
+    period_ns: int = 1
+    parameter: dict[str, int] = field(default_factory=dict)
+    recent: deque[tuple[int, Slot]] = field(init=False, default_factory=deque)
+    sizes: Sizes = field(init=False, default_factory=lambda: Sizes([1]))
+    table: dict[str, list[int]] = field(init=False, default_factory=dict)
+    unset: Any = field(init=False)
+
+    def plan(self, now_ns: int, view: object) -> Plan | None:
+        return None
+
+
+def test_a_copied_policy_shares_its_parameters_and_nothing_that_changes() -> None:
+    policy = Remembering(7, {"a": 1})
+    object.__setattr__(policy, "unset", 3)
+    policy.recent.append((1, Slot(1.0)))
+    shared = [5]
+    policy.table.update(x=shared, y=shared)
+    made = copied(policy)
+    assert isinstance(made, Remembering)
+    assert made == policy
+    assert made.parameter is policy.parameter
+    made.recent.append((2, Slot(2.0)))
+    made.sizes.counts.append(2)
+    made.table["x"].append(6)
+    assert (list(policy.recent), policy.sizes, shared) == ([(1, Slot(1.0))], Sizes([1]), [5])
+    assert made.table["y"] == [5, 6], "what was one list is one list"
+
+
+def test_two_names_of_one_memory_are_two_names_of_its_copy() -> None:
+    policy = Remembering()
+    object.__setattr__(policy, "unset", policy.recent)
+    object.__setattr__(policy, "sizes", None)
+    made = copied(policy)
+    assert isinstance(made, Remembering)
+    assert made.unset is made.recent is not policy.recent
+
+
 class Uncopied(Script):
     def __deepcopy__(self, memo: object) -> "Uncopied":
         raise TypeError("cannot copy a lock")
@@ -323,6 +374,16 @@ def test_an_application_that_is_due_while_others_are_planned_is_planned_after_th
     assert kinds(scene.act(11_000, WOKE)) == [RequestPlan]
 
 
+def test_requests_in_any_bucket_since_the_last_tick_keep_an_application_awake() -> None:
+    scene = Deployment({"x": 1.0}, rest_after_s=2)
+    scene.warm_up()
+    (batch,) = scene.act(500, request(1, at_ms=500))
+    assert isinstance(batch, StartBatch)
+    scene.act(511, Finished(batch.batch, batch.replica, ms(11)))
+    assert StopReplica not in kinds(scene.act(2600, WOKE)), "the tick of the first second came late"
+    assert StopReplica in kinds(scene.act(5000, WOKE))
+
+
 def test_an_application_of_its_own_rests_too() -> None:
     scene = Deployment({"x": 1.0}, rest_after_s=2)
     scene.warm_up()
@@ -393,6 +454,27 @@ def test_an_empty_node_is_released_after_a_while_and_can_be_acquired_again() -> 
     scene.wants(y=2.0)
     scene.act(64_000, request(9, application="y", at_ms=64_000))
     assert AcquireNode in kinds(scene.act(80_000, WOKE) + scene.actions[-3:])
+
+
+def test_an_empty_node_is_released_although_a_replica_that_fits_nowhere_lacks_room() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")])
+    scene.warm_up()
+    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
+        scene.act(200, ReplicaReady(replica))
+    scene.wants(x=50.0, y=0.0)
+    scene.act(1000, WOKE)
+    scene.act(1001, ReplicaStopped(ReplicaId(1)))
+    assert notes(scene.act(1002, WOKE)) == []
+    released = [second for second in range(2, 80) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))]
+    assert released == [61]
+
+
+@pytest.mark.parametrize(("cores", "is_kept"), [(2.0, True), (3.0, False)])
+def test_an_empty_node_is_kept_for_a_replica_that_it_could_hold(cores: float, is_kept: bool) -> None:
+    nodes, out = NodePool(Ledger([rented("r0")])), list[Action]()
+    nodes.ready(rented("r0"), 0)
+    nodes.release_unused(UNUSED_NS, {ReplicaSpec("s", "a", Slot(cores)): Belief()}, out)
+    assert (ReleaseNode not in kinds(out)) is is_kept
 
 
 def test_a_node_that_cannot_be_acquired_is_tried_again_later() -> None:

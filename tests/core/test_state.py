@@ -173,6 +173,30 @@ def test_edf_takes_the_earliest_deadlines_and_ties_in_order_of_arrival(deadlines
     assert (queue.sweep_ns == FOREVER_NS) is (not queue.visits), "an empty queue is never searched"
 
 
+@given(st.lists(st.integers(-5, 5), max_size=10), st.lists(st.integers(1, 4), max_size=4), st.integers(1, 4))
+def test_visits_that_are_tried_again_come_first_group_by_group(
+    deadlines: list[int], sizes: list[int], most: int
+) -> None:
+    queue, groups, id = Queue(Edf()), list[list[int]](), 100
+    seen = queue.visits
+    for size in sizes:
+        groups.append(list(range(id, id + size)))
+        queue.push_again(0, [visit(each, deadline=3) for each in groups[-1]])
+        id += size
+    for number, deadline in enumerate(deadlines):
+        queue.push(0, visit(number, deadline=deadline))
+    for group in groups:
+        while group:
+            size = queue.group_size(most)
+            assert size == min(most, len(group))
+            assert [v.request.id for v in queue.take(size)] == group[:size]
+            del group[:size]
+    expected = sorted(range(len(deadlines)), key=lambda number: (deadlines[number], number))
+    assert [v.request.id for v in queue.visits] == expected
+    assert queue.visits is seen
+    assert (queue.sweep_ns == FOREVER_NS) is (not queue.visits)
+
+
 def test_fifo_keeps_the_order_of_arrival_whatever_the_deadlines() -> None:
     queue = Queue(Fifo())
     for id, deadline in enumerate((9, 3, 5)):

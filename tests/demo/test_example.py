@@ -12,7 +12,8 @@ from sloop.profile.examine import examine
 
 def test_the_files_are_an_application_and_a_scenario_with_a_model_that_runs(tmp_path: Path) -> None:
     model, application, scenario = write_example(tmp_path / "new")
-    signature, obstacle = examine(model)
+    known = examine(model)
+    signature, obstacle = known.signature, known.obstacle
     assert [port.name for port in signature.inputs] == ["restored"]
     assert not obstacle
     stage = load_application(application).stages[0]

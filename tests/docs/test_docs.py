@@ -74,6 +74,8 @@ def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
         save_profile(RESNET_T, tmp_path / f"{model}.profile.json")
     for system in re.findall(r"name: \./(\S+\.py)", text):
         write_shown_system(tmp_path / system)
+    for labels in re.findall(r"\./(\S+)\.txt", text):
+        (tmp_path / f"{labels}.txt").write_text("zero\none\n")
     for application in re.findall(r"\./(\S+)\.yaml", text):
         declared = f"name: {application}\nslo_ms: 200\nstages: [{{name: a, profile: ResNet-T}}]\n"
         (tmp_path / f"{application}.yaml").write_text(declared)

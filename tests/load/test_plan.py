@@ -218,4 +218,22 @@ def test_no_server() -> None:
 
 
 def test_names_are_quoted() -> None:
-    assert model_path(split_url("http://h/base/"), "a/b c") == "/base/v2/models/a%2Fb%20c"
+    url = split_url("http://h/base/")
+    assert model_path(url, "a/b c") == "/base/v2/models/a%2Fb%20c"
+    assert model_path(url, "a", "1/2") == "/base/v2/models/a/versions/1%2F2"
+
+
+def test_a_version_that_the_server_does_not_have_is_refused(stub: Any) -> None:
+    url = split_url(stub.url)
+    assert fetch_metadata(url, "m", timeout_s=5, version="7").versions == (), "this server names none"
+    stub.metadata = b'{"name": "m", "inputs": [], "versions": ["1", "2"]}'
+    assert fetch_metadata(url, "m", timeout_s=5, version="2").versions == ("1", "2")
+    with pytest.raises(InputError, match="no version '7' of 'm'\nhelp: it serves 1, 2"):
+        fetch_metadata(url, "m", timeout_s=5, version="7")
+
+
+@pytest.mark.parametrize("key", ["a\r\nx: y", "schlüssel"])
+def test_a_key_that_would_break_the_head_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match="characters that no header can have") as caught:
+        LoadPlan("http://h", "m", TRACE, 100.0, api_key=key)
+    assert key not in str(caught.value)

@@ -132,3 +132,12 @@ def test_a_sender_that_dies_is_explained(stub: Any, monkeypatch: pytest.MonkeyPa
         MachineError, match=r"the sending process ended with exit code 1: FileNotFoundError.*orders\.json"
     ):
         run_load(LoadPlan(stub.url, "m", TRACE, slo_ms=1.0))
+
+
+@pytest.mark.live
+def test_version_and_key_go_along_with_every_request(stub: Any) -> None:
+    plan = LoadPlan(stub.url, "m", TRACE, slo_ms=1_000.0, version="2", api_key="secret")
+    assert run_load(plan).ok > 0
+    assert all(head.startswith("POST /v2/models/m/versions/2/infer HTTP/1.1") for head in stub.heads)
+    assert all("\r\nx-api-key: secret\r\n" in head for head in stub.heads)
+    assert "secret" not in repr(plan)

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.errors import InputError
-from sloop.profile.examine import check_rows, examine, free_batch
-from sloop.profile.model import open_session, read_signature
+from sloop.errors import InputError, MachineError
+from sloop.profile.examine import examine, free_batch
+from sloop.profile.model import open_session, read_signature, row_shapes
+from sloop.profile.onnx_file import write_onnx
+from sloop.tensor import Port
 
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = pytest.importorskip("onnx.helper"), pytest.importorskip("onnx.numpy_helper")
@@ -24,7 +26,7 @@ def model(tmp_path: Path, nodes: list[Any], inputs: list[Any], output: Any, cons
 
 
 def obstacle(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> str:
-    return examine(path, shapes)[1]
+    return examine(path, shapes).obstacle
 
 
 X = ("x", FLOAT, ["n", 4])
@@ -34,15 +36,11 @@ X = ("x", FLOAT, ["n", 4])
 def test_rows_that_do_not_know_of_each_other_may_be_joined(tmp_path: Path, kind: int) -> None:
     node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
     assert obstacle(model(tmp_path, [node], [("x", kind, ["n", 4])], ("y", kind, ["n", 4]))) == ""
-    check_rows(tmp_path / "m.onnx")
 
 
 def test_rows_that_mix_may_not(tmp_path: Path) -> None:
     path = model(tmp_path, [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [X], ("y", FLOAT, ["n", 4]))
     assert obstacle(path) == "output 'y' of two rows at once differs from that of each row alone"
-    with pytest.raises(InputError, match=r"m\.onnx: .* cannot share a forward pass") as caught:
-        check_rows(path)
-    assert "--batches 1" in caught.value.help
 
 
 def test_an_output_of_any_length_may_not(tmp_path: Path) -> None:
@@ -196,3 +194,150 @@ def test_refuses_a_model_that_fixes_the_batch_by_other_means(tmp_path: Path) -> 
     path = _save(tmp_path / "m.onnx", nodes, [1, 3], [1, 5], {"w": np.ones((1, 2), dtype=np.float32)})
     with pytest.raises(InputError, match="its batch cannot be opened"):
         free_batch(path, tmp_path / "free.onnx")
+
+
+# Copies that are made by themselves
+
+
+def test_a_fixed_batch_is_opened_in_a_copy_beside_the_model(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["h"]), helper.make_node("Softmax", ["h"], ["y"], axis=1)]
+    path = _save(tmp_path / "m.onnx", nodes, [1, 4, 3], [1, 12], {"s": np.array([1, 12])})
+    before = path.read_bytes()
+    known = examine(path)
+    assert (known.obstacle, known.signature.inputs[0].shape, known.signature.outputs[0].shape) == (
+        "",
+        (-1, 4, 3),
+        (-1, 12),
+    )
+    (copy,) = set(tmp_path.iterdir()) - {path}
+    assert (known.file, path.read_bytes()) == (str(copy), before)
+    assert copy.name.startswith("m.onnx.open-")
+    assert known.notes == (
+        f"m.onnx: its batch is fixed to 1; {copy.name} is a copy with an open batch and the same results",
+    )
+    x = np.random.default_rng(1).random((2, 4, 3), np.float32)
+    together = open_session(copy, 1).run(None, {"x": x})[0]
+    alone = [open_session(path, 1).run(None, {"x": x[row : row + 1]})[0] for row in range(2)]
+    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-6)
+
+
+def test_the_copy_of_an_earlier_model_is_not_used(tmp_path: Path) -> None:
+    def saved(weight: float) -> Path:
+        node = helper.make_node("Mul", ["x", "w"], ["y"])
+        return _save(tmp_path / "m.onnx", [node], [1, 3], [1, 3], {"w": np.full(3, weight, np.float32)})
+
+    first = examine(saved(1)).file
+    made = Path(first).stat().st_mtime_ns
+    assert examine(saved(1)).file == first
+    assert Path(first).stat().st_mtime_ns == made, "it is made once"
+    second = examine(saved(2)).file
+    assert open_session(Path(second), 1).run(None, {"x": np.ones((2, 3), np.float32)})[0].tolist() == [[2] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "why"),
+    [
+        ([helper.make_node("Softmax", ["x"], ["y"], axis=0)], {}, "output 'y' of joined rows differs"),
+        (
+            [helper.make_node("Concat", ["w", "x"], ["y"], axis=1)],
+            {"w": np.ones((1, 2), np.float32)},
+            "its batch cannot",
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_opened_is_served_alone(
+    nodes: list[Any], constants: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = _save(tmp_path / "m.onnx", nodes, [1, 3], [1, 5 if constants else 3], constants)
+    known = examine(path)
+    assert (known.file, known.signature.fixed_batch) == (str(path), 1)
+    assert known.obstacle == "the first dimension of 'x' [1, 3] is not open"
+    (note,) = known.notes
+    assert note.startswith("m.onnx: its batch is fixed to 1, so each request runs alone: ")
+    assert why in note
+    assert list(tmp_path.iterdir()) == [path], "no copy is left"
+
+
+def test_a_copy_goes_elsewhere_if_the_models_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [1, 3], [1, 3], {})
+
+    def writes(model: Any, target: Path) -> None:  # root may write everywhere, so that a mode does not help
+        if target.parent == tmp_path:
+            raise MachineError("read-only")
+        write_onnx(model, target)
+
+    monkeypatch.setattr("sloop.profile.examine.write_onnx", writes)
+    known = examine(path, folder=tmp_path / "state")
+    assert Path(known.file).parent == tmp_path / "state"
+    assert known.signature.fixed_batch is None
+    alone = examine(path)
+    assert (alone.file, alone.signature.fixed_batch) == (str(path), 1)
+    assert "cannot be written" in alone.notes[0]
+
+
+def test_weights_in_another_file_are_found_by_the_copy(tmp_path: Path) -> None:
+    weights = np.arange(3000, dtype=np.float32)
+    path = _save(
+        tmp_path / "m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], [1, 3000], [1, 3000], {"w": weights}
+    )
+    onnx.save(onnx.load(str(path)), str(path), save_as_external_data=True, location="weights.bin")
+    assert path.stat().st_size < 1000 < (tmp_path / "weights.bin").stat().st_size
+    known = examine(path, folder=tmp_path / "elsewhere")
+    assert Path(known.file).parent == tmp_path
+    got = open_session(Path(known.file), 1).run(None, {"x": np.zeros((2, 3000), np.float32)})[0]
+    np.testing.assert_array_equal(got, np.tile(weights, (2, 1)))
+
+
+@pytest.mark.parametrize(("key", "classes"), [("classlabels_strings", ["cat", "dög"]), ("classlabels_int64s", [3, 7])])
+def test_a_zip_map_is_served_as_the_tensor_of_its_probabilities(key: str, classes: list[Any], tmp_path: Path) -> None:
+    """The graph of a classifier as skl2onnx writes it."""
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["probabilities"], axis=1),
+        helper.make_node("ZipMap", ["probabilities"], ["output_probability"], domain="ai.onnx.ml", **{key: classes}),
+    ]
+    keys = onnx.TensorProto.STRING if "strings" in key else INT64
+    value = helper.make_map_type_proto(keys, helper.make_tensor_type_proto(FLOAT, None))
+    output = helper.make_value_info("output_probability", helper.make_sequence_type_proto(value))
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", FLOAT, [None, 2])], [output])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    path = tmp_path / "classifier.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+    with pytest.raises(InputError, match=r"'output_probability' is of type seq\(map") as caught:
+        read_signature(path)
+    assert "options={'zipmap': False}" in caught.value.help
+
+    known = examine(path)
+    assert known.signature.outputs == (Port("output_probability", "FP32", (-1, 2)),)
+    assert known.labels == {"output_probability": tuple(map(str, classes))}
+    assert known.obstacle == ""
+    assert f"one column for each of the classes {classes[0]} and {classes[1]}" in known.notes[0]
+    x = np.random.default_rng(2).random((3, 2), np.float32)
+    maps = open_session(path, 1).run(None, {"x": x})[0]
+    columns = open_session(Path(known.file), 1).run(None, {"x": x})[0]
+    np.testing.assert_allclose(columns, [[each[label] for label in classes] for each in maps])
+
+
+# Open dimensions
+
+
+def test_open_dimensions_of_one_name_are_one_with_a_usual_size(tmp_path: Path) -> None:
+    kinds = [("ids", INT64), ("mask", INT64), ("pixels", FLOAT), ("other", FLOAT)]
+    shapes = [["b", "sequence"], ["b", "sequence"], ["b", 3, "height", None], ["n", "batch_size"]]
+    ports = [(name, kind, shape) for (name, kind), shape in zip(kinds, shapes, strict=True)]
+    nodes = [helper.make_node("Identity", ["ids"], ["y"])]
+    known = examine(model(tmp_path, nodes, ports, ("y", INT64, ["b", "sequence"])))
+    assert [(each.name, each.ports, each.proposal) for each in known.dimensions] == [
+        ("sequence", (("ids", 0), ("mask", 0)), 128),
+        ("height", (("pixels", 1),), 224),
+        ("pixels[3]", (("pixels", 2),), 224),
+        ("batch_size", (("other", 0),), 1),
+    ]
+    assert row_shapes(known.signature, known.dimensions, [9, 8, 7, 6]) == {
+        "ids": (9,),
+        "mask": (9,),
+        "pixels": (3, 8, 7),
+        "other": (6,),
+    }
+    assert examine(model(tmp_path, nodes, ports[:1], ("y", INT64, ["b", "s"])), {"ids": (4,)}).obstacle == ""

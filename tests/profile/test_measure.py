@@ -7,15 +7,37 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter_ns
 
 import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.fit import fit_all
-from sloop.profile.measure import SWEEP_BATCH_MAX, CellRuns, Timing, batch_sweep, by_affinity, default_cores, measure
+from sloop.profile.measure import (
+    SWEEP_BATCH_MAX,
+    CellRuns,
+    Timing,
+    batch_sweep,
+    by_affinity,
+    default_cores,
+    measure,
+    measure_briefly,
+    measure_on,
+)
 from sloop.profile.profile import Pass, Sample, load_profile, sample_of, save_profile
-from sloop.profile.timed_process import RUN, STOP, BatchReady, LoadReport, TimingOrder, receive_into, run_all
+from sloop.profile.service_load import ServiceLoad
+from sloop.profile.timed_process import (
+    DONE,
+    LAST,
+    RUN,
+    STOP,
+    BatchReady,
+    LoadReport,
+    TimingOrder,
+    receive_into,
+    run_all,
+)
 
 onnx = pytest.importorskip("onnx")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -167,7 +189,8 @@ def test_the_measured_process_answers_what_it_is_given(model: Path) -> None:
         x = np.arange(32, dtype=np.float32).reshape(2, 16)
         ours.sendall(RUN + x[:1].tobytes() + STOP + RUN + x.tobytes() + STOP)
         first, second, end = run_all(TimingOrder(str(model), 1, 1.0, (1, 2), {"x": (16,)}), theirs)
-        assert (first, second) == (BatchReady(1, (16 * 4,), 8 * 4), BatchReady(2, (2 * 16 * 4,), 2 * 8 * 4))
+        ready = [BatchReady(rows, (rows * 16 * 4,), rows * 8 * 4 + len(DONE)) for rows in (1, 2)]
+        assert [first, second] == ready
         assert isinstance(end, LoadReport)
         assert (end.cores, end.weights_ms > 0, end.first_batch_ms > 0) == (1.0, True, True)
         sums = []
@@ -176,6 +199,7 @@ def test_the_measured_process_answers_what_it_is_given(model: Path) -> None:
             for array in (made, answers):
                 receive_into(ours, array.reshape(-1).view(np.uint8).data)
             assert made.any()
+            assert ours.recv(1) == DONE
             sums += answers[:, 0].tolist()
         assert sums == [x[0].sum(), x[0].sum(), x[1].sum()]  # the weights are ones
 
@@ -192,9 +216,111 @@ def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
     with ours, theirs:
         thread = threading.Thread(target=answer)
         thread.start()
-        assert len(Timing(ours, None, None, budget_ns=0, runs_min=20).runs([memoryview(b"data")], 5)) == 20
+        timing = Timing(ours, None, None, budget_ns=0, runs_min=20)
+        assert len(timing.runs([memoryview(b"data")], 5)) == 20
+        timing.end(STOP)
         thread.join()
     assert runs == [b"data"] * 21  # one to warm up
+
+
+class SilentLoad(ServiceLoad):
+    """No traffic beside the runs; keeps the pauses between them."""
+
+    def __init__(self) -> None:
+        self.pauses_ns: list[int] = []
+
+    def set_rate(self, rate_rps: float, body_bytes: int) -> float:
+        return rate_rps
+
+    def wait_for(self, sock: socket.socket, timeout_s: float) -> None:
+        pass
+
+    def serve_until(self, end_ns: int) -> None:
+        self.pauses_ns.append(end_ns - perf_counter_ns())
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("cores", "pauses"), [(1.0, True), (0.25, False), (1.75, False)])
+def test_a_process_with_a_fraction_of_a_core_gets_no_pauses(cores: float, pauses: bool, model: Path) -> None:
+    order, load = TimingOrder(str(model), 1, cores, (1,), {"x": (16,)}), SilentLoad()
+
+    found = list(measure_on(order, 0.0, lambda _pid, _cores: contextlib.nullcontext(), load=load))
+
+    assert len(load.pauses_ns) == len(found[0].runs_ns)  # type: ignore[union-attr]  # the first are the runs
+    assert any(pause > 0 for pause in load.pauses_ns) is pauses
+
+
+def test_the_measured_process_can_be_told_to_leave_out_larger_batches(model: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(LAST)
+        order = TimingOrder(str(model), 1, 1.0, (1, 2, 4), {"x": (16,)})
+        first, end = run_all(order, theirs)
+        assert isinstance(first, BatchReady)
+        assert isinstance(end, LoadReport)
+
+
+@pytest.mark.live
+def test_a_short_measurement_has_few_cells_and_says_so(model: Path) -> None:
+    shares: list[float] = []
+    profile = measure_briefly(
+        model, shapes={"x": (16,)}, seconds=60, progress=lambda share, sample: shares.append(share)
+    )
+    measured = {(sample.batch, sample.cores) for sample in profile.samples}
+    assert {(1, 1.0), (1, float(CORES))} <= measured
+    assert profile.max_batch > 1
+    assert shares == sorted(shares)
+    assert profile.source.startswith(f"a short measurement: {len(profile.samples)} cells in ")
+    assert (profile.origin, len(profile.passes), profile.load_s > 0) == ("measured", 1, True)
+    assert profile.shapes == {"x": (16,)}, "what it was measured with is remembered"
+
+
+@pytest.mark.live
+def test_text_and_empty_outputs_are_measured(tmp_path: Path) -> None:
+    """They have no bytes that show that a run has ended."""
+    shapes = {"text": (onnx.TensorProto.STRING, ["n", 1]), "x": (onnx.TensorProto.FLOAT, ["n", 20_000])}
+    ports = [onnx.helper.make_tensor_value_info(name, *given) for name, given in shapes.items()]
+    outputs = [
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, ["n", 1]),
+        onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["n", 0]),
+    ]
+    ends = [onnx.numpy_helper.from_array(np.array([value]), name) for name, value in (("one", 1), ("none", 0))]
+    nodes = [
+        onnx.helper.make_node("Identity", ["text"], ["y"]),
+        onnx.helper.make_node("Slice", ["x", "none", "none", "one"], ["z"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", ports, outputs, ends)
+    opset = onnx.helper.make_opsetid("", 13)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), str(tmp_path / "m.onnx"))
+    profile = measure(tmp_path / "m.onnx", batches=(1, 4), cores=(1,), seconds=0.01, passes=1, alone=True)
+    assert [sample.batch for sample in profile.samples] == [1, 4]
+
+
+@pytest.mark.live
+def test_a_short_measurement_of_a_slow_model_is_one_cell(tmp_path: Path) -> None:
+    """It begins no cell that would end too late; one row is measured in any case."""
+    stage = tmp_path / "slow.py"
+    ports = "inputs = outputs = {'x': ('FP32', (-1, 2))}"
+    run = "def run(self, x):\n        import time\n        time.sleep(0.2)\n        return x"
+    stage.write_text(f"class Model:\n    {ports}\n    def __init__(self, threads): pass\n    {run}\n")
+    profile = measure_briefly(stage, seconds=0.5)
+    assert [(sample.batch, sample.cores, sample.n) for sample in profile.samples] == [(1, float(CORES), 3)]
+    profile = measure_briefly(stage, batches=(1,), seconds=60)
+    assert {sample.batch for sample in profile.samples} == {1}
+    assert {sample.cores for sample in profile.samples} == {1.0, float(CORES)}
+
+
+@pytest.mark.live
+def test_a_pass_that_takes_too_long_is_reported(tmp_path: Path) -> None:
+    stage = tmp_path / "stuck.py"
+    ports = "inputs = outputs = {'x': ('FP32', (-1, 2))}"
+    run = "def run(self, x):\n        import time\n        time.sleep(60)"
+    stage.write_text(f"class Model:\n    {ports}\n    def __init__(self, threads): pass\n    {run}\n")
+    order = TimingOrder(str(stage), 1, 1.0, (1,), {})
+    with pytest.raises(
+        MachineError, match=r"stuck\.py: loading it, or one pass, has taken more than 1\.5 s on 1 cores"
+    ):
+        list(measure_on(order, 0.01, by_affinity, silence_s=1.5))
 
 
 def test_a_process_that_hangs_up_is_noticed() -> None:

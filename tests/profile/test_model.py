@@ -1,6 +1,6 @@
 """Model files: what they say of themselves, and how unusable ones are refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import check_rows, examine, examine_here
+from sloop.profile.examine import examine, examine_here
 from sloop.profile.measure import measure
 from sloop.profile.model import (
     PythonSession,
@@ -20,8 +20,8 @@ from sloop.profile.model import (
     synthesise,
     zeros,
 )
-from sloop.tensor import Port, Signature
-from sloop.user_code import module_in
+from sloop.tensor import Port, Signature, array_of, bfloats_of, elements_of, floats_of, join_strings
+from sloop.user_code import WrongOutputsError
 
 onnx = pytest.importorskip("onnx")
 Save = Callable[..., Path]
@@ -63,8 +63,8 @@ def test_refuses_files_it_cannot_serve(save: Save, tmp_path: Path) -> None:
         read_signature(tmp_path / "cut.onnx")
     with pytest.raises(InputError, match="an operator that ONNX Runtime"):
         read_signature(save(operator="Teleport"))
-    with pytest.raises(InputError, match=r"tensor\(bfloat16\)"):
-        read_signature(save(operator="Identity", kind=onnx.TensorProto.BFLOAT16))
+    with pytest.raises(InputError, match=r"tensor\(complex64\)"):
+        read_signature(save(operator="Identity", kind=onnx.TensorProto.COMPLEX64))
     (tmp_path / "empty.onnx").write_bytes(b"")
     with pytest.raises(InputError, match=r"empty\.onnx"):
         read_signature(tmp_path / "empty.onnx")
@@ -103,7 +103,7 @@ def test_synthesises_inputs_that_run(save: Save) -> None:
     made = synthesise(SIGNATURE, {"x": (2, 3, 4), "m": (2,), "k": ()})
     assert made["x"].dtype == np.float32
     assert made["m"].dtype == np.int64
-    assert made["k"].item() == "a"
+    assert made["k"].item() == b"a"
     assert set(made["m"].tolist()) <= {0, 1}
     path = save()
     session = open_session(path, 1)
@@ -126,13 +126,6 @@ class Model:
     def run(self, x, by):
         return {"n": by + self.threads, "y": x * by[:, None].astype(np.float32)}
 """
-
-
-@pytest.fixture(autouse=True)
-def every_file_is_new() -> Iterator[None]:
-    module_in.cache_clear()
-    yield
-    module_in.cache_clear()
 
 
 def write(folder: Path, text: str) -> Path:
@@ -168,23 +161,116 @@ def test_says_what_it_takes_and_gives_and_runs(tmp_path: Path) -> None:
     assert session.run(feed)[0].shape == (1, 2)
 
 
+TOKENS = """
+import numpy as np
+
+class Model:
+    inputs = {"text": ("BYTES", (-1,))}
+    outputs = {"words": ("BYTES", (-1, 2)), "length": ("INT64", (-1,))}
+
+    def __init__(self, threads): pass
+    def run(self, text):
+        words = [each.decode().partition(" ")[::2] for each in text]
+        return np.array(words, dtype=object).reshape(-1, 2), np.array([len(each) for each in text])
+"""
+
+
+def test_text_goes_into_python_models_as_bytes_and_comes_out_as_either(tmp_path: Path) -> None:
+    path = write(tmp_path, TOKENS)
+    session = open_model(path, 1)
+    words, length = session.run({"text": array_of("BYTES", (2,), join_strings(["a bé", b"c"]))})
+    assert (words.tolist(), length.tolist()) == ([["a", "bé"], ["c", ""]], [5, 1])
+    assert elements_of(words) == join_strings(["a", "bé", "c", ""])
+    assert examine(path).obstacle == ""
+    assert zeros(session.signature) is None
+
+
+@pytest.mark.parametrize("made", ["['a', 'b']", "[b'a', b'b']", "['a', b'b'], dtype=object"])
+def test_text_may_be_of_any_type_of_strings(made: str, tmp_path: Path) -> None:
+    text = one(body=f"import numpy as np; return np.array({made})").replace('"y": ("FP32"', '"y": ("BYTES"')
+    (found,) = open_model(write(tmp_path, text), 1).run({"x": np.zeros(2, np.float32)})
+    assert elements_of(found) == join_strings(["a", "b"])
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    text = one(body="import numpy as np; return np.array(['a', 1], dtype=object)")
+    session = open_model(write(tmp_path, text.replace('"y": ("FP32"', '"y": ("BYTES"')), 1)
+    with pytest.raises(WrongOutputsError, match=r"'y' as object of int\[2\], declared as BYTES\[-1\]"):
+        session.run({"x": np.zeros(2, np.float32)})
+
+
+def test_text_goes_through_onnx_models(save: Save) -> None:
+    session = open_model(save(operator="Identity", kind=onnx.TensorProto.STRING, shape=("n", 1)), 1)
+    (found,) = session.run({"x": array_of("BYTES", (2, 1), join_strings(["zwölf", ""]))})
+    assert elements_of(found) == join_strings(["zwölf", ""])
+    with pytest.raises(ValueError, match="input 'x' is not UTF-8 text"):
+        session.run({"x": array_of("BYTES", (1, 1), join_strings([b"\xff"]))})
+
+
+def doubling_bfloats(path: Path, *, returns: bool = True, text: bool = False) -> Path:
+    """An ONNX model with BF16 inputs and outputs, which computes in FP32, and perhaps a text that it passes on."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=kinds.FLOAT),
+        helper.make_node("Add", ["wide", "wide"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["y"], to=kinds.BFLOAT16),
+        helper.make_node("Identity", ["t"], ["u"]),
+    ][: None if text else 3]
+    tensors = [
+        [helper.make_tensor_value_info(name, kind, ["n", 2]) for name, kind in names]
+        for names in (
+            [("x", kinds.BFLOAT16), ("t", kinds.STRING)][: 1 + text],
+            [("y", kinds.BFLOAT16)][:returns] + [("sum", kinds.FLOAT), ("u", kinds.STRING)][: 1 + text],
+        )
+    ]
+    graph = helper.make_graph(nodes, "g", *tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_bfloats_are_16_bits_for_onnx_models(tmp_path: Path) -> None:
+    path = doubling_bfloats(tmp_path / "model.onnx")
+    session = open_model(path, 1)
+    assert [port.datatype for port in session.signature.outputs] == ["BF16", "FP32"]
+    given = bfloats_of(np.array([[1, -2.5], [0, np.inf]], np.float32))
+    y, wide = session.run({"x": given})
+    assert (floats_of(y).tolist(), wide.tolist()) == ([[2, -5], [0, np.inf]], [[2, -5], [0, np.inf]])
+    empty, _ = session.run({"x": given[:0]})
+    assert (empty.shape, str(empty.dtype)) == ((0, 2), "uint16")
+    assert examine(path).obstacle == ""
+
+
+def test_bfloats_and_text_go_in_together_but_not_out(tmp_path: Path) -> None:
+    session = open_model(doubling_bfloats(tmp_path / "in.onnx", returns=False, text=True), 1)
+    given = bfloats_of(np.array([[1, -2.5]], np.float32))
+    wide, text = session.run({"x": given, "t": np.full((1, 2), b"a", dtype=object)})
+    assert (wide.tolist(), text.tolist()) == ([[2, -5]], [["a", "a"]])
+    with pytest.raises(InputError, match="text as an input and BF16 as an output"):
+        open_model(doubling_bfloats(tmp_path / "out.onnx", text=True), 1)
+
+
+def test_bfloats_are_16_bits_for_python_models(tmp_path: Path) -> None:
+    text = one('{"x": ("BF16", (-1,))}').replace('"y": ("FP32"', '"y": ("BF16"')
+    path = write(tmp_path, text)
+    given = np.array([0x3F80], np.uint16)
+    assert open_model(path, 1).run({"x": given})[0].tolist() == [0x3F80]
+    assert examine(path).obstacle == ""
+
+
 def test_is_looked_at_in_another_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    signature, obstacle = examine(write(tmp_path, GOOD))
-    assert ([port.name for port in signature.inputs], obstacle) == (["x", "by"], "")
+    known = examine(write(tmp_path, GOOD))
+    assert ([port.name for port in known.signature.inputs], known.obstacle) == (["x", "by"], "")
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "a library says hello\n")
-    check_rows(tmp_path / "stage.py")
 
 
 def test_models_that_mix_rows_are_detected_unless_declared(tmp_path: Path) -> None:
     mixing = one(body="return x - x.mean()")
-    assert "'y' of two rows" in examine_here(write(tmp_path, mixing), {})[1]
-    module_in.cache_clear()
+    assert "'y' of two rows" in examine_here(write(tmp_path, mixing), {}).obstacle
     known = one(body="return x - x.mean()", more="joins_rows = True")
-    assert examine_here(write(tmp_path, known), {})[1] == ""
-    module_in.cache_clear()
+    assert examine_here(write(tmp_path, known), {}).obstacle == ""
     apart = one(more="joins_rows = False")
-    assert "cannot be joined" in examine_here(write(tmp_path, apart), {})[1]
+    assert "cannot be joined" in examine_here(write(tmp_path, apart), {}).obstacle
 
 
 def test_its_neighbours_can_be_imported_and_its_name_may_be_a_librarys(tmp_path: Path) -> None:
@@ -193,7 +279,7 @@ def test_its_neighbours_can_be_imported_and_its_name_may_be_a_librarys(tmp_path:
     path.write_text(
         "import numpy\nfrom beside_the_stage import FACTOR\n" + one(body="return x * numpy.float32(FACTOR)")
     )
-    assert examine(path)[1] == ""
+    assert examine(path).obstacle == ""
 
 
 def test_an_example_stands_in_for_shapes_and_must_run(tmp_path: Path) -> None:
@@ -203,18 +289,26 @@ def test_an_example_stands_in_for_shapes_and_must_run(tmp_path: Path) -> None:
     session = PythonSession(path, 1)
     assert feed_for(session, 1, {}, where="")["x"].shape == (1, 4, 5, 3)
     assert feed_for(session, 1, {"x": (2, 2, 3)}, where="")["x"].shape == (1, 2, 2, 3)
-    assert examine(path)[1] == "the first dimension of 'x' [1, -1, -1, 3] is not open"
+    assert examine(path).obstacle == "the first dimension of 'x' [1, -1, -1, 3] is not open"
     with pytest.raises(InputError, match="'example' of 2 rows returns 1 rows of input 'x'"):
         session.example(2)
-    with pytest.raises(InputError, match=r"fails on its own example: ValueError: 'run' returns 'y' as uint64\[1\]"):
+    with pytest.raises(InputError, match=r"fails on its own example: 'run' returns 'y' as uint64\[1\]"):
         examine(write(tmp_path, one(inputs, "return x.sum(axis=(1, 2, 3))", example)))
 
 
 def test_the_one_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "applications.md").read_text(encoding="utf-8")
     path = write(tmp_path, text.partition("```python\n")[2].partition("```")[0])
-    assert examine_here(path, {})[1] == ""
+    assert examine_here(path, {}).obstacle == ""
     assert PythonSession(path, 1).run({"image": np.full((2, 4, 5, 3), 255, np.uint8)})[0].min() == 1
+
+
+def test_the_tokenizer_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "triton-and-kserve.md").read_text(encoding="utf-8")
+    path = write(tmp_path, text.partition("```python\n")[2].partition("```")[0])
+    assert examine_here(path, {}).obstacle == ""
+    (tokens,) = PythonSession(path, 1).run({"text": array_of("BYTES", (2,), join_strings(["the a x", ""]))})
+    assert tokens[:, :4].tolist() == [[1, 2, 0, 0], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +325,7 @@ def test_the_one_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
         (one('{"x": ("FP32", (-2,))}'), "not a datatype and a shape"),
         (one('{"x": ("FP32", (True,))}'), "not a datatype and a shape"),
         (one('{"x": ("FP31", (-1,))}'), "'x' is of type FP31, which cannot be served"),
-        (one('{"x": ("BYTES", (-1,))}'), "send text as UINT8"),
+        (one('{"x": ("STRING", (-1,))}'), "use one of BOOL, .*, BF16, BYTES"),
         (one(more="joins_rows = 'yes'"), "'joins_rows' is 'yes'"),
         (one('{"x": ("FP32", (1,))}', more="joins_rows = True"), "the first dimension of 'x' is not open"),
         (one().replace("def run", "def walk"), "no method 'run'"),
@@ -240,7 +334,10 @@ def test_the_one_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
             r"cannot be made: OSError: no weights",
         ),
         (one().replace("threads): pass", "): pass"), r"cannot be made: TypeError"),
-        (one(more="def example(self, rows): return 5"), r"stage\.py: its 'example' fails: TypeError: .* as int"),
+        (
+            one(more="def example(self, rows): return 5"),
+            r"stage\.py: its 'example' fails: 'example' returns 'x' as int",
+        ),
     ],
 )
 def test_invalid_python_models_are_refused_with_the_reason(text: str, what: str, tmp_path: Path) -> None:
@@ -271,12 +368,36 @@ def test_a_file_that_kills_the_process_is_reported(tmp_path: Path) -> None:
         ("return [1.0]", "'run' returns 'y' as float, not as a NumPy array"),
         ("return x.astype('f8')", r"'run' returns 'y' as float64\[2\], declared as FP32\[-1\]"),
         ("return x[:, None]", r"'run' returns 'y' as float32\[2, 1\]"),
+        ("pass", "'run' returns 'y' as NoneType, not as a NumPy array"),
+        ("return x[:1]", "'run' returns 1 row of 'y' for 2 rows of input"),
     ],
 )
 def test_outputs_that_were_not_declared_are_an_error(body: str, what: str, tmp_path: Path) -> None:
-    session = PythonSession(write(tmp_path, one(body=body)), 1)
-    with pytest.raises((TypeError, ValueError), match=what):
+    session = PythonSession(write(tmp_path, one(body=body, more="joins_rows = True")), 1)
+    with pytest.raises(WrongOutputsError, match=what):
         session.run({"x": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("x / ones(3)", r"stage\.py:9: it fails on its own example: NameError: name 'ones' is not defined"),
+        ("import sys; sys.exit(3)", r"stage\.py:9: it fails on its own example: SystemExit: 3"),
+    ],
+)
+def test_a_run_that_raises_names_its_line(line: str, what: str, tmp_path: Path) -> None:
+    example = "def example(self, rows): import numpy; return numpy.zeros(rows, 'f4')"
+    path = write(tmp_path, one(body=line, more=example))
+    with pytest.raises(InputError, match=what):
+        examine(path)
+
+
+@pytest.mark.live
+def test_a_run_that_raises_while_it_is_measured_names_its_line(tmp_path: Path) -> None:
+    counts = "self.n = getattr(self, 'n', 0) + 1\n        assert self.n < 3, 'worn out'\n        return"
+    path = write(tmp_path, GOOD.replace("return", counts, 1))
+    with pytest.raises(MachineError, match=r"AssertionError: worn out \(stage\.py:\d+\)"):
+        measure(path, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)
 
 
 @pytest.mark.live
@@ -294,5 +415,5 @@ def test_is_measured_as_it_will_run(tmp_path: Path) -> None:
             alone=True,
         )
     failing = GOOD.replace("return", "raise ValueError('not today')\n        return")
-    with pytest.raises(InputError, match="a batch of 1 fails: not today"):
+    with pytest.raises(InputError, match=r"stage\.py:14: a batch of 1 fails: ValueError: not today"):
         measure(write(tmp_path, failing), batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)

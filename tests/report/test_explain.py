@@ -166,7 +166,7 @@ def test_plans_and_shortages_while_it_waited() -> None:
         (ms(3), StartReplica(ReplicaId(0), spec)),
         (ms(9), ReplicaReady(ReplicaId(0))),
         started(9, 0, 0, 1, stage="a"),
-        (ms(19), BatchFailed(BatchId(0), ReplicaId(0), "nan")),
+        (ms(19), BatchFailed(BatchId(0), ReplicaId(0), "nan", "ValueError: nan (a.py:3)")),
         ended(19, 1, Outcome.FAILED, "nan"),
     ]
     story = explain_request(rows, 1, Graph([GraphStage("a")]))
@@ -178,10 +178,30 @@ def test_plans_and_shortages_while_it_waited() -> None:
         "while it waited, the cluster fell short of the plan",
         "while it waited, replica 0 became ready",
         "started alone, in batch no. 0 at a on replica 0 (v on 1 core) after 9.0 ms in the queue",
-        "the model raised on the batch",
+        "the batch failed",
         "failed",
     ]
+    assert story.steps[-2].why == "ValueError: nan (a.py:3)"
     assert (story.wait_ms, story.service_ms) == (9, 10)
+
+
+def test_tries_of_a_request_that_shared_a_failed_batch() -> None:
+    rows: Rows = [
+        STORY[1],
+        (ms(10), Request(RequestId(1), ms(10), ms(10), ms(210))),
+        (ms(10), Request(RequestId(2), ms(10), ms(10), ms(210))),
+        started(10, 0, 0, 1, 2),
+        (ms(15), BatchFailed(BatchId(0), ReplicaId(0), "the model raised ValueError")),
+        started(15, 1, 0, 1),
+        (ms(20), Finished(BatchId(1), ReplicaId(0), ms(5))),
+        ended(20, 1, Outcome.SERVED),
+    ]
+    story = explain_request(rows, 1, GRAPH)
+    assert [step.what for step in story.steps][-4:-2] == [
+        "the batch failed: each half of its requests is tried again, in a batch of its own",
+        "started alone, in batch no. 1 at classify on replica 0 (small on 2 cores) after 0.0 ms in the queue",
+    ]
+    assert (story.service_ms, story.total_ms) == (10, 10)
 
 
 def test_time_in_the_gateway_is_time() -> None:

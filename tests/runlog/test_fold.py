@@ -372,7 +372,8 @@ def test_random_worlds_leave_nothing_behind(seed: int) -> None:
         if isinstance(record, StartBatch):
             started_visits[record.stage] += len(record.requests)
     assert {name: len(stage.waits_ns) for name, stage in state.stages.items() if stage.waits_ns} == started_visits
-    assert (state.open, state.waiting, state.batches()) == ({}, 0, [])
+    assert (state.open, state.waiting) == ({}, 0)
+    assert world.faults.touches_batches or not state.batches(), "stalled batches outlive their requests"
     gone = sum(isinstance(record, End) and record.why == "the client went away" for _, record in log)
     kinds = ("dropped", "rejected", "failed")
     at_stages = {kind: sum(getattr(stage, kind) for stage in state.stages.values()) for kind in kinds}

@@ -255,7 +255,7 @@ def test_memory_log_and_tee() -> None:
         (b"name: demo\n", "not an event log"),
         (b"[1, 2]\n", "not an event log"),
         (b"\xff\xfe\n", "not an event log"),
-        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads version 3"),
+        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads versions 3 and 4"),
         (b'{"sloop_log": "x"}\n', "format version 'x'"),
         (b'{"sloop_log": 3, "origin": "sim"}\n', "header is damaged"),
     ],
@@ -275,11 +275,11 @@ def test_a_log_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path, ve
     header = {"sloop_log": version, "origin": "sim", "application": {}, "system": "static"}
     path.write_bytes(json.dumps(header).encode() + b'\n[0,{"type":"woke"}]\n')
     with pytest.raises(
-        InputError, match=f"event log of format version {version}; this sloop reads version 3"
+        InputError, match=f"event log of format version {version}; this sloop reads versions 3 and 4"
     ) as caught:
         runlog.read_log(path)
     assert "record the run again" in caught.value.help
-    path.write_bytes(b'{"sloop_log":4}\n')
+    path.write_bytes(b'{"sloop_log":5}\n')
     with pytest.raises(InputError) as caught:
         runlog.read_log(path)
     assert "upgrade sloop" in caught.value.help

@@ -4,34 +4,45 @@ The wire hands over a body and takes an answer; the backend echoes at the next t
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from sloop.app.load import load_application
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
+from sloop.serve.blocks import write_block
 from sloop.serve.dataflow import wire
+from sloop.serve.deploy import offer_of
 from sloop.serve.driver import Driver, ServedVersion
-from sloop.serve.gateway.http import BodyMemory, HttpServer
-from sloop.serve.gateway.inputs import InputValidator
-from sloop.serve.gateway.insight import Insight
-from sloop.serve.gateway.metrics import Metrics
-from sloop.serve.gateway.rest import Rest
-from sloop.serve.gateway.service import InferenceService, Model
+from sloop.serve.edge.bodies import BodyMemory
+from sloop.serve.edge.http import HttpConnection, HttpServer
+from sloop.serve.edge.inputs import InputValidator
+from sloop.serve.edge.rest import Rest
+from sloop.serve.edges import EdgePort, edge_within
+from sloop.serve.insight import Insight
+from sloop.serve.journal import Journal
+from sloop.serve.messages import FromEdge, Run, Submit, ToEdge
+from sloop.serve.metrics import Metrics
 from sloop.serve.planner import PlannerProcess
 from sloop.serve.protocols import BackendListener
-from sloop.serve.server import Journal
-from sloop.serve.transport import pack_batch, pack_table, unpack_outputs
+from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 from tests.serve.graphs import graph_of
+from tests.serve.rig import EDGE
 
 WIDTH, ANSWER = 16, 8
+CONNECTIONS = 64
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":[%s]}]}' % b",".join([b"0.5"] * WIDTH)
 MODEL = Signature((Port("x", "FP32", (-1, WIDTH)),), (Port("y", "FP32", (-1, ANSWER)),))
+OUTPUT = write_block([Tensor("FP32", (1, ANSWER), bytes(4 * ANSWER))], None)
 APPLICATION = {
     "name": "path",
     "slo_ms": 1000,
@@ -55,26 +66,30 @@ APPLICATION = {
 }
 
 
-class Scope:
-    """A request's head, as the HTTP server shows it."""
+HEAD = (
+    "POST /v2/models/path/infer HTTP/1.1\r\nhost: localhost\r\nuser-agent: test\r\naccept: */*\r\n"
+    "content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+)
+REQUEST = (HEAD % len(BODY)).encode() + BODY
 
-    method, path, query_string, http_version = "POST", "/v2/models/path/infer", "", "1.1"
-    headers = {"content-length": str(len(BODY)), "content-type": "application/json"}  # noqa: RUF012  # never changed
 
-
-class Wire:
-    """Hands over the body and keeps the answers' status codes."""
+class Wire(asyncio.Transport):
+    """Takes answers at once, and keeps their status codes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.statuses: list[int] = []
 
-    async def __call__(self) -> bytes:
-        return BODY
+    def write(self, data: Any) -> None:
+        self.statuses.append(int(bytes(data[9:12])))
 
-    async def client_disconnect(self) -> None: ...
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
 
-    def response_bytes(self, status: int, headers: object, body: bytes) -> None:
-        self.statuses.append(status)
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def is_reading(self) -> bool:
+        return True
 
 
 class Echo:
@@ -93,8 +108,8 @@ class Echo:
 
     def resize(self, replica: ReplicaId, cores: float) -> None: ...
 
-    def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
-        asyncio.get_running_loop().call_soon(self._finish, batch, replica, requests)
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        asyncio.get_running_loop().call_soon(self._finish, batch, replica, order)
 
     def acquire(self, node: str) -> None: ...
 
@@ -108,17 +123,14 @@ class Echo:
         assert self._reporter is not None
         asyncio.get_running_loop().call_soon(self._reporter.on_event, event)
 
-    def _finish(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
+    def _finish(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         assert self._reporter is not None
-        packed, count = pack_batch(requests, batchable=True), len(requests)
-        outputs = unpack_outputs(
-            packed, pack_table([[("FP32", (count, ANSWER))]]), memoryview(bytes(4 * ANSWER * count))
-        )
-        self._reporter.on_finished(Finished(batch, replica, 1), outputs)
+        self._reporter.on_finished(Finished(batch, replica, 1), [OUTPUT] * order.visits, {})
 
 
-class Way:
-    """The path, ready to be walked. Make it inside a running event loop."""
+class Deciding:
+    """The deciding process alone: what edges send comes as recorded frames, what they are told is encoded and counted.
+    Make it inside a running event loop."""
 
     def __init__(self, folder: Path) -> None:
         application = load_application(APPLICATION)
@@ -126,23 +138,42 @@ class Way:
         wiring = wire(graph_of({"only": ()}), {("only", "v"): MODEL}, rows_max=64)
         served = ServedVersion("path", "path", "1", application.slo_ns, wiring)
         self.core, self.validator = setup.core(), InputValidator(wiring.signature)
-        bodies = BodyMemory(1 << 20)
-        self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""), bytes_max=1 << 30)
-        metrics = Metrics(setup.parts(), bodies, nodes=application.cluster, build=build)
+        self._journal = journal = Journal(folder, header_of(setup, origin="live", date=""))
+        metrics = Metrics(setup.parts(), nodes=application.cluster, build=build)
         self.recorders: Sequence[Recorder] = (metrics.state, journal)
         planner = PlannerProcess(asyncio.get_running_loop())
         self.driver = Driver(self.core, Echo(), [served], planner=planner, recorders=self.recorders)
         insight = Insight(self.core, metrics, deployment="path", system=setup.system, clock=lambda: self.driver.now_ns)
-        service = InferenceService(self.driver, insight, bodies)
-        service.add(Model("path", application.slo_ns, self.validator, application.limits))
-        self.wire = Wire()
-        self._listener = self._listening(Rest(service).answer, bodies)
-        self._at_once = self._listening(lambda exchange: exchange.reply(200, b"{}"), bodies)
+        self.insight, self.offer = insight, offer_of(application, [served], ["1"])
+        self._port = EdgePort(self.driver, insight, Arenas(), self._tell)
+        self._told: list[Struct] = []
+        self._ends = 0
+        self._decode = msgspec.msgpack.Decoder(list[FromEdge]).decode
+        self._encode = msgspec.msgpack.Encoder().encode
 
-    def _listening(self, answer: Any, bodies: BodyMemory) -> HttpServer:
-        listener = HttpServer(answer, bodies=bodies, requests_max=1 << 10)
-        listener._loop = asyncio.get_running_loop()
-        return listener
+    def _tell(self, record: ToEdge) -> None:
+        if not self._told:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._told.append(record)
+
+    def _flush(self) -> None:
+        told, self._told = self._told, []
+        assert self._encode(told)
+        self._ends += len(told)
+
+    def recorded(self, count: int, first: int = 0) -> bytes:
+        """The frame of so many small requests."""
+        block = write_block([Tensor("FP32", (1, WIDTH), bytes(4 * WIDTH))], None)
+        began_ns = time.monotonic_ns()
+        return self._encode([Submit(first + number, "path", block, began_ns) for number in range(count)])
+
+    async def decide(self, frame: bytes, count: int) -> None:
+        """Do what `count` requests of a frame want, to their ends."""
+        wanted = self._ends + count
+        for record in self._decode(frame):
+            self._port.on_record(record)
+        while self._ends < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
     async def warm_up(self) -> None:
         """The first plan is made and its replica ready."""
@@ -155,10 +186,33 @@ class Way:
         await self.driver.close()
         self._journal.close()
 
+
+class Way(Deciding):
+    """The whole path, ready to be walked: an edge in the deciding process before it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        port, edge = edge_within(self.driver, self.insight, Arenas(), EDGE)
+        port.tell(self.offer)
+        service = edge.service
+        self.wire = Wire()
+        self._connections = self._connected(Rest(service).answer, service.bodies)
+        self._at_once = self._connected(lambda exchange: exchange.reply(200, b"{}"), service.bodies)
+
+    def _connected(self, answer: Any, bodies: BodyMemory) -> list[HttpConnection]:
+        """Connections of a server without a socket."""
+        server = HttpServer(answer, bodies=bodies, requests_max=1 << 10)
+        server.intake.start(asyncio.get_running_loop())
+        server.intake.turn_ns = 10**12  # a slow machine takes the same way
+        connections = [HttpConnection(server) for _ in range(CONNECTIONS)]
+        for each in connections:
+            each.connection_made(self.wire)
+        return connections
+
     async def walk(self, count: int, *, at_once: bool = False) -> None:
         """So many requests at one time, to their answers; `at_once` from the door, without a look at what they want."""
-        listener, wire = self._at_once if at_once else self._listener, self.wire
-        loop = asyncio.get_running_loop()
-        walks = [loop.create_task(listener.__rsgi__(Scope(), wire)) for _ in range(count)]  # type: ignore[arg-type]
-        for each in walks:
-            await each
+        wanted = len(self.wire.statuses) + count
+        for connection in (self._at_once if at_once else self._connections)[:count]:
+            connection.data_received(REQUEST)
+        while len(self.wire.statuses) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0)

@@ -1,4 +1,5 @@
-"""What a request costs in the server's own process, counted in calls, so that a regression shows without a clock.
+"""What a request costs in the deciding process, and with an edge in it, counted in calls, so that a regression shows
+without a clock.
 
 The bounds stand some per cent above what is counted today on CPython 3.11.
 """
@@ -9,9 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 from tests.counting import calls_of
-from tests.serve.path import Way
+from tests.serve.path import Deciding, Way
 
-CALLS_A_REQUEST = 75
+CALLS_A_REQUEST = 88
+DECIDING_CALLS_A_REQUEST = 45
 REQUESTS = 32
 
 
@@ -29,6 +31,25 @@ def walked(folder: Path, rounds: int) -> tuple[Counter[str], list[int]]:
     statuses: list[int] = []
     found = calls_of(lambda: statuses.extend(asyncio.run(main())))
     return found, statuses
+
+
+def decided(folder: Path, rounds: int) -> Counter[str]:
+    """Calls of the deciding process alone, with frames of `REQUESTS` requests each."""
+
+    async def main() -> None:
+        deciding = Deciding(folder)
+        await deciding.warm_up()
+        for number in range(rounds):
+            await deciding.decide(deciding.recorded(REQUESTS, first=1 + number * REQUESTS), REQUESTS)
+        await deciding.close()
+
+    return calls_of(lambda: asyncio.run(main()))
+
+
+def test_a_request_costs_the_deciding_process_few_calls(tmp_path: Path) -> None:
+    few, many = decided(tmp_path, 1), decided(tmp_path, 11)
+    calls = (many - few).total() / (10 * REQUESTS)
+    assert calls <= DECIDING_CALLS_A_REQUEST, (many - few).most_common(40)
 
 
 def test_a_request_costs_few_calls(tmp_path: Path) -> None:

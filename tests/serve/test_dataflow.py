@@ -62,10 +62,17 @@ def test_branches_share_inputs_join_again_and_may_end_alike() -> None:
     assert ends.outputs == ((Source("left", 0),), (Source("right", 0),))
 
 
-def test_what_cannot_travel_to_a_worker_is_refused() -> None:
-    texts = Signature((port("words", datatype="BYTES"),), (port("y"),))
-    with pytest.raises(InputError, match=r"(?s)'words' of stage 'a' has the type BYTES.*help: use one of BOOL"):
-        wire(graph_of({"a": ()}), {("a", "v"): texts})
+@pytest.mark.parametrize("datatype", ["BYTES", "BF16"])
+def test_text_and_bfloats_travel_but_decide_nothing(datatype: str) -> None:
+    kind = Port("kind", datatype, (-1,))
+    models = {
+        ("look", "v"): Signature((port("words", datatype=datatype),), (kind,)),
+        ("cats", "v"): Signature((kind,), (port("y"),)),
+    }
+    assert wire(graph_of({"look": (), "cats": ("look",)}), models).inputs["cats"] == ((Source("look", 0),),)
+    graph = Graph([GraphStage("look"), after("cats", "look", when=(When("look", "kind", (1,)),))])
+    with pytest.raises(InputError, match=rf"'kind' of stage 'look' is {datatype}\[-1\]; `when` of 'cats' needs one"):
+        wire(graph, models)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,6 @@ def test_parts_get_rows_of_every_output_that_has_as_many() -> None:
     (decision,) = wiring.decisions["find"]
     assert (decision.each, [place for place, _ in decision.sliced]) == (0, [0, 1])
     assert wiring.signature.rows_max == 1, "a request of several rows has no one way to go"
-    assert not wiring.is_plain
     assert [(p.name, p.shape) for p in wiring.signature.outputs] == [("text", (-1, 8))]
     assert wiring.outputs == ((Source("read", 0, "joined", "read", READ.outputs[0]),),)
 

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from sloop.actions import Rollout, VersionState
+from sloop.app.load import load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import control
@@ -30,9 +33,10 @@ from sloop.serve.control import (
     is_served,
     send,
 )
+from sloop.serve.deploy import ENDED_KEPT, Deployer
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp
-from tests.serve.gateway.fakes import LoopThread
+from tests.serve.edge.fakes import LoopThread
 from tests.serve.test_server import PROFILE, Running, assert_replays, document, infer_body
 
 pytestmark = pytest.mark.live
@@ -83,7 +87,7 @@ def serving(thread: LoopThread, folder: Path, *described: dict[str, object]) -> 
     finally:
         running.close()
     assert running.server.driver.crash is None
-    assert_replays(folder / "events.jsonl")
+    assert_replays(folder)
 
 
 def order(running: Running, what: Order, tell: Callable[[str], None] = lambda _: None) -> Done:
@@ -199,6 +203,38 @@ def test_a_canary_is_removed_or_replaced_and_it_is_said_who_gets_its_requests(
         assert [each[1:] for each in versions(running) if each[2] == "serving"] == [("4", "serving", 1.0)]
 
 
+def test_the_only_version_that_serves_cannot_be_removed_while_another_starts(
+    thread: LoopThread, tmp_path: Path, mlp: Path
+) -> None:
+    slow = python_model(tmp_path / "slow.py", opens="import time; time.sleep(2)")
+    model = python_model(tmp_path / "model.py")
+    with serving(thread, tmp_path / "state", named("demo", model)) as running:
+        deploying = threading.Thread(target=order, args=(running, Deploy(file_of(tmp_path, named("demo", slow)))))
+        deploying.start()
+        while ("demo", "2", "starting", 0.0) not in versions(running):
+            assert deploying.is_alive()
+        with pytest.raises(InputError, match="version 1 of 'demo' is all that serves, and version 2 still starts"):
+            order(running, Remove("demo", "1"))
+        assert factor_of(running, "demo")[0] == "1"
+        deploying.join()
+        assert factor_of(running, "demo")[0] == "2"
+
+
+def test_what_is_remembered_of_versions_that_have_ended_is_bounded(tmp_path: Path, mlp: Path) -> None:
+    deployment = load_deployment(named("demo", mlp))
+    driver = SimpleNamespace(on_rollout=lambda _: None, served=lambda _: None)
+    service = SimpleNamespace(models={})
+    unused: Any = None
+    deployer = Deployer(deployment, unused, driver, unused, unused, service, unused, tmp_path)  # type: ignore[arg-type]
+    for number in range(2, 3 * ENDED_KEPT):
+        version = str(number)
+        deployer._applications[f"demo@{version}"] = deployment.applications[0]
+        for state in (VersionState.SERVING, VersionState.RETIRING, VersionState.RETIRED):
+            driver.on_rollout(Rollout("demo", version, state, 0.0, "replaced"))
+        assert deployer._last["demo", version].state is VersionState.RETIRED, "orders wait for it"
+    assert len(deployer._last) == ENDED_KEPT
+
+
 def test_a_canary_that_misses_deadlines_is_rolled_back(thread: LoopThread, tmp_path: Path) -> None:
     good, slow = (python_model(tmp_path / f"m{each}.py", sleeps=each) for each in (0, 0.3))
     with serving(thread, tmp_path / "state", named("demo", good, slo_ms=200)) as running:
@@ -244,7 +280,7 @@ def test_applications_are_added_and_removed_while_others_serve(thread: LoopThrea
             order(running, Deploy(file_of(tmp_path, named("more4", other))))
             assert factor_of(running, "more4") == ("2", 5.0), "the keys of a log are never used twice"
         assert statuses.keys() == {200}
-        records = [record for _, record in read_log(running.folder / "events.jsonl")]
+        records = [record for _, record in read_log(running.folder)]
         assert sum(getattr(record, "restarted", False) for record in records) <= 1
 
 
@@ -404,3 +440,69 @@ def test_a_server_that_stops_breaks_the_connection(thread: LoopThread, tmp_path:
         time.sleep(0.5)
     worker.join(10)
     assert "the server closed the connection" in str(errors[0])
+
+
+# Orders of clients: Triton's model repository
+
+
+def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    model = write_mlp(tmp_path / "model.onnx", "n")
+    for name in ("words", "wrong"):
+        described = named("words", model)
+        (repository / f"{name}.yaml").write_text(yaml.safe_dump(described))
+    settings = {"api_key": "secret", "repository": repository}
+    running = Running(thread, tmp_path / "state", named("demo", model), settings=settings)
+    key = {"x-api-key": "secret"}
+
+    def ask(path: str, method: str = "POST", body: object = None) -> Any:
+        status, text = running.ask(method, path, body, key)
+        return status, json.loads(text)
+
+    def index(**body: bool) -> dict[str, str]:
+        _, found = ask("/v2/repository/index", body=body)
+        return {each["name"]: each["state"] for each in found}
+
+    try:
+        running.wait_until_ready()
+        assert "model_repository" in ask("/v2", "GET")[1]["extensions"]
+        assert index() == {"demo": "READY", "words": "UNAVAILABLE", "wrong": "UNAVAILABLE"}
+        assert running.ask("POST", "/v2/repository/models/words/load")[0] == 401
+        assert ask("/v2/repository/models/words/load") == (200, {})
+        assert index(ready=True) == {"demo": "READY", "words": "READY"}
+        assert running.ask("POST", "/v2/models/words/infer", infer_body(1), key)[0] == 200
+        for path, status, error in (
+            ("none/load", 404, "the repository has no model 'none'; help: it has words and wrong"),
+            ("../demo/load", 404, "the repository has no model '../demo'"),
+            ("wrong/load", 400, "the application in it is called 'words', not 'wrong'"),
+            ("wrong/unload", 400, "this server has no application 'wrong'"),
+        ):
+            found = ask(f"/v2/repository/models/{path}")
+            assert (found[0], error in found[1]["error"]) == (status, True), found
+        assert ask("/v2/repository/models/words/unload") == (200, {})
+        assert index() == {"demo": "READY", "words": "UNAVAILABLE", "wrong": "UNAVAILABLE"}
+        assert "is the only application" in ask("/v2/repository/models/demo/unload")[1]["error"]
+    finally:
+        running.close()
+
+
+def test_without_a_repository_clients_only_see_models(thread: LoopThread, tmp_path: Path) -> None:
+    with serving(thread, tmp_path, named("demo", write_mlp(tmp_path / "model.onnx", "n"))) as running:
+        status, text = running.ask("POST", "/v2/repository/index")
+        assert [(each["name"], each["version"], each["state"]) for each in json.loads(text)] == [("demo", "1", "READY")]
+        for verb in ("load", "unload"):
+            status, text = running.ask("POST", f"/v2/repository/models/demo/{verb}")
+            assert (status, b"start it with --repository DIR" in text) == (403, True)
+        assert "model_repository" not in json.loads(running.ask("GET", "/v2")[1])["extensions"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"repository": Path("/none")}, "is no folder"), ({"repository": Path("/")}, "clients need a key")],
+)
+def test_a_repository_is_a_folder_and_needs_a_key(
+    thread: LoopThread, tmp_path: Path, settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(InputError, match=error):
+        Running(thread, tmp_path, named("demo", write_mlp(tmp_path / "model.onnx", "n")), settings=settings)

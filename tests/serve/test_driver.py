@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,15 @@ from sloop.events import (
     Woke,
 )
 from sloop.runlog import MemoryLog, Record
+from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, Decision, Source, Wiring, wire
-from sloop.serve.driver import Driver, ServedVersion
-from sloop.serve.protocols import BackendListener, RequestResult
-from sloop.tensor import Port, Signature, Tensor
+from sloop.serve.driver import FAILURE_LINES_MAX, TRACE_S, Driver, FailureLog, ServedVersion
+from sloop.serve.messages import RequestEnded, Run
+from sloop.serve.protocols import BackendListener, EdgeClient
+from sloop.shared_memory import Address
+from sloop.tensor import Port, Signature
 from sloop.units import FOREVER_NS, ms, s
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from tests.serve.graphs import graph_of
 
@@ -58,8 +63,21 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-def tensor(content: bytes) -> Tensor:
-    return Tensor("UINT8", (1, len(content)), content)
+class Waiting:
+    """An edge that waits for the ends of its requests."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, RequestId] = {}
+        self.ended: list[RequestEnded] = []
+
+    def on_end(self, ended: RequestEnded) -> None:
+        self.requests.pop(ended.number, None)
+        self.ended.append(ended)
+
+
+def submit(driver: Driver, edge: EdgeClient, content: Block, **options: Any) -> RequestId:
+    """A request, which its edge calls as the core does. The driver does not look at what it consists of."""
+    return driver.submit(content, edge, driver._last_id + 1, **{"application": "app", **options})
 
 
 class Notes:
@@ -83,8 +101,8 @@ class Notes:
     def resize(self, replica: ReplicaId, cores: float) -> None:
         self.orders.append(("resize", replica, cores))
 
-    def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
-        self.orders.append(("run", batch, replica, [[bytes(t.data) for t in tensors] for tensors in requests]))
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        self.orders.append(("run", batch, replica, order.blocks))
 
     async def close(self) -> None:
         self.orders.append(("close",))
@@ -153,12 +171,14 @@ def play(
     planner: Plans | None = None,
     log: MemoryLog | None = None,
     wake_ns: int = FOREVER_NS,
+    freed: list[Address] | None = None,
 ) -> None:
     async def main() -> None:
         core, backend = Script(answer, wake_ns), Notes()
         recorders = [] if log is None else [log]
         versions = [ServedVersion("app", "app", "1", ms(200), wiring), *others]
-        driver = Driver(core, backend, versions, planner=planner or Plans(), recorders=recorders)
+        free = [] if freed is None else freed
+        driver = Driver(core, backend, versions, planner=planner or Plans(), recorders=recorders, free=free.append)
         await scene(driver, backend, core)
 
     asyncio.run(main())
@@ -177,19 +197,14 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
     log = MemoryLog()
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
-        first = driver.submit(
-            {"x": tensor(b"in")},
-            application="app",
-            elapsed_ns=ms(5),
-            began_ns=time.monotonic_ns() - ms(2),
-            on_end=ended.append,
-        )
+        edge = Waiting()
+        first = submit(driver, edge, b"in", elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2))
         await turn()
-        assert backend.orders == [("run", 1, R, [[b"in"]])]
-        driver.on_finished(Finished(BatchId(first), R, 7), [[tensor(b"out")]])
+        assert backend.orders == [("run", 1, R, [b"in"])]
+        driver.on_finished(Finished(BatchId(first), R, 7), [b"out"], {})
         await turn()
-        assert ended == [RequestResult(Outcome.SERVED, {"y": tensor(b"out")})]
+        assert edge.ended == [RequestEnded(first, Outcome.SERVED, "1", [b"out"])]
+        assert not edge.requests
         assert driver.open_requests == 0
         [request, _] = core.events
         assert isinstance(request, Request)
@@ -214,16 +229,16 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
         return []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
-        driver.submit({"x": tensor(b"1")}, application="app", slo_ns=ms(1), on_end=ended.append)
+        edge = Waiting()
+        submit(driver, edge, b"1", slo_ns=ms(1))
         await turn()
-        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"2")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [b"2"], {})
         await turn()
-        assert backend.orders[-1] == ("run", 2, R, [[b"2"]])
-        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"stale")]])
-        driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"3")]])
+        assert backend.orders[-1] == ("run", 2, R, [b"2"])
+        driver.on_finished(Finished(BatchId(1), R, 7), [b"stale"], {})
+        driver.on_finished(Finished(BatchId(2), R, 7), [b"3"], {})
         await turn()
-        assert ended == [RequestResult(Outcome.LATE, {"y": tensor(b"3")}, "late")]
+        assert edge.ended == [RequestEnded(1, Outcome.LATE, "1", [b"3"], "late")]
 
     play(scene, answer, wiring=TWO)
 
@@ -247,7 +262,7 @@ def test_what_one_turn_brings_is_told_together_at_an_instant_of_its_own() -> Non
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         for size in (3, 1, 2):
             for _ in range(size):
-                driver.submit({"x": tensor(b"in")}, application="app", on_end=lambda _: None)
+                submit(driver, Waiting(), b"in", application="app")
             await turn()
         assert core.more == [True, True, False, False, True, False]
         instants = [now_ns for now_ns, record in log if isinstance(record, Request)]
@@ -261,26 +276,26 @@ def test_a_rejection_is_answered_without_outputs() -> None:
         return [End(event.id, Outcome.REJECTED, "full", s(2))] if isinstance(event, Request) else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
-        driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
-        assert not ended, "answered from within"
+        edge = Waiting()
+        submit(driver, edge, b"")
+        assert not edge.ended, "answered from within"
         await turn()
-        assert ended == [RequestResult(Outcome.REJECTED, {}, "full", s(2))]
+        assert edge.ended == [RequestEnded(1, Outcome.REJECTED, "1", [], "full", s(2))]
 
     play(scene, answer)
 
 
 def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
-        request = driver.submit({"x": tensor(b"in")}, application="app", on_end=ended.append)
+        edge = Waiting()
+        request = submit(driver, edge, b"in")
         driver.cancel(request)
         driver.cancel(request)
         await turn()
         assert core.events[1:] == [Cancelled(request)]
-        driver.on_finished(Finished(BatchId(request), R, 7), [[tensor(b"out")]])
+        driver.on_finished(Finished(BatchId(request), R, 7), [b"out"], {})
         await turn()
-        assert not ended
+        assert not edge.ended
         assert driver.open_requests == 0
         driver.cancel(request)
 
@@ -315,22 +330,22 @@ def test_the_core_is_woken_when_it_wishes_not_before() -> None:
 
 def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
+        edge = Waiting()
         for content in (b"quick", b"stuck"):
-            driver.submit({"x": tensor(content)}, application="app", on_end=ended.append)
+            submit(driver, edge, content)
         await turn()
         draining = asyncio.ensure_future(driver.drain(0.05))
         await turn()
         await turn()
         assert isinstance(core.events[-1], Draining)
-        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"out")]])
+        driver.on_finished(Finished(BatchId(1), R, 7), [b"out"], {})
         await draining
-        assert [end.outcome for end in ended] == [Outcome.SERVED, Outcome.FAILED]
-        assert "it waited 0.05 s" in ended[1].why
+        assert [end.outcome for end in edge.ended] == [Outcome.SERVED, Outcome.FAILED]
+        assert "it waited 0.05 s" in edge.ended[1].why
         assert backend.orders[-1] == ("close",)
-        driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"out")]])
-        driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
-        assert [(end.outcome, end.retry_after_ns) for end in ended[2:]] == [(Outcome.REJECTED, s(1))]
+        driver.on_finished(Finished(BatchId(2), R, 7), [b"out"], {})
+        submit(driver, edge, b"")
+        assert [(end.outcome, end.retry_after_ns) for end in edge.ended[2:]] == [(Outcome.REJECTED, s(1))]
 
     play(scene, finish_at_once)
 
@@ -341,14 +356,14 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
         return []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
+        edge = Waiting()
         for _ in range(2):
-            driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
+            submit(driver, edge, b"")
         driver.on_event(ReplicaLost(R, "gone"))
         await turn()
-        driver.submit({"x": tensor(b"")}, application="app", on_end=ended.append)
-        assert [end.outcome for end in ended] == [Outcome.FAILED] * 3
-        assert "a bug" in ended[2].why
+        submit(driver, edge, b"")
+        assert [end.outcome for end in edge.ended] == [Outcome.FAILED] * 3
+        assert "a bug" in edge.ended[2].why
         assert isinstance(driver.crash, AssertionError)
         await driver.drain(1)
 
@@ -361,17 +376,18 @@ def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest
         def extend(self, now_ns: int, records: Sequence[Record]) -> None:
             raise MachineError("the disk is full")
 
-    def raises(ended: RequestResult) -> None:
-        raise RuntimeError("oops")
+    class Broken(Waiting):
+        def on_end(self, ended: RequestEnded) -> None:
+            raise RuntimeError("oops")
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
-        for on_end in (raises, ended.append):
-            request = driver.submit({"x": tensor(b"in")}, application="app", on_end=on_end)
+        edge = Waiting()
+        for each in (Broken(), edge):
+            request = submit(driver, each, b"in")
             await turn()
-            driver.on_finished(Finished(BatchId(request), ReplicaId(request), 7), [[tensor(b"out")]])
+            driver.on_finished(Finished(BatchId(request), ReplicaId(request), 7), [b"out"], {})
         await turn()
-        assert len(ended) == 1
+        assert len(edge.ended) == 1
 
     play(scene, finish_at_once, log=Full())
     assert "a request could not be answered" in caplog.text
@@ -383,7 +399,6 @@ PARTED = Wiring(
     inputs={"a": ((Source(APPLICATION, 0),),), "b": ((Source("a", 0),),), "c": ((Source("b", 0),),)},
     outputs=((Source("c", 0),),),
     decisions={"a": (Decision("b", when=0), Decision("c", when=0))},
-    is_plain=False,
 )
 """`c` needs what `b` gives, which not every request passes: no file is wired like this."""
 
@@ -411,58 +426,181 @@ def chained(event: Event) -> list[Action]:
 
 def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
+        edge = Waiting()
         for content in (b"1", b"2"):
-            driver.submit({"x": tensor(content)}, application="app", on_end=ended.append)
+            submit(driver, edge, content)
         await turn()
-        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"12")], [tensor(b"\1")]])
+        finished = Finished(BatchId(1), R, 7, ((), (1, 1)), faults=(0,))
+        driver.on_finished(finished, [None, b"2"], {0: "its outputs decide nothing"})
         await turn()
-        assert core.events[-1] == Finished(BatchId(1), R, 7, ((), (1, 1)), faults=(0,))
-        (failed,) = ended
-        assert failed.outcome is Outcome.FAILED
-        assert "returned 2 numbers (shape [1, 2]) to decide about 'b'; expected 1" in failed.why
+        assert core.events[-1] == finished
+        assert edge.ended == [RequestEnded(1, Outcome.FAILED, "1", [], "its outputs decide nothing; request id 1")]
 
     play(scene, chained, wiring=PARTED)
 
 
 def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_it() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
+        edge = Waiting()
         for content in (b"1", b"2"):
-            driver.submit({"x": tensor(content)}, application="app", on_end=ended.append)
+            submit(driver, edge, content)
         await turn()
-        driver.on_finished(Finished(BatchId(1), R, 7), [[tensor(b"\1")], [tensor(b"\1")]])
+        driver.on_finished(Finished(BatchId(1), R, 7, ((1, 1), (1, 1))), [b"a", b"a"], {})
         await turn()
-        driver.on_finished(Finished(BatchId(2), R, 7), [[tensor(b"b")]])
+        driver.on_finished(Finished(BatchId(2), R, 7), [b"b"], {})
         await turn()
-        assert backend.orders[-1] == ("run", 3, R, [[b"b"]])
-        driver.on_finished(Finished(BatchId(3), R, 7), [[tensor(b"c")]])
+        assert backend.orders[-1] == ("run", 3, R, [b"b", None])
+        driver.on_finished(Finished(BatchId(3), R, 7, ((), ()), faults=(1,)), [b"c", None], {1: "it needs 'b'"})
         await turn()
-        assert core.events[-1] == Finished(BatchId(3), R, 7, ((), ()), faults=(1,))
-        assert ended == [
-            RequestResult(Outcome.SERVED, {"x": tensor(b"c")}),
-            RequestResult(Outcome.FAILED, why="stage 'c' needs an output of 'b', which did not run for this request"),
+        assert edge.ended == [
+            RequestEnded(1, Outcome.SERVED, "1", [b"c"]),
+            RequestEnded(2, Outcome.FAILED, "1", [], "it needs 'b'; request id 2"),
         ]
 
     play(scene, chained, wiring=PARTED)
 
 
-def test_a_batch_of_which_nothing_can_be_run_has_failed() -> None:
+def test_a_visit_that_fails_alone_is_a_failed_batch() -> None:
     def alone(event: Event) -> list[Action]:
         if isinstance(event, Request):
             return [StartBatch(BatchId(1), R, "c", (event.id,))]
         return [End(RequestId(1), Outcome.FAILED, event.error)] if isinstance(event, BatchFailed) else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
-        driver.submit({"x": tensor(b"1")}, application="app", on_end=ended.append)
+        edge = Waiting()
+        submit(driver, edge, b"1")
         await turn()
-        why = "stage 'c' needs an output of 'b', which did not run for this request"
-        assert core.events[1:] == [BatchFailed(BatchId(1), R, why)]
-        assert ended == [RequestResult(Outcome.FAILED, why=why)]
-        assert not backend.orders
+        driver.on_finished(Finished(BatchId(1), R, 7, ((),), faults=(0,)), [None], {0: "it needs 'b'"})
+        await turn()
+        assert core.events[1:] == [BatchFailed(BatchId(1), R, "it needs 'b'")]
+        assert edge.ended == [RequestEnded(1, Outcome.FAILED, "1", [], "it needs 'b'; request id 1")]
 
     play(scene, alone, wiring=PARTED)
+
+
+# Blocks in shared memory
+
+
+def address(number: int) -> Address:
+    return Address(1, number, 100)
+
+
+def test_blocks_are_free_when_the_request_has_ended_but_for_those_of_the_answer() -> None:
+    def answer(event: Event) -> list[Action]:
+        match event:
+            case Request():
+                return [StartBatch(BatchId(1), R, "a", (event.id,))]
+            case Finished(batch=1):
+                return [StartBatch(BatchId(2), R, "b", (RequestId(1),))]
+            case Finished(batch=2):
+                return [End(RequestId(1), Outcome.SERVED)]
+        return []
+
+    freed: list[Address] = []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        submit(driver, edge, address(1))
+        await turn()
+        driver.on_finished(Finished(BatchId(1), R, 7), [address(2)], {})
+        await turn()
+        assert not freed, "a batch may fail, and run again"
+        driver.on_finished(Finished(BatchId(2), R, 7), [address(3)], {})
+        await turn()
+        assert edge.ended == [RequestEnded(1, Outcome.SERVED, "1", [address(3)])]
+        assert freed == [address(1), address(2)]
+
+    play(scene, answer, wiring=TWO, freed=freed)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_batch_reads_is_free_when_it_is_over_though_its_request_has_ended_before(is_late: bool) -> None:
+    def answer(event: Event) -> list[Action]:
+        if isinstance(event, Request):
+            return [StartBatch(BatchId(1), R, "a", (event.id,))]
+        return [End(RequestId(1), Outcome.DROPPED, "its deadline has passed")] if isinstance(event, Woke) else []
+
+    freed: list[Address] = []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        submit(driver, Waiting(), address(1))
+        await turn()
+        driver.on_event(WOKE)
+        await turn()
+        assert not freed, "the worker may read it at this moment"
+        if is_late:
+            driver.on_finished(Finished(BatchId(1), R, 7), [address(2)], {})
+        else:
+            driver.on_event(ReplicaLost(R, "gone"))
+        await turn()
+        assert freed == ([address(2), address(1)] if is_late else [address(1)])
+
+    play(scene, answer, freed=freed)
+
+
+def test_the_answer_to_a_client_that_has_left_is_freed() -> None:
+    freed: list[Address] = []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        request = submit(driver, edge, address(1))
+        driver.cancel(request)
+        await turn()
+        driver.on_finished(Finished(BatchId(1), R, 7), [address(2)], {})
+        await turn()
+        assert freed == [address(1), address(2)]
+        await driver.drain(1)
+        submit(driver, edge, address(3))
+        assert freed[2:] == [address(3)], "it is refused"
+
+    play(scene, finish_at_once, freed=freed)
+
+
+def test_what_a_model_raised_is_in_the_log_with_the_request_and_not_in_its_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def alone(event: Event) -> list[Action]:
+        if isinstance(event, Request):
+            return [StartBatch(BatchId(1), R, "a", (event.id,))]
+        return [End(RequestId(1), Outcome.FAILED, event.error)] if isinstance(event, BatchFailed) else []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        submit(driver, edge, b"1")
+        await turn()
+        driver.on_failed(BatchId(1), R, ModelFailure("the model raised OSError", "OSError: secret (a.py:3)", "line 3"))
+        await turn()
+        assert core.events[-1] == BatchFailed(BatchId(1), R, "the model raised OSError", "OSError: secret (a.py:3)")
+        assert [each.why for each in edge.ended] == ["the model raised OSError; request id 1"]
+
+    play(scene, alone)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "request 1 failed at stage 'a': the model raised OSError: OSError: secret (a.py:3)\nline 3"
+
+
+def test_the_log_of_failures_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    log, failure = FailureLog(), ModelFailure("the model raised E", "E: 1 (a.py:3)", "TRACE")
+
+    def batch(*ids: int) -> StartBatch:
+        return StartBatch(BatchId(1), R, "only", tuple(map(RequestId, ids)))
+
+    log.note(0.0, batch(1, 2, 3), failure)
+    log.note(0.1, batch(1, 2), failure)
+    log.note(0.2, batch(1), failure)
+    assert [record.getMessage() for record in caplog.records] == [
+        "requests 1, 2 and 3 failed at stage 'only': the model raised E: E: 1 (a.py:3); "
+        "each half of them is tried again\nTRACE",
+        "request 1 failed at stage 'only': the model raised E: E: 1 (a.py:3)",
+    ]
+    caplog.clear()
+    for id in range(1000):
+        log.note(1.0, batch(id), failure)
+    assert len(caplog.records) == FAILURE_LINES_MAX
+    caplog.clear()
+    log.note(TRACE_S, batch(7), failure)
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first == f"{1000 - FAILURE_LINES_MAX} more failures of models were not written here"
+    assert second.endswith("TRACE")
 
 
 def version_of(name: str, version: str, *, output: str = "y", slo_ns: int = ms(50)) -> ServedVersion:
@@ -475,11 +613,11 @@ def version_of(name: str, version: str, *, output: str = "y", slo_ns: int = ms(5
 
 def test_a_request_names_its_application_only_where_there_are_several() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        driver.submit({"x": tensor(b"1")}, application="app", on_end=lambda _: None)
-        driver.submit({"x": tensor(b"2")}, application="app", version="1", on_end=lambda _: None)
+        submit(driver, Waiting(), b"1")
+        submit(driver, Waiting(), b"2", version="1")
         driver.add(version_of("shop", "1", slo_ns=ms(70)))
         for name in ("app", "shop"):
-            driver.submit({"x": tensor(b"3")}, application=name, on_end=lambda _: None)
+            submit(driver, Waiting(), b"3", application=name)
         await turn()
         requests = [event for event in core.events if isinstance(event, Request)]
         assert [(each.application, each.version) for each in requests] == [
@@ -505,14 +643,14 @@ def test_the_outputs_are_those_of_the_version_that_ran_the_request() -> None:
         return []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
-        ended: list[RequestResult] = []
+        edge = Waiting()
         for _ in range(2):
-            driver.submit({"x": tensor(b"in")}, application="shop", on_end=ended.append)
+            submit(driver, edge, b"in", application="shop")
         await turn()
         for number in (1, 2):
-            driver.on_finished(Finished(BatchId(number), ReplicaId(number), 7), [[tensor(b"out")]])
+            driver.on_finished(Finished(BatchId(number), ReplicaId(number), 7), [b"out"], {})
         await turn()
-        assert [(list(each.outputs), each.version) for each in ended] == [(["new"], "2"), (["old"], "1")]
+        assert [each.version for each in edge.ended] == ["2", "1"]
 
     others = [version_of("shop", "1", output="old"), version_of("shop", "2", output="new")]
     play(scene, answer, others=others)
@@ -530,10 +668,10 @@ def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgot
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         core._answer = lambda event: [next(rollouts)] if isinstance(event, Woke) else []
-        ended: list[RequestResult] = []
+        edge = Waiting()
         for left in (3, 2, 1, 0):
-            driver.submit({"x": tensor(b"in")}, application="shop", on_end=ended.append)
-            driver.submit({"x": tensor(b"in")}, application="shop", version="1", on_end=ended.append)
+            submit(driver, edge, b"in", application="shop")
+            submit(driver, edge, b"in", application="shop", version="1")
             await turn()
             if left:
                 driver.on_event(WOKE)
@@ -546,7 +684,7 @@ def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgot
             ("1", ms(50)),
             ("", ms(90)),
         ]
-        assert [each.why for each in ended] == ["application 'shop' has ended"] * 3
+        assert [each.why for each in edge.ended] == ["application 'shop' has ended"] * 3
         assert [order for order in backend.orders if order[0] == "forget"] == [
             ("forget", ("shop/only",)),
             ("forget", ("shop@2/only",)),

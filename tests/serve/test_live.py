@@ -20,17 +20,21 @@ from sloop.app.load import load_application
 from sloop.events import ReplicaLost, ReplicaReady, Resized
 from sloop.profile.model import read_signature
 from sloop.runlog import MemoryLog
+from sloop.serve import deploy
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
+from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.protocols import RequestResult, Servable
 from sloop.serve.server import planner_of
+from sloop.shared_memory import Arenas
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import ms
 from sloop.vocabulary import Outcome, ReplicaId
+from tests.serve.rig import sink_before
 
 pytestmark = pytest.mark.live
 ECHO = Signature((Port("x", "UINT8", (-1, -1)),), (Port("x", "UINT8", (-1, -1)),))
@@ -57,11 +61,13 @@ class Live:
     backend: LocalBackend
     log: MemoryLog
     answers: dict[int, list[RequestResult]]
+    sink: EdgeSink
+    arenas: Arenas
 
     def ask(self, tensor: Tensor, elapsed_ns: int = 0) -> None:
         answers: list[RequestResult] = []
         self.answers[len(self.answers)] = answers
-        self.driver.submit({"x": tensor}, application="live", elapsed_ns=elapsed_ns, on_end=answers.append)
+        self.sink.submit({"x": tensor}, application="live", elapsed_ns=elapsed_ns, on_end=answers.append)
 
     async def until(self, kind: type, count: int = 1) -> None:
         async with asyncio.timeout(20):
@@ -93,12 +99,13 @@ async def live_driver(
     setup: Setup, servables: Mapping[tuple[str, str], Servable], wiring: Wiring
 ) -> AsyncIterator[Live]:
     """Core, driver, planner and workers, and no gateway."""
-    backend, log = LocalBackend(servables, detect().actuator, threads_prepared=2), MemoryLog()
-    served = ServedVersion("live", "live", "1", setup.application.slo_ns, wiring)
-    driver = Driver(setup.core(), backend, [served], planner=planner_of(setup), recorders=[log])
+    served, arenas, log = ServedVersion("live", "live", "1", setup.application.slo_ns, wiring), Arenas(), MemoryLog()
+    backend = LocalBackend(servables, deploy.wirings_of(served), detect().actuator, arenas=arenas, threads_prepared=2)
+    planner = planner_of(setup)
+    driver = Driver(setup.core(), backend, [served], planner=planner, recorders=[log], free=arenas.free)
     driver.start()
     try:
-        yield Live(driver, backend, log, {})
+        yield Live(driver, backend, log, {}, sink_before(driver, served, arenas), arenas)
     finally:
         await driver.close()
     assert driver.crash is None, driver.crash

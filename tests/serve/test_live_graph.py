@@ -126,7 +126,7 @@ async def ask(live: Live, text: str) -> RequestResult:
     answers: list[RequestResult] = []
     live.answers[len(live.answers)] = answers
     given = {"text": Tensor("UINT8", (1, len(content)), content)}
-    live.driver.submit(given, application="live", on_end=answers.append)
+    live.sink.submit(given, application="live", on_end=answers.append)
     async with asyncio.timeout(20):
         while not answers:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -154,7 +154,7 @@ def test_requests_part_and_meet_again(tmp_path: Path) -> None:
             failed = await ask(live, "incomprehensible")
             assert (failed.outcome, failed.why) == (
                 Outcome.FAILED,
-                "split sends 16 parts to upper, which takes at most 9 per request",
+                "split sends 16 parts to upper, which takes at most 9 per request; request id 4",
             )
             words = ["".join(chance.choices("abcdefgh", k=chance.randint(1, 9))) for _ in range(60)]
             answered = await asyncio.gather(*(ask(live, word) for word in words))

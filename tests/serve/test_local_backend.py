@@ -1,12 +1,13 @@
 """Real worker processes: what they answer, how they die, and that nothing is left behind."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,15 @@ from sloop.events import (
 )
 from sloop.profile.model import read_signature
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Affinity, CpuActuator, detect
+from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable
+from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature, Tensor
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
+from tests.serve.rig import alone, run_of, tensors_in, wirings_of
 
 pytestmark = pytest.mark.live
 BYTES = Signature((Port("x", "UINT8", (-1, -1)),), (Port("x", "UINT8", (-1, -1)),))
@@ -45,8 +51,8 @@ def spec(variant: str = "echo", cores: float = 1, device: str | None = None) -> 
 HERE = Node("here", "local", 8, 1 << 30, on_demand=True)
 
 
-def rows(*contents: bytes) -> list[list[Tensor]]:
-    return [[Tensor("UINT8", (1, len(content)), content)] for content in contents]
+def rows(*contents: bytes) -> Run:
+    return run_of([[Tensor("UINT8", (1, len(content)), content)] for content in contents])
 
 
 class Ear:
@@ -55,16 +61,23 @@ class Ear:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.outputs: dict[BatchId, Sequence[Sequence[Tensor]]] = {}
+        self.blocks: list[Block] = []
+        self.failures: list[ModelFailure] = []
         self._came = asyncio.Event()
 
     def on_event(self, event: Event) -> None:
         self.events.append(event)
         self._came.set()
 
-    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
         assert event.batch not in self.outputs
-        self.outputs[event.batch] = outputs
+        self.blocks += [block for block in blocks if block is not None]
+        self.outputs[event.batch] = tensors_in(blocks)
         self.on_event(event)
+
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        self.failures.append(failure)
+        self.on_event(BatchFailed(batch, replica, failure.summary, failure.detail))
 
     async def hear(self, *kinds: type, count: int = 1) -> Event:
         """The `count`th event of one of these kinds."""
@@ -82,6 +95,7 @@ def play(scene: Scene, models: dict[str, Servable] | None = None, actuator: CpuA
         servables = models or {"echo": Servable("fake:sleep:0:0", BYTES)}
         backend = LocalBackend(
             {("stage", name): servable for name, servable in servables.items()},
+            wirings_of({("stage", name): servable for name, servable in servables.items()}),
             actuator or Affinity(sorted(os.sched_getaffinity(0))),
             nodes=[HERE],
             start_s_max=20,
@@ -103,7 +117,7 @@ def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Pat
         backend.start(A, spec("mlp"))
         await ear.hear(ReplicaReady)
         xs = [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 2)]
-        backend.run(BatchId(5), A, [[Tensor("FP32", x.shape, x.tobytes())] for x in xs])
+        backend.run(BatchId(5), A, run_of([[Tensor("FP32", x.shape, x.tobytes())] for x in xs]))
         await ear.hear(Finished)
         session = ort.InferenceSession(mlp, providers=["CPUExecutionProvider"])
         for x, [y] in zip(xs, ear.outputs[BatchId(5)], strict=True):
@@ -131,7 +145,9 @@ def test_a_local_node_is_always_there() -> None:
 
 def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.learn({("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, threads_prepared=1)
+        backend.learn(
+            {("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, {"other": alone("other", BYTES)}, threads_prepared=1
+        )
         backend.start(A, ReplicaSpec("other", "echo", Slot(1), "here"))
         await ear.hear(ReplicaReady)
         backend.forget(["other"])
@@ -150,7 +166,7 @@ def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(
         backend.start(A, spec("one"))
         await ear.hear(ReplicaReady)
         row = Tensor("FP32", (1, 4), bytes(16))
-        backend.run(BatchId(1), A, [[row], [row], [row]])
+        backend.run(BatchId(1), A, run_of([[row], [row], [row]]))
         await ear.hear(Finished)
         assert [[y.shape for y in ys] for ys in ear.outputs[BatchId(1)]] == [[(1, 3)]] * 3
 
@@ -166,6 +182,35 @@ def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
             backend.run(BatchId(batch), A, rows(*contents))
             await ear.hear(Finished, count=batch)
             assert [bytes(tensors[0].data) for tensors in ear.outputs[BatchId(batch)]] == contents
+
+    play(scene)
+
+
+def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive_the_worker() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec())
+        await ear.hear(ReplicaReady)
+        contents = [bytes([n]) * (1 << 20) for n in range(3)]
+        for batch in range(1, 20):
+            backend.run(BatchId(batch), A, rows(*contents))
+            await ear.hear(Finished, count=batch)
+            freed = ear.blocks[:-3]  # the worker still holds the last three
+            ear.blocks = ear.blocks[-3:]
+            for block in freed:
+                assert isinstance(block, Address)
+                backend._arenas.free(block)
+            await asyncio.sleep(0)
+        offsets = {block.offset for block in ear.blocks if isinstance(block, Address)}
+        assert max(offsets) < 20 * (1 << 20), "freed memory is used again"
+        pid = backend.pid(A)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await ear.hear(ReplicaLost)
+        assert [bytes(tensors[0].data) for tensors in tensors_in(ear.blocks)] == contents
+        for block in ear.blocks:
+            assert isinstance(block, Address)
+            backend._arenas.free(block)
+        assert not len(backend._arenas)
 
     play(scene)
 
@@ -210,7 +255,7 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
         for batch in (1, 2):
             backend.run(BatchId(batch), A, rows(b"x"))
             assert await ear.hear(BatchFailed, count=batch) == BatchFailed(
-                BatchId(batch), A, "ValueError: this model fails on purpose"
+                BatchId(batch), A, "the model raised ValueError", "ValueError: this model fails on purpose"
             )
 
     play(scene, {"bad": Servable("fake:sleep:0:0:fail", BYTES)})
@@ -234,14 +279,14 @@ def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | Non
     play(scene, {"m": Servable(model, BYTES)})
 
 
-def test_an_answer_with_other_outputs_than_the_signature_loses_the_replica() -> None:
+def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec("m"))
         await ear.hear(ReplicaReady)
         backend.run(BatchId(1), A, rows(b"x"))
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
-        assert "does not have 0 outputs" in lost.error
+        failed = await ear.hear(BatchFailed)
+        assert isinstance(failed, BatchFailed)
+        assert "returned 1 outputs; it declares 0" in failed.detail
 
     play(scene, {"m": Servable("fake:sleep:0:0", Signature(BYTES.inputs, ()))})
 
@@ -297,6 +342,7 @@ import asyncio, sys, time
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.dataflow import Assembly, StageWiring
 from sloop.tensor import Signature
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
 
@@ -308,7 +354,8 @@ class Ear:
 async def main():
     global actuator, backend
     actuator = detect().actuator
-    backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, actuator)
+    wirings = {"stage": StageWiring("stage", Assembly((), ()))}
+    backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, wirings, actuator)
     backend.attach(Ear())
     backend.start(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1)))
     await asyncio.sleep(60)
@@ -341,6 +388,7 @@ def test_workers_die_with_a_server_that_is_killed_and_the_next_one_cleans_up() -
 
 def test_lives_leave_no_descriptors_behind() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
+        gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         for n in range(1, 7):
             backend.start(ReplicaId(n), spec())
@@ -370,7 +418,7 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
         for done in range(resizes):
             if len(ear.outputs) == batch:
                 batch += 1
-                backend.run(BatchId(batch), A, [[row]] * int(chance.integers(1, 9)))
+                backend.run(BatchId(batch), A, run_of([[row]] * int(chance.integers(1, 9))))
             backend.resize(A, float(chance.choice([0.25, 0.5, 1, 1.5, 2])))
             if done % 4 == 0:  # sometimes the next resize meets one that is under way
                 await ear.hear(Resized, count=done + 1)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -40,6 +41,7 @@ from sloop.events import (
 )
 from sloop.serve.planner import Definition, Differ, Follower, PlannerProcess, PlanRequest
 from sloop.systems.setup import build, definition_of, set_up
+from sloop.systems.snapshot import Snapshot, restore, save
 from sloop.units import ms, s
 from sloop.vocabulary import Canary, Request, RequestId
 
@@ -339,6 +341,42 @@ def trouble(folder: Path, does: str) -> Definition:
     path = folder / "trouble.py"
     path.write_text(POLICY.format(does=does))
     return definition("a", "1", 1, str(path))
+
+
+@live
+def test_it_tells_the_state_of_its_policies_for_a_snapshot(tmp_path: Path) -> None:
+    own = trouble(tmp_path, "self._calls.append(lambda: None)")
+    key = key_of(own)
+
+    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+        told: asyncio.Queue[tuple[int, Snapshot | str]] = asyncio.Queue()
+        planner.request(given)
+        assert planner.save(lambda *saved: told.put_nowait(saved))
+        number, state = await asyncio.wait_for(told.get(), 20)
+        assert number == 1
+        assert isinstance(state, Snapshot)
+        core = Core([build(own.application, own.version, own.definition)], NODES, build)
+        core.handle(0, WOKE)
+        core.handle(0, await answers.number(1))
+        saved = msgspec.json.decode(msgspec.json.encode(save(core, 0, planner=state)), type=Snapshot)
+        restored, _ = restore(saved, [build(own.application, own.version, own.definition)], build)
+        scale: Any = restored.planner.policies[key].scale
+        assert scale._calls == [1], "the core's own policy has made no plan"
+        planner.request(again(2, given))
+        planner.save(lambda *saved: told.put_nowait(saved))
+        number, state = await asyncio.wait_for(told.get(), 20)
+        assert number == 2
+        assert isinstance(state, str)
+        assert "_calls[2] is the function" in state
+
+    play(scene, own)
+
+
+def test_a_planner_that_was_never_started_has_no_state() -> None:
+    async def main() -> None:
+        assert not PlannerProcess(asyncio.get_running_loop()).save(lambda *_: None)
+
+    asyncio.run(main())
 
 
 @live

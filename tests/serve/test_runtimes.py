@@ -15,6 +15,7 @@ from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, FakeRuntime, FileRuntime, open_runtime
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
+from tests.serve.rig import run_of
 from tests.serve.test_local_backend import Ear, play
 
 
@@ -115,32 +116,33 @@ def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, SPEC)
         await ear.hear(ReplicaReady)
-        backend.run(BatchId(1), A, [said(b"to be or"), said(b""), said(b"not")])
+        backend.run(BatchId(1), A, run_of([said(b"to be or"), said(b""), said(b"not")]))
         await ear.hear(Finished)
         assert [(words.shape, bytes(words.data)) for words, _ in ear.outputs[BatchId(1)]] == [
             ((3, 2), b"tobeor"),
             ((0, 0), b""),
             ((1, 3), b"not"),
         ]
-        backend.run(BatchId(2), A, [said(b"boom")])
+        backend.run(BatchId(2), A, run_of([said(b"boom")]))
         failed = await ear.hear(BatchFailed)
         assert isinstance(failed, BatchFailed)
-        assert failed.error == "RuntimeError: no such word"
+        assert failed.error == "the model raised RuntimeError"
+        assert failed.detail.startswith("RuntimeError: no such word (crops.py:")
         backend.resize(A, 2)
         await ear.hear(Resized)
         for batch in range(3, 50):  # until the object for two threads is made
-            backend.run(BatchId(batch), A, [said(b"x")])
+            backend.run(BatchId(batch), A, run_of([said(b"x")]))
             await ear.hear(Finished, count=batch - 1)
             if bytes(ear.outputs[BatchId(batch)][0][1].data)[0] == 2:
                 return
         raise AssertionError("it never had two threads")
 
-    play(scene, {"text": Servable(str(path), *examine(path))})
+    play(scene, {"text": Servable(str(path), examine(path).signature)})
 
 
 def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = crops(tmp_path)
-    servable = Servable(str(path), *examine(path))
+    servable = Servable(str(path), (known := examine(path)).signature, known.obstacle)
     crops(tmp_path, CROPS.replace("self.threads = threads", "raise MemoryError('too large')"))
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:

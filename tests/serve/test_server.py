@@ -1,10 +1,11 @@
 """The whole server: real models in worker processes behind both protocols, its life from start to SIGTERM."""
 
+import contextlib
 import http.client
 import json
-import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,14 @@ from onnx import TensorProto, helper, save
 
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
-from sloop.events import WOKE
 from sloop.runlog import Header, read_log
+from sloop.runlog.segments import segments_in
+from sloop.serve.edge.hpack import encode
+from sloop.serve.edge.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
+from sloop.serve.edge.rpc import SERVICE
+from sloop.serve.journal import LogLimits
 from sloop.serve.protocols import Servable
 from sloop.serve.server import (
-    EARLIER,
-    EVENTS,
-    Journal,
     Serving,
     Settings,
     is_loopback,
@@ -37,10 +39,11 @@ from sloop.serve.server import (
     serve,
     serving,
 )
-from sloop.systems.replay import rebuild, replay_log
+from sloop.systems.replay import beginning_of, rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature
-from tests.serve.gateway.fakes import LoopThread
+from sloop.vocabulary import Request
+from tests.serve.edge.fakes import LoopThread
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -85,10 +88,11 @@ class Running:
         *described: Mapping[str, object],
         model: str = "",
         drain_s: float = 5,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         setup = set_up(load_deployment(described))
         self.thread, self.folder = thread, folder
-        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=drain_s)
+        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=drain_s, **settings)
         models = models_of(setup)
         if model:
             models = {key: Servable(model, ECHO) for key in models}
@@ -220,7 +224,37 @@ def test_a_deployments_limit_of_bytes_holds_for_all_its_models(thread: LoopThrea
     status, text = running.ask("POST", "/v2/models/two/infer", infer_body(100))
     assert (status, b"the limit is 1000" in text) == (413, True), text
     running.close()
-    assert_replays(tmp_path / "events.jsonl")
+    assert_replays(tmp_path)
+
+
+def test_segments_of_a_live_server_replay_and_have_the_clients_names(
+    thread: LoopThread, tmp_path: Path, mlp: Path
+) -> None:
+    wanted = {"access_log": str(tmp_path / "access.jsonl"), "log": LogLimits(bytes_max=2**20)}
+    described = document(mlp) | {"system": "hpa"}
+    running = Running(thread, tmp_path, described, settings=wanted)
+    journal = running.server.journal
+    assert journal is not None
+    running.wait_until_ready()
+    for round in range(30):
+        for number in range(30):
+            named = {"x-request-id": f"{round}-{number}"}
+            assert running.ask("POST", "/v2/models/demo/infer", infer_body(1), named)[0] == 200
+        if journal.segment > 1:
+            break
+        thread.loop.call_soon_threadsafe(journal.flush)
+    running.ask("POST", "/v2/models/demo/infer", infer_body(1), {"x-request-id": "last"})
+    running.close()
+    segments = [read_log(segment.path) for segment in segments_in(tmp_path / "log")]
+    assert [log.header.segment for log in segments][:2] == [1, 2]
+    assert segments[1].header.has_snapshot
+    for log in segments[1:]:
+        assert replay_log(log, beginning_of(log).core, definitions=log.header.definitions).difference is None
+    assert_replays(tmp_path)
+    names = [record.client_id for _, record in read_log(tmp_path) if isinstance(record, Request)]
+    assert names[:2] == ["0-0", "0-1"]
+    noted = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
+    assert [row["request_id"] for row in noted if row["path"].endswith("/infer")] == names
 
 
 def test_the_log_on_disk_replays(running: Running) -> None:
@@ -362,6 +396,34 @@ serve(load_application(described), settings, on_start=lambda server: print(serve
 """
 
 
+def test_sigterm_ends_whatever_clients_do(tmp_path: Path, mlp: Path) -> None:
+    """Half a head, half a body, nothing, and an answer that nobody takes."""
+    script = SCRIPT.replace("drain_s=10", "drain_s=1")
+    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    wires: list[socket.socket] = []
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        wait_until_ready(port)
+        head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\n"
+        page = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+        for sent in (b"", head, head + b"content-length: 100\r\n\r\n{", page * 2000):
+            wires.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+            wires[-1].setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                wires[-1].send(sent)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        for wire in wires:
+            wire.close()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
 def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Path, mlp: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, json.dumps(document(mlp)), str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -384,9 +446,29 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
         process.wait(10)
         if process.stdout is not None:
             process.stdout.close()
-    assert_replays(tmp_path / "events.jsonl")
+    assert_replays(tmp_path)
     found = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in found.splitlines() if str(mlp) in line and "sloop.serve.worker" in line]
+
+
+def test_clients_that_send_half_a_request_do_not_delay_the_end(tmp_path: Path, mlp: Path) -> None:
+    script = SCRIPT.replace("print(server.http_port", "print(server.http_port, server.grpc_port")
+    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        port, grpc_port = map(int, process.stdout.readline().split())
+        wait_until_ready(port)
+        fields = ((":method", "POST"), (":path", f"/{SERVICE}/ModelInfer"), ("content-type", "application/grpc"))
+        begun = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, encode(*fields))
+        half = begun + frame(DATA, 0, 1, b"\0" + (50_000).to_bytes(4, "big") + bytes(10_000))
+        web = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 50000\r\n\r\n{"
+        for to, sent in ((grpc_port, b""), (grpc_port, PREFACE), (grpc_port, begun), (grpc_port, half), (port, web)):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", to), timeout=20))
+            client.sendall(sent)
+        client.sendall(b" ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(9) == 0, "the drain may take 10 s, but nothing is open that could be finished"
 
 
 HEADER = Header(origin="live", name="demo", system="static", definitions={})
@@ -413,33 +495,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_the_journal_is_a_log_and_keeps_the_previous_one(tmp_path: Path) -> None:
-    for instant in (1, 2):
-        journal = Journal(tmp_path, HEADER, bytes_max=10_000)
-        journal.extend(instant, [WOKE])
-        journal.close()
-        journal.close()
-    assert list(read_log(tmp_path / EVENTS)) == [(2, WOKE)]
-    assert list(read_log(tmp_path / EARLIER)) == [(1, WOKE)]
-
-
-def test_the_journal_stops_at_its_bound_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path, HEADER, bytes_max=1000)
-    with caplog.at_level(logging.WARNING):
-        for instant in range(200):
-            journal.extend(instant, [WOKE])
-            journal.flush()
-    journal.close()
-    size = (tmp_path / EVENTS).stat().st_size
-    assert 1000 < size < 1100
-    assert [record.getMessage() for record in caplog.records] == [
-        f"the event log has stopped, the server continues: {tmp_path / EVENTS} has reached its limit of 1000 bytes"
-    ]
-
-
-def test_a_disk_that_refuses_does_not_stop_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path, HEADER, bytes_max=1000)
-    (tmp_path / EVENTS).unlink()
-    journal.flush()
-    journal.extend(1, [WOKE])
-    assert "the server continues" in caplog.text
+def test_a_full_disk_at_the_start_is_an_error_with_help(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to("/dev/full")
+    with pytest.raises(MachineError, match="cannot be used: No space left on device") as caught, locked(tmp_path):
+        pass
+    assert caught.value.help == "free some space, or name a folder on another disk with --state"

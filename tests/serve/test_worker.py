@@ -4,26 +4,45 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, save
 
-from sloop.serve.transport import FrameKind, Head, ProcessChannel, ProtocolError, pack_table, socket_pair, unpack_table
-from sloop.serve.worker import MILLIONTHS, InputMemory, Worker
-from sloop.shared_memory import ALIGNMENT, SharedMemory, write_tensors
+from sloop.serve.blocks import BlockReader, write_block
+from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring
+from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
+from sloop.serve.worker import MILLIONTHS, InputMemory, Worker, group, split, tensors_of
+from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
+from sloop.tensor import Port, Signature, Tensor, join_strings
+from tests.serve.rig import alone, run_of, tensors_in
 
 pytestmark = pytest.mark.live
+
+
+BYTES = Signature((Port("x", "UINT8", (-1,)),), (Port("x", "UINT8", (-1,)),))
+MLP = Signature((Port("x", "FP32", (-1, 4)),), (Port("y", "FP32", (-1, 3)),))
 
 
 class Server:
     """The other end of a worker that runs in a thread."""
 
-    def __init__(self, model: str, prepared: int = 0) -> None:
+    def __init__(
+        self,
+        model: str,
+        signature: Signature = BYTES,
+        *,
+        wiring: StageWiring | None = None,
+        is_batchable: bool = True,
+        arena: HeldArena | None = None,
+    ) -> None:
         self.sock, theirs = socket_pair()
         self.sock.settimeout(10)
         self.channel = ProcessChannel(self.sock)
@@ -32,27 +51,37 @@ class Server:
         def work() -> None:
             with theirs:
                 try:
-                    Worker(ProcessChannel(theirs), model, 1, prepared).serve()
+                    own = Arena(arena.number, arena.fd) if arena else None
+                    Worker(ProcessChannel(theirs), model, 1, arena=own).serve()
                 except Exception as error:
                     self.error = error
 
+        setup = StageSetup(wiring or alone("only", signature), signature, is_batchable)
+        self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)
         self.thread.start()
 
-    def receive(self) -> tuple[Head, bytes, bytes]:
-        received = self.channel.receive_head()
+    def receive(self) -> Frame:
+        received = self.channel.receive()
         assert received is not None
-        payload = bytearray(received[0].payload_bytes)
-        self.channel.receive_into(memoryview(payload))
-        return received[0], received[1], bytes(payload)
+        return received
 
     def until_ready(self) -> list[int]:
         """Steps of the cold start."""
         steps = []
-        while (head := self.receive()[0]).kind is not FrameKind.READY:
-            assert head.kind is FrameKind.STEP
-            steps.append(head.subject)
+        while (frame := self.receive()).kind is not FrameKind.READY:
+            assert frame.kind is FrameKind.STEP, bytes(frame.payload)
+            steps.append(frame.subject)
         return steps
+
+    def run(self, order: Run, number: int = 9) -> BatchDone:
+        """What has become of a batch."""
+        self.channel.send(FrameKind.RUN, number, time.monotonic_ns(), [encode(order)])
+        frame = self.receive()
+        assert (frame.kind, frame.subject) == (FrameKind.DONE, number), bytes(frame.payload)
+        assert frame.value > 0
+        done: BatchDone = decoder(BatchDone).decode(frame.payload)
+        return done
 
     def end(self) -> None:
         self.sock.close()
@@ -67,18 +96,20 @@ def echo() -> Iterator[Server]:
     server.end()
 
 
-def test_a_batch_of_two_passes_is_answered_as_onnx_runtime_would(mlp: Path) -> None:
-    server = Server(str(mlp), prepared=2)
+def values(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
+    return Tensor("FP32", array.shape, array.astype("<f4").tobytes())
+
+
+def test_visits_of_a_batch_are_answered_as_onnx_runtime_would(mlp: Path) -> None:
+    server = Server(str(mlp), MLP)
     assert server.until_ready() == [2, 3]
     xs = [np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32) for rows in (5, 1)]
-    server.channel.send(FrameKind.RUN, 9, 0, pack_table([[("FP32", x.shape)] for x in xs]), [x.tobytes() for x in xs])
-    head, table, payload = server.receive()
-    assert (head.kind, head.subject) == (FrameKind.DONE, 9)
-    assert head.value > 0
-    assert [[piece.shape for piece in row] for row in unpack_table(table, len(payload))] == [[(5, 3)], [(1, 3)]]
+    done = server.run(run_of([[values(x)] for x in xs]))
     session = ort.InferenceSession(mlp, providers=["CPUExecutionProvider"])
-    expected = np.concatenate([session.run(None, {"x": x})[0] for x in xs])
-    np.testing.assert_allclose(np.frombuffer(payload, np.float32).reshape(6, 3), expected, rtol=1e-5)
+    for x, [y] in zip(xs, tensors_in(done.blocks), strict=True):
+        assert (y.datatype, y.shape) == ("FP32", (len(x), 3))
+        got = np.frombuffer(y.data, np.float32).reshape(y.shape)
+        np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5)
     server.channel.send(FrameKind.STOP)
     server.thread.join(10)
     assert not server.thread.is_alive()
@@ -86,107 +117,197 @@ def test_a_batch_of_two_passes_is_answered_as_onnx_runtime_would(mlp: Path) -> N
     assert server.error is None
 
 
-def test_a_model_without_inputs_answers_each_pass(tmp_path: Path) -> None:
+def test_a_model_without_inputs_answers_each_visit(tmp_path: Path) -> None:
     value = numpy_helper.from_array(np.array([7, 8], np.float32))
     node, port = helper.make_node("Constant", [], ["y"], value=value), ("y", TensorProto.FLOAT, [2])
     graph = helper.make_graph([node], "constant", [], [helper.make_tensor_value_info(*port)])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
-    server = Server(str(tmp_path / "m.onnx"))
+    signature, nothing = Signature((), (Port("y", "FP32", (2,)),)), StageWiring("only", Assembly((), ()))
+    server = Server(str(tmp_path / "m.onnx"), signature, wiring=nothing, is_batchable=False)
     server.until_ready()
-    server.channel.send(FrameKind.RUN, 9, 0, pack_table([[], []]))
-    head, table, payload = server.receive()
-    assert [piece.shape for row in unpack_table(table, head.payload_bytes) for piece in row] == [(2,), (2,)]
-    assert np.frombuffer(payload, np.float32).tolist() == [7, 8, 7, 8]
+    done = server.run(Run(2, []))
+    answers = [np.frombuffer(y.data, np.float32).tolist() for [y] in tensors_in(done.blocks)]
+    assert answers == [[7, 8], [7, 8]]
     server.end()
     assert server.error is None
 
 
 def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
-    server = Server(str(mlp))
+    server = Server(str(mlp), MLP)
     server.until_ready()
-    server.channel.send(FrameKind.RUN, 1, 0, pack_table([[("FP32", (1, 5))]]), [bytes(20)])
-    head, _, payload = server.receive()
-    assert (head.kind, head.subject) == (FrameKind.FAILED, 1)
-    assert b"InvalidArgument" in payload
-    server.channel.send(FrameKind.RUN, 2, 0, pack_table([[("FP32", (1, 4))]]), [bytes(16)])
-    assert server.receive()[0].kind is FrameKind.DONE
+    server.channel.send(FrameKind.RUN, 1, 0, [encode(run_of([[Tensor("FP32", (1, 5), bytes(20))]]))])
+    frame = server.receive()
+    assert (frame.kind, frame.subject) == (FrameKind.FAILED, 1)
+    assert b"InvalidArgument" in bytes(frame.payload)
+    server.run(run_of([[Tensor("FP32", (1, 4), bytes(16))]]))
     server.end()
     assert server.error is None
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     server = Server(str(tmp_path / "none.onnx"))
-    assert server.receive()[0].kind is FrameKind.STEP
-    head, _, payload = server.receive()
-    assert head.kind is FrameKind.REFUSED
-    assert b"none.onnx" in payload
+    assert server.receive().kind is FrameKind.STEP
+    frame = server.receive()
+    assert frame.kind is FrameKind.REFUSED
+    assert b"none.onnx" in bytes(frame.payload)
     server.end()
     assert server.error is not None
 
 
 @pytest.mark.parametrize(
-    ("kind", "subject", "value", "table"),
+    ("kind", "subject", "value", "payload"),
     [
-        (FrameKind.RUN, 1, 0, b"\xff\xff\xff\xff"),
+        (FrameKind.RUN, 1, 0, encode(Run(2, [b""]))),
+        (FrameKind.RUN, 1, 0, encode(Run(1, [bytes(100)]))),
+        (FrameKind.RUN, 1, 0, encode(Run(1, [Address(1 << 20, 0, 8)]))),
+        (FrameKind.FREE, 0, 0, encode([Address(1, 0, 8)])),
         (FrameKind.RESIZE, 0, MILLIONTHS, b""),
         (FrameKind.RESIZE, 1, 0, b""),
         (FrameKind.DONE, 1, 0, b""),
     ],
 )
 def test_a_malformed_frame_ends_the_worker(
-    echo: Server, kind: FrameKind, subject: int, value: int, table: bytes
+    echo: Server, kind: FrameKind, subject: int, value: int, payload: bytes
 ) -> None:
-    echo.channel.send(kind, subject, value, table)
+    echo.channel.send(kind, subject, value, [payload])
     echo.thread.join(10)
     assert isinstance(echo.error, ProtocolError)
 
 
 def test_a_duty_cycle_of_a_half_doubles_the_time(echo: Server) -> None:
     echo.channel.send(FrameKind.RESIZE, 1, MILLIONTHS // 2)
-    assert echo.receive()[0].kind is FrameKind.RESIZED
-    echo.channel.send(FrameKind.RUN, 1, 0, pack_table([[("UINT8", (1,))]]), [b"x"])
-    head, _, payload = echo.receive()
-    assert payload == b"x"
-    assert head.value >= 2_000_000
+    assert echo.receive().kind is FrameKind.RESIZED
+    began_ns = time.monotonic_ns()
+    echo.channel.send(FrameKind.RUN, 1, began_ns, [encode(run_of([[Tensor("UINT8", (1,), b"x")]]))])
+    assert echo.receive().value >= 2_000_000
 
 
-def test_the_desk_is_aligned_reused_and_grows() -> None:
+def test_the_time_of_a_batch_is_that_from_sending_it_or_from_the_answer_before(echo: Server) -> None:
+    order = [encode(run_of([[Tensor("UINT8", (1,), b"x")]]))]
+    long_ago_ns = time.monotonic_ns() - 10**9
+    echo.channel.send(FrameKind.RUN, 1, long_ago_ns, order)
+    assert echo.receive().value > 10**9, "the worker was held up before it received the batch"
+    echo.channel.send(FrameKind.RUN, 2, long_ago_ns, order)
+    assert echo.receive().value < 10**9, "it was answering another batch"
+
+
+def test_the_memory_of_inputs_is_aligned_reused_and_grows() -> None:
     memory = InputMemory()
-    table = pack_table([[("UINT8", (3,)), ("FP64", (2, 2)), ("FP32", ())]])
-    pieces = unpack_table(table, 39)[0]
-    arrays = memory.allocate(pieces)
+    three = [[Tensor("UINT8", (3,), b"abc")], [Tensor("FP64", (2, 2), bytes(32))], [Tensor("FP32", (), bytes(4))]]
+    (arrays,) = memory.load([three])
     assert [(array.shape, array.dtype.name) for array in arrays] == [
         ((3,), "uint8"),
         ((2, 2), "float64"),
         ((), "float32"),
     ]
     assert all(array.ctypes.data % ALIGNMENT == 0 for array in arrays)
-    assert memory.allocate(pieces)[0].ctypes.data == arrays[0].ctypes.data
-    [large] = memory.allocate(unpack_table(pack_table([[("UINT8", (1000,))]]), 1000)[0])
+    assert all(array.flags.writeable for array in arrays), "a stage in Python may change its inputs"
+    assert memory.load([three])[0][0].ctypes.data == arrays[0].ctypes.data
+    [[large]] = memory.load([[[Tensor("UINT8", (1000,), bytes(1000))]]])
     assert large.shape == (1000,)
 
 
-def test_what_is_shared_is_found_where_it_was_laid_out() -> None:
-    shared = SharedMemory.make()
-    if shared is None:
-        pytest.skip("this system has no anonymous memory to share")
-    with closing(shared):
-        pieces = unpack_table(pack_table([[("UINT8", (3,)), ("FP32", (2, 2))]]), None)[0]
-        size = write_tensors(shared, [[b"a", b"bc"], [bytes(16)]])
-        first, second = InputMemory(SharedMemory(shared.fd)).shared(pieces, size)
-        assert (first.tobytes(), second.tolist()) == (b"abc", [[0, 0], [0, 0]])
-        assert second.ctypes.data % ALIGNMENT == 0
-        with pytest.raises(ProtocolError, match="the frame says 1"):
-            InputMemory(shared).shared(pieces, 1)
-    with pytest.raises(ProtocolError, match="of shared memory"):
-        InputMemory().shared(pieces, size)
+# Batches
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[list[Tensor]]:
+    """Visits with three tensors of equal rows each, one of them text, in a few different row shapes."""
+    visits = []
+    for index in range(draw(st.integers(1, 6))):
+        rows, width = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2]))
+        words = draw(st.lists(st.binary(max_size=3), min_size=rows, max_size=rows))
+        visits.append(
+            [
+                values(np.full((rows, width), index, np.float32)),
+                values(np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + 100 * index),
+                Tensor("BYTES", (rows,), join_strings(words)),
+            ]
+        )
+    return visits
+
+
+@given(batches(), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_an_echo_gives_every_visit_its_own_back(visits: list[list[Tensor]], batchable: bool) -> None:
+    ports = [Port("a", "FP32", (-1, -1)), Port("b", "FP32", (-1, 3)), Port("c", "BYTES", (-1,))]
+    found: dict[int, list[Tensor]] = {}
+    passes = group(visits, batchable=batchable)
+    pieces = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
+    for members, arrays in zip(passes, InputMemory().load(pieces), strict=True):
+        assert not batchable or len({tensor.shape[1:] for i in members for tensor in visits[i][:1]}) == 1
+        rows = [visits[i][0].shape[0] for i in members]
+        found |= zip(members, split(tensors_of(arrays, ports), rows), strict=True)
+    assert [[(t.datatype, t.shape, bytes(t.data)) for t in found[i]] for i in range(len(visits))] == [
+        [(t.datatype, t.shape, t.data) for t in visit] for visit in visits
+    ]
+    if batchable:
+        assert len(passes) == len({visit[0].shape[1:] for visit in visits})
+
+
+def test_an_output_without_a_row_per_row_of_input_fails_the_batch() -> None:
+    one = Tensor("FP32", (1,), bytes(4))
+    with pytest.raises(ValueError, match=r"output 0 has the shape \[1\] for 2 rows"):
+        split([one], [1, 1])
+    assert split([Tensor("INT64", (), bytes(8))], [2])[0][0].shape == (), "a visit alone may get any shape"
+
+
+def test_large_outputs_are_blocks_of_the_arena_and_all_are_freed_if_one_does_not_fit() -> None:
+    arenas = Arenas()
+    held = arenas.make(1 << 20, lambda _: None)
+    if held is None:
+        pytest.skip("this system has no memory to share")
+    server = Server("fake:sleep:0:0", arena=held)
+    server.until_ready()
+    large = [Tensor("UINT8", (400_000,), bytes(400_000))]
+    server.channel.send(FrameKind.RUN, 1, 0, [encode(run_of([large, large, large]))])
+    frame = server.receive()
+    assert frame.kind is FrameKind.FAILED
+    assert b"no room for the outputs" in bytes(frame.payload)
+    for _ in range(3):
+        done = server.run(run_of([large, large, [Tensor("UINT8", (3,), b"abc")]]))
+        first, second, small = done.blocks
+        assert isinstance(first, Address)
+        assert isinstance(second, Address)
+        assert isinstance(small, bytes)
+        assert tensors_in([first])[0][0].data == bytes(400_000)
+        server.channel.send(FrameKind.FREE, payload=[encode([first, second])])
+    server.end()
+    arenas.abandon(held)
+
+
+# What outputs decide
+
+
+def test_a_worker_reports_what_outputs_decide_and_which_visits_do_not_fit() -> None:
+    """Parts are rows that are not 0; a visit whose block is missing does not run."""
+    port = Port("x", "UINT8", (-1,))
+    wiring = StageWiring(
+        "find",
+        Assembly(((Source(APPLICATION, 0),),), (Need(APPLICATION, "whole"),)),
+        (Decision("read", when=0, each=0, sliced=((0, port),)),),
+    )
+    server = Server("fake:sleep:0:0", wiring=wiring, is_batchable=False)
+    server.until_ready()
+    found = write_block([Tensor("UINT8", (3,), bytes([0, 7, 9]))], None)
+    done = server.run(Run(3, [found, None, found]))
+    assert done.edge_counts == ((2,), (), (2,))
+    assert done.faults == {1: "stage 'find' needs an output of '', which did not run for this request"}
+    assert done.blocks[1] is None
+    assert isinstance(done.blocks[0], bytes)
+    assert server.run(Run(2, [None, None])).faults.keys() == {0, 1}, "it does not fail as a whole, to be tried again"
+    reading = Assembler(Assembly(((Source("find", 0, "row", "read"),),), (Need("find", "whole", ("read",)),)))
+    read = BlockReader(0).tensors
+    parts = [reading.inputs("read", part, [done.blocks[0]], read)[0] for part in range(2)]
+    assert [bytes(part.data) for part in parts] == [bytes([7]), bytes([9])]
+    server.end()
 
 
 def test_an_orphan_does_not_start() -> None:
     """Its parent, process 1 at best, is not who the arguments say."""
     ours, theirs = socket_pair()
     with ours, theirs:
-        arguments = [str(theirs.fileno()), str(os.getpid() + 1), "fake:sleep:0:0", "1", "0", "-1"]
+        arguments = [str(theirs.fileno()), str(os.getpid() + 1), "fake:sleep:0:0", "1", "0", "0", "-1"]
         ended = subprocess.run(
             [sys.executable, "-m", "sloop.serve.worker", *arguments],
             pass_fds=[theirs.fileno()],
@@ -198,12 +319,13 @@ def test_an_orphan_does_not_start() -> None:
 
 def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) -> None:
     ours, theirs = socket_pair()
-    arguments = [str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4", "-1"]
+    arguments = [str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4", "0", "-1"]
     command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = ProcessChannel(ours)
-        while (received := channel.receive_head()) is not None and received[0].kind is not FrameKind.READY:
+        channel.send(FrameKind.SETUP, payload=[encode(StageSetup(alone("only", MLP), MLP, True))])
+        while (received := channel.receive()) is not None and received.kind is not FrameKind.READY:
             pass
         channel.send(FrameKind.STOP)
         assert process.stderr is not None

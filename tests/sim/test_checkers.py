@@ -31,7 +31,7 @@ from sloop.policies.order import Edf
 from sloop.profile import Profile, Quadratic
 from sloop.runlog import Record
 from sloop.sim import Checkers, Violation, World, simulate
-from sloop.sim.checkers import CheckedNode, CheckedReplica, CheckerState, Rules
+from sloop.sim.checkers import FIRST_KEY, CheckedNode, CheckedReplica, CheckerState, Rules
 from sloop.vocabulary import (
     BatchId,
     Device,
@@ -427,14 +427,15 @@ def test_a_request_enters_a_stage_when_all_before_it_are_done() -> None:
     assert run(state, 4, "d")
 
 
-def test_a_lost_replica_puts_its_batch_back() -> None:
+@pytest.mark.parametrize(("has_died", "expected"), [(False, (5, 100, 0)), (True, (5, FIRST_KEY, 1))])
+def test_a_lost_replica_puts_its_batch_back(has_died: bool, expected: tuple[int, int, int]) -> None:
     state = state_of(DIAMOND, Edf())
     arrive(state, 0, Request(R0, 0, 0, 100))
     loaded(state, 0, "a")
     state.step = 5
-    state.forget(ReplicaId(0))
+    state.forget(ReplicaId(0), has_died=has_died)
     ((step, visit, key),) = state.requests[R0].waiting.values()
-    assert (step, key, visit.attempts) == (5, 100, 1)
+    assert (step, key, visit.attempts) == expected
     assert not state.replicas
     assert not state.nodes["n"].replicas
 
@@ -544,7 +545,7 @@ def test_parts_of_a_lost_replica_wait_again_as_the_parts_they_were() -> None:
     arrive(state, 0, Request(R0, 0, 0, 100))
     run(state, 1, "a", (0,), (2, 1))
     replica = loaded(state, 2, "b", (1, 0))
-    state.forget(ReplicaId(2))
+    state.forget(ReplicaId(2), has_died=False)
     assert sorted(state.requests[R0].waiting) == [("b", 0), ("b", 1)]
     assert not replica.visits
 

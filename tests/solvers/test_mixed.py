@@ -4,12 +4,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloop.solvers import highs, mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import (
     TIE,
@@ -189,6 +191,72 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     assert found.counts == ((0, 0, 1, 0, 0, 0, 0, 1),)
     assert capfd.readouterr() == ("", "")
+
+
+@st.composite
+def large_problems(draw: st.DrawFn) -> tuple[MixStage, list[MixNodes]]:
+    """One stage with more replicas than can be counted out, on nodes that are always there."""
+    options = tuple(
+        MixOption(
+            rate_rps=draw(st.floats(1, 500)),
+            cost=draw(st.floats(0.05, 4)),
+            most=draw(st.sampled_from([2, 20, 400])),
+            present=draw(st.integers(0, 5)),
+            pool=draw(st.integers(0, 1)),
+            nodes=draw(st.sampled_from([0.05, 0.125, 0.5])),
+        )
+        for _ in range(draw(st.integers(1, 6)))
+    )
+    owned = st.integers(1, 40).map(float) | st.just(math.inf)
+    return MixStage(draw(st.floats(1, 5000)), options), [MixNodes(draw(owned)), MixNodes(draw(owned))]
+
+
+@laws
+@given(large_problems(), st.sampled_from([0.0, 0.2]))
+def test_the_search_for_one_stage_agrees_with_the_integer_program(
+    problem: tuple[MixStage, list[MixNodes]], start: float
+) -> None:
+    stage, pools = problem
+
+    def cost(steps_max: int) -> float:
+        mixed._solved.cache_clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mixed, "STEPS_MAX", steps_max)
+            found = cheapest([stage], pools, start=start)
+        if found is None:
+            return math.inf
+        check(found, [stage], pools)
+        assert found.proven
+        return price_of([stage], found.counts, pools, start)
+
+    assert cost(mixed.STEPS_MAX) == pytest.approx(cost(0), rel=1e-6)
+
+
+def test_one_stage_is_solved_without_the_integer_program_and_equal_programs_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mixed._solved.cache_clear()
+    stage = MixStage(131.0, (MixOption(100.0, 8.0, 50, nodes=0.5), MixOption(16.0, 1.0, 400, nodes=0.0625)))
+    solved: list[int] = []
+    minimise = highs.minimise
+
+    def counting(*args: Any, **options: Any) -> highs.MilpSolution:
+        solved.append(1)
+        return minimise(*args, **options)
+
+    monkeypatch.setattr(highs, "minimise", counting)
+    assert cheapest([stage], [MixNodes(25.0)]) is not None
+    assert not solved
+    for _ in range(3):
+        assert cheapest([stage, stage], [MixNodes(25.0)]) is not None
+    assert len(solved) == 1
+
+
+def test_of_equally_cheap_replicas_the_fewest_run() -> None:
+    stage = MixStage(40.0, (MixOption(10.0, 1.0, 50), MixOption(40.0, 4.0, 50), MixOption(20.0, 2.0, 50)))
+    found = cheapest([stage], ANY)
+    assert found is not None
+    assert found.counts == ((0, 1, 0),)
 
 
 def test_without_a_rate_the_cheapest_replica_runs() -> None:

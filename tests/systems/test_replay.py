@@ -6,18 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import Decided, End, StartReplica
 from sloop.app.load import load_application, load_deployment, load_scenario
+from sloop.cli import main
 from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import WOKE, Deployed, Event, Finished, Planned, ReplicaReady
 from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.sim.scenarios import run_scenario
-from sloop.systems.replay import Replayed, header_of, rebuild, refined_profiles, replay_log
+from sloop.systems.replay import Replayed, changed_systems, header_of, rebuild, refined_profiles, replay_log
 from sloop.systems.setup import Setup, definition_of, set_up
 from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
@@ -304,6 +306,20 @@ def test_after_a_restart_of_the_planner_its_policies_are_fresh(slow: Setup) -> N
     assert replayed(slow, log).difference is None
 
 
+def test_a_system_file_that_has_changed_since_the_run_is_named(slow: Setup, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with FileLog(path, header_of(slow, origin="live")) as file:
+        for now_ns, record in planned(slow):
+            file.append(now_ns, record)
+    assert changed_systems(read_log(path)) == []
+    (tmp_path / "slow.py").write_text(SLOW.replace("count=self.calls", "count=1"))
+    (said,) = changed_systems(read_log(path))
+    assert said == f"{tmp_path / 'slow.py'} has changed since this run, so its present code may decide otherwise"
+    result = CliRunner().invoke(main, ["replay", str(path)])
+    assert result.exit_code == 1
+    assert said in " ".join(result.stdout.split())
+
+
 def test_another_plan_than_the_recorded_one_is_a_difference(slow: Setup) -> None:
     log = planned(slow, forged=True)
     difference = replayed(slow, log).difference
@@ -348,15 +364,15 @@ def logged(folder: Path, origin: str, more: str = "") -> Path:
 
 def test_a_servers_log_refines_the_profiles_of_its_models(tmp_path: Path) -> None:
     log = read_log(logged(tmp_path, "live"))
-    found = refined_profiles(log)
-    assert list(found) == [tmp_path / "net.onnx"]
-    refined = found[tmp_path / "net.onnx"]
+    (found,) = refined_profiles(log)
+    assert (found.model, found.file, found.is_read) == (tmp_path / "net.onnx", tmp_path / "p.json", True)
+    refined = found.profile
     means = {sample.batch: sample.mean_ms for sample in refined.samples}
     assert means == pytest.approx({1: 15, 2: 30, 4: 60}, rel=0.01)
     assert refined.passes[-1].in_service
     assert refined.passes[-1].beside == "a server under static, run.jsonl"
-    save_profile(refined, tmp_path / "net.onnx.profile.json")
-    assert refined_profiles(log)[tmp_path / "net.onnx"] == refined  # the same log adds nothing
+    save_profile(refined, found.file)
+    assert refined_profiles(log) == [found]  # the same log adds nothing
 
 
 def test_models_that_were_deployed_during_the_run_are_refined_too(tmp_path: Path) -> None:
@@ -365,8 +381,28 @@ def test_models_that_were_deployed_during_the_run_are_refined_too(tmp_path: Path
     (tmp_path / "new.yaml").write_text(f"name: one\nslo_ms: 1000\n{stages}\n")
     more = "changes: [{at_s: 3, deploy: new.yaml, truth: {profile_error: 2}}]\n"
     found = refined_profiles(read_log(logged(tmp_path, "live", more)))
-    means = {model.name: profile.passes[-1].samples[0].mean_ms for model, profile in found.items()}
+    means = {each.model.name: each.profile.passes[-1].samples[0].mean_ms for each in found}
     assert means == pytest.approx({"net.onnx": 15, "new.onnx": 30}, rel=0.01)
+    assert [(each.file.name, each.is_read) for each in found] == [
+        ("net.onnx.profile.json", False),  # both read p.json, which cannot be right for both
+        ("new.onnx.profile.json", False),
+    ]
+
+
+def test_the_profile_for_a_kind_of_hardware_is_refined_where_it_was_read(tmp_path: Path) -> None:
+    """It is neither declared nor the one for every other kind: `sloop profile --hardware rack` wrote it."""
+    path = logged(tmp_path, "live")
+    (tmp_path / "p.json").rename(tmp_path / "net.onnx.rack.profile.json")
+    declared = MODEL_APP.replace(", profile: p.json", "").replace(
+        "{hardware: custom,", "{hardware: custom, name: rack,"
+    )
+    (tmp_path / "scene.yaml").write_text(declared)
+    scenario = load_scenario(tmp_path / "scene.yaml")
+    run_scenario(scenario, scenario.systems[0], log=path)
+    header, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(header) | {"origin": "live"}) + b"\n" + rest)
+    (found,) = refined_profiles(read_log(path))
+    assert (found.file, found.is_read) == (tmp_path / "net.onnx.rack.profile.json", True)
 
 
 def test_only_servers_logs_of_that_model_refine_a_profile(tmp_path: Path) -> None:

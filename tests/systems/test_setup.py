@@ -30,6 +30,12 @@ def test_beliefs_and_policies_are_fresh_each_time() -> None:
     assert first.core().state is not second.core().state
 
 
+def test_the_response_timeouts_that_stages_declare_come_into_the_core() -> None:
+    stages = [{"name": "a", "profile": "ResNet-T", "response_timeout_s": 2}, {"name": "b", "profile": "ResNet-T"}]
+    (application,) = set_up(load_application({**MINIMAL, "stages": stages})).core().state.applications.values()
+    assert {name: stage.response_timeout_ns for name, stage in application.stages.items()} == {"a": ms(2000), "b": 0}
+
+
 def test_another_system_can_be_chosen_with_its_own_parameters() -> None:
     setup = set_up(load_application(MINIMAL), SystemChoice("static", {"cores": 0.5}))
     assert setup.system.slots["scale"]["cores"] == 0.5
@@ -325,3 +331,19 @@ def test_a_definition_through_json_gives_the_same_decisions(declared: dict[str, 
     built = build("x", "1", definition)
     assert definition_of(made) == definition, "JSON holds it as it is"
     assert decisions(built, application.cluster, rates) == decisions(made.parts(), application.cluster, rates)
+
+
+def test_a_version_is_built_from_the_system_file_as_it_is_now(tmp_path: Path) -> None:
+    """As in a server in which `sloop deploy` replaces a version: the earlier one keeps the code it was built from."""
+    own = tmp_path / "own.py"
+    text = (
+        "from dataclasses import replace\nfrom sloop.systems import SYSTEMS, build_system\n"
+        "SYSTEM = replace(build_system('static', {'replicas': 1}), name='own')\n"
+    )
+    own.write_text(text)
+    (first,) = set_up(load_application(MINIMAL | {"system": str(own)})).applications
+    definition = definition_of(first)
+    own.write_text(text.replace("'replicas': 1", "'replicas': 3"))
+    name = first.application.name
+    later = build(name, "2", definition | {"version": "2"})
+    assert (first.system.policies.scale.replicas, later.policies.scale.replicas) == (1, 3)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.setup import set_up
-from sloop.systems.system import VERBS, is_system_file, system_in_file
+from sloop.systems.system import VERBS, is_system_file, parameters_of, system_in_file
 from sloop.units import ms, s
 
 
@@ -103,3 +103,21 @@ def test_a_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> N
     (tmp_path / "app.yaml").write_text("name: x\nslo_ms: 10\nsystem: ./mine.py\nstages: [{name: a, profile: ResNet-T}]")
     with pytest.raises(InputError, match=r"app\.yaml:3: system: no system file '\./mine\.py'"):
         load_application(tmp_path / "app.yaml")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_parameter_that_is_listed_can_be_written_with_its_default(name: str) -> None:
+    system = SYSTEMS[name]
+    declared: dict[str, Any] = {}
+    for each in parameters_of(system):
+        verb, dot, key = each.key.partition(".")
+        (declared.setdefault(verb, {}) if dot else declared)[key or verb] = each.default
+    assert build_system(name, declared).slots == system.slots
+
+
+def test_parameters_say_what_they_mean_as_users_write_them() -> None:
+    found = {each.key: each for each in parameters_of(SYSTEMS["mixed"])}
+    calm = found["calm_ms"]
+    assert (calm.verb, calm.policy, calm.default) == ("scale", "mixed", 60_000)
+    assert calm.meaning == "How long the demand must have been lower before fewer replicas are planned."
+    assert found["forecast.window_ms"].policy == "moving_max"

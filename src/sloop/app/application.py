@@ -15,7 +15,7 @@ from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.options import Value, limited
 from sloop.profile.profile import Profile
 from sloop.units import ms
-from sloop.vocabulary import Node, Path
+from sloop.vocabulary import Node, Path, version_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,17 @@ class Variant:
     """Its speed on every kind of hardware that `profiles` does not name."""
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """Its speed by kind of hardware."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The files of its profiles, by kind of hardware; "" is the file of `profile`. Inline and published profiles have
+    none."""
 
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""
         return self.profiles.get(hardware, self.profile)
+
+    def file_on(self, hardware: str) -> str:
+        """The file of its profile on a kind of hardware; empty if it was not read from a file."""
+        return self.files.get(hardware if hardware in self.profiles else "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,9 @@ class Stage:
     each: Each | None = None
     join: bool = False
     entry: bool = False
+    response_timeout_s: float = 0.0
+    """After how many seconds a batch that has not finished is given up, with its replica; 0: the default, which follows
+    from the believed duration and the deadline (`core.state.StageState.give_up_ns`)."""
 
     def variant(self, name: str) -> Variant:
         """The variant called `name`. KeyError if there is none."""
@@ -80,6 +90,8 @@ class SystemChoice:
     """The parameters that an application has from its deployment."""
     overrules: str = field(default="", compare=False)
     """The other system that the application's own file declares, which the deployment's replaces."""
+    digest: str = field(default="", compare=False)
+    """In a log, of a system that is a Python file: SHA-256 of the file that decided."""
 
     @property
     def declared(self) -> Value:
@@ -144,6 +156,8 @@ class Application:
     rest_after_s: float = 0.0
     """After how many seconds without a request it gives up its replicas; 0: never."""
     limits: Limits = Limits()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """By output, the absolute path of the file with the names of its classes, one a line."""
     file: str = ""
     path: str = ""
     """The dotted key of the application in its file; empty for the whole file."""
@@ -153,7 +167,7 @@ class Application:
     @property
     def key(self) -> str:
         """Unique among all versions of all applications of a deployment."""
-        return self.name if self.version == "1" else f"{self.name}@{self.version}"
+        return version_key(self.name, self.version)
 
     @property
     def slo_ns(self) -> int:
@@ -280,6 +294,8 @@ class Deployment:
     cluster: tuple[Node, ...] = ()
     limits: Limits = Limits()
     """Of all applications together."""
+    edges: int | None = None
+    """The processes that face the network; 0: they share the process that decides. None: see `sloop.serve.server`."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 

@@ -1,7 +1,7 @@
 """Reads YAML documents into values that carry their file, line and key, so that errors can name them.
 
-Any text gives values or an `InputError`, in time bounded by its length: depth and size are limited, also for aliases
-that refer to each other. Must not depend on the meaning of the keys.
+Any text gives values or an `InputError`, in bounded time: the size of the text is limited before it is parsed, depth
+and number of values afterwards, also for aliases that refer to each other. Must not depend on the meaning of the keys.
 
 Differences from plain YAML 1.1: a duplicate key is an error, dates and binaries stay text, `1e3` is a number.
 """
@@ -16,6 +16,9 @@ import yaml
 from sloop.errors import InputError
 from sloop.options import KEY_MAX, Value, describe
 
+BYTES_MAX: Final = 2**21
+"""The most bytes of a file: ten for each of the `VALUES_MAX` values. The parser, which is written in Python so that
+every value knows its line, needs some seconds for that many."""
 VALUES_MAX: Final = 200_000
 """The most values in one document; an alias counts wherever it is used."""
 DEPTH_MAX: Final = 40
@@ -26,19 +29,30 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def read_yaml(path: Path) -> Value:
-    """The document in a file. InputError if it cannot be read."""
+    """The document in a file. InputError if it cannot be read, or is larger than `BYTES_MAX`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(BYTES_MAX + 1)  # never more, also of a device that has no end
+        _check_size(len(raw), str(path))
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError("not a text file in UTF-8", where=str(path), help="give a YAML file") from error
+        help = "give an application file (YAML), or a model file (.onnx, .py)"
+        raise InputError("not a text file in UTF-8", where=str(path), help=help) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"cannot read it: {reason}", where=str(path), help="check the path") from error
     return parse_yaml(text, str(path))
 
 
+def _check_size(size_bytes: int, file: str) -> None:
+    if size_bytes > BYTES_MAX:
+        what = f"larger than {BYTES_MAX:,} bytes, the most that a YAML file may have"
+        raise InputError(what, where=file, help="give an application, deployment or scenario file, or divide it")
+
+
 def parse_yaml(text: str, file: str = "<text>") -> Value:
     """The document in a text. InputError if it is not YAML, is empty, or is too large or too deep."""
+    _check_size(len(text), file)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:

@@ -1,11 +1,13 @@
-"""Loads applications, deployments and scenarios from files or mappings.
+"""Loads applications, deployments and scenarios from files or mappings. A model file is an application of one stage.
 
 Any input gives values that keep all rules, or an InputError that names file, line, key and the fix. Reads the disk only
 for profiles, and to check that named files exist. `sloop.systems` reads the parameters of a system.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import floor, log10
 from pathlib import Path as FilePath
 from typing import Final
 
@@ -24,20 +26,42 @@ from sloop.app.scenario import Change, NetworkTruth, Scenario, Truth
 from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_stages
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
-from sloop.text import listed
+from sloop.profile.model import is_model
+from sloop.text import counted, listed, number
 from sloop.vocabulary import Canary, Node
 from sloop.workload.link import link_options
 from sloop.workload.read import trace_options
 
 SHARED_KEYS: Final = ("weight", "rest_after_s", "limits")
 """Keys of an application that a deployment may give instead of the application's file."""
-APPLICATION_KEYS: Final = ("name", "slo_ms", "stages", "paths", "system", "cluster", "estimates", *SHARED_KEYS)
-DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits")
+APPLICATION_KEYS: Final = (
+    "name",
+    "slo_ms",
+    "stages",
+    "paths",
+    "system",
+    "cluster",
+    "estimates",
+    "labels",
+    *SHARED_KEYS,
+)
+EDGES_MAX: Final = 64
+"""The most processes that face the network."""
+DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits", "edges")
 SCENARIO_KEYS: Final = ("trace", "traces", "duration_s", "seed", "truth", "systems", "changes")
 SYSTEM_KEYS: Final = {"system", "systems"}
 APPLICATIONS_MAX, CHANGES_MAX = 1_000, 10_000
 NAME_CHARS_MAX: Final = 100
 DEFAULT_SYSTEM, DEFAULT_SYSTEM_OF_GRAPHS = "sponge", "biscale"
+SYSTEM_OF_MODELS: Final = SystemChoice("sponge", {"criterion": "steady"})
+"""The system of model files: one replica that takes the cores that the rate needs, for evenly spaced requests."""
+SLO_FACTOR: Final = 5.0
+"""The usual deadline as a multiple of the time of a single request, as publications choose deadlines for many models at
+once. Five leaves time for the batch before a request's own, and for its own."""
+SLO_MS_LEAST: Final = 50.0
+"""The least usual deadline: below it, the network decides and not the model."""
+SLO_STEPS: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0)
+"""Usual deadlines are rounded up to these, times a power of ten."""
 
 Source = str | FilePath | Mapping[str, object]
 """The path of a file, or its content as a mapping."""
@@ -89,7 +113,54 @@ def _document(source: Source, folder: FilePath | None) -> tuple[Value, FilePath]
     if isinstance(source, Mapping):
         return as_value(source), folder or FilePath()
     path = FilePath(source)
+    if is_model(path):
+        return _model_document(path), FilePath()
     return read_yaml(path), folder or path.parent
+
+
+# Model files
+
+
+def _model_document(path: FilePath) -> Value:
+    """A model file as an application of one stage, which is called like the file. Its deadline follows from the profile
+    beside it, see `with_deadline`; without one, it is the least until the model has been measured."""
+    if not path.is_file():
+        raise InputError("there is no such file", where=str(path), help="give a model or an application file")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:NAME_CHARS_MAX] or "model"
+    stage = {"name": name, "model": str(path.absolute())}
+    return Value({"name": name, "slo_ms": SLO_MS_LEAST, "stages": [stage]}, "", str(path))
+
+
+def is_model_application(application: Application) -> bool:
+    """Whether the user gave a model file instead of an application file."""
+    return is_model(FilePath(application.file))
+
+
+def with_deadline(application: Application, slo_ms: float | None = None) -> tuple[Application, str]:
+    """The application; that of a model file with the deadline `slo_ms`, or else with one that follows from the model's
+    profile, if it has one, and a sentence that says so."""
+    if not is_model_application(application):
+        return application, ""
+    if slo_ms is not None:
+        return replace(application, slo_ms=slo_ms), ""
+    profile = next(iter(application.profiles_of(application.stages[0].variants[0]).values()), None)
+    if profile is None:
+        return application, ""
+    region = profile.region
+    cores = 1.0 if region is None or region.has(region.batch_min, 1.0) else profile.max_cores
+    single_ms = profile.latency_ms.latency_ms(1, cores)
+    usual_ms = usual_slo_ms(single_ms)
+    why = f"{SLO_FACTOR:g} × {number(single_ms)} ms, the time of one request on {counted(cores, 'core')}"
+    least = f", but at least {SLO_MS_LEAST:g} ms" if usual_ms == SLO_MS_LEAST else ", rounded up"
+    note = f"{application.name}: its deadline is {number(usual_ms)} ms ({why}{least})"
+    return replace(application, slo_ms=usual_ms), note
+
+
+def usual_slo_ms(single_ms: float) -> float:
+    """The usual deadline of a model whose single requests take `single_ms`: `SLO_FACTOR` times as long, rounded up."""
+    wanted_ms = max(SLO_MS_LEAST, SLO_FACTOR * single_ms)
+    power = 10.0 ** floor(log10(wanted_ms))
+    return next((power * step for step in SLO_STEPS if power * step >= wanted_ms), 10 * power)
 
 
 # Deployments
@@ -132,6 +203,7 @@ def read_deployment(document: Value, folder: FilePath) -> Deployment:
         applications=(),
         system=_systems(fields, folder, 1)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
+        edges=fields["edges"].integer(least=0, most=EDGES_MAX) if "edges" in fields else None,
         file=document.file,
         lines=document.lines,
     )
@@ -148,7 +220,7 @@ def _member(value: Value, folder: FilePath) -> _Member:
     if "file" not in fields:
         value.fail("an application needs 'file' or 'stages'", "name its file: `- file: ./app.yaml`")
     path = existing_file(fields["file"], folder, "application file")
-    document = read_yaml(path)
+    document = _model_document(path) if is_model(path) else read_yaml(path)
     if "applications" in document.mapping():
         itself = value.file and path == FilePath(value.file).resolve()
         what = "a deployment cannot list itself" if itself else f"{path.name} is a deployment, not an application"
@@ -166,9 +238,10 @@ def _deployment(members: Sequence[_Member], given: Deployment, cluster: Declared
     applications = [read_application(each.document, each.folder, cluster, each.instead) for each in members]
     system = given.system
     if not system.name:
-        named = (each.system for each in applications if each.system.path)
+        named = next((each.system for each in applications if each.system.path), None)
         most = max(len(each.stages) for each in applications)
-        system = replace(next(named, _default_system(most)), parameters={}, path="")
+        default = SYSTEM_OF_MODELS if all(map(is_model_application, applications)) else _default_system(most)
+        system = default if named is None else replace(named, parameters={}, path="")
     made = replace(given, cluster=cluster.nodes, system=system)
     joined = [made.joined_by(application) for application in applications]
     if len(joined) > 1:
@@ -209,13 +282,14 @@ def read_application(
         name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
-        system=_systems(fields, folder, len(stages))[0],
+        system=SYSTEM_OF_MODELS if is_model(FilePath(document.file)) else _systems(fields, folder, len(stages))[0],
         declared_paths=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
         weight=fields["weight"].number(above=0, most=1e6) if "weight" in fields else 1.0,
         rest_after_s=fields["rest_after_s"].number(least=0, most=1e9) if "rest_after_s" in fields else 0.0,
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
+        labels=_labels(fields["labels"], folder) if "labels" in fields else {},
         file=document.file,
         path=document.path,
         lines=document.lines,
@@ -226,7 +300,12 @@ def read_application(
         places = {stage.name: place for stage, place in zip(stages, fields["stages"].elements(), strict=True)}
         place = places.get(error.where, fields["stages"])
         place.fail(error.what.removeprefix(f"{error.where}: "), error.help)
-    return application
+    return with_deadline(application)[0]
+
+
+def _labels(value: Value, folder: FilePath) -> dict[str, str]:
+    """By output, the file with the names of its classes."""
+    return {name: str(existing_file(each, folder, "file of labels")) for name, each in value.mapping().items()}
 
 
 def _joined_cluster(fields: Mapping[str, Value], cluster: DeclaredCluster | None) -> tuple[Node, ...]:

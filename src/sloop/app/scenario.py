@@ -72,9 +72,20 @@ class NetworkTruth:
 
 @dataclass(frozen=True, slots=True)
 class FailureTruth:
-    """Replicas are lost at random; the mean time between failures of each is `mtbf_s` seconds."""
+    """What fails at random: replicas, with a mean time of `mtbf_s` seconds between the failures of each; and requests.
 
-    mtbf_s: float = limited(above=0, most=1e12)
+    A request that is bad at a stage makes the model raise in every batch with it, a deadly one kills every replica that
+    runs it. Both are fractions of the visits to each stage, 0 to 1.
+    """
+
+    mtbf_s: float | None = limited(None, above=0, most=1e12)
+    bad_requests: float = limited(0.0, least=0, most=1)
+    deadly_requests: float = limited(0.0, least=0, most=1)
+
+    def __post_init__(self) -> None:
+        """ValueError if nothing fails."""
+        if not (self.mtbf_s or self.bad_requests or self.deadly_requests):
+            raise ValueError("nothing fails: give mtbf_s, bad_requests or deadly_requests")
 
 
 @dataclass(frozen=True, slots=True)

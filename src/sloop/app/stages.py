@@ -32,6 +32,7 @@ from sloop.units import ms
 from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
+TIMEOUT_KEY: Final = "response_timeout_s"
 VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
@@ -62,7 +63,7 @@ def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ..
 
 
 def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
-    fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS), required=("name",))
+    fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS, TIMEOUT_KEY), required=("name",))
     name = read_name(fields["name"])
     after = _after(fields)
     return Stage(
@@ -73,6 +74,7 @@ def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
         each=_each(fields["each"], after) if "each" in fields else None,
         join=fields["join"].boolean() if "join" in fields else False,
         entry=fields["entry"].boolean() if "entry" in fields else False,
+        response_timeout_s=fields[TIMEOUT_KEY].number(least=1, most=1e6) if TIMEOUT_KEY in fields else 0.0,
     )
 
 
@@ -99,17 +101,25 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
             f"{name!r} has neither a 'model' (an ONNX or Python file) nor a 'profile'", "add 'model: ./FILE.onnx'"
         )
     model = existing_file(fields["model"], folder, "model file") if "model" in fields else None
+    files: dict[str, str] = {}
     profile: Profile | None = None
     if "profile" in fields:
         profile = read_profile(fields["profile"], folder)
+        files[""] = _profile_file(fields["profile"], folder)
         _check_accelerator(fields["profile"], profile, kinds)
     elif model is not None and path_beside(model).is_file():
         profile = _profile_beside(model, fields["model"])
+        files[""] = str(path_beside(model))
     profiles = _profiles(fields["profiles"], folder, kinds) if "profiles" in fields else {}
     if model is not None and "profile" not in fields:
-        profiles = _profiles_beside(model, fields["model"], kinds) | profiles
+        beside = _profiles_beside(model, fields["model"], kinds)
+        files |= {hardware: str(path_beside(model, hardware)) for hardware in beside}
+        profiles = beside | profiles
+    if "profiles" in fields:
+        files |= {hardware: _profile_file(each, folder) for hardware, each in fields["profiles"].mapping().items()}
     accuracy = fields["accuracy"].number(least=0, most=100) if "accuracy" in fields else None
-    return Variant(name, str(model) if model else None, accuracy, profile, profiles)
+    files = {hardware: file for hardware, file in files.items() if file}
+    return Variant(name, str(model) if model else None, accuracy, profile, profiles, files)
 
 
 # Profiles
@@ -161,6 +171,13 @@ def read_profile(value: Value, folder: FilePath) -> Profile:
         return load_profile(path)
     except InputError as error:
         value.fail(error.what, error.help)
+
+
+def _profile_file(value: Value, folder: FilePath) -> str:
+    """The absolute path of the file that `read_profile` reads; empty for an inline or a published profile."""
+    if not isinstance(value.content, str) or value.content in PUBLISHED:
+        return ""
+    return str((folder / value.content).absolute())
 
 
 def _profiles_beside(model: FilePath, value: Value, kinds: Kinds) -> dict[str, Profile]:

@@ -10,9 +10,19 @@ import click
 from rich.console import RenderableType
 
 from sloop.app.application import Application, Limits, Stage
-from sloop.app.load import load_deployment
-from sloop.cli.command import CommandOutput, Rate, command, progress, rates_by_name, table
-from sloop.cli.plan import RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
+from sloop.cli.command import (
+    CommandOutput,
+    Rate,
+    code_notes,
+    command,
+    loaded,
+    progress,
+    rates_by_name,
+    slo_option,
+    table,
+    with_deadlines,
+)
+from sloop.cli.plan import CODE_NOTE, RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
 from sloop.report.tables import Table
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
@@ -28,7 +38,7 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 """
 
 
-@command("check", example=EXAMPLE)
+@command("check", example=EXAMPLE, notes=CODE_NOTE)
 @apps_argument
 @click.option(
     "--rate",
@@ -38,12 +48,15 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
     help=f"{RATE_HELP} [default: {RATE_RPS:g}]",
 )
 @arrivals_option
-def check(apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals) -> CommandOutput:
-    """Validate the applications in APP... and show their plan. Nothing is started or written.
+@slo_option
+def check(
+    apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
+) -> CommandOutput:
+    """Validate the applications in APP... and show their plan. No model is started or measured, and nothing is written.
 
     Exit code 1 if a file has a mistake or the plan is not feasible.
     """
-    deployment = load_deployment(apps)
+    deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     setup = set_up(deployment, must_fit=False)
     given = rates_by_name(rates)
     with progress("planning", total=1.0) as advance:
@@ -60,7 +73,8 @@ def check(apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals
     if by_default:
         of = f" of {listed(by_default)}" if given else " of each application" if len(by_default) > 1 else ""
         parts.append(f"planned for {RATE_RPS:g} requests/s{of}, the default of `sloop check` (--rate sets another)")
-    return CommandOutput(value, [*parts, *plan_display(plan)], exit_code=0 if plan.feasible else 1)
+    parts += [*plan_display(plan), *notes, *code_notes(deployment)]
+    return CommandOutput(value, parts, exit_code=0 if plan.feasible else 1)
 
 
 def _described(application: Application) -> Mapping[str, Any]:

@@ -5,9 +5,9 @@ the place, the problem and the fix. Exit codes: 0 success, 1 failure, 2 wrong us
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from threading import Timer
@@ -20,10 +20,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table as Grid
 from rich.text import Text
 
+from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.document import parse_yaml
-from sloop.app.load import load_scenario
+from sloop.app.load import is_model_application, load_deployment, load_scenario, with_deadline
+from sloop.app.stages import SLO_MS_MAX
 from sloop.errors import InputError, SloopError
+from sloop.profile.examine import ExaminedModel
+from sloop.profile.model import row_shapes
 from sloop.report.tables import Table, as_rich
+from sloop.systems.system import is_system_file
 from sloop.text import counted, listed
 from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
@@ -56,7 +61,7 @@ def print_output(output: CommandOutput) -> None:
         return
     console = Console() if sys.stdout.isatty() else Console(width=200, soft_wrap=False)
     for part in output.display:
-        console.print(part, highlight=False)
+        console.print(part, highlight=False, markup=False)  # a file may be called `[b].onnx`
 
 
 class Command(click.Command):
@@ -70,6 +75,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> None:
         ctx.meta[JSON] = ctx.params.pop("as_json")
         try:
+            _check_paths(ctx.params.values())
             output = super().invoke(ctx)
         except SloopError as error:
             what = str(error.args[0])
@@ -82,6 +88,15 @@ class Command(click.Command):
             print_output(output)
             if output.exit_code:
                 ctx.exit(output.exit_code)
+
+
+def _check_paths(values: Iterable[object]) -> None:
+    """InputError for a path whose name is not text: it could not be written into a log, or passed to a runtime."""
+    for value in values:
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, Path) and any("\ud800" <= sign <= "\udfff" for sign in str(each)):
+                name = str(each).encode(errors="backslashreplace").decode()
+                raise InputError("its name is not valid UTF-8", where=name, help="rename the file")
 
 
 def command(name: str, *, example: str, notes: str = "") -> Callable[[Callable[..., CommandOutput | None]], Command]:
@@ -118,8 +133,9 @@ class ProgressUpdate(Protocol):
 @contextmanager
 def progress(what: str, total: float) -> Iterator[ProgressUpdate]:
     """A progress bar on stderr while the block runs, if it takes longer than `PROGRESS_AFTER_S`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     row = bar.add_task(what, total=total)
 
     def update(done: float, now: str = "") -> None:
@@ -195,6 +211,13 @@ class Number(click.FloatRange):
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 
+slo_option = click.option(
+    "--slo-ms",
+    type=Number(min=0, min_open=True, max=SLO_MS_MAX),
+    help="Deadline of the applications of model files in APP... [default: derived from their profiles].",
+)
+
+
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
     """A rate as `R` or `NAME=R`: a pair of the name ("" if there is none) and requests per second."""
 
@@ -246,6 +269,71 @@ def counts(text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"{text!r} is not a list of whole numbers; write 1,2,4") from None
 
 
+def loaded(apps: Sequence[Path], slo_ms: float | None) -> Deployment:
+    """The deployment of the files in APP..., which may be application files or models; or one deployment file."""
+    deployment = load_deployment(apps)
+    if slo_ms is not None and not any(map(is_model_application, deployment.applications)):
+        raise click.UsageError("--slo-ms is the deadline of model files; an application file declares its own.")
+    return deployment
+
+
+def with_deadlines(deployment: Deployment, slo_ms: float | None) -> tuple[Deployment, list[str]]:
+    """The deployment with the deadlines of model files, and what to say of those that were derived."""
+    applications: list[Application] = []
+    notes: list[str] = []
+    for each in deployment.applications:
+        application, note = with_deadline(each, slo_ms)
+        applications.append(application)
+        notes += [f"{note}; --slo-ms sets another"] if note else []
+    return replace(deployment, applications=tuple(applications)), notes
+
+
+def chosen_system(name: str | None) -> SystemChoice | None:
+    """The system that --system names; the path of a Python file becomes absolute, as in an application file."""
+    if not name:
+        return None
+    return SystemChoice(str(Path(name).absolute()) if is_system_file(name) else name, path="--system")
+
+
+def code_notes(deployment: Deployment) -> list[str]:
+    """A sentence for each Python file of a user that was executed to build a system."""
+    files = dict.fromkeys(each.system.name for each in deployment.applications if is_system_file(each.system.name))
+    return [f"{file} was executed in this process: it defines the system" for file in files]
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""One row's shape by input."""
+
+
+def with_open_sizes(model: Path, known: ExaminedModel, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """`shapes`, and the shapes of all other inputs with open dimensions, whose sizes are asked for on a terminal.
+
+    InputError without a terminal; its help is the option to give.
+    """
+    missing = [each for each in known.dimensions if not all(name in shapes for name, _ in each.ports)]
+    if not missing:
+        return dict(shapes)
+    proposed = row_shapes(known.signature, missing, [each.proposal for each in missing])
+    if not is_terminal():
+        named = listed([each.name for each in missing])
+        options = " ".join(f"--shape {name}={','.join(map(str, row))}" for name, row in proposed.items())
+        help = f"give the shape of one row, for example: {options}"
+        what = f"besides its first dimension, the size of {named} is open"
+        raise InputError(what, where=str(model), help=help)
+    click.echo(f"{model.name} has open dimensions besides the first; with which sizes should it be measured?", err=True)
+    size = click.IntRange(min=1)
+    sizes = []
+    for each in missing:
+        inputs = listed([name for name, _ in each.ports])
+        sizes.append(click.prompt(f"{each.name} (of {inputs})", type=size, default=each.proposal, err=True))
+    return {**row_shapes(known.signature, missing, sizes), **shapes}
+
+
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
     """The name of an input and its dimensions: `data=3,224,224`."""
     name, _, sizes = text.partition("=")
@@ -253,3 +341,14 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
         return name, tuple(int(size) for size in sizes.split(","))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not NAME=SIZES; write data=3,224,224") from None
+
+
+shape_option = click.option(
+    "--shape",
+    "shapes",
+    type=shape,
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Shape of one row of an input with open dimensions "
+    "[default: as in the profile beside the model, or asked for].",
+)

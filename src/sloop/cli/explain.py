@@ -20,15 +20,15 @@ from sloop.report.explain import (
     explain_decision,
     explain_deployment,
     explain_request,
-    fresh_state,
     miss_reasons,
+    request_named,
     rollouts,
+    state_of,
 )
 from sloop.report.html import log_page, write_page
 from sloop.report.tables import Table
 from sloop.runlog import RecordedLog, read_log
-from sloop.systems.replay import rebuild
-from sloop.text import listed
+from sloop.text import listed, numbered
 from sloop.units import s
 
 Row = TypeVar("Row", MissReason, RolloutStep)
@@ -36,6 +36,7 @@ EXAMPLE = """
 sloop explain run.jsonl
 sloop explain run.jsonl --application shop
 sloop explain run.jsonl --request 17
+sloop explain .sloop/digits --request 0af7651916cd43dd8448eb211c80319c
 sloop explain run.jsonl --at 12.5
 sloop explain run.jsonl --at 12.5 --application shop
 sloop explain run.jsonl --page run.html
@@ -43,8 +44,13 @@ sloop explain run.jsonl --page run.html
 
 
 @command("explain", example=EXAMPLE)
-@click.argument("log", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--request", type=int, help="Number of a request: explain how it ended.")
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option(
+    "--request",
+    "name",
+    metavar="ID",
+    help="Explain how a request ended: its number in the log, or what its client calls it (x-request-id, id, trace).",
+)
 @click.option(
     "--at", "at_s", type=Number(), metavar="SECONDS", help="Explain the decision in force at this time of the run."
 )
@@ -60,8 +66,8 @@ sloop explain run.jsonl --page run.html
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write a report of the whole run to this HTML file.",
 )
-def explain(log: Path, request: int | None, at_s: float | None, application: str, page: Path | None) -> CommandOutput:
-    """Explain an event log of `sloop serve` or `sloop simulate`.
+def explain(log: Path, name: str | None, at_s: float | None, application: str, page: Path | None) -> CommandOutput:
+    """Explain an event log of `sloop serve` or `sloop simulate`: a file, a segment, or the state folder of a server.
 
     With --request: why that request ended as it did, step by step. With --at: why the decision then in force was taken.
 
@@ -69,21 +75,26 @@ def explain(log: Path, request: int | None, at_s: float | None, application: str
     first of them. If every request was served in time, one line says so. If versions replaced each other, a second
     table says when and why. Estimates of batches are P99s unless the profile was made for another percentile.
     """
-    if request is not None and at_s is not None:
+    if name is not None and at_s is not None:
         raise click.UsageError("give either --request or --at, not both")
-    if application and request is not None:
+    if application and name is not None:
         raise click.UsageError("give either --request or --application, not both")
     if "@" in application and at_s is None:
         raise click.UsageError("--application NAME@VERSION needs --at; give NAME to see all its versions")
     recorded = read_log(log)
     if page is not None:
         write_page(log_page(recorded), page)
-    if request is not None:
-        story = explain_request(recorded, request, fresh_state(rebuild(recorded.header)))
-        said = Text(f"request {request}: {story.summary}")
-        return CommandOutput(story, [said, *visits(story.visits), *timeline(story.steps)])
+    if name is not None:
+        request, others = request_named(recorded, name)
+        try:
+            story = explain_request(recorded, request, state_of(recorded))
+        except InputError as error:
+            raise InputError(error.what, help="; ".join((error.help, *recorded.missing))) from error
+        called = f" ({name})" if name != str(request) else ""
+        said = [Text(f"request {request}{called}: {story.summary}"), *others_text(others)]
+        return CommandOutput(story, [*said, *visits(story.visits), *timeline(story.steps)])
     if at_s is not None:
-        return _decisions(recorded, at_s, application)
+        return _with_missing(recorded, _decisions(recorded, at_s, application))
     found, steps = _of(recorded, application, miss_reasons(recorded)), _of(recorded, application, rollouts(recorded))
     reasons = tables.miss_reasons(found, several=len({reason.application for reason in found}) > 1)
     parts: list[RenderableType] = (
@@ -93,7 +104,21 @@ def explain(log: Path, request: int | None, at_s: float | None, application: str
     )
     if steps:
         parts.append(table(tables.rollouts(steps)))
-    return CommandOutput({"reasons": found, "rollouts": steps}, parts)
+    value: dict[str, object] = {"reasons": found, "rollouts": steps}
+    if recorded.missing:
+        value["missing"] = recorded.missing
+    output = CommandOutput(value, parts)
+    return _with_missing(recorded, output)
+
+
+def _with_missing(log: RecordedLog, output: CommandOutput) -> CommandOutput:
+    """The output, and for which part of the run it speaks."""
+    return CommandOutput(output.value, [*output.display, *map(Text, log.missing)], exit_code=output.exit_code)
+
+
+def others_text(others: Sequence[int]) -> list[Text]:
+    """That other requests have the same name, if there are any."""
+    return [Text(f"the client gave the same name to {numbered('request', others)}")] if others else []
 
 
 def _of(log: RecordedLog, application: str, rows: list[Row]) -> list[Row]:
@@ -113,7 +138,7 @@ def _of(log: RecordedLog, application: str, rows: list[Row]) -> list[Row]:
 
 def _decisions(log: RecordedLog, at_s: float, application: str) -> CommandOutput:
     """The decision about one application, or about all if there are several and none is named."""
-    state = fresh_state(rebuild(log.header))
+    state = state_of(log)
     if application or len(log.header.definitions) == 1:
         decision = explain_decision(log, s(at_s), state, application)
         return CommandOutput(decision, [Text(decision.summary), Text(decision.why), *timeline(decision.steps)])

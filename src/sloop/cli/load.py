@@ -1,17 +1,23 @@
 """`sloop load`: sends the requests of a trace to a server."""
 
+import os
 from pathlib import Path
+from typing import Final
 
 import click
+import msgspec
 
 from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, link_at, progress, shape, trace_at
+from sloop.errors import InputError
 from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load
 from sloop.load.plan import only_model, split_url
 from sloop.units import to_s
 
+KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop load http://localhost:8000 --trace '{kind: poisson, rate: 50}' --duration-s 60 --slo-ms 200
 sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: lte}' --payload-kb 284
+sloop load http://localhost:8000 --model words --version 2 --trace '{kind: equal, rate: 5}' --duration-s 60 --slo-ms 200
 """
 
 
@@ -22,6 +28,14 @@ sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: 
     "--slo-ms", type=Number(min=0, min_open=True), required=True, help="Deadline of each request, end to end, in ms."
 )
 @click.option("--model", help="Application or model to send requests to [default: the only one at URL].")
+@click.option(
+    "--version", metavar="V", default="", help="Version of the model to ask for [default: the server chooses]."
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"File whose first line is the key for the server, as KEY or NAME KEY [default: the variable {KEY_VARIABLE}].",
+)
 @click.option(
     "--duration-s", type=Number(min=0, min_open=True), help="Send only this many seconds of the trace, from its start."
 )
@@ -77,6 +91,8 @@ def load(
     trace: str,
     slo_ms: float,
     model: str | None,
+    version: str,
+    api_key_file: Path | None,
     duration_s: float | None,
     seed: int,
     link: str | None,
@@ -93,9 +109,12 @@ def load(
     The load is open loop: requests are sent when the trace says, whether or not earlier ones have been answered.
     """
     arrivals = trace_at(trace, seed=seed, duration_s=duration_s, application=model or "", option="--model")
+    api_key = key_in(api_key_file) if api_key_file else os.environ.get(KEY_VARIABLE, "")
     plan = LoadPlan(
         url=url,
-        model=model or only_model(split_url(url), timeout_s=timeout_s),
+        model=model or only_model(split_url(url), timeout_s=timeout_s, api_key=api_key),
+        version=version,
+        api_key=api_key,
         arrivals=arrivals,
         slo_ms=slo_ms,
         seed=seed,
@@ -114,4 +133,16 @@ def load(
             advance(report.at_s, f"{report.sent:,} sent, {report.ended:,} ended")
 
         result = run_load(plan, progress=update)
-    return CommandOutput(result, [facts(result.rows())])
+    asked = {"model": plan.model, "version": version or None}
+    return CommandOutput({**asked, **msgspec.to_builtins(result)}, [facts(result.rows())])
+
+
+def key_in(path: Path) -> str:
+    """The key in the first line of a file that is not empty. InputError if there is none."""
+    try:
+        words = path.read_text(encoding="utf-8").split("\n", 1)[0].split()
+    except (OSError, ValueError) as error:
+        raise InputError("cannot read the key", where=str(path), help="check the path") from error
+    if not 1 <= len(words) <= 2:
+        raise InputError("its first line is no key", where=str(path), help="write KEY, or NAME KEY")
+    return words[-1]

@@ -9,9 +9,19 @@ from typing import Final
 import click
 from rich.console import RenderableType
 
-from sloop.app.application import SystemChoice
-from sloop.app.load import load_deployment
-from sloop.cli.command import CommandOutput, Rate, command, progress, rates_by_name, table
+from sloop.cli.command import (
+    CommandOutput,
+    Rate,
+    chosen_system,
+    code_notes,
+    command,
+    loaded,
+    progress,
+    rates_by_name,
+    slo_option,
+    table,
+    with_deadlines,
+)
 from sloop.report.tables import Cell, Table
 from sloop.systems.planning import Arrivals, PlanReport, StageReport, explain_plan
 from sloop.systems.setup import set_up
@@ -23,10 +33,16 @@ EXAMPLE = """
 sloop plan app.yaml --rate 50
 sloop plan digits.yaml ocr.yaml --rate digits=50 --rate ocr=5
 sloop plan app.yaml --rate 50 --system fa2 --arrivals burst --json
+sloop plan digits.onnx --rate 50 --slo-ms 100
 """
-NOTES = """APP is an application file or a deployment file; several application files share one cluster. Nothing is
-started: the system's policies compute the plans that they would keep at these rates, and the profiles predict their
-latencies. The exit code is 0 even if a plan is not feasible; `sloop check` then returns 1."""
+CODE_NOTE: Final = (
+    "A system that is a Python file (`system: ./mine.py`, --system ./mine.py) is executed in this process, with your "
+    "rights: do not plan or check the files of somebody whose code you would not run."
+)
+NOTES = f"""APP is an application file, a deployment file or a model file; several of them share one cluster. No model
+is started or measured, and nothing is written: the system's policies compute the plans that they would keep at these
+rates, and the profiles predict their latencies. The exit code is 0 even if a plan is not feasible; `sloop check` then
+returns 1. {CODE_NOTE}"""
 RATE_MAX: Final = 1e7
 RATE_HELP: Final = "Requests per second: R for each application, or NAME=R for one (may be repeated)."
 arrivals_option = click.option(
@@ -46,17 +62,22 @@ apps_argument = click.argument(
 @click.option("--rate", "rates", type=Rate(max=RATE_MAX), required=True, multiple=True, help=RATE_HELP)
 @click.option("--system", "name", metavar="NAME", help="Plan with this system instead of the one that APP names.")
 @arrivals_option
+@slo_option
 def plan(
-    apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], name: str | None, arrivals: Arrivals
+    apps: tuple[Path, ...],
+    rates: tuple[tuple[str, float], ...],
+    name: str | None,
+    arrivals: Arrivals,
+    slo_ms: float | None,
 ) -> CommandOutput:
     """Show what the applications in APP... need at steady request rates, what that costs and how it performs."""
-    deployment = load_deployment(apps)
+    deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     named = {application.system.name for application in deployment.applications}
-    choice = SystemChoice(name) if name and {name} != named else None
-    setup = set_up(deployment, choice, must_fit=False)
+    choice = chosen_system(name)
+    setup = set_up(deployment, choice if choice and {choice.name} != named else None, must_fit=False)
     with progress("planning", total=1.0) as advance:
         report = explain_plan(setup, rates_by_name(rates), arrivals, clock=time.perf_counter_ns, progress=advance)
-    return CommandOutput(report, plan_display(report))
+    return CommandOutput(report, [*plan_display(report), *notes, *code_notes(setup.deployment)])
 
 
 def plan_display(report: PlanReport) -> Sequence[RenderableType]:

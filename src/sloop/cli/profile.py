@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from math import isclose
 from pathlib import Path
 from typing import Final
@@ -11,11 +12,21 @@ from msgspec import structs
 from rich.console import RenderableType
 
 from sloop.app.document import NAME
-from sloop.cli.command import CommandOutput, Number, command, counts, numbers, progress, shape, table
+from sloop.cli.command import (
+    CommandOutput,
+    Number,
+    Shapes,
+    command,
+    counts,
+    numbers,
+    progress,
+    shape_option,
+    table,
+    with_open_sizes,
+)
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import check_rows
-from sloop.profile.examine import free_batch as open_batch
+from sloop.profile.examine import ExaminedModel, examine
 from sloop.profile.fit import Percentile
 from sloop.profile.measure import PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
@@ -25,7 +36,7 @@ from sloop.report.tables import Table
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
 from sloop.systems.replay import refined_profiles
-from sloop.text import counted
+from sloop.text import counted, listed
 
 _log: Final = logging.getLogger("sloop.profile")
 
@@ -35,7 +46,7 @@ sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
 sloop profile squeezenet.onnx --hardware c5.2xlarge
-sloop profile --from-log .sloop/digits/events.jsonl
+sloop profile --from-log .sloop/digits
 """
 
 
@@ -43,8 +54,9 @@ sloop profile --from-log .sloop/digits/events.jsonl
 @click.argument("model", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--from-log",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Measure nothing: add the durations of batches in this server's event log to the profiles of its models.",
+    type=click.Path(path_type=Path),
+    help="Measure nothing: add the durations of batches in this server's event log (or in that of this state folder) "
+    "to the profiles of its models.",
 )
 @click.option(
     "--batches",
@@ -77,14 +89,7 @@ sloop profile --from-log .sloop/digits/events.jsonl
     is_flag=True,
     help="Measure only the model: without other load on the machine, and not in a server.",
 )
-@click.option(
-    "--shape",
-    "shapes",
-    type=shape,
-    multiple=True,
-    metavar="NAME=SIZES",
-    help="Shape of one row of an input with open dimensions.",
-)
+@shape_option
 @click.option(
     "--percentile",
     type=click.Choice(["p99", "p50"]),
@@ -98,11 +103,6 @@ sloop profile --from-log .sloop/digits/events.jsonl
     default="table",
     show_default=True,
     help="How to interpolate between the measurements.",
-)
-@click.option(
-    "--free-batch",
-    is_flag=True,
-    help="First write a copy of MODEL whose fixed batch dimension is open, and measure that.",
 )
 @click.option(
     "--hardware",
@@ -121,14 +121,14 @@ def profile(  # one parameter for each option
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     percentile: Percentile,
     form: str,
-    free_batch: bool,
     hardware: str | None,
     out: Path | None,
 ) -> CommandOutput:
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit it.
 
-    MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). With --from-log, MODEL may be
-    left out: the profiles of all models in the log are refined.
+    MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch is fixed, a copy
+    with an open batch is written beside it and measured, where that gives the same results. With --from-log, MODEL may
+    be left out: the profiles of all models in the log are refined.
     """
     if hardware is not None and not NAME.fullmatch(hardware):
         raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
@@ -138,14 +138,12 @@ def profile(  # one parameter for each option
         return _refine(from_log, model, percentile, form, out)
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
-    rows = dict(shapes)
-    if free_batch:
-        model = _opened(model, rows)
-    if batches is None or max(batches) > 1:
-        check_rows(model, rows)
+    known, rows = examined(model, dict(shapes), folder=out and out.parent)
     chosen = cores or default_cores()
+    _check_batches(model, known, batches)
     if batches is None:
-        batches = batch_sweep(model, cores=max(chosen), shapes=rows, limit=confined)
+        batches = known.batches_alone
+        batches = batches or batch_sweep(Path(known.file), cores=max(chosen), shapes=rows, limit=confined)
     with progress(f"measuring {model.name}", total=passes * len(batches) * len(chosen)) as advance:
         done_now = 0
 
@@ -162,6 +160,7 @@ def profile(  # one parameter for each option
 
         made = measure(
             model,
+            file=Path(known.file),
             batches=batches,
             cores=chosen,
             seconds=seconds,
@@ -178,8 +177,33 @@ def profile(  # one parameter for each option
     if hardware is not None:
         made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
     made = _saved(made, form, path)
-    value = {**value_of(model, made), "failed_passes": service.failures}
-    return CommandOutput(value, [*display(made, path, form), *service.remarks()])
+    value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
+    return CommandOutput(value, [*display(made, path, form), *service.remarks(), *known.notes])
+
+
+def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] | None) -> None:
+    """InputError for batches of a model whose requests cannot share a forward pass."""
+    if batches is not None and known.batches_alone and set(batches) != set(known.batches_alone):
+        what = f"{known.obstacle}, so that requests cannot share a forward pass"
+        help_text = f"measure single requests with --batches {known.batches_alone[0]}"
+        raise InputError(what, where=str(model), help=help_text)
+
+
+def examined(
+    model: Path, shapes: dict[str, tuple[int, ...]], *, folder: Path | None = None
+) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
+    """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal."""
+    shapes = shapes or _kept_shapes(model)
+    known = examine(model, shapes, folder=folder)
+    complete = with_open_sizes(model, known, shapes)
+    return (known if complete == shapes else examine(model, complete, folder=folder)), complete
+
+
+def _kept_shapes(model: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes that the profile beside the model was measured with."""
+    with suppress(InputError):
+        return dict(load_profile(path_beside(model)).shapes)
+    return {}
 
 
 class _ServicePasses:
@@ -215,18 +239,6 @@ class _ServicePasses:
         return [f"{failure}; the profile uses {used}" for failure in self.failures]
 
 
-def _opened(model: Path, rows: dict[str, tuple[int, ...]]) -> Path:
-    if is_python(model):
-        raise InputError(
-            "--free-batch changes ONNX files only",
-            where=str(model),
-            help="in a model written in Python, write -1 as the first size of its inputs and outputs",
-        )
-    opened = model.with_suffix(".free.onnx")
-    open_batch(model, opened, shapes=rows)
-    return opened
-
-
 def _saved(made: Profile, form: str, path: Path) -> Profile:
     if form not in made.fits:
         raise InputError(f"too few measurements to fit {form!r}", help="measure more batches and core counts")
@@ -240,20 +252,25 @@ def _refine(log: Path, model: Path | None, percentile: Percentile, form: str, ou
     found = refined_profiles(recorded, model, percentile)
     if out is not None and len(found) > 1 and not out.is_dir():
         help_text = "give a folder, or the MODEL whose profile is wanted"
-        raise InputError(f"the log has batches of {len(found)} models, and --out is one file", help=help_text)
+        raise InputError(f"the log has batches for {len(found)} profiles, and --out is one file", help=help_text)
     values: list[dict[str, object]] = []
     parts: list[RenderableType] = []
-    for source, refined in found.items():
-        name = path_beside(source)
-        known = name.is_file() and any(
-            one.in_service and one.date == recorded.header.date for one in load_profile(name).passes
+    for each in found:
+        source, file = each.model, each.file
+        known = file.is_file() and any(
+            one.in_service and one.date == recorded.header.date for one in load_profile(file).passes
         )
-        path = name if out is None else out / name.name if out.is_dir() else out
-        made = _saved(refined, form, path)
-        values.append({**value_of(source, made), "log_known": known})
+        path = file if out is None else out / file.name if out.is_dir() else out
+        made = _saved(each.profile, form, path)
+        is_read = each.is_read and path == file
+        values.append({**value_of(source, made), "file": str(path), "is_read": is_read, "log_known": known})
         parts += display(made, path, form)
         if known:
             parts.append(f"the profile of {source.name} contains this log already: it was ignored")
+        if not is_read:
+            parts.append(
+                f"the application that wrote the log does not read {path}: name it as the `profile` of {source.name}"
+            )
     return CommandOutput({"profiles": values}, parts)
 
 
@@ -263,6 +280,7 @@ def value_of(model: Path, made: Profile) -> dict[str, object]:
         "model": str(model),
         "hardware": made.hardware,
         "software": made.software,
+        "shapes": made.shapes,
         "date": made.date,
         "samples": made.samples,
         "passes": [
@@ -306,6 +324,8 @@ def display(made: Profile, path: Path, form: str) -> Sequence[RenderableType]:
 def _remarks(made: Profile) -> Sequence[str]:
     """Lines below the tables: start-up, the range of speeds, scaled cells."""
     lines = [f"a replica starts in {made.load_s * 1e3:.0f} ms and takes {made.memory_bytes / 2**20:.0f} MiB"]
+    if made.shapes:
+        lines.append(f"measured with rows of {shapes_text(made.shapes)}")
     found = speed_range(made)
     if found is None:
         lines.append("one pass only: predictions from this profile have no range")
@@ -321,3 +341,8 @@ def _remarks(made: Profile) -> Sequence[str]:
             "passes) of the cells that did"
         )
     return lines
+
+
+def shapes_text(shapes: Shapes) -> str:
+    """`ids 128 and image 3 × 224 × 224`."""
+    return listed([f"{name} {' × '.join(map(str, row))}" for name, row in shapes.items()])

@@ -1,24 +1,117 @@
 """`sloop serve`: serves applications with the Open Inference Protocol v2 over HTTP and gRPC."""
 
 import logging
+import os
+import shlex
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from sloop.app.application import Deployment, SystemChoice
-from sloop.app.load import load_deployment
-from sloop.cli.command import CommandOutput, Number, command, print_output
+from sloop.app.load import EDGES_MAX
+from sloop.cli.command import (
+    CommandOutput,
+    Number,
+    Shapes,
+    chosen_system,
+    command,
+    loaded,
+    print_output,
+    progress,
+    shape_option,
+    slo_option,
+    with_deadlines,
+)
+from sloop.cli.profile import examined
+from sloop.errors import InputError
+from sloop.profile.examine import examine
+from sloop.profile.measure import BRIEF_S
+from sloop.profile.profile import Profile, Sample
+from sloop.serve.deploy import COPIES
+from sloop.serve.edge.bodies import JSON_BYTES_MAX
+from sloop.serve.edge.http import HttpSettings
+from sloop.serve.edge.listener import Tls
+from sloop.serve.journal import LogLimits
+from sloop.serve.profiles import FirstProfile, first_profile, kept_profile, with_profiles, without_profile
 from sloop.serve.server import Serving, Settings
 from sloop.serve.server import serve as serve_until_stopped
-from sloop.text import listed
+from sloop.serve.spans import SpanSettings
+from sloop.systems import build_system
+from sloop.text import counted, listed, number
 
 PORT = click.IntRange(0, 65535)
+POSITIVE = Number(min=0, min_open=True)
+KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop serve app.yaml
+sloop serve squeezenet.onnx
 sloop serve digits.yaml words.yaml
 sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
+sloop serve app.yaml --host 0.0.0.0 --api-key-file /etc/sloop/keys
 """
+_log = logging.getLogger("sloop.cli")
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def connection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about connections; `connections_of` reads them."""
+    options = (
+        click.option("--tls-cert", type=FILE, help="Certificate, with its chain (PEM); HTTP and gRPC then need TLS."),
+        click.option("--tls-key", type=FILE, help="Unencrypted key of the certificate (PEM)."),
+        click.option("--tls-client-ca", type=FILE, help="Accept only clients with a certificate of this authority."),
+        click.option("--cors-origin", default="", help="Origin whose web pages may use the server; * for all."),
+        click.option(
+            "--head-s", type=POSITIVE, default=10.0, show_default=True, help="Seconds to send request line and headers."
+        ),
+        click.option("--body-s", type=POSITIVE, default=60.0, show_default=True, help="Seconds to send a body."),
+        click.option("--idle-s", type=POSITIVE, default=75.0, show_default=True, help="Seconds between requests."),
+        click.option(
+            "--connections",
+            type=click.IntRange(min=1),
+            help="Most open HTTP connections; at the limit, idle ones are closed for new ones "
+            "[default: 16384, or what the limit of file descriptors allows].",
+        ),
+        click.option(
+            "--connections-each",
+            type=click.IntRange(min=1),
+            help="Most open HTTP connections from one address [default: half of --connections].",
+        ),
+        click.option(
+            "--answers-bytes",
+            type=click.IntRange(min=1),
+            default=2**28,
+            show_default=True,
+            help="Memory for answers that clients have not taken; beyond it, stalled connections are closed.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def connections_of(given: Mapping[str, Any]) -> HttpSettings:
+    """The settings of `connection_options`. InputError if a file of TLS is missing or cannot be used."""
+    cert, key, client_ca = given["tls_cert"], given["tls_key"], given["tls_client_ca"]
+    if (cert is None) != (key is None) or (client_ca is not None and cert is None):
+        missing = "--tls-key" if key is None and cert is not None else "--tls-cert"
+        raise InputError(f"{missing} is missing", help="TLS needs --tls-cert and --tls-key")
+    tls = None if cert is None else Tls(cert, key, client_ca)
+    if tls is not None:
+        tls.context()
+    return HttpSettings(
+        head_s=given["head_s"],
+        body_s=given["body_s"],
+        idle_s=given["idle_s"],
+        connections_max=given["connections"] or 0,
+        each_address_max=given["connections_each"] or 0,
+        answers_bytes_max=given["answers_bytes"],
+        cors_origin=given["cors_origin"],
+        tls=tls,
+    )
 
 
 @command("serve", example=EXAMPLE)
@@ -27,13 +120,75 @@ sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
 @click.option("--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one.")
 @click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one.")
 @click.option("--system", metavar="NAME", help="Run this system instead of the one that APPS name.")
+@slo_option
+@click.option("--no-profile", is_flag=True, help="Refuse a model without a profile instead of measuring it first.")
+@shape_option
 @click.option(
-    "--api-key", envvar="SLOOP_API_KEY", default="", help="Accept only requests with this key [env: SLOOP_API_KEY]."
+    "--api-key",
+    envvar=KEY_VARIABLE,
+    default="",
+    help="Accept only requests with this key. Others can read it in the process list; prefer --api-key-file. "
+    f"[env: {KEY_VARIABLE}]",
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again when it "
+    "changes, and on SIGHUP.",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for lock, control socket and event log [default: .sloop/NAME].",
+)
+@click.option(
+    "--log",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Whether to keep an event log, which explain and replay read.",
+)
+@click.option(
+    "--log-bytes",
+    type=click.IntRange(min=2**24),
+    default=2**30,
+    show_default=True,
+    help="Most bytes of the event log, with those of earlier runs; the oldest segments are deleted.",
+)
+@click.option(
+    "--log-age-h", type=Number(min=0), default=0.0, help="Hours after which a segment is deleted [default: never]."
+)
+@click.option(
+    "--log-sample",
+    type=Number(min=0, max=1),
+    default=1.0,
+    help="Fraction of the requests served in time to log; all other requests are logged. A log with a sample cannot be "
+    "replayed. [default: all]",
+)
+@click.option(
+    "--edges",
+    type=click.IntRange(min=0, max=EDGES_MAX),
+    help="Processes that face the network; 0: they share the process that decides "
+    "[default: the deployment's, or 1 on two cores or more].",
+)
+@click.option(
+    "--access-log",
+    default="",
+    metavar="FILE",
+    help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
+)
+@click.option(
+    "--otlp",
+    default="",
+    metavar="URL",
+    help="Send OpenTelemetry spans of requests to this receiver (OTLP over HTTP), such as http://localhost:4318.",
+)
+@click.option(
+    "--otlp-ratio",
+    type=Number(min=0, max=1),
+    default=1.0,
+    help="Fraction of the requests without a traceparent whose spans are sent. [default: all]",
 )
 @click.option(
     "--body-bytes",
@@ -49,6 +204,19 @@ sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
     "[default: the deployment's limit, or 1 GiB].",
 )
 @click.option(
+    "--json-body-bytes",
+    type=click.IntRange(min=1),
+    default=JSON_BYTES_MAX,
+    show_default=True,
+    help="Largest JSON of a body; binary tensors may make it as large as --body-bytes.",
+)
+@connection_options
+@click.option(
+    "--repository",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Let clients with a key load and unload the files NAME.yaml of this folder (Triton's model repository).",
+)
+@click.option(
     "--drain-s",
     type=Number(min=0),
     default=30.0,
@@ -61,49 +229,140 @@ def serve(
     http_port: int,
     grpc_port: int,
     system: str | None,
+    slo_ms: float | None,
+    no_profile: bool,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
     api_key: str,
+    api_key_file: Path | None,
     state: Path | None,
+    log: str,
+    log_bytes: int,
+    log_age_h: float,
+    log_sample: float,
+    edges: int | None,
+    access_log: str,
+    otlp: str,
+    otlp_ratio: float,
     body_bytes: int,
     bodies_bytes: int | None,
+    json_body_bytes: int,
+    repository: Path | None,
     drain_s: float,
+    **connections: Any,  # noqa: ANN401  # see connections_of
 ) -> None:
-    """Serve the applications in APPS until SIGTERM or Ctrl-C: one file or several, or one deployment file.
+    """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
+
+    A model without a profile is measured first, for about ten seconds, and the profile is kept beside it. A model file
+    is an application of one stage, with a deadline that follows from its speed.
 
     As soon as the server listens it prints its addresses and the path of its event log. `sloop deploy` adds, replaces
     and removes applications while it serves.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    deployment = load_deployment(apps)
+    os.environ.pop(KEY_VARIABLE, None)  # user code, which loading an application may run, need not see it
+    context = click.get_current_context()
+    if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
+        _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
+    deployment = loaded(apps, slo_ms)
     settings = Settings(
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        api_key=api_key,
+        *(host, http_port, grpc_port, api_key, api_key_file),
         body_bytes_max=body_bytes,
         bodies_bytes_max=bodies_bytes or 0,
+        json_bytes_max=json_body_bytes,
+        http=connections_of(connections),
         state_folder=state,
+        edges=edges,
+        access_log=access_log,
+        spans=SpanSettings(otlp, otlp_ratio) if otlp else None,
+        log=None if log == "off" else LogLimits(log_bytes, 3600 * log_age_h, log_sample),
+        repository=repository,
         drain_s=drain_s,
     )
-    choice = SystemChoice(system, path="--system") if system else None
-    context = click.get_current_context()
+    choice = chosen_system(system)
+    first: dict[Path, FirstProfile] = {}
+    if not no_profile:
+        first = first_profiles(deployment, choice, settings.folder_of(deployment), dict(shapes))
+    deployment, notes = with_deadlines(with_profiles(deployment, first), slo_ms)
+    for note in notes:
+        click.echo(note, err=True)
 
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
-            print_output(addresses(deployment, server))
+            print_output(addresses(deployment, server, list(first.values()), is_secure=settings.http.tls is not None))
 
     serve_until_stopped(deployment, settings, choice=choice, on_start=on_start)
 
 
-def addresses(deployment: Deployment, server: Serving) -> CommandOutput:
-    """The server's addresses, its state folder and the path of its event log."""
+def first_profiles(
+    deployment: Deployment, choice: SystemChoice | None, folder: Path, shapes: Shapes
+) -> dict[Path, FirstProfile]:
+    """Profiles for the models that have none: kept in the state folder, or measured now."""
+    missing = without_profile(deployment)
+    for application in (deployment.under(choice) if choice else deployment).applications if missing else ():
+        build_system(application.system.name, application.system.declared)  # a mistake there is told before measuring
+    found = {model: kept for model in missing if (kept := kept_profile(model, folder)) is not None}
+    for first in found.values():
+        click.echo(f"{first.model.name}: its profile is {first.file}", err=True)
+    measured = [model for model in missing if model not in found]
+    if shapes and not measured:
+        click.echo("--shape has no effect: every model has a profile", err=True)
+    for model, own in _divided(shapes, measured, folder).items():
+        found[model] = _measured(model, folder, own)
+    return found
+
+
+def _divided(shapes: Shapes, models: Sequence[Path], folder: Path) -> dict[Path, Shapes]:
+    """The shapes of each model's own inputs; wrong use for an input that none of several models has."""
+    if not shapes or len(models) < 2:
+        return dict.fromkeys(models, shapes)
+    inputs = {
+        model: {port.name for port in examine(model, folder=folder / COPIES).signature.inputs} for model in models
+    }
+    for name in shapes:
+        if not any(name in names for names in inputs.values()):
+            raise click.UsageError(f"--shape {name}=…: no model has an input of that name.")
+    return {model: {name: row for name, row in shapes.items() if name in names} for model, names in inputs.items()}
+
+
+def _measured(model: Path, folder: Path, shapes: Shapes) -> FirstProfile:
+    known, rows = examined(model, dict(shapes), folder=folder / COPIES)
+    click.echo(f"{model.name} has no profile: measuring it for at most about {BRIEF_S:g} s", err=True)
+    with progress(f"measuring {model.name}", total=1.0) as advance:
+
+        def update(share: float, sample: Sample) -> None:
+            advance(share, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
+
+        first = first_profile(model, known, rows, folder, update)
+    click.echo(f"{model.name}: {_speed(first.profile)}", err=True)
+    full = f"sloop profile {shlex.quote(str(model))}"
+    click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one, with ranges", err=True)
+    return first
+
+
+def _speed(profile: Profile) -> str:
+    """The time of a single request, and the most rows per second that were measured."""
+    single = min(profile.samples, key=lambda sample: (sample.batch, sample.cores))
+    best = max(profile.samples, key=lambda sample: sample.batch / sample.p50_ms)
+    single_ms = profile.latency_ms.latency_ms(single.batch, single.cores)
+    one = f"{number(single_ms)} ms for {counted(single.batch, 'row')} on {counted(single.cores, 'core')}"
+    rows_s = number(1e3 * best.batch / best.p50_ms)
+    return f"{one}; at most {rows_s} rows/s, {best.batch} at a time on {counted(best.cores, 'core')}"
+
+
+def addresses(
+    deployment: Deployment, server: Serving, first: Sequence[FirstProfile] = (), *, is_secure: bool = False
+) -> CommandOutput:
+    """The server's addresses, its state folder and the path of its event log; with the profiles that were measured."""
     names = [application.name for application in deployment.applications]
     value = {
         "application": deployment.name,
         "applications": names,
-        "http": f"http://{server.host}:{server.http_port}",
+        "http": f"{'https' if is_secure else 'http'}://{server.host}:{server.http_port}",
         "grpc": f"{server.host}:{server.grpc_port}",
         "state": str(server.folder),
         "log": str(server.journal.path) if server.journal else None,
+        "slo_ms": {each.name: each.slo_ms for each in deployment.applications},
+        "profiles": [{"model": str(each.model), "profile": str(each.file)} for each in first],
     }
     where = f"at {value['http']} and grpc://{value['grpc']}; event log {value['log']}"
     return CommandOutput(value, [f"serving {listed(names)} {where}"])

@@ -22,7 +22,7 @@ EXAMPLE = """
 sloop simulate burst.yaml --seed 7
 sloop simulate burst.yaml --system sponge --log run.jsonl && sloop explain run.jsonl
 sloop simulate burst.yaml --system static,sponge --json
-sloop simulate burst.yaml --recorded .sloop/digits/events.jsonl
+sloop simulate burst.yaml --recorded .sloop/digits
 """
 
 
@@ -38,7 +38,7 @@ sloop simulate burst.yaml --recorded .sloop/digits/events.jsonl
 )
 @click.option(
     "--recorded",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Take durations of batches, branches, numbers of parts and delays of arrivals from this event log of a live "
     "run, instead of the profile and the scenario.",
 )

@@ -1,20 +1,34 @@
-"""`sloop systems`: lists the available systems."""
+"""`sloop systems`: lists the available systems, or shows one of them."""
 
-from sloop.cli.command import CommandOutput, command, table
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from sloop.cli.command import CommandOutput, command, facts, table
 from sloop.report.tables import Table
-from sloop.systems import SYSTEMS
+from sloop.systems import SYSTEMS, build_system
+from sloop.systems.system import System, is_system_file, parameters_of
+
+EXAMPLE = """
+sloop systems
+sloop systems sponge
+sloop systems ./mine.py
+sloop systems --json | jq '.systems[].name'
+"""
+NOTES = "A NAME that ends in .py is a file of yours that defines a system; it is executed in this process."
 
 
-@command("systems", example="sloop systems\nsloop systems --json | jq '.systems[].name'")
-def systems() -> CommandOutput:
+@command("systems", example=EXAMPLE, notes=NOTES)
+@click.argument("name", required=False)
+def systems(name: str | None) -> CommandOutput:
     """List the systems, published ones and baselines, with their publications and scaling policies.
 
-    --json has every policy of each system with its parameters.
+    With NAME, show one system: what it does on a mixed cluster, its policies, and all their parameters with defaults.
     """
-    value = [
-        {"name": s.name, "source": s.source, "kind": s.kind, "mixed": s.mixed, "slots": s.slots, "runs": list(s.runs)}
-        for s in SYSTEMS.values()
-    ]
+    if name is not None:
+        return _one(name)
+    value = [_described(system) for system in SYSTEMS.values()]
     rows = [
         (s.name, s.kind, s.slots["scale"]["name"], s.slots["divide"]["name"], ", ".join(s.runs), s.source)
         for s in SYSTEMS.values()
@@ -24,7 +38,7 @@ def systems() -> CommandOutput:
     for system in SYSTEMS.values():
         by_text.setdefault(system.mixed, []).append(system.name)
     mixed = tuple((", ".join(names), text) for text, names in by_text.items())
-    more = "--json adds all policies of each system with their parameters; docs/systems.md says what each system does"
+    more = "`sloop systems NAME` shows the parameters of one system; docs/systems.md says what each system does"
     return CommandOutput(
         {"systems": value},
         [
@@ -33,3 +47,60 @@ def systems() -> CommandOutput:
             more,
         ],
     )
+
+
+def _described(system: System) -> Mapping[str, Any]:
+    """A system as a value for `--json`."""
+    return {
+        "name": system.name,
+        "source": system.source,
+        "kind": system.kind,
+        "mixed": system.mixed,
+        "slots": system.slots,
+        "runs": list(system.runs),
+    }
+
+
+def _one(name: str) -> CommandOutput:
+    system = build_system(name)
+    parameters = parameters_of(system)
+    policies = tuple(
+        (verb, slot["name"], _first_line(getattr(system.policies, verb))) for verb, slot in system.slots.items()
+    )
+    rows = tuple((each.key, _written(each.default), each.meaning) for each in parameters)
+    head = [
+        ("system", f"{system.name}, a {system.kind}"),
+        ("source", system.source),
+        ("runs", " and ".join({"live": "in a server", "sim": "in the simulator"}[run] for run in system.runs)),
+        ("mixed clusters", system.mixed or "it does not say what it does there"),
+    ]
+    usage = f"write them in an application file: `system: {{name: {name}, …}}`; docs/systems.md has examples"
+    executed = [f"{name} was executed in this process"] if is_system_file(name) else []
+    return CommandOutput(
+        {**_described(system), "parameters": parameters},
+        [
+            facts(head),
+            table(Table("Policies", ("decides", "policy", "what it does"), policies)),
+            table(Table("Parameters", ("key", "default", "meaning"), rows)),
+            usage,
+            *executed,
+        ],
+    )
+
+
+def _first_line(policy: object) -> str:
+    """What the class of a policy says of itself, in one line, with the keys as users write them."""
+    return " ".join((type(policy).__doc__ or "").split("\n\n", 1)[0].split()).replace("_ns`", "_ms`")
+
+
+def _written(default: object) -> str:
+    """A default as YAML: `[]` for none of a list, `""` for an empty text."""
+    if isinstance(default, bool):
+        return "true" if default else "false"
+    if default is None:
+        return "–"
+    if isinstance(default, float):
+        return f"{default:g}"
+    if isinstance(default, list | tuple):
+        return str(list(default))
+    return str(default) if default != "" else '""'

@@ -61,9 +61,9 @@ class Core:
         self._batch_ids = cast(Iterator[BatchId], count())
         self._paths: dict[str, DataPath] = {}
         """The data path of each application version, by key."""
-        self._control = ControlPath(self.state, self._lose)
+        self._control = ControlPath(self.state, self._lose, self._expire)
         self._rollouts = Rollouts(self._control)
-        self._compared = self._rollouts.compared
+        self._in_comparison = self._rollouts.in_comparison
         self._steps: dict[type, Step] = {}
         self._active: tuple[StageState, ...] = ()
         """The stages that may have waiting visits. Others are skipped when batches are formed."""
@@ -130,6 +130,11 @@ class Core:
     # What drivers and observers read
 
     @property
+    def build(self) -> Build | None:
+        """Makes the parts of applications that are deployed later."""
+        return self._build
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force of the only application."""
         (key,) = self.state.applications
@@ -148,6 +153,11 @@ class Core:
     def plan_input(self) -> PlanInput | None:
         """The input of the plan that was last requested; None if it has been answered."""
         return self._control.plan_input
+
+    @property
+    def plan_number(self) -> int:
+        """The number of the last `RequestPlan`; 0 if there was none."""
+        return self._control.plan_number
 
     def stage_views(self, key: str | None = None) -> tuple[StageView, ...]:
         """The stages of an application version, or of the only application, as scaling policies see them. Calls no
@@ -185,7 +195,7 @@ class Core:
         if more_at_this_instant:
             if kind is Request:
                 self._arrived_ns = now_ns
-            if self._compared:
+            if self._in_comparison:
                 self._rollouts.count(out)
             return out
         # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
@@ -199,12 +209,16 @@ class Core:
                 wait_until_ns = stage.dispatch(now_ns, stage, out)
                 if wait_until_ns < wake_ns:  # noqa: PLR1730
                     wake_ns = wait_until_ns
-            elif not stage.pool.replicas and (kind is Request or self._arrived_ns == now_ns):
+            elif not stage.pool.replicas and (
+                kind is Request
+                or self._arrived_ns == now_ns
+                or (stage.after and any(visit.arrived_ns == now_ns for visit in queue.visits))
+            ):
                 self._control.wake(now_ns, stage.application, out)
             if queue.sweep_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = queue.sweep_ns
         self.wake_ns = wake_ns
-        if self._compared:
+        if self._in_comparison:
             self._rollouts.count(out)
         return out
 
@@ -218,10 +232,13 @@ class Core:
             if now_ns >= stage.queue.sweep_ns:
                 self._paths[stage.application.key].sweep(now_ns, stage, out)
 
-    def _lose(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
+    def _lose(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
         application = replica.stage.application
         self._touch(application)
-        self._paths[application.key].lose(now_ns, replica, error, out)
+        self._paths[application.key].lose(now_ns, replica, error, out, is_blamed=is_blamed)
+
+    def _expire(self, now_ns: int, replica: Replica, out: list[Action]) -> int:
+        return self._paths[replica.stage.application.key].expire(now_ns, replica, out)
 
     def _drain(self, now_ns: int, event: Draining, out: list[Action]) -> None:
         """The server shuts down: reject requests from now on."""

@@ -9,151 +9,35 @@ so.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from msgspec import structs
 
 from sloop.actions import Action, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
-from sloop.core.ledger import Ledger, Reservation, millicores, sites
+from sloop.core.difference import Difference, Resizes, diff
+from sloop.core.ledger import Reservation, sites
 from sloop.core.nodes import NodePool
-from sloop.core.planner import Planner, cores_by_hardware
-from sloop.core.protocols import Scale
-from sloop.core.state import BUCKET_NS_MAX, STUCK_NS_MIN, ApplicationState, Replica, StageState, State
-from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, ReplicaView, Traffic
+from sloop.core.planner import Planner, cores_by_hardware, plans_beside
+from sloop.core.state import BUCKET_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
+from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
 from sloop.events import NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.text import in_s
-from sloop.units import FOREVER_NS, NS_PER_S, ROUNDING, ms, s
-from sloop.vocabulary import Life, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.units import FOREVER_NS, ms, s
+from sloop.vocabulary import Life, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 WAKE_NS_MIN = ms(100)
 """The shortest time between two plans that are made because a request waits at a stage without replicas."""
+
+WATCHED_NS_MIN = ms(100)
+"""Younger batches are not looked at for being stalled: they are by far the most, and are at least a second old when
+they stall."""
 
 QUIET_NS = s(360)
 """An application that has had no request for this long, and was planned since, is not planned again until the next one:
 its plan would stay as it is. The longest memory of a policy is HPA's: five minutes, after a window of up to one."""
 
-QUICK_MAX = 4
-"""The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
-
 PLANNER_NS_MAX = s(30)
 """If a plan takes longer than this, the next one is requested anyway: the planner may have died."""
-
-Resizes = tuple[tuple[ReplicaId, float], ...]
-"""Replicas with the cores to resize them to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The orders that lead one stage to its plan, each list in order of execution."""
-
-    grow: Resizes
-    """Replicas that get more cores."""
-    shrink: Resizes
-    """Replicas that may get fewer cores now."""
-    hold_shrink: Resizes
-    """Replicas that keep more cores than planned until enough others are ready."""
-    start: tuple[ReplicaSpec, ...]
-    stop: tuple[ReplicaId, ...]
-    """Replicas that may be stopped now."""
-    hold: tuple[ReplicaId, ...]
-    """Replicas outside the plan that are kept until enough others are ready."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether any replica is kept, or kept large, until others are ready."""
-        return bool(self.hold or self.hold_shrink)
-
-
-def diff(
-    replicas: Sequence[ReplicaView],
-    plan: StagePlan,
-    present_rps: Callable[[ReplicaId], float],
-    rate_rps: Callable[[ReplicaSpec], float],
-) -> Difference:
-    """Which replicas of a stage to keep, resize, start and stop. A pure function of the replicas and the stage's plan.
-
-    `replicas` are starting or ready, not draining. `present_rps` gives the visits per second that a replica can serve
-    on its present cores, `rate_rps` those of a replica of the plan. Stops and shrinks are held back while they would
-    leave less ready capacity than both the plan and the present replicas have: replacements come first.
-
-    It keeps exact matches first, then resizes replicas that differ only in cores, if the plan allows it. It prefers
-    ready to starting replicas and older to newer ones, so the newest are stopped first.
-    """
-    wanted = [group.spec for group in plan.groups for _ in range(group.count)]
-    spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
-
-    _, missing = _match(wanted, spare, same_cores=True)
-    resized: list[tuple[ReplicaView, float]] = []
-    if plan.in_place:
-        resized, missing = _match(missing, spare, same_cores=False)
-
-    if not resized and not spare:
-        return Difference((), (), (), tuple(missing), (), ())
-    left_rps = sum(present_rps(replica.id) for replica in replicas if replica.life is Life.READY)
-    # Relative: the same rates, summed in another order, differ by some units in the last place.
-    needed_rps = min(left_rps, sum(map(rate_rps, wanted))) * (1 - ROUNDING)
-
-    def may_lose(rps: float) -> bool:
-        nonlocal left_rps
-        if left_rps - rps < needed_rps:
-            return False
-        left_rps -= rps
-        return True
-
-    grow: list[tuple[ReplicaId, float]] = []
-    shrink: list[tuple[ReplicaId, float]] = []
-    hold_shrink: list[tuple[ReplicaId, float]] = []
-    for replica, cores in resized:
-        if cores >= replica.spec.cores:
-            grow.append((replica.id, cores))
-            continue
-        spec = replica.spec.with_cores(cores)
-        loses_rps = present_rps(replica.id) - rate_rps(spec) if replica.life is Life.READY else 0.0
-        (shrink if may_lose(loses_rps) else hold_shrink).append((replica.id, cores))
-    stop = [replica.id for replica in reversed(spare) if replica.life is Life.STARTING]
-    hold: list[ReplicaId] = []
-    for replica in reversed(spare):
-        if replica.life is Life.READY:
-            (stop if may_lose(present_rps(replica.id)) else hold).append(replica.id)
-    return Difference(tuple(grow), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold))
-
-
-def _match(
-    wanted: list[ReplicaSpec], spare: list[ReplicaView], *, same_cores: bool
-) -> tuple[list[tuple[ReplicaView, float]], list[ReplicaSpec]]:
-    """Move a matching replica out of `spare` for each wanted spec. Returns the replicas with their target cores, and
-    the specs without a match."""
-    by_kind: dict[tuple[object, ...], list[ReplicaView]] = {}
-    for replica in reversed(spare):
-        by_kind.setdefault(_kind(replica.spec, same_cores), []).append(replica)
-    matched: list[tuple[ReplicaView, float]] = []
-    missing: list[ReplicaSpec] = []
-    for spec in wanted:
-        found = _pop(by_kind.get(_kind(spec, same_cores), []), spec)
-        if found is None:
-            missing.append(spec)
-        else:
-            matched.append((found, spec.cores))
-    taken = {replica.id for replica, _ in matched}
-    spare[:] = [replica for replica in spare if replica.id not in taken]
-    return matched, missing
-
-
-def _kind(spec: ReplicaSpec, same_cores: bool) -> tuple[object, ...]:
-    """A key that is equal for replicas that can replace each other."""
-    slot = spec.slot
-    cores = millicores(slot.cores) if same_cores else None
-    return (spec.variant, slot.hardware, slot.accelerator, slot.share, cores)
-
-
-def _pop(candidates: list[ReplicaView], spec: ReplicaSpec) -> ReplicaView | None:
-    """The last candidate; if the spec names a node or a device, the last one there. A spec that names neither matches a
-    replica anywhere, so that replicas are not replaced only because of where they were placed."""
-    if spec.node is None and spec.device is None:
-        return candidates.pop() if candidates else None
-    for index in range(len(candidates) - 1, -1, -1):
-        if spec.node in (None, candidates[index].node) and spec.device in (None, candidates[index].device):
-            return candidates.pop(index)
-    return None
 
 
 class PlanProgress(IntEnum):
@@ -164,8 +48,14 @@ class PlanProgress(IntEnum):
     """Everything in the plan exists or is ordered: compare when a replica is lost or the plan changes."""
     WAITING = 1
     """Replicas are kept until others are ready: compare also at each event of a replica."""
-    RETRY = 2
-    """An order was impossible, for lack of room or too soon after a loss: compare also at each tick."""
+    TOO_SOON = 2
+    """A lost replica may not be replaced yet: compare also at each tick."""
+    NO_ROOM = 3
+    """No node has room for a part of the plan: compare also at each tick, and at each event of any replica."""
+
+
+BLOCKED: Final = (PlanProgress.TOO_SOON, PlanProgress.NO_ROOM)
+"""An order was impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +102,10 @@ class ControlledApplication:
     """When its replicas were last compared with the plan."""
     planned_share: float = 1.0
     """The share that the plan in force was made for."""
+    unplaced: list[tuple[ReplicaSpec, Belief]] = field(default_factory=list)
+    """The replicas of the plan that could not be started, for lack of room or too soon after a loss."""
+    noted_ns: int = 0
+    """Its buckets that began before this have been looked at for requests."""
 
     @property
     def is_stranded(self) -> bool:
@@ -245,8 +139,13 @@ class ControlledApplication:
     def note_activity(self, now_ns: int) -> None:
         """Remember when it last had requests."""
         state, monitor = self.state, self.state.ingress
-        newest = monitor.buckets[-1].arrivals if monitor.buckets else 0
-        if newest or monitor.now.slack_ns or not state.is_idle or self.plan is None:
+        arrivals = len(monitor.now.slack_ns)
+        for bucket in reversed(monitor.buckets):  # several may have ended since the last tick
+            if bucket.start_ns < self.noted_ns:
+                break
+            arrivals += bucket.arrivals
+        self.noted_ns = monitor.now.start_ns
+        if arrivals or not state.is_idle or self.plan is None:
             self.active_ns = now_ns
             self.is_resting = False
 
@@ -254,16 +153,22 @@ class ControlledApplication:
 class ControlPath:
     """Owns the plans and works towards them. `wake_ns` is the time of the next tick.
 
-    `lose` tells the data path that a replica and its batch are gone.
+    `lose` tells the data path that a replica and its batch are gone, and whether the batch is to blame; `expire` that
+    its batch is stalled, and returns when to tell it again.
     """
 
-    def __init__(self, state: State, lose: Callable[[int, Replica, str, list[Action]], None]) -> None:
+    def __init__(
+        self,
+        state: State,
+        lose: Callable[[int, Replica, str, bool, list[Action]], None],
+        expire: Callable[[int, Replica, list[Action]], int],
+    ) -> None:
         self._state = state
-        self._lose = lose
+        self._lose, self._expire = lose, expire
         self._applications: dict[str, ControlledApplication] = {}
         self._nodes = NodePool(state.ledger)
-        self._stuck_check_ns = 0
-        """No batch can be stuck before this time."""
+        self._watch_ns = 0
+        """When to look for stalled batches again."""
         self._plans_beside = False
         """See `plans_beside`. It stays true, as the state of all policies is then in the planner beside the loop."""
         self._requested = 0
@@ -290,6 +195,11 @@ class ControlPath:
         self.wake_ns = now_ns
         return made
 
+    @property
+    def plan_number(self) -> int:
+        """The number of the last request for plans."""
+        return self._requested
+
     def discard(self, key: str) -> None:
         """Forget an application version that has no replicas."""
         self.planner.discard(key)
@@ -300,12 +210,12 @@ class ControlPath:
         return self._applications[key]
 
     def tick(self, now_ns: int, out: list[Action]) -> None:
-        """Close buckets, stop replicas with stuck batches, make plans if it is time, work towards the plans."""
+        """Close buckets, look after stalled batches, make plans if it is time, work towards the plans."""
         for application in self._applications.values():
             application.state.roll(now_ns)
             application.note_activity(now_ns)
         self._nodes.retry_lost(now_ns)
-        self._give_up_stuck(now_ns, out)
+        self._watch_batches(now_ns, out)
         is_asked = self._is_asked(now_ns)
         due = []
         for application in self._applications.values():
@@ -316,20 +226,21 @@ class ControlPath:
                     due.append(application)
         if due:
             self._update_plans(now_ns, due, out)
-        is_short, again = False, []
+        again: list[ControlledApplication] = []
+        unplaced: dict[ReplicaSpec, Belief] = {}
         bucket_ns, next_plan_ns = BUCKET_NS_MAX, FOREVER_NS
         for application in self._applications.values():
-            if application.progress is PlanProgress.RETRY:
-                is_short = True
-                if application.compared_ns != now_ns:
-                    again.append(application)
+            if application.progress in BLOCKED and application.compared_ns != now_ns:
+                again.append(application)
             bucket_ns = min(bucket_ns, application.state.ingress.bucket_ns)
             if application.next_plan_ns > now_ns:  # others wait for the answer of the planner
                 next_plan_ns = min(next_plan_ns, application.next_plan_ns)
         if again:
             self._compare(now_ns, again, out)
-        self._nodes.release_unused(now_ns, is_short=is_short, out=out)
-        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns)
+        for application in self._applications.values():
+            unplaced.update(application.unplaced)
+        self._nodes.release_unused(now_ns, unplaced, out)
+        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns, self._watch_ns)
 
     def _is_asked(self, now_ns: int) -> bool:
         """Whether the planner is still at work on a request."""
@@ -346,7 +257,7 @@ class ControlPath:
             found.next_plan_ns = min(found.next_plan_ns, now_ns)  # at the first tick after the answer
         else:
             self._update_plans(now_ns, [found], out)
-        if found.progress is PlanProgress.RETRY and found.compared_ns != now_ns:
+        if found.progress in BLOCKED and found.compared_ns != now_ns:
             self._compare(now_ns, [found], out)
 
     def _needs_plan(self, now_ns: int, application: ControlledApplication, out: list[Action]) -> bool:
@@ -368,7 +279,7 @@ class ControlPath:
         if quiet_ns <= QUIET_NS + state.parts.policies.scale.period_ns or len(self._applications) == 1:
             return True
         return any(
-            each.progress is PlanProgress.RETRY for each in self._applications.values()
+            each.progress is PlanProgress.NO_ROOM for each in self._applications.values()
         )  # they may need its room
 
     def freeze(self, key: str) -> None:
@@ -391,29 +302,34 @@ class ControlPath:
         self._advance_all(now_ns, replica, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
-        """A replica died: queue its batch again, and replace the replica unless it was draining."""
+        """A replica died: try its batch again, and replace the replica unless it was draining. Its batch is to blame
+        unless its node is lost."""
         replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
+        is_blamed = self._state.ledger.states[replica.node] is not NodeState.LOST
         if replica.life is Life.DRAINING:
-            self.stopped(now_ns, ReplicaStopped(replica.id), out)
+            self._remove(now_ns, replica, event.error, is_blamed, out)
             return
         stage = replica.stage
-        wait_ns = stage.backoff.lose(now_ns)
-        stage.backoff.error = event.error
+        is_found_out = is_blamed and replica.batch is not None and replica.batch.is_suspect
+        wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out)
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._state.forget(now_ns, replica)
-        self._lose(now_ns, replica, event.error, out)
+        self._lose(now_ns, replica, event.error, is_blamed, out)
         self._compare(now_ns, [self._applications[stage.application.key]], out)
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
         """A replica has stopped and freed its resources."""
         replica = self._state.replicas.get(event.replica)
-        if replica is None:
-            return
+        if replica is not None:
+            self._remove(now_ns, replica, "it was stopped", False, out)
+
+    def _remove(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
+        """A replica is gone that was to stop, or stopped by itself."""
         self._state.forget(now_ns, replica)
-        self._lose(now_ns, replica, "it was stopped", out)
+        self._lose(now_ns, replica, error, is_blamed, out)
         if replica.life is not Life.DRAINING:  # it stopped without an order
             self._compare(now_ns, [self._applications[replica.stage.application.key]], out)
         else:
@@ -436,7 +352,7 @@ class ControlPath:
         unmet = [
             each
             for key, each in self._applications.items()
-            if each.progress is PlanProgress.RETRY or (key == own and each.progress is not PlanProgress.MET)
+            if each.progress is PlanProgress.NO_ROOM or (key == own and each.progress is not PlanProgress.MET)
         ]
         if unmet:
             self._compare(now_ns, unmet, out)
@@ -486,7 +402,7 @@ class ControlPath:
             if key not in keys
             for hardware, cores in cores_by_hardware(each.plan).items()
         )
-        views = tuple(
+        views = [
             ApplicationView(
                 key=each.state.key,
                 stages=each.state.stage_views(),
@@ -497,8 +413,8 @@ class ControlPath:
                 plan=each.plan,
             )
             for each in due
-        )
-        return PlanInput(self._requested, now_ns, self._state.ledger.views(), views, others)
+        ]
+        return PlanInput(self._requested, now_ns, self._state.ledger.views(), tuple(views), others)
 
     def _accept(self, now_ns: int, given: PlanInput, planned: Planned, out: list[Action]) -> None:
         plans: dict[str, Plan] = {}
@@ -549,6 +465,7 @@ class ControlPath:
             self._resize(difference.shrink, out)
         for application in applications:
             application.progress, application.compared_ns = PlanProgress.MET, now_ns
+            application.unplaced.clear()
         keys_on_hold = {application.state.key for application, _, difference in differences if difference.holds}
         without_room: list[tuple[ReplicaSpec, Belief]] = []
         for application, stage, difference in differences:
@@ -581,18 +498,18 @@ class ControlPath:
         moves = False
         if shortage is not None:
             left = self._move(now_ns, stage, difference.grow, out)
+            application.unplaced += left
             moves = not left
             if moves:
                 shortage = None
             elif not any(replica.will_free_cores for replica in self._state.replicas.values()):
                 without_room += left
-        if not is_too_soon:
-            started = self._start(now_ns, application, stage, difference.start, out)
-            if started < len(difference.start):
-                spec = difference.start[started]
-                shortage = Shortage(spec.variant, spec.slot)
-                missing = difference.start[started:]
-                without_room += [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in missing]
+        started = 0 if is_too_soon else self._start(now_ns, stage, difference.start, out)
+        missing = [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in difference.start[started:]]
+        application.unplaced += missing
+        if missing and not is_too_soon:
+            shortage = Shortage(missing[0][0].variant, missing[0][0].slot)
+            without_room += missing
         if shortage is not None:
             if not difference.holds or self._nodes.can_acquire(shortage.slot.hardware):
                 self._report(application, stage, shortage, holds, out)
@@ -600,9 +517,10 @@ class ControlPath:
                 self._make_room(now_ns, stage, difference, out)
             else:
                 self._report(application, stage, shortage, False, out)
-            return PlanProgress.RETRY
+            return PlanProgress.NO_ROOM
         if is_too_soon:
-            return PlanProgress.RETRY
+            return PlanProgress.TOO_SOON
+        application.reported.pop(stage.name, None)
         return PlanProgress.WAITING if difference.holds or moves else PlanProgress.MET
 
     def _move(
@@ -636,19 +554,11 @@ class ControlPath:
             out.append(ResizeReplica(id, cores))
         return shortage
 
-    def _start(
-        self,
-        now_ns: int,
-        application: ControlledApplication,
-        stage: StageState,
-        specs: Sequence[ReplicaSpec],
-        out: list[Action],
-    ) -> int:
+    def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
         """Start missing replicas until one has no room; returns how many were started."""
         for started, spec in enumerate(specs):
             if not self._place(now_ns, stage, spec, out):
                 return started
-            application.reported.pop(stage.name, None)
         return len(specs)
 
     def _make_room(self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]) -> None:
@@ -662,14 +572,12 @@ class ControlPath:
 
     def _can_make_room(self, stage: StageState, specs: Sequence[ReplicaSpec]) -> bool:
         """Whether a missing replica would fit if it were the only one of its application."""
-        ledger, replicas = self._state.ledger, self._state.replicas
-        others = Ledger([])
-        for name, node in ledger.nodes.items():
-            others.add(node, ledger.states[name])
-        for id, reservation in ledger.reservations.items():
-            if replicas[id].stage.application is not stage.application and replicas[id].life is not Life.DRAINING:
-                others.reserve(id, reservation)
-        views = others.views()
+        own = {
+            id
+            for id, replica in self._state.replicas.items()
+            if replica.stage.application is stage.application or replica.life is Life.DRAINING
+        }
+        views = self._state.ledger.without(own).views()
         return any(sites(spec, stage.beliefs[spec.variant, spec.slot.hardware], views) for spec in set(specs))
 
     def _report(
@@ -722,26 +630,31 @@ class ControlPath:
             else:
                 out.append(Decided("drain", why, stage.name, id, application=stage.application.key))
 
-    def _give_up_stuck(self, now_ns: int, out: list[Action]) -> None:
-        """Stop replicas whose batch is stuck. Does nothing before the time when a batch can first be stuck."""
-        if now_ns < self._stuck_check_ns:
-            return
-        self._stuck_check_ns = now_ns + STUCK_NS_MIN
-        stuck: list[tuple[Replica, float]] = []
+    def _watch_batches(self, now_ns: int, out: list[Action]) -> None:
+        """Let the data path drop hopeless requests of stalled batches, and give up replicas whose batch has run for the
+        response timeout."""
+        self._watch_ns = now_ns + STALL_NS_MIN
+        stalled, given_up = list[Replica](), list[Replica]()
         for replica in self._state.replicas.values():
-            if replica.batch is not None:
-                self._stuck_check_ns = min(self._stuck_check_ns, replica.batch.stuck_ns)
-                if now_ns >= replica.batch.stuck_ns:
-                    stuck.append((replica, (now_ns - replica.batch.started_ns) / NS_PER_S))
-        for replica, seconds in stuck:
-            out.append(StopReplica(replica.id, f"its batch has run for {seconds:.1f} s"))
-            self.lost(now_ns, ReplicaLost(replica.id, f"a batch ran for {seconds:.1f} s"), out)
-
-
-def plans_beside(scales: Sequence[Scale]) -> bool:
-    """Whether the plans of applications with these policies are computed beside the event loop: if any policy is not
-    quick, or if there are so many that quick ones together would delay requests."""
-    return len(scales) > QUICK_MAX or not all(getattr(scale, "is_quick", False) for scale in scales)
+            batch = replica.batch
+            if batch is None or now_ns - batch.started_ns < WATCHED_NS_MIN:
+                continue
+            give_up_ns = replica.stage.give_up_ns(batch)
+            if now_ns >= give_up_ns:
+                given_up.append(replica)
+                continue
+            if now_ns >= batch.stalled_ns:
+                stalled.append(replica)
+            else:
+                give_up_ns = min(give_up_ns, batch.stalled_ns)
+            self._watch_ns = min(self._watch_ns, give_up_ns)
+        for replica in stalled:
+            self._watch_ns = min(self._watch_ns, self._expire(now_ns, replica, out))
+        for replica in given_up:
+            assert replica.batch is not None
+            ran = f"its batch has run for {in_s(now_ns - replica.batch.started_ns)}, longer than its response timeout"
+            out.append(StopReplica(replica.id, ran))
+            self.lost(now_ns, ReplicaLost(replica.id, ran), out)
 
 
 def own_traffic(application: ApplicationState) -> Traffic:

@@ -1,12 +1,22 @@
 """The data path: how requests move from arrival through queues and batches to their end. It must stay lean.
 
 Policies make all decisions; this file guarantees what no policy may break: a replica runs one batch at a time, a batch
-goes to a ready replica, a request ends exactly once, the requests of a lost batch are retried or answered. Some lines
-repeat a function inline to save a call for every request; tests/core/test_cost.py counts calls and instructions.
+goes to a ready replica, a request ends exactly once, the requests of a failed or lost batch are tried again or
+answered. Some lines repeat a function inline to save a call for every request; tests/core/test_cost.py counts calls and
+instructions.
+
+**Bad requests fail alone.** If a batch of several requests fails, its two halves are tried again, each as a batch of
+its own, until a request that fails is alone: at most ⌈log₂ n⌉ further tries for each of n requests. If a replica is
+lost while it runs a batch, each request is tried again alone: one that loses a second replica fails. Requests that are
+tried again come first, as they did before; the drop policy removes those that would be late. Estimates learn nothing
+from failed and lost batches.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
+
+from msgspec import structs
 
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
@@ -18,8 +28,8 @@ from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
 
 ATTEMPTS_MAX = 2
-"""A request whose batch was lost twice fails. It may be the cause of the losses: with more attempts, one request could
-stop a whole stage."""
+"""A request fails if two replicas are lost while they run it. The second one ran nothing else, so the request is the
+cause: with more attempts, one request could stop a whole stage."""
 
 SWEEP_NS_MIN = ms(10)
 SWEEP_NS_PER_VISIT = 10_000
@@ -46,6 +56,7 @@ class DataPath:
 
     def __init__(self, state: ApplicationState, policies: Policies, batch_ids: Iterator[BatchId]) -> None:
         self._state = state
+        self._is_graph = state.open_requests is not None
         self._admit = policies.admit
         self._batch = policies.batch
         self._route = policies.route
@@ -94,12 +105,10 @@ class DataPath:
         visits = batch.visits
         replica.batch = None  # as `_release` does, and below, as `_reuse` does
         stage.monitor.finish(now_ns, len(visits), batch.millicores)
-        replica.service_rate.belief.observe(len(visits), batch.slot, now_ns - batch.started_ns)
-        if stage.backoff.losses:
-            stage.backoff.losses = 0
-        if self._state.open_requests is not None or event.faults:
-            self._finish_each(now_ns, stage, event, visits, out)
+        if self._is_graph or event.faults or stage.is_disturbed:
+            self._finish_each(now_ns, replica, event, batch, out)
         else:
+            replica.service_rate.belief.observe(len(visits), batch.slot, now_ns - batch.started_ns)
             for visit in visits:
                 id = visit.request.id
                 deadline_ns = visit.deadline_ns
@@ -110,27 +119,65 @@ class DataPath:
             stage.pool.add_idle(replica)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
-        """The model raised an exception: the batch's requests fail, the replica stays up."""
+        """The model raised an exception: try the two halves of the batch again; a request that was alone fails. The
+        replica stays up."""
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.batch is None or replica.batch.id != event.batch:
             return
-        for visit in self._release(now_ns, replica).visits:
-            self._end(now_ns, visit.request.id, Outcome.FAILED, event.error, out, visit.stage)
+        batch = self._release(now_ns, replica)
+        requests, size = self._open_requests_of(batch), batch.requests
+        if size == 1:
+            for id in requests:
+                self._end(now_ns, id, Outcome.FAILED, event.error, out, replica.stage.name)
+        else:
+            visits, half = list(requests.values()), (size + 1) // 2
+            self._try_again(now_ns, replica.stage, list(chain.from_iterable(visits[:half])))
+            self._try_again(now_ns, replica.stage, list(chain.from_iterable(visits[half:])))
         self._reuse(replica, out)
 
-    def lose(self, now_ns: int, replica: Replica, error: str, out: list[Action]) -> None:
-        """A replica and its batch are lost: queue the requests again; fail those with `ATTEMPTS_MAX` attempts."""
+    def lose(self, now_ns: int, replica: Replica, error: str, out: list[Action], *, is_blamed: bool = True) -> None:
+        """A replica and its batch are lost: try each request again alone, and fail those with `ATTEMPTS_MAX` attempts.
+        If the batch is not to blame (`is_blamed`), queue its requests as they were."""
         if replica.batch is None:
             return
-        stage = replica.stage
-        for visit in self._release(now_ns, replica).visits:
-            visit.attempts += 1
-            if visit.attempts >= ATTEMPTS_MAX:
-                why = f"the replica it ran on was lost {visit.attempts} times, last by: {error}"
-                self._end(now_ns, visit.request.id, Outcome.FAILED, why, out, stage.name)
-            elif self._is_open(visit.request.id):
-                stage.queue.push(now_ns, visit)
-                stage.monitor.queue(now_ns, 1)
+        stage, batch = replica.stage, self._release(now_ns, replica)
+        requests = self._open_requests_of(batch)
+        if not is_blamed:
+            visits = list(chain.from_iterable(requests.values()))
+            if batch.visits[0].group:
+                self._try_again(now_ns, stage, visits)
+            else:
+                for visit in visits:
+                    stage.queue.push(now_ns, visit)
+                stage.monitor.queue(now_ns, len(visits))
+            return
+        for id, visits in requests.items():
+            for visit in visits:
+                visit.attempts += 1
+            if visits[0].attempts < ATTEMPTS_MAX:
+                self._try_again(now_ns, stage, visits)
+            else:
+                why = f"{ATTEMPTS_MAX} replicas were lost while they ran it, the last one with nothing else: {error}"
+                self._end(now_ns, id, Outcome.FAILED, why, out, stage.name)
+
+    def expire(self, now_ns: int, replica: Replica, out: list[Action]) -> int:
+        """A replica's batch is stalled: drop those of its requests that the drop policy finds hopeless, as if they
+        waited. The batch goes on with the others. Returns when to call this again."""
+        batch, stage = replica.batch, replica.stage
+        assert batch is not None, f"replica {replica.id} runs no batch"
+        least_ns, full_ns = stage.times.remaining_ns, stage.times.remaining_full_ns
+        why = f"its batch has run for {in_ms(now_ns - batch.started_ns, 0)}, where {in_ms(batch.cost_ns)} are expected"
+        ended, look_ns = set[RequestId](), FOREVER_NS
+        for id, (visit, *_) in self._open_requests_of(batch).items():
+            if self._is_hopeless(now_ns, visit, least_ns, full_ns):
+                self._drop_visit(now_ns, visit, least_ns, why, out)
+                ended.add(id)
+            else:
+                look_ns = min(look_ns, _next_look_ns(now_ns, visit))
+        if ended and self._state.open_requests is None:
+            replica.batch = structs.replace(batch, ended=batch.ended | ended)
+            stage.is_disturbed = True
+        return max(look_ns, now_ns + SWEEP_NS_MIN)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
         """The client disconnected: remove the request from all queues and end it. A running batch goes on, and with one
@@ -172,17 +219,20 @@ class DataPath:
                     break
             if not visits:
                 break
-            take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.limits.wait_ns, times.remaining_ns)
-            if take.skip:
-                for visit in queue.take(take.skip):
-                    stage.monitor.queue(now_ns, -1)
-                    why = "it would force a batch that is too small for the requests behind it"
-                    self._drop_visit(now_ns, visit, alone_ns, why, out)
-                continue  # the new head of the queue is not pruned yet
-            count = take.count
-            if not count:
-                assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                return take.wait_until_ns
+            if visits[0].group:
+                count = queue.group_size(limit)
+            else:
+                take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.limits.wait_ns, times.remaining_ns)
+                if take.skip:
+                    for visit in queue.take(take.skip):
+                        stage.monitor.queue(now_ns, -1)
+                        why = "it would force a batch that is too small for the requests behind it"
+                        self._drop_visit(now_ns, visit, alone_ns, why, out)
+                    continue  # the new head of the queue is not pruned yet
+                count = take.count
+                if not count:
+                    assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                    return take.wait_until_ns
             assert count <= limit, f"batch of {count} at {stage.name}, whose limit is {limit}"
             del idle[index]
             taken = queue.take(count)
@@ -208,10 +258,7 @@ class DataPath:
         self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
         earliest_ns = FOREVER_NS
         for visit in queue.visits:
-            look_ns = visit.deadline_ns + 1
-            if look_ns <= now_ns:
-                look_ns = now_ns + (now_ns - visit.request.sent_ns) // OVERDUE_PARTS
-            earliest_ns = min(earliest_ns, look_ns)
+            earliest_ns = min(earliest_ns, _next_look_ns(now_ns, visit))
         if earliest_ns < FOREVER_NS:
             earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(queue.visits))
         queue.sweep_ns = earliest_ns
@@ -244,6 +291,22 @@ class DataPath:
         replica.stage.monitor.finish(now_ns, len(batch.visits), batch.millicores)
         return batch
 
+    def _try_again(self, now_ns: int, stage: StageState, visits: Sequence[Visit]) -> None:
+        """Queue visits to be tried again in a batch of their own."""
+        if visits:
+            stage.queue.push_again(now_ns, visits)
+            stage.monitor.queue(now_ns, len(visits))
+
+    def _open_requests_of(self, batch: RunningBatch) -> dict[RequestId, list[Visit]]:
+        """The requests of a batch that have not ended, each with its visits; several if they are for parts of it."""
+        open_requests = self._state.open_requests
+        found: dict[RequestId, list[Visit]] = {}
+        for visit in batch.visits:
+            id = visit.request.id
+            if id not in batch.ended if open_requests is None else id in open_requests:
+                found.setdefault(id, []).append(visit)
+        return found
+
     def _reuse(self, replica: Replica, out: list[Action]) -> None:
         """A replica has finished a batch: stop it if it drains, otherwise make it idle."""
         if replica.life is DRAINING:
@@ -252,16 +315,23 @@ class DataPath:
             replica.stage.pool.add_idle(replica)
 
     def _finish_each(  # takes what the caller has already looked up
-        self, now_ns: int, stage: StageState, event: Finished, visits: Sequence[Visit], out: list[Action]
+        self, now_ns: int, replica: Replica, event: Finished, batch: RunningBatch, out: list[Action]
     ) -> None:
-        """End the requests of a batch or pass them on, one by one: in a graph, or if some of them failed."""
+        """End the requests of a batch or pass them on, one by one: in a graph, or if some failed or have ended."""
+        stage = replica.stage
+        if stage.is_disturbed:
+            stage.recover()
+        if not event.faults:
+            replica.service_rate.belief.observe(len(batch.visits), batch.slot, now_ns - batch.started_ns)
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
+        visits, ended = batch.visits, batch.ended
         for index in event.faults:
-            self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
+            if visits[index].request.id not in ended:
+                self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
         for visit, edge_counts in event.continuing(visits):
             if self._state.open_requests is not None:
                 self._pass_on(now_ns, stage, visit, edge_counts, out)
-            else:
+            elif visit.request.id not in ended:
                 out.append(_answer(now_ns, visit.request.id, visit.deadline_ns))
 
     def _pass_on(
@@ -305,10 +375,6 @@ class DataPath:
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
-    def _is_open(self, request: RequestId) -> bool:
-        """Whether the request has not ended. With one stage, every request in a batch is open."""
-        return self._state.open_requests is None or request in self._state.open_requests
-
     def _end(  # the arguments are those of `End`, in its order
         self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action], stage: str = ""
     ) -> None:
@@ -326,3 +392,10 @@ def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:
     if now_ns <= deadline_ns:
         return End(request, SERVED)
     return End(request, Outcome.LATE, f"finished {in_ms(now_ns - deadline_ns)} after its deadline")
+
+
+def _next_look_ns(now_ns: int, visit: Visit) -> int:
+    """When a visit that the drop policy keeps now may be hopeless: after its deadline, and then ever less often."""
+    if visit.deadline_ns >= now_ns:
+        return visit.deadline_ns + 1
+    return now_ns + (now_ns - visit.request.sent_ns) // OVERDUE_PARTS

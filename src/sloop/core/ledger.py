@@ -7,9 +7,9 @@ A node is released, acquired, ready or lost (`NodeState`). Replicas are placed o
 a lost node stay until its replicas are reported lost.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec, Slot
@@ -118,13 +118,35 @@ class Ledger:
         for node in nodes:
             self.add(node, NodeState.RELEASED if node.on_demand else NodeState.READY)
 
+    @classmethod
+    def all_ready(cls, nodes: Iterable[Node]) -> "Ledger":
+        """A ledger to try in what fits: all nodes are ready and empty, also those on demand."""
+        made = cls([])
+        for node in nodes:
+            made.add(node, NodeState.READY)
+        return made
+
+    def without(self, replicas: Container[ReplicaId]) -> "Ledger":
+        """A copy to try in what would fit if these replicas were gone."""
+        made = Ledger([])
+        for name, node in self.nodes.items():
+            made.add(node, self.states[name])
+        for id, reservation in self.reservations.items():
+            if id not in replicas:
+                made.reserve(id, structs.replace(reservation))
+        return made
+
     def add(self, node: Node, state: NodeState) -> None:
-        """Add a node that the ledger does not know."""
+        """Add a node, or replace what is known of it: its capacities may have changed. Its replicas keep what they have
+        reserved, so less than nothing may be free."""
         devices = {each.name: _FreeDevice(MICRO, each.memory_bytes, each.clients_max) for each in node.devices}
         self.nodes[node.name] = node
         self.states[node.name] = state
         self._free[node.name] = _Free(millicores(node.cores), node.memory_bytes, devices)
         self._views[node.name] = None
+        for reservation in self.reservations.values():
+            if reservation.node == node.name:
+                self._take(reservation, 1)
 
     def set_state(self, node: str, state: NodeState) -> None:
         """Move a node to another state."""
@@ -153,6 +175,14 @@ class Ledger:
         self.reservations[replica] = wanted
         self._take(wanted, 1)
         return True
+
+    def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> bool:
+        """Reserve room for a new replica at the first site that has it. Returns False if none has."""
+        found = sites(spec, belief, self.views())
+        if not found:
+            return False
+        device = found[0].device.device.name if found[0].device else None
+        return self.reserve(replica, Reservation.of(spec, belief, found[0].node.node.name, device))
 
     def release(self, replica: ReplicaId) -> None:
         """Free a replica's reservation, if it has one."""
@@ -200,8 +230,8 @@ class Ledger:
         free.replicas += sign
         free.millicores -= sign * reservation.millicores
         free.memory_bytes -= sign * reservation.memory_bytes
-        if reservation.device:
-            device = free.devices[reservation.device]
+        device = free.devices.get(reservation.device)  # none if the node no longer has it
+        if device is not None:
             device.micro_share -= sign * reservation.micro_share
             device.memory_bytes -= sign * reservation.device_memory_bytes
             device.clients -= sign
@@ -228,6 +258,24 @@ def replicas_max(node: Node, slot: Slot, belief: Belief) -> int:
             )
         )
     return min(most)
+
+
+def equal_nodes(nodes: Iterable[NodeView]) -> dict[tuple[object, ...], list[NodeView]]:
+    """The nodes in groups that differ in nothing but their names and what is free."""
+    groups: dict[tuple[object, ...], list[NodeView]] = {}
+    for view in nodes:
+        node = view.node
+        key = (node.hardware, node.cores, node.memory_bytes, node.usd_per_h, node.on_demand, node.devices)
+        groups.setdefault(key, []).append(view)
+    return groups
+
+
+def could_hold(node: Node, spec: ReplicaSpec, belief: Belief) -> bool:
+    """Whether a replica of `spec` fits on the empty node, if that is where it may run."""
+    devices = tuple(each for each in node.devices if spec.device in (None, each.name))
+    return (
+        spec.node in (None, node.name) and replicas_max(structs.replace(node, devices=devices), spec.slot, belief) > 0
+    )
 
 
 def why_impossible(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:

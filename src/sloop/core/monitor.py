@@ -6,6 +6,8 @@ and a bucket is the difference of two such values. Integer nanoseconds keep it e
 """
 
 from collections import deque
+from copy import copy
+from typing import ClassVar
 
 from sloop.core.views import Bucket
 from sloop.units import NS_PER_S
@@ -20,6 +22,8 @@ SLACK_BUCKETS_KEPT = 10
 
 class Monitor:
     """One stage's counts and buckets. `roll` closes buckets; the core calls it at the first event after their end."""
+
+    NOT_IN_SNAPSHOT: ClassVar = ("_slack",)
 
     def __init__(self, bucket_ns: int, now_ns: int = 0) -> None:
         self.bucket_ns = bucket_ns
@@ -65,12 +69,7 @@ class Monitor:
     def roll(self, now_ns: int) -> None:
         """Close each bucket that ends at or before `now_ns`."""
         while (end_ns := self.now.start_ns + self.bucket_ns) <= now_ns:
-            totals = (
-                self._waiting_sum + self.waiting * end_ns,
-                self._running_sum + self.running * end_ns,
-                self._busy_sum + self.busy_millicores * end_ns,
-                self._ready_sum + self.ready_millicores * end_ns,
-            )
+            totals = self._totals(end_ns)
             bucket, before = self.now, self._closed
             bucket.arrivals = len(bucket.slack_ns)
             bucket.waiting_ns = totals[0] - before[0]
@@ -83,19 +82,42 @@ class Monitor:
                 self.buckets[-SLACK_BUCKETS_KEPT - 1].slack_ns = []
             self._open(end_ns)
 
-    def absorb(self, other: "Monitor") -> None:
-        """Add the arrivals of another monitor with equal buckets, and its buckets from before this one began.
+    def absorb(self, now_ns: int, other: "Monitor") -> None:
+        """Add what another monitor with equal buckets has measured, and its buckets from before this one began.
 
         A new version of an application takes over the history of the version that it replaces."""
         own = {bucket.start_ns: bucket for bucket in self.buckets}
         first_ns = self.buckets[0].start_ns if self.buckets else self.now.start_ns
         for bucket in reversed(other.buckets):
             if bucket.start_ns in own:
-                own[bucket.start_ns].arrivals += bucket.arrivals
+                mine = own[bucket.start_ns]
+                mine.arrivals += bucket.arrivals
+                mine.waiting_ns += bucket.waiting_ns
+                mine.running_ns += bucket.running_ns
+                mine.busy_core_ns += bucket.busy_core_ns
+                mine.ready_core_ns += bucket.ready_core_ns
             elif bucket.start_ns < first_ns and len(self.buckets) < (self.buckets.maxlen or 0):
-                self.buckets.appendleft(bucket)
+                self.buckets.appendleft(copy(bucket))
         if self.now.start_ns == other.now.start_ns:
             self.now.slack_ns += other.now.slack_ns  # their number becomes `arrivals`
+            passed = [total - closed for total, closed in zip(other._totals(now_ns), other._closed, strict=True)]
+            self._waiting_sum += passed[0]
+            self._running_sum += passed[1]
+            self._busy_sum += passed[2]
+            self._ready_sum += passed[3]
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have."""
+        self._slack = self.now.slack_ns.append
+
+    def _totals(self, until_ns: int) -> tuple[int, int, int, int]:
+        """The integrals of the requests that wait and run, and of the millicores that are busy and ready."""
+        return (
+            self._waiting_sum + self.waiting * until_ns,
+            self._running_sum + self.running * until_ns,
+            self._busy_sum + self.busy_millicores * until_ns,
+            self._ready_sum + self.ready_millicores * until_ns,
+        )
 
     def _open(self, start_ns: int) -> None:
         self.now = Bucket(start_ns=start_ns)

@@ -4,10 +4,10 @@ This is what the cluster autoscaler of Kubernetes does: plans name replicas on k
 every scaling policy can rent nodes without knowing about them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sloop.actions import AcquireNode, Action, Decided, ReleaseNode
-from sloop.core.ledger import Ledger, Reservation, sites
+from sloop.core.ledger import Ledger, could_hold
 from sloop.core.views import Belief
 from sloop.text import counted, in_s
 from sloop.units import s
@@ -47,22 +47,21 @@ class NodePool:
     def acquire_for(self, now_ns: int, without_room: Sequence[tuple[ReplicaSpec, Belief]], out: list[Action]) -> None:
         """Acquire the nodes that these replicas need and that are not already on their way."""
         ledger = self._ledger
-        coming = Ledger([])
-        for name, state in ledger.states.items():
-            if state is NodeState.ACQUIRING:
-                coming.add(ledger.nodes[name], NodeState.READY)
+        coming = Ledger.all_ready(
+            [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.ACQUIRING]
+        )
         released = [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.RELEASED]
         ordered: dict[str, int] = {}
         hopeless: set[ReplicaSpec] = set()
         for number, (spec, belief) in enumerate(without_room):
-            if spec not in hopeless and not _reserved(coming, ReplicaId(number), spec, belief):
-                node = next((node for node in released if _could_hold(node, spec, belief)), None)
+            if spec not in hopeless and not coming.place(ReplicaId(number), spec, belief):
+                node = next((node for node in released if could_hold(node, spec, belief)), None)
                 if node is None:
                     hopeless.add(spec)
                     continue
                 released.remove(node)
                 coming.add(node, NodeState.READY)
-                _reserved(coming, ReplicaId(number), spec, belief)
+                coming.place(ReplicaId(number), spec, belief)
                 ledger.set_state(node.name, NodeState.ACQUIRING)
                 ordered[node.hardware] = ordered.get(node.hardware, 0) + 1
                 out.append(AcquireNode(node.name))
@@ -78,21 +77,24 @@ class NodePool:
                 del self._lost_ns[name]
                 self._ledger.set_state(name, NodeState.RELEASED)
 
-    def release_unused(self, now_ns: int, *, is_short: bool, out: list[Action]) -> None:
-        """Release nodes on demand that have been empty for `UNUSED_NS`, unless planned replicas lack room."""
+    def release_unused(self, now_ns: int, unplaced: Mapping[ReplicaSpec, Belief], out: list[Action]) -> None:
+        """Release nodes on demand that have been empty for `UNUSED_NS`, but not those that could hold one of the
+        `unplaced` replicas of the plans."""
         ledger = self._ledger
         for name, since_ns in list(self._empty_since_ns.items()):
             if not ledger.is_empty(name):
                 self._empty_since_ns[name] = now_ns
-            elif now_ns - since_ns >= UNUSED_NS and not is_short:
+            elif now_ns - since_ns >= UNUSED_NS and not any(
+                could_hold(ledger.nodes[name], spec, belief) for spec, belief in unplaced.items()
+            ):
                 del self._empty_since_ns[name]
                 ledger.set_state(name, NodeState.RELEASING)
                 out.append(ReleaseNode(name))
                 out.append(Decided("node", f"{name} has been empty for {in_s(now_ns - since_ns)}"))
 
     def ready(self, node: Node, now_ns: int) -> None:
-        """A node was acquired or repaired, or has joined the cluster."""
-        if node.name in self._ledger.nodes:
+        """A node was acquired or repaired, has joined the cluster, or has other capacities than before."""
+        if self._ledger.nodes.get(node.name) == node:
             self._ledger.set_state(node.name, NodeState.READY)
         else:
             self._ledger.add(node, NodeState.READY)
@@ -113,17 +115,3 @@ class NodePool:
         """A node has been given back."""
         if name in self._ledger.nodes:
             self._ledger.set_state(name, NodeState.RELEASED)
-
-
-def _reserved(ledger: Ledger, id: ReplicaId, spec: ReplicaSpec, belief: Belief) -> bool:
-    """Reserve room for a replica on any node; returns whether there was any."""
-    for site in sites(spec, belief, ledger.views()):
-        device = site.device.device.name if site.device else None
-        return ledger.reserve(id, Reservation.of(spec, belief, site.node.node.name, device))
-    return False
-
-
-def _could_hold(node: Node, spec: ReplicaSpec, belief: Belief) -> bool:
-    empty = Ledger([])
-    empty.add(node, NodeState.READY)
-    return bool(sites(spec, belief, empty.views()))

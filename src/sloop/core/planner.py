@@ -10,10 +10,13 @@ without other applications.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
-from itertools import islice
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from itertools import combinations, islice
+from typing import Any, ClassVar, Final
 
 import msgspec
 from msgspec import structs
@@ -27,6 +30,8 @@ from sloop.text import counted
 from sloop.units import ROUNDING
 from sloop.vocabulary import Group, NodeState, Plan, StagePlan
 
+QUICK_MAX = 4
+"""The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
 FAILURES = (Exception, SystemExit)
 """What a user's policy may raise; the plans of the other applications are made nevertheless."""
 WORTHWHILE = 0.01
@@ -36,11 +41,16 @@ REPLICAS_MAX = 100_000
 CORES_MAX = 1_000_000
 """More cores of one replica are a mistake, and their thousandths may overflow."""
 
+UNCHANGEABLE: Final = frozenset({int, float, bool, str, bytes, type(None)})
+CONTAINERS: Final = (list, dict, deque)
+
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
 
 class Planner:
     """The forecast, scaling and divide policies of all application versions, by key."""
+
+    NOT_IN_SNAPSHOT: ClassVar = ("failures",)
 
     def __init__(self) -> None:
         self._policies: dict[str, Policies] = {}
@@ -52,6 +62,19 @@ class Planner:
     def add(self, key: str, policies: Policies) -> None:
         """Plan for one more application version."""
         self._policies[key] = policies
+
+    @property
+    def policies(self) -> Mapping[str, Policies]:
+        """The policies of each application version, with their present state."""
+        return self._policies
+
+    def adopt(self, policies: Mapping[str, Policies]) -> None:
+        """Go on with the policies of another planner."""
+        self._policies.update(policies)
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have: exceptions cannot be saved."""
+        self.failures = {}
 
     def discard(self, key: str) -> None:
         """Stop planning for an application version."""
@@ -107,7 +130,7 @@ class Planner:
         plans: dict[str, Plan | None] = {}
         for key, view in views.items():
             try:
-                tried[key] = deepcopy(self._policies[key].scale)
+                tried[key] = copied(self._policies[key].scale)
             except FAILURES as error:
                 self.failures[key] = error
             else:
@@ -137,7 +160,7 @@ class Planner:
         self, now_ns: int, key: str, view: ClusterView, limits: Mapping[str, float]
     ) -> tuple[Plan | None, Scale]:
         """The plan for at most these cores of some kinds of hardware, and the policy that made it."""
-        scale = deepcopy(self._policies[key].scale)
+        scale = copied(self._policies[key].scale)
         if not any(map(millicores, limits.values())):
             return _nothing(view), scale
         plan = self._plan(now_ns, key, _limited(view, limits), scale)
@@ -172,6 +195,8 @@ class Planner:
                 if math.fsum(cores_by_hardware(plan).values()) > math.fsum(used(key).values()):
                     plans[key], tried[key] = plan, scale
                     self.limits |= {(key, hardware): cores for hardware, cores in more.items()}
+        for key, hardware in self.limits:  # a plan that is kept may use what the others left it before
+            self.limits[key, hardware] = max(self.limits[key, hardware], used(key).get(hardware, 0.0))
 
     def _limits(self, given: PlanInput, wanted: Sequence[CoreDemand]) -> dict[tuple[str, str], float]:
         """By application and hardware, the cores of those that cannot have what they want."""
@@ -197,6 +222,70 @@ def _cores_of(given: PlanInput, hardware: str) -> float:
     return total - sum(demand.cores for demand in given.others if demand.hardware == hardware)
 
 
+def copied(scale: Scale) -> Scale:
+    """A copy of a policy with which to try a plan; what the copy remembers, the policy does not.
+
+    Of a frozen dataclass, only the fields that are not parameters are copied, because no others change (`Scale`), and
+    values that cannot change are shared. With `deepcopy` alone, 200 copies take longer than 200 plans.
+    """
+    kind = type(scale)
+    if not _is_frozen(kind) or hasattr(scale, "__dict__") or hasattr(kind, "__deepcopy__"):
+        return deepcopy(scale)
+    fields_of = _fields_of(kind)
+    state = [name for name, is_parameter in fields_of if not is_parameter]
+    values = dict(zip(state, _copied_values([getattr(scale, name) for name in state]), strict=True))
+    made = kind.__new__(kind)
+    for name, is_parameter in fields_of:
+        object.__setattr__(made, name, getattr(scale, name) if is_parameter else values[name])
+    return made
+
+
+def _copied_values(values: Sequence[Any]) -> Sequence[Any]:
+    """As `deepcopy`, and quicker where all are, or hold, only values that cannot change."""
+    held = [value for value in values if type(value) in CONTAINERS]
+    if all(map(_is_flat, values)) and not any(one is other for one, other in combinations(held, 2)):
+        return [value.copy() if type(value) in CONTAINERS else value for value in values]
+    return deepcopy(values)
+
+
+def _is_flat(value: Any) -> bool:  # noqa: ANN401  # of any type
+    """Whether the value cannot change, or is a container of such values."""
+    if type(value) is dict:
+        return all(map(_is_unchangeable, value)) and all(map(_is_unchangeable, value.values()))
+    return all(map(_is_unchangeable, value)) if type(value) in CONTAINERS else _is_unchangeable(value)
+
+
+def _is_unchangeable(value: Any) -> bool:  # noqa: ANN401  # of any type
+    """Whether the value, and all that it is made of, cannot change."""
+    kind: Any = type(value)
+    if kind in UNCHANGEABLE:
+        return True
+    if kind is tuple:
+        return all(map(_is_unchangeable, value))
+    return _is_frozen(kind) and all(_is_unchangeable(getattr(value, name)) for name, _ in _fields_of(kind))
+
+
+@cache
+def _is_frozen(kind: type) -> bool:
+    """Whether this is a class of frozen dataclasses or structs."""
+    parameters = getattr(kind, "__dataclass_params__", None) or getattr(kind, "__struct_config__", None)
+    return parameters is not None and bool(parameters.frozen)
+
+
+@cache
+def _fields_of(kind: type) -> Sequence[tuple[str, bool]]:
+    """The fields of a dataclass or struct, and whether each is a parameter."""
+    if is_dataclass(kind):
+        return [(each.name, each.init) for each in fields(kind)]
+    return [(each.name, True) for each in structs.fields(kind)]
+
+
+def plans_beside(scales: Sequence[Scale]) -> bool:
+    """Whether the plans of applications with these policies are computed beside the event loop: if any policy is not
+    quick, or if there are so many that quick ones together would delay requests."""
+    return len(scales) > QUICK_MAX or not all(getattr(scale, "is_quick", False) for scale in scales)
+
+
 def check(plan: Plan, view: ClusterView) -> None:
     """InputError for a plan that the core could not carry out: it is wrong, whatever room there is."""
     try:
@@ -216,6 +305,9 @@ def check(plan: Plan, view: ClusterView) -> None:
         for group in target.groups:
             _check_group(group, target, stage)
             count += group.count
+    if stages:
+        what = f"the plan leaves out stage {next(iter(stages))!r}, whose replicas would stay as they are"
+        raise InputError(what, help="name every stage; one without groups has no replicas")
     if count > REPLICAS_MAX:
         what = f"the plan has {count} replicas; at most {REPLICAS_MAX} are possible"
         raise InputError(what, help="correct the scaling policy")

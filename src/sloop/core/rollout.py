@@ -8,7 +8,7 @@ promotes it or its time has come. A version that gets no more requests ends when
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import fsum, sqrt
 
 from sloop.actions import Action, Decided, End, Rollout, VersionState
 from sloop.core.control import ControlledApplication, ControlPath, own_traffic
@@ -53,6 +53,8 @@ class Version:
     state: VersionState = VersionState.STARTING
     share: float = 0.0
     """Fraction of the requests that it gets."""
+    credit: float = 0.0
+    """Of a canary: how much of a request it is owed."""
     attainment: Attainment = field(default_factory=Attainment)
     """Since the comparison began."""
     retires_why: str = ""
@@ -68,9 +70,7 @@ class Rollouts:
     def __init__(self, control: ControlPath) -> None:
         self._control = control
         self._versions: dict[str, list[Version]] = {}
-        self._credit: dict[str, float] = {}
-        """By name, how much of a request the canary is owed."""
-        self.compared: dict[RequestId, Attainment] = {}
+        self.in_comparison: dict[RequestId, Attainment] = {}
         """Open requests of versions that are compared with each other."""
         self._has_removed = False
         """Whether an application has ended. Requests may still name it, so that their names must be read."""
@@ -130,23 +130,30 @@ class Rollouts:
         chosen = serving[0]
         if len(serving) > 1:
             chosen = self._next(serving)
-            self.compared[request.id] = chosen.attainment
+            self.in_comparison[request.id] = chosen.attainment
         return chosen.application
 
     def _next(self, serving: Sequence[Version]) -> Version:
-        """The version that serves the next request: evenly spread, in proportion to the shares."""
-        *others, newest = serving
-        name = newest.application.parts.name
-        credit = self._credit.get(name, 0.0) + newest.share
-        is_due = credit >= 1.0 - ROUNDING
-        self._credit[name] = credit - is_due
-        return newest if is_due else others[-1]
+        """The version that serves the next request: each canary its share, evenly spread, and the last version that is
+        no canary all others. Of several canaries that are owed a request, the newest is first."""
+        chosen = serving[0]
+        for version in serving:
+            if version.state is VersionState.SERVING:
+                chosen = version
+        for version in serving:
+            if version.state is VersionState.CANARY:
+                version.credit += version.share
+                if version.credit >= 1.0 - ROUNDING:
+                    chosen = version
+        if chosen.state is VersionState.CANARY:
+            chosen.credit -= 1.0
+        return chosen
 
     def count(self, actions: Iterable[Action]) -> None:
         """Count the requests that these actions end, for the comparison of versions."""
         for action in actions:
             if type(action) is End:
-                attainment = self.compared.pop(action.request, None)
+                attainment = self.in_comparison.pop(action.request, None)
                 if attainment is not None:
                     attainment.ended += 1
                     attainment.served += action.outcome is Outcome.SERVED
@@ -176,10 +183,18 @@ class Rollouts:
                 out.append(Decided("plan", why, application=each.application.key))
 
     def remove(self, now_ns: int, name: str, version: str, out: list[Action]) -> None:
-        """Somebody orders that an application, or one version of it, ends."""
+        """Somebody orders that an application, or one version of it, ends. If it is the only version that serves and
+        another one starts, it serves until that one is ready; if that is given up, it stays."""
         versions = self._versions.get(name, ())
         removed = [each for each in versions if version in ("", each.name)]
         left = [each for each in versions if each not in removed and each.state in SERVING_STATES]
+        starting = [each for each in versions if each not in removed and each.state is VersionState.STARTING]
+        if starting and not left and any(each.state in SERVING_STATES for each in removed):
+            (heir,) = starting
+            heir.canary, heir.control.share = None, 1.0
+            why = f"version {version} is to be removed: it serves until this one is ready and gets all requests"
+            out.append(Decided("plan", why, application=heir.application.key))
+            return
         if left and all(each.state is VersionState.CANARY for each in left):  # it takes over the history of the others
             self._serve(now_ns, left[-1], "the version that served the other requests was removed", out)
         for each in removed:
@@ -201,7 +216,6 @@ class Rollouts:
         for name in [name for name, versions in self._versions.items() if not versions]:
             del self._versions[name]
             self._has_removed = True
-            self._credit.pop(name, None)
         return ended
 
     def _start(self, now_ns: int, version: Version, out: list[Action]) -> None:
@@ -216,10 +230,12 @@ class Rollouts:
             if version.canary is None:
                 self._serve(now_ns, version, "it is ready", out)
             else:
-                self._enter(now_ns, version, VersionState.CANARY, version.canary.share, "it is ready", out)
-                for other in self._serving(version):
-                    other.share = 1.0 - version.share
+                left = self._left_share(version)  # several canaries never leave nothing
+                share = version.canary.share if version.canary.share < left else left / 2
+                self._enter(now_ns, version, VersionState.CANARY, share, "it is ready", out)
+                for other in self._others_serving(version):
                     other.attainment = Attainment()
+                self._divide_requests(version)
         elif now_ns - version.since_ns >= ROOM_NS_MAX and not any(
             replica.stage.application is version.application for replica in version.application.replicas.values()
         ):
@@ -233,7 +249,7 @@ class Rollouts:
             if version.control.share == 1.0 and version.control.is_ready and version.control.is_settled:
                 self._serve(now_ns, version, "it was promoted and is ready for all requests", out)
             return
-        others = self._serving(version)
+        others = self._others_serving(version)
         if not others:
             self._serve(now_ns, version, "no other version serves", out)
             return
@@ -244,7 +260,7 @@ class Rollouts:
         elif canary.promote_after_s and now_ns - version.since_ns >= s(canary.promote_after_s):
             version.canary = None
             version.control.share = 1.0
-            why = f"{compared(version.attainment, stable)}: it is planned for all requests"
+            why = f"{comparison(version.attainment, stable)}: it is planned for all requests"
             out.append(Decided("plan", why, application=version.application.key))
 
     def _serve(self, now_ns: int, version: Version, why: str, out: list[Action]) -> None:
@@ -256,6 +272,7 @@ class Rollouts:
         self._enter(now_ns, version, VersionState.SERVING, 1.0, why, out)
         for other in others:
             self._retire(now_ns, other, f"version {version.name} serves all requests", out)
+        version.share = self._left_share(version)
 
     def _retire(self, now_ns: int, version: Version, why: str, out: list[Action]) -> None:
         if version.state in ENDING_STATES:
@@ -263,9 +280,9 @@ class Rollouts:
         self._enter(now_ns, version, VersionState.RETIRING, 0.0, why, out)
         version.retires_why = why
         self._control.freeze(version.application.key)
-        for heir in self._serving(version):
-            heir.share = 1.0
-            heir.application.ingress.absorb(version.application.ingress)
+        self._divide_requests(version)
+        for heir in self._others_serving(version):
+            heir.application.ingress.absorb(now_ns, version.application.ingress)
 
     def _has_ended(self, now_ns: int, version: Version, out: list[Action]) -> bool:
         """Whether a retiring version has neither requests nor replicas; orders its replicas to stop."""
@@ -285,8 +302,18 @@ class Rollouts:
         version.attainment = Attainment()
         out.append(Rollout(version.application.parts.name, version.name, state, share, why))
 
-    def _serving(self, version: Version) -> list[Version]:
-        """The other versions of the application that serve."""
+    def _divide_requests(self, version: Version) -> None:
+        """Give the version that serves what the canaries of the application leave."""
+        for each in self._others_serving(version):
+            each.share = self._left_share(each)
+
+    def _left_share(self, version: Version) -> float:
+        """What the canaries of the application leave of the requests."""
+        versions = self._versions[version.application.parts.name]
+        return 1.0 - fsum(each.share for each in versions if each.state is VersionState.CANARY)
+
+    def _others_serving(self, version: Version) -> list[Version]:
+        """The other versions of the application that serve, without canaries."""
         versions = self._versions[version.application.parts.name]
         return [each for each in versions if each is not version and each.state is VersionState.SERVING]
 
@@ -306,10 +333,10 @@ def is_worse(canary: Attainment, stable: Attainment, limits: Canary) -> str:
     error = sqrt(sum(p * (1 - p) / (each.ended + 2) for p, each in zip(shares, (canary, stable), strict=True)))
     if shares[1] - shares[0] - Z * error <= limits.tolerance:
         return ""
-    return compared(canary, stable)
+    return comparison(canary, stable)
 
 
-def compared(canary: Attainment, stable: Attainment) -> str:
+def comparison(canary: Attainment, stable: Attainment) -> str:
     """Both attainments as text."""
     if not canary.ended:
         return "it had no requests"

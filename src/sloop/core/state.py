@@ -31,7 +31,18 @@ from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, Policies
 from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView
 from sloop.units import FOREVER_NS, NS_PER_S, s
-from sloop.vocabulary import BatchId, Group, Life, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan, Visit
+from sloop.vocabulary import (
+    BatchId,
+    Group,
+    Life,
+    ReplicaId,
+    ReplicaSpec,
+    RequestId,
+    Slot,
+    StagePlan,
+    Visit,
+    version_key,
+)
 
 Beliefs = Mapping[tuple[str, str, str], Belief]
 """The latency estimate of each stage, variant and kind of hardware."""
@@ -39,11 +50,23 @@ Beliefs = Mapping[tuple[str, str, str], Belief]
 BUCKET_NS_MAX = NS_PER_S
 """The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
 
-STUCK_FACTOR = 20
-STUCK_NS_MIN = s(10)
-"""A batch that runs 20 times its believed duration, and at least this long, counts as lost. Both limits are generous:
-beliefs may be wrong by a factor of a few, the first batch after a start may be slow, and stopping a healthy replica
-costs a cold start while its requests wait."""
+STALL_FACTOR = 20
+STALL_NS_MIN = s(1)
+"""A batch that has run for 20 times its believed duration, and for at least a second, is stalled: those of its requests
+that the drop policy finds hopeless do not wait for it any longer. The belief is about the slowest of a hundred batches
+and may be wrong by a factor of a few, and a machine may stand still for some hundred milliseconds."""
+
+RESPONSE_NS_MIN = s(30)
+"""The shortest response timeout of a stage that declares none. Stopping a replica that only computes costs its requests
+and a cold start, so the default waits long enough for a model of some 25 s, whatever its profile says. Gunicorn gives
+its workers as long, TorchServe 120 s."""
+
+FIRST_KEY = -(1 << 63)
+"""The key of visits that are tried again: before all others, as they were when their first batch began."""
+
+FOUND_OUT_MAX = 8
+"""How many replicas may be lost to requests that are found out, without a finished batch in between, before the
+losses count as the stage's own: a model that dies of every request must not start again and again without a pause."""
 
 RESTART_NS_MAX = s(30)
 """The longest delay before a lost replica is replaced: at once first, then after 1, 2, 4, … seconds. Kubernetes doubles
@@ -67,11 +90,13 @@ class ApplicationParts:
     """Its weight when the cluster has too few cores (`Divide`)."""
     rest_after_ns: int = 0
     """After how long without a request it gives up its replicas; 0: never."""
+    response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
+    """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
 
     @property
     def key(self) -> str:
         """Unique among all versions of all applications."""
-        return self.name if self.version == "1" else f"{self.name}@{self.version}"
+        return version_key(self.name, self.version)
 
 
 class Queue:
@@ -88,6 +113,7 @@ class Queue:
         self.visits: list[Visit] = []
         self.sweep_ns = FOREVER_NS
         """When to search for passed deadlines next; `FOREVER_NS` if the queue is empty."""
+        self._groups = 0
 
     def push(self, now_ns: int, visit: Visit) -> None:
         """Insert a visit at its place."""
@@ -103,6 +129,24 @@ class Queue:
         at = bisect_right(keys, key)
         keys.insert(at, key)
         self.visits.insert(at, visit)
+
+    def push_again(self, now_ns: int, visits: Sequence[Visit]) -> None:
+        """Insert visits that are tried again, in a batch of their own: before all that have not been tried, and behind
+        those that wait for another try already."""
+        self._groups += 1
+        for visit in visits:
+            visit.group = self._groups
+            if visit.deadline_ns < self.sweep_ns:
+                self.sweep_ns = max(visit.deadline_ns, now_ns) + 1
+        at = bisect_right(self._keys, FIRST_KEY)
+        self._keys[at:at] = [FIRST_KEY] * len(visits)
+        self.visits[at:at] = visits
+
+    def group_size(self, most: int) -> int:
+        """How many visits at the head belong to the group of the first one, at most `most`."""
+        visits = self.visits
+        group = visits[0].group
+        return next((at for at, visit in enumerate(visits[:most]) if visit.group != group), min(most, len(visits)))
 
     def take(self, count: int) -> list[Visit]:
         """Remove and return the first `count` ≥ 1 visits, or all if there are fewer. The queue must not be empty."""
@@ -224,11 +268,29 @@ class RunningBatch(Struct, frozen=True, gc=False):
     slot: Slot
     millicores: int
     costs_ns: Sequence[int]
+    ended: frozenset[RequestId] = frozenset()
+    """Requests that have ended although the batch still runs; only in an application of one stage."""
 
     @property
-    def stuck_ns(self) -> int:
-        """When the batch counts as lost if it has not finished."""
-        return self.started_ns + max(STUCK_NS_MIN, STUCK_FACTOR * self.costs_ns[len(self.visits)])
+    def cost_ns(self) -> int:
+        """Its believed duration."""
+        return self.costs_ns[len(self.visits)]
+
+    @property
+    def stalled_ns(self) -> int:
+        """When it counts as stalled if it has not finished."""
+        return self.started_ns + max(STALL_NS_MIN, STALL_FACTOR * self.cost_ns)
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has visits of."""
+        return len({visit.request.id for visit in self.visits})
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is the second try, alone, of a request whose first replica was lost while it ran: if this replica
+        is lost as well, the request is the cause."""
+        return self.visits[0].attempts > 0 and self.requests == 1
 
 
 @dataclass(slots=True, eq=False)
@@ -417,20 +479,37 @@ class RestartBackoff:
     """When a lost replica of a stage may be replaced. The delay grows while no batch finishes between the losses."""
 
     losses: int = 0
-    """Replicas lost since a batch last finished; the data path resets it."""
+    """Replicas lost since a batch last finished."""
     not_before_ns: int = 0
     error: str = ""
     """Why the last replica was lost."""
+    charged: int = 0
+    """Losses that count for the delay."""
+    found_out: int = 0
+    """Losses of which a single request is the cause."""
 
-    def lose(self, now_ns: int) -> int:
+    def lose(self, now_ns: int, *, is_found_out: bool = False) -> int:
         """Count a lost replica; returns the delay of its replacement in ns. Replicas that are lost before the
-        replacement of an earlier one starts count as one loss, as when a node fails."""
-        if self.losses and now_ns <= self.not_before_ns:
-            return self.not_before_ns - now_ns
-        wait_ns = min(RESTART_NS_MAX, s(1) << min(self.losses - 1, 5)) if self.losses else 0
+        replacement of an earlier one starts count as one loss, as when a node fails.
+
+        `is_found_out` says that a single request is the cause. Then neither this loss nor those before it count, unless
+        there were `FOUND_OUT_MAX` such losses already.
+        """
         self.losses += 1
+        if is_found_out and self.found_out < FOUND_OUT_MAX:
+            self.found_out += 1
+            self.charged, self.not_before_ns = 0, now_ns
+            return 0
+        if self.charged and now_ns <= self.not_before_ns:
+            return self.not_before_ns - now_ns
+        wait_ns = min(RESTART_NS_MAX, s(1) << min(self.charged - 1, 5)) if self.charged else 0
+        self.charged += 1
         self.not_before_ns = now_ns + wait_ns
         return wait_ns
+
+    def reset(self) -> None:
+        """A batch has finished: what was lost before does not count any more."""
+        self.losses = self.charged = self.found_out = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -461,6 +540,11 @@ class StageState:
         self.dispatch: Callable[[int, StageState, list[Action]], int]
         """Starts batches from its queue (`DataPath.dispatch`); set by the core."""
         self.runs_for_parts = False
+        self.response_timeout_ns = 0
+        """The response timeout that the stage declares; 0 for the default."""
+        self.is_disturbed = False
+        """Whether a replica was lost since a batch last finished, or a batch runs whose requests have ended in part. If
+        so, the data path calls `recover` when a batch finishes."""
         self.queue = Queue(order)
         self.monitor = monitor
         self.limits = BatchLimits()
@@ -479,6 +563,26 @@ class StageState:
         self.times.startup_ns = 0 if ready else max(belief.startup_ns for belief in self.beliefs.values())
         capacity = ready or starting
         self.times.visit_ns = round(1 / capacity) if capacity else 0
+
+    def lose(self, now_ns: int, error: str, *, is_found_out: bool) -> int:
+        """Count a lost replica; see `RestartBackoff.lose`."""
+        self.is_disturbed = True
+        self.backoff.error = error
+        return self.backoff.lose(now_ns, is_found_out=is_found_out)
+
+    def recover(self) -> None:
+        """A batch has finished: the stage works."""
+        self.backoff.reset()
+        batches = [replica.batch for replica in self.pool.replicas.values()]
+        self.is_disturbed = any(batch is not None and batch.ended for batch in batches)
+
+    def give_up_ns(self, batch: RunningBatch) -> int:
+        """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;
+        by default after `STALL_FACTOR` times its believed duration, and not before `RESPONSE_NS_MIN` and the deadline
+        of the application have passed."""
+        slo_ns = self.application.graph.slo_ns
+        default_ns = max(RESPONSE_NS_MIN, slo_ns, STALL_FACTOR * batch.cost_ns)
+        return batch.started_ns + (self.response_timeout_ns or default_ns)
 
     def view(self, slo_ns: int, visits: float) -> StageView:
         """The stage as policies see it: without its draining replicas."""
@@ -513,6 +617,7 @@ class ApplicationState:
         for stage in stages:
             stage.application = self
             stage.runs_for_parts = bool(graph.scopes[stage.name])
+            stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
         is_graph = len(stages) > 1
         self.parts = parts
         self.key = parts.key

@@ -39,6 +39,7 @@ class ServerReport(Struct, frozen=True):
     application: str = ""
     """Name of the deployment, which is that of its only application."""
     http: str = ""
+    grpc: str = ""
     log: str = ""
     error: str = ""
     help: str = ""

@@ -26,7 +26,7 @@ def html(results: Demonstration, folder: str) -> str:
             text=(
                 f"Everything is in {folder}: the model and its profile, an application file per system, the scenario, "
                 f"counts.txt and the event logs. For example: sloop simulate {folder}/scenario.yaml --seed 2; "
-                f"sloop explain {folder}/static/events.jsonl; sloop replay {folder}/sponge/events.jsonl.",
+                f"sloop explain {folder}/static; sloop replay {folder}/sponge.",
             ),
         ),
     ]

@@ -42,7 +42,9 @@ class RequestHead:
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, *, path: str, host: str, slo_ms: float, content_bytes: int, json_bytes: int) -> None:
+    def __init__(
+        self, *, path: str, host: str, slo_ms: float, content_bytes: int, json_bytes: int, api_key: str = ""
+    ) -> None:
         is_binary = json_bytes != content_bytes
         lines = [
             f"POST {path} HTTP/1.1",
@@ -51,6 +53,7 @@ class RequestHead:
             f"content-type: {'application/octet-stream' if is_binary else 'application/json'}",
             f"content-length: {content_bytes}",
             *([f"inference-header-content-length: {json_bytes}"] if is_binary else []),
+            *([f"x-api-key: {api_key}"] if api_key else []),
             f"x-slo-ms: {slo_ms:.6g}",
         ]
         self._before = "\r\n".join(lines).encode("ascii")
@@ -202,8 +205,8 @@ IDLE_NS_MAX = 3 * NS_PER_S
 """A connection that was idle for less is safe to reuse: servers close idle connections after 5 s or more."""
 
 SPARE_NS_MAX = NS_PER_S
-"""Idle connections beyond the warm ones are closed after this time. Otherwise, at a server that limits its connections
-(Granian: 1,024), unused connections of an earlier burst would keep new connections and their requests waiting."""
+"""Idle connections beyond the warm ones are closed after this time. Otherwise, at a server that limits its connections,
+unused connections of an earlier burst would keep new connections and their requests waiting."""
 
 CONNECTING_MAX = 64
 """Connections opened concurrently: more would overflow the server's backlog of new connections (often 128)."""

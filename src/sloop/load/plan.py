@@ -66,6 +66,7 @@ class LoadPlan:
     url: str
     """The server's URL, such as `http://localhost:8000`."""
     model: str
+    """The name of the model. `version` asks for one of its versions."""
     arrivals: Trace | ClosedLoop
     slo_ms: float
     seed: int = 0
@@ -88,11 +89,17 @@ class LoadPlan:
     """A file for one line of JSON per request."""
     cpus: tuple[int, ...] = ()
     """The CPUs that the sending process may use; empty: all."""
+    version: str = ""
+    """Empty: the server chooses the version."""
+    api_key: str = field(default="", repr=False)
+    """The key for a server that requires one."""
 
     def __post_init__(self) -> None:
         split_url(self.url)
         if not self.model:
             raise InputError("no model given", where="model", help="name the application or model to send to")
+        if not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise InputError("the key has characters that no header can have", where="api_key", help="check the key")
         _within(self.slo_ms, 0.001, 1e9, "slo_ms")
         _within(self.timeout_s, 0.001, 3_600.0, "timeout_s")
         _within(self.connections_max, 1, CONNECTIONS_MAX, "connections_max")
@@ -145,6 +152,7 @@ class ModelMetadata(msgspec.Struct, frozen=True):
     """The used part of the answer to GET /v2/models/NAME."""
 
     inputs: tuple[Port, ...] = ()
+    versions: tuple[str, ...] = ()
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -291,34 +299,44 @@ class _Models(msgspec.Struct, frozen=True):
     models: tuple[_Model, ...]
 
 
-def model_path(url: SplitResult, model: str) -> str:
-    """`/v2/models/NAME` below the URL's own path."""
-    return f"{url.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
+def model_path(url: SplitResult, model: str, version: str = "") -> str:
+    """`/v2/models/NAME`, or `/v2/models/NAME/versions/V`, below the URL's own path."""
+    path = f"{url.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
 
 
-def fetch_metadata(url: SplitResult, model: str, *, timeout_s: float) -> ModelMetadata:
-    """The server's metadata of `model`."""
+def fetch_metadata(
+    url: SplitResult, model: str, *, timeout_s: float, version: str = "", api_key: str = ""
+) -> ModelMetadata:
+    """The server's metadata of `model`. InputError also if the server says that it has no such version."""
     where = url.geturl()
-    status, body = _get(url, model_path(url, model), timeout_s=timeout_s)
+    status, body = _get(url, model_path(url, model), timeout_s=timeout_s, api_key=api_key)
+    if status == 401:
+        help = "give one with --api-key-file, or in the environment as SLOOP_API_KEY"
+        raise InputError(f"the server requires {'another' if api_key else 'a'} key", where=where, help=help)
     if status != 200:
         said = body[:200].decode(errors="replace").strip()
         raise InputError(
             f"the server has no model {model!r}: {status} {said}", where=where, help="check the name with GET /v2"
         )
     try:
-        return msgspec.json.decode(body, type=ModelMetadata)
+        found = msgspec.json.decode(body, type=ModelMetadata)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(
             f"the server's metadata of {model!r} does not follow the protocol: {error}",
             where=where,
             help="is it an Open Inference Protocol v2 server?",
         ) from None
+    if version and found.versions and version not in found.versions:
+        help = f"it serves {', '.join(found.versions)}"
+        raise InputError(f"the server has no version {version!r} of {model!r}", where=where, help=help)
+    return found
 
 
-def only_model(url: SplitResult, *, timeout_s: float) -> str:
+def only_model(url: SplitResult, *, timeout_s: float, api_key: str = "") -> str:
     """The name of the only model that a sloop server serves. InputError if the server has several or does not report
     them."""
-    status, body = _get(url, f"{url.path.rstrip('/')}/v2/models", timeout_s=timeout_s)
+    status, body = _get(url, f"{url.path.rstrip('/')}/v2/models", timeout_s=timeout_s, api_key=api_key)
     try:
         names = [model.name for model in msgspec.json.decode(body, type=_Models).models] if status == 200 else []
     except (msgspec.MsgspecError, RecursionError):
@@ -332,9 +350,9 @@ def only_model(url: SplitResult, *, timeout_s: float) -> str:
     return names[0]
 
 
-def preferred_encoding(url: SplitResult, *, timeout_s: float) -> Encoding:
+def preferred_encoding(url: SplitResult, *, timeout_s: float, api_key: str = "") -> Encoding:
     """Binary if the server lists the extension, otherwise JSON."""
-    status, body = _get(url, f"{url.path.rstrip('/')}/v2", timeout_s=timeout_s)
+    status, body = _get(url, f"{url.path.rstrip('/')}/v2", timeout_s=timeout_s, api_key=api_key)
     try:
         extensions = msgspec.json.decode(body, type=_ServerMetadata).extensions if status == 200 else ()
     except (msgspec.MsgspecError, RecursionError):
@@ -342,7 +360,7 @@ def preferred_encoding(url: SplitResult, *, timeout_s: float) -> Encoding:
     return Encoding.BINARY if any("binary_tensor_data" in name for name in extensions) else Encoding.JSON
 
 
-def _get(url: SplitResult, path: str, *, timeout_s: float) -> tuple[int, bytes]:
+def _get(url: SplitResult, path: str, *, timeout_s: float, api_key: str = "") -> tuple[int, bytes]:
     host, port = url.hostname or "", url.port or default_port(url)
     if url.scheme == "https":
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -350,7 +368,7 @@ def _get(url: SplitResult, path: str, *, timeout_s: float) -> tuple[int, bytes]:
         )
     else:
         connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-    headers: Mapping[str, str] = {"accept": "application/json"}
+    headers: dict[str, str] = {"accept": "application/json", **({"x-api-key": api_key} if api_key else {})}
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()

@@ -112,11 +112,11 @@ def prepare_bodies(plan: LoadPlan) -> list[Body]:
         return [from_json(plan.input_file)]
     url = split_url(plan.url)
     timeout_s = min(plan.timeout_s, METADATA_TIMEOUT_S)
-    metadata = fetch_metadata(url, plan.model, timeout_s=timeout_s)
+    metadata = fetch_metadata(url, plan.model, timeout_s=timeout_s, version=plan.version, api_key=plan.api_key)
     where = f"{plan.url} {plan.model}"
     encoding = plan.encoding
     if encoding == Encoding.AUTO:
-        encoding = preferred_encoding(url, timeout_s=timeout_s)
+        encoding = preferred_encoding(url, timeout_s=timeout_s, api_key=plan.api_key)
     if plan.input_file is None:
         inputs = made_up(metadata, plan.shapes, seed=plan.seed, where=where)
     elif plan.input_file.suffix.lower() == ".npy":
@@ -161,7 +161,7 @@ def orders_of(plan: LoadPlan, bodies: list[Body], *, start_ns: int = 0) -> Order
         host=host,
         port=url.port or default_port(url),
         tls=url.scheme == "https",
-        path=f"{model_path(url, plan.model)}/infer",
+        path=f"{model_path(url, plan.model, plan.version)}/infer",
         authority=url.netloc.rpartition("@")[2],
         slo_ms=plan.slo_ms,
         json_bytes=tuple(body.json_bytes for body in bodies),
@@ -170,6 +170,7 @@ def orders_of(plan: LoadPlan, bodies: list[Body], *, start_ns: int = 0) -> Order
         timeout_ns=s(plan.timeout_s),
         cpus=plan.cpus,
         start_ns=start_ns,
+        api_key=plan.api_key,
     )
     if not isinstance(plan.arrivals, ClosedLoop):
         return orders

@@ -61,6 +61,7 @@ class Orders(msgspec.Struct, frozen=True):
     closed: Closed | None = None
     start_ns: int = 0
     """When the schedule starts, on the clock of `time.monotonic_ns`; 0: as soon as everything is prepared."""
+    api_key: str = ""
 
 
 class ProgressReport(msgspec.Struct, frozen=True):
@@ -463,6 +464,7 @@ def _target(orders: Orders, bodies: list[bytes], *, connections_max: int) -> Tar
             slo_ms=orders.slo_ms,
             content_bytes=len(body),
             json_bytes=json_bytes,
+            api_key=orders.api_key,
         )
         for body, json_bytes in zip(bodies, orders.json_bytes, strict=True)
     ]

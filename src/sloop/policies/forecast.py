@@ -7,7 +7,7 @@ at each call, so they keep no state that could become stale.
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import ClassVar, Final
 
 from sloop.core.views import Traffic
 from sloop.errors import InputError
@@ -187,6 +187,7 @@ class Lstm:
     weights: str = "ipa"
     margin: float = 0.0
     _network: LstmNetwork = field(init=False, repr=False, compare=False)
+    NOT_IN_SNAPSHOT: ClassVar = ("_network",)
 
     def __post_init__(self) -> None:
         check_range("margin", self.margin, above=-1, most=FACTOR_MAX)

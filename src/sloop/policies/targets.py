@@ -26,6 +26,10 @@ def on_one_kind(view: ClusterView, hardware: str = "") -> ClusterView:
     if there is no such kind.
     """
     kind = kind_of(view, hardware, view.stages)
+    if all(node.node.hardware == kind and node.state is not NodeState.LOST for node in view.nodes) and all(
+        key[1] == kind for stage in view.stages for key in stage.beliefs
+    ):
+        return view
     stages = tuple(
         replace(stage, beliefs={key: belief for key, belief in stage.beliefs.items() if key[1] == kind})
         for stage in view.stages

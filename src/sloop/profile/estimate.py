@@ -8,6 +8,7 @@ predicted), clipped to [0.8, 1.5].
 """
 
 from itertools import chain
+from typing import ClassVar
 
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
@@ -50,6 +51,8 @@ class Estimate:
         "profile",
         "variant",
     )
+
+    NOT_IN_SNAPSHOT: ClassVar = ("profile", "_base_ns", "_costs_ns")
 
     def __init__(
         self,
@@ -119,6 +122,10 @@ class Estimate:
         if correction != self._applied:
             self._applied = correction
             self._costs_ns.clear()
+
+    def restored(self) -> None:
+        """A snapshot has set what was learnt."""
+        self._costs_ns.clear()
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""

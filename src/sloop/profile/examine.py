@@ -1,40 +1,50 @@
-"""Checks whether requests can share a forward pass of a model, and opens a batch dimension that was fixed.
+"""Examines a model before it is measured or served: whether requests can share a forward pass, and which file to open.
 
 Joining requests along the first dimension is correct only if each row of a batch gets the outputs it gets alone. An
 open first dimension does not imply that: it may be a sequence length, or a softmax may run across the rows. So the
 model is run on two rows together and on each alone, unless its author states the answer (`Session.joins_rows`).
 
+Of an ONNX file whose batch was fixed when it was exported, or whose outputs are lists of mappings (ZipMap), a changed
+copy is opened instead, if it gives the same results (`prepare`).
+
 Python models are examined in a separate process, `python -m sloop.profile.examine MODEL SHAPES`, which prints one line
 of JSON: the caller never imports the author's code and its libraries. Anything that code prints goes to stderr.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from sloop.errors import InputError, MachineError
+from sloop.errors import InputError, MachineError, SloopError
 from sloop.profile.model import (
+    OnnxSession,
+    OpenDimension,
     Session,
     feed_for,
     input_shapes,
     is_python,
+    open_dimensions,
     open_model,
     open_session,
+    read_signature,
+    runtime_reason,
     signature_of,
     synthesise,
 )
-from sloop.tensor import Signature
-
-if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+from sloop.profile.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
+from sloop.profile.profile import digest
+from sloop.tensor import Signature, floats_of
+from sloop.text import listed
+from sloop.user_code import failure_of, raise_user_error
 
 EXAMINE_S_MAX: Final = 300.0
 """Limit for importing a Python file, creating its model and running two rows."""
@@ -44,13 +54,31 @@ BATCHES_TRIED: Final = 3
 TOLERANCES: Final = {"f2": 1e-2, "f4": 1e-3, "f8": 1e-3}
 """Allowed difference by NumPy type, relative to the largest value of an output: kernels for a larger batch add in
 another order. Integers must be equal."""
+COPIES: Final = 1
+"""The version of the code that changes copies; raise it when it makes them otherwise."""
+CLASSES_MAX: Final = 20
+"""The most classes that a note lists."""
 
 
 class ExaminedModel(Struct, frozen=True, tag="examined"):
-    """A model that can be run. `obstacle` says why rows cannot be joined; it is empty if they can."""
+    """A model that can be run."""
 
     signature: Signature
     obstacle: str
+    """Why rows cannot be joined; empty if they can, or if it could not be tried."""
+    file: str
+    """The file to open: the model's own, or a changed copy."""
+    labels: dict[str, tuple[str, ...]] = {}  # msgspec copies the empty dict for each
+    """The classes of the columns of an output, where the model says them."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it."""
+    dimensions: tuple[OpenDimension, ...] = ()
+    """The open dimensions besides the batch whose sizes must be known to run it; none if it has an example."""
+
+    @property
+    def batches_alone(self) -> tuple[int, ...]:
+        """The only batch size of a model whose requests cannot share a forward pass; empty if they can."""
+        return (self.signature.fixed_batch or 1,) if self.obstacle else ()
 
 
 class RefusedModel(Struct, frozen=True, tag="refused"):
@@ -61,14 +89,17 @@ class RefusedModel(Struct, frozen=True, tag="refused"):
     help: str
 
 
-def examine(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> tuple[Signature, str]:
-    """The model's signature, and why rows cannot be joined; the reason is empty if they can or it could not be tried.
+def examine(
+    path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, folder: Path | None = None
+) -> ExaminedModel:
+    """What is to be known of a model before it runs.
 
-    `shapes` gives one row's shape for inputs with further open dimensions. InputError for an unusable file,
-    MachineError if the examining process dies.
+    `shapes` gives one row's shape for inputs with further open dimensions; without it, what needs a run is not tried.
+    `folder` is where a changed copy is written if the model's own folder cannot be. InputError for an unusable file,
+    MachineError if the examining process dies, or if a copy can be written nowhere.
     """
     if not is_python(path):
-        return examine_here(path, shapes or {})
+        return examine_here(path, shapes or {}, folder)
     command = [sys.executable, "-P", "-m", __name__, str(path), msgspec.json.encode(shapes or {}).decode()]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=EXAMINE_S_MAX, check=False)
@@ -84,32 +115,27 @@ def examine(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
         raise MachineError(what, help="see its messages above; it may have run out of memory") from error
     if isinstance(found, RefusedModel):
         raise InputError(found.what, where=found.where, help=found.help)
-    return found.signature, found.obstacle
+    return found
 
 
-def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Signature, str]:
+def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> ExaminedModel:
     """`examine`, without a separate process. InputError if a model fails on its own example."""
-    session = open_model(path, 1, optimise=False)
+    prepared = PreparedModel(path, open_model(path, 1)) if is_python(path) else prepare(path, shapes, folder)
+    session = prepared.session
     example = session.example(1)
     if example is not None:
         try:
             session.run(example)
-        except Exception as error:  # the author's code
-            what = f"it fails on its own example: {type(error).__name__}: {error}"
-            raise InputError(what, where=str(path), help="correct 'run', 'outputs' or 'example'") from error
-    return session.signature, obstacle_to_joining(session, shapes, where=str(path))
-
-
-def check_rows(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
-    """Raise InputError if rows of the model cannot be joined: batches above 1 are then not worth measuring."""
-    reason = examine(path, shapes)[1]
-    if reason:
-        opened = "" if is_python(path) else "; --free-batch may open a batch that was fixed"
-        raise InputError(
-            f"{reason}, so that requests cannot share a forward pass",
-            where=str(path),
-            help=f"measure single requests with --batches 1{opened}",
-        )
+        except (Exception, SystemExit) as error:  # the author's code
+            raise_user_error(error, path, "it fails on its own example")
+    return ExaminedModel(
+        session.signature,
+        obstacle_to_joining(session, shapes, where=str(path)),
+        str(prepared.file),
+        prepared.labels,
+        prepared.notes,
+        open_dimensions(session) if example is None else (),
+    )
 
 
 def obstacle_to_joining(session: Session, shapes: Mapping[str, tuple[int, ...]], *, where: str) -> str:
@@ -128,144 +154,157 @@ def obstacle_to_joining(session: Session, shapes: Mapping[str, tuple[int, ...]],
         alone = [
             session.run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(ROWS_TRIED)
         ]
-    except Exception:  # open dimensions, or a model that refuses random inputs: no answer
+    except (Exception, SystemExit):  # open dimensions, or a model that refuses random inputs: no answer
         return ""
     try:
         together = session.run(inputs)
-    except Exception as error:  # exceptions of frameworks share no base class
-        return f"two rows at once fail: {str(error).splitlines()[0][:200]}"
+    except (Exception, SystemExit) as error:  # exceptions of frameworks share no base class
+        return f"two rows at once fail: {failure_of(error).detail}"
     for place, port in enumerate(signature.outputs):
-        if not _same(together[place], [one[place] for one in alone]):
+        if not _same(together[place], [one[place] for one in alone], port.datatype):
             return f"output {port.name!r} of two rows at once differs from that of each row alone"
     return ""
 
 
-def _same(together: Any, alone: Sequence[Any]) -> bool:  # noqa: ANN401  # arrays of any type
+def _same(together: Any, alone: Sequence[Any], datatype: str) -> bool:  # noqa: ANN401  # arrays of any type
     """Whether the joined output equals the separate outputs concatenated, within rounding."""
     many, parts = np.asarray(together), [np.asarray(one) for one in alone]
+    if datatype == "BF16":
+        many, parts = floats_of(many), [floats_of(part) for part in parts]
     if not many.ndim or any(part.shape != (len(many) // len(parts), *many.shape[1:]) for part in parts):
         return False
     joined = np.concatenate(parts)
     if many.shape != joined.shape:
         return False
-    tolerance = TOLERANCES.get(joined.dtype.str[1:])
+    tolerance = TOLERANCES["f2"] if datatype == "BF16" else TOLERANCES.get(joined.dtype.str[1:])
     if tolerance is None:
         return bool(np.array_equal(many, joined))
     scale = float(np.abs(np.nan_to_num(joined, posinf=0.0, neginf=0.0)).max(initial=0.0)) or 1.0
     return bool(np.allclose(many, joined, rtol=0.0, atol=tolerance * scale, equal_nan=True))
 
 
-# Opening a batch dimension that was fixed when the model was exported.
+# Copies of ONNX files, in which the batch is open and ZipMaps are replaced.
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """The file to open for a model, its own or a copy that was changed, and a session of it."""
+
+    file: Path
+    session: Session
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> PreparedModel:
+    """The file to open for an ONNX model.
+
+    A copy is written beside the model, or in `folder` where that cannot be written, if the model has ZipMaps, or a
+    fixed batch that can be opened: its results stay the same. InputError for an unusable file, MachineError if a copy
+    is needed and cannot be written.
+    """
+    labels: dict[str, tuple[str, ...]] = {}
+    notes: list[str] = []
+    file, opened = path, open_session(path, 1, optimise=False)
+    if any(given.type.startswith("seq(map") for given in opened.get_outputs()):
+        opened = None
+        file, labels = _without_maps(path, folder)
+        for name, classes in labels.items():
+            of = f", one column for each of the classes {listed(classes)}" if len(classes) <= CLASSES_MAX else ""
+            notes.append(f"output {name!r} is a list of mappings (ZipMap); it is served as a tensor{of}")
+    session = OnnxSession(file, 1, optimise=False, opened=opened)  # a model may be large: it is opened once
+    batch = session.signature.fixed_batch
+    if batch is not None:
+        try:
+            file = _with_open_batch(file, batch, shapes, folder)
+            session = OnnxSession(file, 1, optimise=False)
+            notes.append(
+                f"its batch is fixed to {batch}; {file.name} is a copy with an open batch and the same results"
+            )
+        except SloopError as error:
+            rows = "" if batch == 1 else f" of exactly {batch} rows"
+            why = error.what.removeprefix(f"{file}: ")
+            notes.append(f"its batch is fixed to {batch}, so each request{rows} runs alone: {why}")
+    return PreparedModel(file, session, labels, tuple(f"{path.name}: {note}" for note in notes))
+
+
+def _without_maps(path: Path, folder: Path | None) -> tuple[Path, dict[str, tuple[str, ...]]]:
+    """A copy whose ZipMaps are replaced, and the classes of the columns by output."""
+    model = read_onnx(path)
+    labels = replace_zip_maps(model)
+    return _copy(path, model, "maps", folder, lambda copy: signature_of(open_session(copy, 1), path)), labels
+
+
+def _with_open_batch(path: Path, batch: int, shapes: Mapping[str, tuple[int, ...]], folder: Path | None) -> Path:
+    """A copy whose batch is open. InputError if its results would differ."""
+    model = read_onnx(path)
+    open_batch(model, batch)
+    return _copy(path, model, "open", folder, lambda copy: _check_opened(path, copy, batch, shapes))
+
+
+def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401
+    """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
+
+    Its name has a digest of the file that it was made from, so that the copy of an earlier version is not used.
+    MachineError if it can be written nowhere.
+    """
+    made_of = hashlib.sha256(f"{digest(path)} {COPIES}".encode()).hexdigest()[:12]
+    name = f"{path.name}.{change}-{made_of}.onnx"
+    # Weights in other files are found in the folder of the model only.
+    folders = [path.parent, *([folder] if folder is not None and not has_external_weights(model) else [])]
+    for each in folders:
+        if (each / name).is_file():
+            return each / name
+    for each in folders:
+        part = each / f".{os.getpid()}-{name}"
+        try:
+            each.mkdir(parents=True, exist_ok=True)
+            write_onnx(model, part)
+        except (OSError, MachineError):
+            continue
+        try:
+            check(part)
+            return part.replace(each / name)
+        finally:
+            part.unlink(missing_ok=True)
+    what = f"a copy of it is needed, and {listed([str(each) for each in folders], 'or')} cannot be written"
+    raise MachineError(f"{path}: {what}", help="make the folder of the model writable")
 
 
 def free_batch(path: Path, target: Path, *, shapes: dict[str, tuple[int, ...]] | None = None) -> Signature:
-    """Write the ONNX model at `path` to `target` with an open batch dimension, and return its new signature.
-
-    Opens the first dimension of inputs and outputs, and every constant `Reshape` target between them that contains the
-    batch size. Anything else that fixes it (an `Expand` to a constant shape, an LSTM's initial state) makes the test
-    fail: the new model is written only if several joined batches give the same outputs as the original gives them
-    separately. A model whose batch is already open is copied. `shapes` gives the row shape of inputs with further open
-    dimensions. InputError if the batch cannot be opened, MachineError without the `onnx` package (the `demo` extra).
-    """
-    onnx = _onnx()
-    batch = signature_of(open_session(path, 1), path).fixed_batch
-    model = onnx.load(str(path))
+    """Write a copy of the model with an open batch to `target`; its signature. InputError if its results differ."""
+    batch = read_signature(path).fixed_batch
+    model = read_onnx(path)
     if batch is not None:
-        open_batch_dimension(model, batch)
-    with TemporaryDirectory() as folder:
-        trial = Path(folder) / "trial.onnx"
-        onnx.save(model, str(trial))
-        signature = _check_freed(path, trial, batch or 1, shapes or {})
-        try:
-            target.write_bytes(trial.read_bytes())
-        except OSError as error:
-            raise MachineError(f"cannot write {str(target)!r}: {error.strerror}", help="give another path") from error
+        open_batch(model, batch)
+    part = target.with_name(f".{os.getpid()}-{target.name}")
+    try:
+        write_onnx(model, part)
+        signature = _check_opened(path, part, batch or 1, shapes or {})
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
     return signature
 
 
-def _onnx() -> Any:  # noqa: ANN401  # a module
-    try:
-        import onnx  # noqa: PLC0415  # optional, and slow to import
-    except ImportError as error:
-        raise MachineError("opening a batch needs the onnx package", help="pip install 'sloop-serve[demo]'") from error
-    return onnx
-
-
-def open_batch_dimension(model: "ModelProto", batch: int) -> None:
-    """Open, in place, the first dimension of everything that depends on an input whose batch is fixed to `batch`."""
-    graph = model.graph
-    constants = _constants(graph)
-    dependent: set[str] = set()
-    for port in graph.input:
-        dims = port.type.tensor_type.shape.dim
-        if port.name not in constants and dims and dims[0].dim_value == batch:
-            dims[0].dim_param = "batch"
-            dependent.add(port.name)
-    for node in graph.node:
-        if dependent.intersection(node.input):
-            dependent.update(node.output)
-            if node.op_type == "Reshape" and node.input[0] in dependent and node.input[1] in constants:
-                _open_reshape(graph, node, [int(size) for size in constants[node.input[1]]], batch)
-    for port in graph.output:
-        dims = port.type.tensor_type.shape.dim
-        if port.name in dependent and dims and dims[0].dim_value == batch:
-            dims[0].dim_param = "batch"
-    del graph.value_info[:]  # recorded shapes of intermediate tensors, which are wrong now
-
-
-def _constants(graph: "GraphProto") -> dict[str, Any]:
-    """Values of initialisers and `Constant` nodes by name; empty for large ones, which cannot be shapes."""
-    from onnx import numpy_helper  # noqa: PLC0415
-
-    found: dict[str, Any] = {}
-    for tensor in graph.initializer:
-        found[tensor.name] = numpy_helper.to_array(tensor) if len(tensor.dims) == 1 and tensor.dims[0] < 16 else ()
-    for node in graph.node:
-        if node.op_type == "Constant":
-            given = node.attribute[0]
-            found[node.output[0]] = numpy_helper.to_array(given.t) if given.name == "value" else list(given.ints)
-    return found
-
-
-def _open_reshape(graph: "GraphProto", node: "NodeProto", target: list[int], batch: int) -> None:
-    """Replace the leading size of a reshape's target if it is the batch or a multiple of it.
-
-    -1 (infer the size) is right if the other sizes are the sizes of one row. If the target contains a -1 already,
-    0 copies the size from the input, which is right if the input's first dimension is the batch.
-    """
-    from onnx import numpy_helper  # noqa: PLC0415
-
-    if not target or target[0] < 1 or target[0] % batch:
-        return
-    if -1 not in target[1:]:
-        target[0] = -1
-    elif target[0] == batch:
-        target[0] = 0
-    else:
-        return
-    name = f"{node.output[0]}/free_shape"
-    graph.initializer.append(numpy_helper.from_array(np.array(target, dtype=np.int64), name))
-    node.input[1] = name
-
-
-def _check_freed(path: Path, freed: Path, batch: int, shapes: dict[str, tuple[int, ...]]) -> Signature:
+def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> Signature:
     """The signature of the opened model. InputError, naming the output, if its results differ from the original's."""
     remedy = "export it with an open first dimension"
-    before, after = open_session(path, 1), open_session(freed, 1)
-    signature = signature_of(after, path)
-    inputs = synthesise(signature, input_shapes(signature, BATCHES_TRIED * batch, shapes, where=str(path)))
+    before = OnnxSession(path, 1)
     try:
-        together = after.run(None, inputs)
+        after = OnnxSession(opened, 1)
+        signature = after.signature
+        inputs = synthesise(signature, input_shapes(signature, BATCHES_TRIED * batch, shapes, where=str(path)))
+        together = after.run(inputs)
     except Exception as error:  # whatever ONNX Runtime raises, the graph still contains the old batch
-        reason = str(error).splitlines()[0][:300]
+        reason = error.what if isinstance(error, SloopError) else runtime_reason(error)
         raise InputError(f"its batch cannot be opened: {reason}", where=str(path), help=remedy) from error
     slices = [slice(start, start + batch) for start in range(0, BATCHES_TRIED * batch, batch)]
     alone = [
-        before.run(None, {name: value[part] if value.ndim else value for name, value in inputs.items()})
-        for part in slices
+        before.run({name: value[part] if value.ndim else value for name, value in inputs.items()}) for part in slices
     ]
     for place, port in enumerate(signature.outputs):
-        if not _same(together[place], [outputs[place] for outputs in alone]):
+        if not _same(together[place], [outputs[place] for outputs in alone], port.datatype):
             what = f"its batch cannot be opened: output {port.name!r} of joined rows differs from that of each alone"
             raise InputError(what, where=str(path), help=remedy)
     return signature
@@ -278,7 +317,7 @@ def main(arguments: Sequence[str]) -> None:
         os.dup2(2, 1)
         try:
             rows = msgspec.json.decode(shapes, type=dict[str, tuple[int, ...]])
-            found: ExaminedModel | RefusedModel = ExaminedModel(*examine_here(Path(path), rows))
+            found: ExaminedModel | RefusedModel = examine_here(Path(path), rows)
         except InputError as error:
             found = RefusedModel(error.what.removeprefix(f"{error.where}: "), error.where, error.help)
         out.write(msgspec.json.encode(found))

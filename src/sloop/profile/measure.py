@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter_ns
 from typing import IO, Final, NamedTuple
 
@@ -36,7 +36,17 @@ from sloop.profile.fit import Percentile, fit_all
 from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import Pass, Profile, Sample, Startup, digest, sample_of
 from sloop.profile.service_load import ServiceLoad, service_load
-from sloop.profile.timed_process import READY, RUN, STOP, BatchReady, LoadReport, Message, TimingOrder, receive_into
+from sloop.profile.timed_process import (
+    LAST,
+    READY,
+    RUN,
+    STOP,
+    BatchReady,
+    LoadReport,
+    Message,
+    TimingOrder,
+    receive_into,
+)
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
 from sloop.units import NS_PER_MS, NS_PER_S
 
@@ -52,7 +62,9 @@ WARM_SHARE: Final = 0.2
 RUNS_MIN, RUNS_MAX = 20, 2000
 """Of a cell in all passes together, and in one pass."""
 PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
-"""Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time."""
+"""Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time. A process
+with a fraction of a core gets none: a pause refills its CPU quota, and on a quarter of a core a small model would seem
+to serve 1.8 times as many requests as it can."""
 LAST_BYTES: Final = 4096
 """Bytes at the end of a dead process's stderr that are searched for the reason."""
 SOCKET_BYTES: Final = 4 << 20
@@ -61,11 +73,18 @@ SWEEP_BATCH_MAX: Final = 64
 SWEEP_GAIN_MIN: Final = 1.1
 """A batch size is worth measuring if it gives at least this factor more rows per second than half the size."""
 SWEEP_S, SWEEP_RUNS_MIN = 0.2, 5
+BRIEF_S: Final = 10.0
+"""After this time `measure_briefly` begins no further cell. Loading the model and the last cell may take longer."""
+BRIEF_CELL_S, BRIEF_RUNS_MIN = 0.15, 3
+BRIEF_SILENCE_S: Final = 60.0
+"""A model whose single pass takes longer cannot be measured briefly."""
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to `cores` while the context is open."""
 Progress = Callable[[int, int, Sample], None]
 """Called with the number of finished cells and of all cells, both over all passes, and the newest sample."""
+Enough = Callable[["CellRuns"], bool]
+"""Whether a process that has measured this cell need not measure larger batches."""
 ServicePass = Callable[[Sequence[Sample]], Pass | None]
 """Serves the model for some seconds, at rates derived from these samples, and returns the batch durations."""
 
@@ -104,6 +123,7 @@ def by_affinity(pid: int, cores: float) -> Iterator[None]:
 def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     model_path: Path,
     *,
+    file: Path | None = None,
     batches: Sequence[int] = BATCHES,
     cores: Sequence[float] | None = None,
     seconds: float = SECONDS,
@@ -117,10 +137,11 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
 ) -> Profile:
     """Measure the profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
 
-    `shapes` gives one row's shape for inputs with open dimensions, unless the model has an example. `percentile` is the
-    latency that `latency_ms` is fitted to. `alone` leaves out the stand-in for gateway and clients. `in_service`, if
-    given, is called after each pass with its samples; the pass it may return replaces measured cells
-    (`sloop.profile.passes`). InputError for a model or choice that cannot be measured, MachineError if a process dies.
+    `file` is what is opened instead of the model's own file (`sloop.profile.examine`). `shapes` gives one row's shape
+    for inputs with open dimensions, unless the model has an example. `percentile` is the latency that `latency_ms` is
+    fitted to. `alone` leaves out the stand-in for gateway and clients. `in_service`, if given, is called after each
+    pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). InputError for a
+    model or choice that cannot be measured, MachineError if a process dies.
     """
     batches = _checked_batches(batches)
     cores = _checked_cores(default_cores() if cores is None else cores)
@@ -135,7 +156,7 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         date = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.nullcontext() if alone else service_load() as load:
             for count in cores:
-                order = TimingOrder(str(model_path), ceil(count), count, batches, shapes or {})
+                order = TimingOrder(str(file or model_path), ceil(count), count, batches, shapes or {})
                 for found in measure_on(order, seconds, limit, runs_min=runs_min, load=load):
                     if isinstance(found, LoadReport):
                         reports.append(found)
@@ -148,7 +169,58 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         if in_service is not None and (extra := in_service(samples)) is not None:
             made.append(extra)
     pooled = [sample_of(batch, count, runs_ns) for (count, batch), runs_ns in runs.items()]
-    return _profile(model_path, pooled, made, reports, percentile)
+    source = f"sloop profile {model_path.name}, {percentile}"
+    return _profile(model_path, pooled, made, reports, percentile, source, shapes or {})
+
+
+def measure_briefly(
+    model_path: Path,
+    *,
+    file: Path | None = None,
+    batches: Sequence[int] | None = None,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    limit: Limit = by_affinity,
+    seconds: float = BRIEF_S,
+    progress: Callable[[float, Sample], None] = lambda share, sample: None,
+) -> Profile:
+    """A short profile, so that a model without one can be served: one pass over few cells, in about `seconds`.
+
+    All cores first, then one core, each with the usual `BATCHES` and larger ones while each gives a tenth more rows per
+    second, or with `batches`. A slow model gets fewer cells: no cell is begun that would probably end too late.
+    `progress` gets the share of the time that has passed. Other arguments and errors as for `measure`.
+    """
+    sizes = _checked_batches(batches or [1 << power for power in range(SWEEP_BATCH_MAX.bit_length())])
+    samples: list[Sample] = []
+    reports: list[LoadReport] = []
+    begin_ns, end_ns = perf_counter_ns(), perf_counter_ns() + round(seconds * NS_PER_S)
+
+    def enough(found: CellRuns) -> bool:
+        samples.append(sample_of(*found))
+        now_ns = perf_counter_ns()
+        progress(min(1.0, (now_ns - begin_ns) / (end_ns - begin_ns)), samples[-1])
+        earlier = max((s.batch / s.p50_ms for s in samples[:-1] if s.cores == found.cores), default=0.0)
+        is_worth = found.batch / samples[-1].p50_ms > SWEEP_GAIN_MIN * earlier
+        # Twice the rows in twice the time; warm-up and pauses take as long as the runs.
+        next_ns = 4 * BRIEF_RUNS_MIN * median(found.runs_ns)
+        return now_ns + next_ns > end_ns or (batches is None and found.batch > BATCHES[-1] and not is_worth)
+
+    all_cores = default_cores()[-1]
+    with service_load() as load:
+        for count in dict.fromkeys((all_cores, 1.0)):
+            begun = [sample for sample in samples if sample.cores == all_cores]
+            # One core takes at most `all_cores` times as long.
+            if begun and perf_counter_ns() + 2 * BRIEF_RUNS_MIN * all_cores * begun[0].p50_ms * NS_PER_MS > end_ns:
+                break
+            measured = tuple(sample.batch for sample in begun) or sizes
+            order = TimingOrder(str(file or model_path), ceil(count), count, measured, shapes or {})
+            cells = measure_on(
+                order, BRIEF_CELL_S, limit, runs_min=BRIEF_RUNS_MIN, load=load, enough=enough, silence_s=BRIEF_SILENCE_S
+            )
+            reports += [found for found in cells if isinstance(found, LoadReport)]
+        one = Pass(date=datetime.now(UTC).isoformat(timespec="seconds"), beside=_beside(load), samples=tuple(samples))
+    took_s = (perf_counter_ns() - begin_ns) / NS_PER_S
+    source = f"a short measurement: {len(samples)} cells in {took_s:.0f} s, p99"
+    return _profile(model_path, samples, [one], reports, "p99", source, shapes or {})
 
 
 def _beside(load: ServiceLoad | None) -> str:
@@ -203,11 +275,19 @@ def batch_sweep(
 
 
 def measure_on(
-    order: TimingOrder, seconds: float, limit: Limit, *, runs_min: int = RUNS_MIN, load: ServiceLoad | None = None
+    order: TimingOrder,
+    seconds: float,
+    limit: Limit,
+    *,
+    runs_min: int = RUNS_MIN,
+    load: ServiceLoad | None = None,
+    enough: Enough = lambda found: False,
+    silence_s: float = SILENCE_S,
 ) -> Generator[CellRuns | LoadReport, None, None]:
-    """Measure one core count in a new process: yields the runs of each batch size, then the load report.
+    """Measure one core count in a new process: yields the runs of each batch size until there are `enough`, then the
+    load report.
 
-    The process ends when the iterator is closed. MachineError if it dies or stops answering.
+    The process ends when the iterator is closed. MachineError if it dies, or sends nothing for `silence_s`.
     """
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -228,14 +308,19 @@ def measure_on(
         ) as process,
     ):
         theirs.close()
-        ours.settimeout(SILENCE_S)
+        ours.settimeout(silence_s)
         try:
-            if _line(process) != READY:
+            if _line(process, silence_s) != READY:
                 raise _died(process, errors, "before it began")
             process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            timing = Timing(ours, shared, load, budget_ns=round(seconds * NS_PER_S), runs_min=runs_min)
-            for found in _results(process, order, timing, limit):
+            pauses = PAUSES if order.cores.is_integer() else (0.0,)
+            budget_ns = round(seconds * NS_PER_S)
+            timing = Timing(ours, shared, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
+            for found in _results(process, order, timing, limit, enough):
                 yield structs.replace(found, process_ms=process_ms) if isinstance(found, LoadReport) else found
+        except TimeoutError as error:
+            what = f"{order.model}: loading it, or one pass, has taken more than {silence_s:g} s"
+            raise MachineError(f"{what} on {order.cores:g} cores", help="measure smaller batches or inputs") from error
         except OSError as error:  # sockets and pipes close when the process dies
             raise _died(process, errors, f"on {order.cores:g} cores") from error
         finally:
@@ -243,7 +328,7 @@ def measure_on(
 
 
 def _results(
-    process: "subprocess.Popen[bytes]", order: TimingOrder, timing: "Timing", limit: Limit
+    process: "subprocess.Popen[bytes]", order: TimingOrder, timing: "Timing", limit: Limit, enough: Enough
 ) -> Iterator[CellRuns | LoadReport]:
     """Confine the process, send the order and time each batch size. ConnectionError if the process dies."""
     assert process.stdin is not None
@@ -251,14 +336,16 @@ def _results(
     with limit(process.pid, order.cores):
         with contextlib.suppress(BrokenPipeError):  # the process died; the missing line below reports it
             process.stdin.write(msgspec.json.encode(order) + b"\n")
-        while line := _line(process):
+        while line := _line(process, timing.silence_s):
             message: Message = decoder.decode(line)
             if isinstance(message, RefusedModel):
                 raise InputError(message.what, where=message.where or order.model, help=message.help)
             if isinstance(message, LoadReport):
                 yield message
                 return
-            yield CellRuns(message.batch, order.cores, timing.of(message))
+            found = CellRuns(message.batch, order.cores, timing.of(message))
+            timing.end(LAST if enough(found) else STOP)
+            yield found
     raise ConnectionError("it ended")
 
 
@@ -273,9 +360,15 @@ class Timing:
         *,
         budget_ns: int,
         runs_min: int,
+        pauses: Sequence[float] = PAUSES,
     ) -> None:
         self._sock, self._shared, self._load = sock, shared, load
-        self._budget_ns, self._runs_min = budget_ns, runs_min
+        self._budget_ns, self._runs_min, self._pauses = budget_ns, runs_min, pauses
+
+    @property
+    def silence_s(self) -> float:
+        """How long to wait for an answer."""
+        return self._sock.gettimeout() or SILENCE_S
 
     def of(self, ready: BatchReady) -> list[int]:
         """Durations in ns of the runs of one batch size, after receiving its inputs."""
@@ -297,13 +390,14 @@ class Timing:
             else:
                 self._sock.sendall(message)
             if self._load is not None:
-                self._load.wait_for(self._sock, SILENCE_S)
+                self._load.wait_for(self._sock, self.silence_s)
             receive_into(self._sock, outputs)
             return perf_counter_ns() - begin_ns
 
         warm_ns = self._warm_up(run_ns)
         if self._load is not None:
-            cycle_s = (1 + sum(PAUSES) / len(PAUSES)) * median(warm_ns) / NS_PER_S
+            later_ns = warm_ns[len(warm_ns) // 2 :]
+            cycle_s = (1 + fmean(self._pauses)) * fmean(later_ns) / NS_PER_S
             self._load.set_rate(batch / cycle_s, len(message) // batch)
         runs_ns: list[int] = []
         start_ns = perf_counter_ns()
@@ -312,12 +406,15 @@ class Timing:
         ):
             runs_ns.append(run_ns())
             if self._load is not None:
-                pause = PAUSES[len(runs_ns) % len(PAUSES)]
+                pause = self._pauses[len(runs_ns) % len(self._pauses)]
                 self._load.serve_until(perf_counter_ns() + round(pause * runs_ns[-1]))
         if self._load is not None:
             self._load.set_rate(0, 0)
-        self._sock.sendall(STOP)
         return runs_ns
+
+    def end(self, order: bytes) -> None:
+        """End a batch size: `STOP`, or `LAST` if no larger one is wanted."""
+        self._sock.sendall(order)
 
     def _warm_up(self, run_ns: Callable[[], int]) -> list[int]:
         warm_ns: list[int] = []
@@ -331,16 +428,26 @@ class Timing:
         return warm_ns
 
 
-def _line(process: "subprocess.Popen[bytes]") -> bytes:
-    """The next line of its stdout, or empty at the end. Kills a process that sends no line for `SILENCE_S`."""
+def _line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:
+    """The next line of its stdout, or empty at the end. Kills a process that sends none for `silence_s`, and raises
+    TimeoutError."""
     assert process.stdout is not None
-    watch = threading.Timer(SILENCE_S, process.kill)
+    late = threading.Event()
+
+    def kill() -> None:
+        late.set()
+        process.kill()
+
+    watch = threading.Timer(silence_s, kill)
     watch.daemon = True
     watch.start()
     try:
-        return process.stdout.readline()
+        line = process.stdout.readline()
     finally:
         watch.cancel()
+    if late.is_set():
+        raise TimeoutError
+    return line
 
 
 def _died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> MachineError:
@@ -354,7 +461,13 @@ def _died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> M
 
 
 def _profile(
-    path: Path, samples: Sequence[Sample], passes: Sequence[Pass], reports: Sequence[LoadReport], percentile: Percentile
+    path: Path,
+    samples: Sequence[Sample],
+    passes: Sequence[Pass],
+    reports: Sequence[LoadReport],
+    percentile: Percentile,
+    source: str,
+    shapes: dict[str, tuple[int, ...]],
 ) -> Profile:
     if any(one.in_service for one in passes):
         samples = in_service_samples(passes, fit_all(samples, percentile)["table"].params)
@@ -369,12 +482,13 @@ def _profile(
         memory_bytes=max(report.memory_bytes for report in reports),
         hardware=hardware_name(),
         origin="measured",
-        source=f"sloop profile {path.name}, {percentile}",
+        source=source,
         software=", ".join(
             filter(None, (reports[0].software, f"Python {platform.python_version()}", platform.system()))
         ),
         date=datetime.now(UTC).date().isoformat(),
         model_digest=digest(path),
+        shapes=shapes,
         samples=tuple(samples),
         passes=tuple(passes),
         fits=fits,

@@ -16,20 +16,26 @@ A Python model looks like this:
         def run(self, image): ...                        # arrays in the order of `inputs`; returns those of `outputs`
         def example(self, rows: int): ...                # optional: realistic inputs, where random ones are refused
 
+Arrays have the NumPy type of their datatype. BYTES is an array of objects: `run` gets `bytes`, and may return
+`bytes` or `str`. BF16, which NumPy has not, is an array of uint16, the upper halves of 32-bit floats.
+
 The file is imported once per process, with its folder first on the import path, and never in the server's process.
 """
 
+import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from sloop.errors import InputError
-from sloop.tensor import NUMPY_TYPES, Port, Signature
-from sloop.user_code import module_in, raise_user_error
+from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
+from sloop.text import counted
+from sloop.user_code import WrongOutputsError, module_in, raise_user_error
 
 PYTHON: Final = ".py"
 DATATYPES: Final[Mapping[str, str]] = {
@@ -45,9 +51,12 @@ DATATYPES: Final[Mapping[str, str]] = {
     "tensor(float16)": "FP16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
+    "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
 """ONNX Runtime's type names → those of the Open Inference Protocol v2."""
+ONNX_BFLOAT16: Final = 16
+"""`TensorProto.BFLOAT16`."""
 CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,6 +71,8 @@ class Session(Protocol):
     """Declared by the author: True if each row of a batch gets the same outputs as alone. None: must be tested."""
     software: str
     """Name and version of what runs the model; empty for plain Python."""
+    dimension_names: Mapping[tuple[str, int], str]
+    """The names of open dimensions, by input and place; equal names have equal sizes."""
 
     def example(self, rows: int) -> Mapping[str, Array] | None:
         """Realistic inputs with `rows` rows if the model provides them. InputError if they do not fit its inputs."""
@@ -75,6 +86,11 @@ class Session(Protocol):
 def is_python(path: Path) -> bool:
     """Whether the model is Python code, which runs when the file is opened."""
     return path.suffix == PYTHON
+
+
+def is_model(path: Path) -> bool:
+    """Whether the name is that of a model file, ONNX or Python."""
+    return path.suffix in (".onnx", PYTHON)
 
 
 def open_model(path: Path, threads: int, *, optimise: bool = True) -> Session:
@@ -128,7 +144,7 @@ def _input_shape(port: Port, batch: int, row: tuple[int, ...] | None, where: str
         raise InputError(
             f"the batch of input {port.name!r} is fixed to {port.shape[0]}; a batch of {batch} was requested",
             where=where,
-            help=f"open it with --free-batch, export it with an open batch, or measure --batches {port.shape[0]}",
+            help=f"measure --batches {port.shape[0]}, or export it with an open batch",
         )
     rest = port.shape[1:]
     declared = ", ".join("?" if size < 0 else str(size) for size in rest)
@@ -143,6 +159,67 @@ def _input_shape(port: Port, batch: int, row: tuple[int, ...] | None, where: str
     return (batch, *row)
 
 
+class OpenDimension(Struct, frozen=True):
+    """An open dimension, besides the batch, of one or several inputs."""
+
+    name: str
+    ports: tuple[tuple[str, int], ...]
+    """The inputs that have it, each with its place among the dimensions of one row, from 0."""
+    proposal: int
+    """A usual size."""
+
+
+PROPOSALS: Final = (
+    (re.compile(r"batch"), 1),
+    (re.compile(r"seq|tok|text|len|word"), 128),
+    (re.compile(r"height|width|image|pixel|^[hw]$"), 224),
+    (re.compile(r"chan|^c$"), 3),
+    (re.compile(r"audio|sample|wave"), 16_000),
+    (re.compile(r"time|frame|step|^t$"), 100),
+)
+"""Usual sizes by the name of a dimension: the lengths that BERT models, ImageNet models and speech models are exported,
+trained or measured with; of a batch that is not the first dimension, one row."""
+PROPOSAL_OF_IMAGES: Final = 224
+PROPOSAL_OF_IDS: Final = 128
+PROPOSAL_OF_OTHERS: Final = 16
+"""The sizes of dimensions whose names say nothing: of inputs with four dimensions, of integers, and of others."""
+
+
+def open_dimensions(session: Session) -> tuple[OpenDimension, ...]:
+    """The open dimensions of a model besides its first, each once: dimensions of equal names have one size."""
+    found: dict[str, OpenDimension] = {}
+    for port in session.signature.inputs:
+        for place, size in enumerate(port.shape):
+            if not place or size >= 0:
+                continue
+            name = session.dimension_names.get((port.name, place)) or f"{port.name}[{place}]"
+            known = found.get(name, OpenDimension(name, (), _usual_size(name, port, place)))
+            found[name] = structs.replace(known, ports=(*known.ports, (port.name, place - 1)))
+    return tuple(found.values())
+
+
+def _usual_size(name: str, port: Port, place: int) -> int:
+    named = name.removeprefix(port.name)
+    for pattern, size in PROPOSALS:
+        if pattern.search(named.lower()):
+            return size
+    if len(port.shape) == 4 and place >= 2:
+        return PROPOSAL_OF_IMAGES
+    return PROPOSAL_OF_IDS if port.datatype.startswith("INT") else PROPOSAL_OF_OTHERS
+
+
+def row_shapes(
+    signature: Signature, dimensions: Sequence[OpenDimension], sizes: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """One row's shape for every input with open dimensions, whose sizes are given in the order of `dimensions`."""
+    found = {port.name: list(port.shape[1:]) for port in signature.inputs}
+    for dimension, size in zip(dimensions, sizes, strict=True):
+        for name, place in dimension.ports:
+            found[name][place] = size
+    opened = {name for dimension in dimensions for name, _ in dimension.ports}
+    return {name: tuple(shape) for name, shape in found.items() if name in opened}
+
+
 def synthesise(
     signature: Signature, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
 ) -> dict[str, NDArray[np.generic]]:
@@ -153,7 +230,9 @@ def synthesise(
     for port in signature.inputs:
         shape = shapes[port.name]
         if port.datatype == "BYTES":
-            made[port.name] = np.full(shape, "a", dtype=object)
+            made[port.name] = np.full(shape, b"a", dtype=object)
+        elif port.datatype == "BF16":
+            made[port.name] = bfloats_of(generator.random(shape, np.float32))
         elif port.datatype.startswith("FP"):
             made[port.name] = generator.random(shape).astype(NUMPY_TYPES[port.datatype])
         else:
@@ -169,18 +248,62 @@ class OnnxSession:
 
     joins_rows: bool | None = None
 
-    def __init__(self, path: Path, threads: int, *, optimise: bool = True) -> None:
-        self._session = open_session(path, threads, optimise=optimise)
+    def __init__(self, path: Path, threads: int, *, optimise: bool = True, opened: Any = None) -> None:  # noqa: ANN401
+        """`opened` is ONNX Runtime's session of the file, if it is open already."""
+        self._session = opened or open_session(path, threads, optimise=optimise)
         self.signature = signature_of(self._session, path)
+        self.dimension_names: Mapping[tuple[str, int], str] = {
+            (given.name, place): name
+            for given in self._session.get_inputs()
+            for place, name in enumerate(given.shape)
+            if isinstance(name, str)
+        }
         self.software = f"ONNX Runtime {_runtime().__version__}"
+        self._texts = [port.name for port in self.signature.inputs if port.datatype == "BYTES"]
+        self._bfloats = [port.name for port in self.signature.inputs if port.datatype == "BF16"]
+        self._returns_bfloats = any(port.datatype == "BF16" for port in self.signature.outputs)
+        if self._texts and self._returns_bfloats:
+            what = "it has text as an input and BF16 as an output, which ONNX Runtime cannot exchange together"
+            raise InputError(what, where=str(path), help="let it return FP32: add a Cast to the end of the graph")
 
     def example(self, rows: int) -> None:
         """None: an ONNX file contains no example."""
 
     def run(self, feed: Mapping[str, Array]) -> list[Array]:
-        """One forward pass."""
+        """One forward pass. ValueError for text that is not UTF-8."""
+        if self._texts:
+            feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts}}
+        if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
+            make = _runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
+            bfloats = {name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in self._bfloats}
+            feed = {**feed, **bfloats}
+        if self._returns_bfloats:
+            return self._run_to_bfloats(feed)
         outputs: list[Array] = self._session.run(None, feed)
         return outputs
+
+    def _run_to_bfloats(self, feed: Mapping[str, Any]) -> list[Array]:
+        """One forward pass of a model with BF16 outputs, which ONNX Runtime does not return as NumPy arrays."""
+        make = _runtime().OrtValue.ortvalue_from_numpy
+        given = {name: make(value) if isinstance(value, np.ndarray) else value for name, value in feed.items()}
+        outputs: list[Array] = []
+        for port, value in zip(self.signature.outputs, self._session.run_with_ort_values(None, given), strict=True):
+            if port.datatype == "BF16":
+                raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+                outputs.append(np.frombuffer(raw, np.uint16).reshape(value.shape()))
+            else:
+                outputs.append(value.numpy())
+        return outputs
+
+
+def _decoded(name: str, array: Array) -> Array:
+    """BYTES as text, which is what ONNX Runtime takes."""
+    found = np.empty(array.size, dtype=object)
+    try:
+        found[:] = [each.decode() if isinstance(each, bytes) else each for each in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"input {name!r} is not UTF-8 text ({error.reason})") from None
+    return found.reshape(array.shape)
 
 
 def _runtime() -> Any:  # noqa: ANN401  # a module without types
@@ -211,8 +334,16 @@ def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # 
         raise _unusable(path, str(error)) from error
 
 
+def runtime_reason(error: Exception | str, chars_max: int = 160) -> str:
+    """What ONNX Runtime says of an error, without the places in its own source, in one line."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", first)
+    reason = re.sub(r"/\S+\.(?:cc|h):\d+ (?:[\w:<>]+\([^)]*\)(?: const)?(?:::<lambda[^>]*>)? ?)?", "", reason)
+    return reason[:chars_max]
+
+
 def _unusable(path: Path, message: str) -> InputError:
-    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", message.strip()).splitlines()[0][:300]
+    reason = runtime_reason(message, 300)
     if "INVALID_PROTOBUF" in message:
         what, help_text = "not an ONNX model, or truncated", "export it again"
     elif "NOT_IMPLEMENTED" in message or "No Op registered" in message or "is not a registered function" in message:
@@ -238,8 +369,10 @@ def signature_of(session: Any, path: Path) -> Signature:  # noqa: ANN401
 
 def _onnx_port(given: Any, path: Path) -> Port:  # noqa: ANN401
     if given.type not in DATATYPES:
-        known = ", ".join(DATATYPES)
-        raise InputError(f"{given.name!r} is of type {given.type}", where=str(path), help=f"use one of {known}")
+        help_text = f"use one of {', '.join(DATATYPES)}"
+        if given.type.startswith("seq(map"):
+            help_text = "export it as a tensor; with skl2onnx: to_onnx(…, options={'zipmap': False})"
+        raise InputError(f"{given.name!r} is of type {given.type}", where=str(path), help=help_text)
     return Port(given.name, DATATYPES[given.type], tuple(d if isinstance(d, int) else -1 for d in given.shape))
 
 
@@ -257,6 +390,7 @@ class PythonSession:
         declared = model_class(path)
         self.signature = Signature(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
         self.joins_rows = _joins_rows(declared, self.signature, path)
+        self.dimension_names: Mapping[tuple[str, int], str] = {}
         if not callable(getattr(declared, "run", None)):
             raise InputError("class 'Model' has no method 'run'", where=str(path), help=f"give it {CLASS_EXAMPLE}")
         try:
@@ -284,9 +418,16 @@ class PythonSession:
         return feed
 
     def run(self, feed: Mapping[str, Array]) -> list[Array]:
-        """One forward pass. ValueError or TypeError if the outputs are not the declared ones."""
-        given = self._model.run(*(feed[port.name] for port in self.signature.inputs))
-        return _declared_arrays(given, self.signature.outputs, "run")
+        """One forward pass. WrongOutputsError if the outputs are not the declared ones."""
+        inputs = [feed[port.name] for port in self.signature.inputs]
+        outputs = _declared_arrays(self._model.run(*inputs), self.signature.outputs, "run")
+        if self.joins_rows and inputs:
+            rows = len(inputs[0])
+            for port, array in zip(self.signature.outputs, outputs, strict=True):
+                if len(array) != rows:
+                    found = f"{counted(len(array), 'row')} of {port.name!r} for {counted(rows, 'row')} of input"
+                    raise WrongOutputsError(f"'run' returns {found}")
+        return outputs
 
 
 def model_class(path: Path) -> Any:  # noqa: ANN401  # the author's
@@ -308,12 +449,11 @@ def _python_ports(declared: Any, kind: str, path: Path) -> tuple[Port, ...]:  # 
 def _python_port(name: object, given: object, kind: str, path: Path) -> Port:
     match name, given:
         case str(), (str(datatype), [*sizes]) if all(type(size) is int and (size == -1 or size > 0) for size in sizes):
-            if datatype not in NUMPY_TYPES:
-                text = "; send text as UINT8, its UTF-8 bytes" if datatype == "BYTES" else ""
+            if datatype not in ARRAY_TYPES:
                 raise InputError(
                     f"{name!r} is of type {datatype}, which cannot be served",
                     where=str(path),
-                    help=f"use one of {', '.join(NUMPY_TYPES)}{text}",
+                    help=f"use one of {', '.join(ARRAY_TYPES)}",
                 )
             return Port(name, datatype, tuple(size for size in sizes if isinstance(size, int)))
     raise InputError(
@@ -337,27 +477,36 @@ def _joins_rows(declared: Any, signature: Signature, path: Path) -> bool | None:
 def _declared_arrays(given: Any, ports: Sequence[Port], method: str) -> list[Array]:  # noqa: ANN401
     """Convert the result of `run` or `example` (a mapping, a sequence or one array) to arrays in the order of `ports`.
 
-    TypeError or ValueError if they are not the declared arrays.
+    WrongOutputsError if they are not the declared arrays.
     """
     names = [port.name for port in ports]
     if isinstance(given, Mapping):
         if given.keys() != set(names):
-            raise ValueError(f"'{method}' returns {sorted(map(str, given))}; {names} are declared")
+            raise WrongOutputsError(f"'{method}' returns {sorted(map(str, given))}; {names} are declared")
         arrays = [given[name] for name in names]
     elif isinstance(given, tuple | list):
         arrays = list(given)
     else:
         arrays = [given]
     if len(arrays) != len(ports):
-        raise ValueError(f"'{method}' returns {len(arrays)} arrays; {len(ports)} are declared: {names}")
-    for port, array in zip(ports, arrays, strict=True):
+        raise WrongOutputsError(f"'{method}' returns {len(arrays)} arrays; {len(ports)} are declared: {names}")
+    for place, (port, array) in enumerate(zip(ports, arrays, strict=True)):
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"'{method}' returns {port.name!r} as {type(array).__name__}, not as a NumPy array")
+            what = f"'{method}' returns {port.name!r} as {type(array).__name__}, not as a NumPy array"
+            raise WrongOutputsError(what)
         fits = len(array.shape) == len(port.shape) and all(
             size in (-1, there) for size, there in zip(port.shape, array.shape, strict=True)
         )
-        if array.dtype != NUMPY_TYPES[port.datatype] or not fits:
-            found = f"{array.dtype}{list(array.shape)}"
+        if port.datatype == "BYTES" and array.dtype.kind in "OSU":
+            arrays[place] = array.astype(object)
+            strange = [each for each in arrays[place].flat if not isinstance(each, bytes | str)]
+            is_right = fits and not strange
+        else:
+            strange = []
+            is_right = fits and array.dtype == ARRAY_TYPES[port.datatype]
+        if not is_right:
+            of = f" of {type(strange[0]).__name__}" if strange else ""
+            found = f"{array.dtype}{of}{list(array.shape)}"
             what = f"'{method}' returns {port.name!r} as {found}, declared as {port.datatype}{list(port.shape)}"
-            raise ValueError(what)
+            raise WrongOutputsError(what)
     return arrays

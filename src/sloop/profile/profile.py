@@ -266,6 +266,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """ISO date of the measurement or publication."""
     model_digest: str = ""
     """SHA-256 of the measured model file, to detect that the file has changed."""
+    shapes: dict[str, tuple[int, ...]] = {}  # msgspec copies the empty dict for each profile
+    """One row's shape of the inputs with open dimensions, with which it was measured."""
     measured: Region | None = None
     samples: tuple[Sample, ...] = ()
     """Samples pooled over all passes."""
@@ -325,8 +327,8 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 3
-"""2 added passes and start-up times, 3 accelerators; older ones are still read."""
+VERSION: Final = 4
+"""2 added passes and start-up times, 3 accelerators, 4 shapes; older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""

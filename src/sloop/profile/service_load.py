@@ -13,6 +13,7 @@ The client process reads lines `RATE_RPS BODY_BYTES` from stdin and ends when st
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def service_load() -> Iterator[ServiceLoad]:
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the client process: send requests at the current rate until stdin is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then closes stdin
     connections = [socket.create_connection(("127.0.0.1", int(arguments[0]))) for _ in range(CONNECTIONS)]
     idle, random = list(connections), Random(0)
     rate_rps, message, next_ns = 0.0, b"", 0

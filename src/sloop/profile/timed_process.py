@@ -7,7 +7,7 @@ runs the model, and sends the outputs back; a replica also spends time on moving
 It prints JSON lines: a `BatchReady` per batch size, then `LoadReport`, or `RefusedModel`. After each `BatchReady` it
 sends the inputs to the parent, because only this process can make them if the model has an example. For each run the
 parent sends `RUN` and the inputs (unless they are in shared memory) and receives the outputs; `STOP` ends the batch
-size. Anything the model prints goes to stderr.
+size, `LAST` the measurement. Anything the model prints goes to stderr.
 """
 
 import os
@@ -24,14 +24,18 @@ from msgspec import Struct
 
 from sloop.errors import InputError
 from sloop.profile.examine import RefusedModel
-from sloop.profile.model import Array, Session, feed_for, input_shapes, open_model
+from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, open_model
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
-from sloop.tensor import arrays_at, bytes_of
+from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
+from sloop.user_code import failure_of, line_in, said_by
 
 READY: Final = b"ready\n"
 RUN: Final = b"\x01"
 STOP: Final = b"\x00"
+LAST: Final = b"\x02"
+DONE: Final = b"\x03"
+"""Follows the outputs of a run, which may be empty."""
 
 
 class TimingOrder(Struct, frozen=True):
@@ -45,7 +49,7 @@ class TimingOrder(Struct, frozen=True):
 
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
-    """A batch size is ready to run: the bytes of each of its inputs and of all outputs together."""
+    """A batch size is ready to run: the bytes of each of its inputs, none for text, and of all outputs with `DONE`."""
 
     batch: int
     input_bytes: tuple[int, ...]
@@ -88,10 +92,14 @@ def main(arguments: Sequence[str]) -> None:
         what = error.what.removeprefix(f"{error.where}: ")
         out.write(msgspec.json.encode(RefusedModel(what, error.where, error.help)) + b"\n")
         out.flush()
+    except Exception as error:
+        failure = failure_of(error)
+        sys.stderr.write(f"{failure.trace}\n{failure.detail}\n")  # the parent shows the last line
+        sys.exit(1)
 
 
 def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
-    """Run each batch size until the parent sends `STOP`, then report the start-up times."""
+    """Run each batch size until the parent sends `STOP`, or `LAST`; then report the start-up times."""
     path = Path(order.model)
     before_bytes = resident_bytes()
     start_ns = perf_counter_ns()
@@ -106,15 +114,17 @@ def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None
         start_ns = perf_counter_ns()
         try:
             outputs = session.run(inputs)
-        except Exception as error:  # exceptions of frameworks share no base class; the model refuses this batch
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-            raise InputError(f"a batch of {batch} fails: {reason}", help="measure smaller batches") from error
+        except (Exception, SystemExit) as error:  # exceptions of frameworks share no base class
+            what = f"a batch of {batch} fails: {said_by(error)}"
+            help = "correct the file" if is_python(path) else "measure smaller batches"
+            raise InputError(what, where=line_in(path, error), help=help) from error
         first_batch_ms = first_batch_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
         memory = [bytes_of(array) for array in inputs.values()]
-        yield BatchReady(batch, tuple(map(len, memory)), sum(map(len, map(bytes_of, outputs))))
+        yield BatchReady(batch, tuple(map(len, memory)), sum(map(len, map(elements_of, outputs))) + len(DONE))
         for view in memory:
             sock.sendall(view)
-        run_on_demand(session, inputs, sock, shared)
+        if run_on_demand(session, inputs, sock, shared) == LAST:
+            break
     memory_bytes = max(0, resident_bytes() - before_bytes)
     yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software)
 
@@ -124,26 +134,32 @@ def run_on_demand(
     inputs: Mapping[str, Array],
     sock: socket.socket,
     shared: SharedMemory | None,
-) -> None:
-    """For each `RUN`: receive inputs, run, send outputs. Returns at `STOP`."""
+) -> bytes:
+    """For each `RUN`: receive inputs, run, send outputs. Returns any other order."""
     memory = [bytes_of(array) for array in inputs.values()]
     if sum(map(len, memory)) < SHARED_BYTES_MIN:
         shared = None
-    while sock.recv(1) == RUN:
+    while (order := sock.recv(1)) == RUN:
         if shared is not None:
             inputs = arrays_in(shared, inputs)
         else:
             for view in memory:
                 receive_into(sock, view)
         for output in session.run(inputs):
-            sock.sendall(bytes_of(output))
+            sock.sendall(elements_of(output))
+        sock.sendall(DONE)
+    return order
 
 
 def arrays_in(shared: SharedMemory, like: Mapping[str, Array]) -> dict[str, Array]:
-    """Views of the arrays in shared memory, which the parent wrote, with the types and shapes of `like`."""
-    starts, size = offsets(array.nbytes for array in like.values())
-    kinds = [(array.dtype, array.shape) for array in like.values()]
-    return dict(zip(like, arrays_at(shared.readable(size), kinds, starts), strict=True))
+    """Views of the arrays in shared memory, which the parent wrote, with the types and shapes of `like`. Text, of which
+    the parent has no bytes, stays as it is."""
+    starts, size = offsets(len(bytes_of(array)) for array in like.values())
+    memory = shared.readable(size)
+    return {
+        name: array if array.dtype.hasobject else arrays_at(memory, [(array.dtype, array.shape)], [start])[0]
+        for (name, array), start in zip(like.items(), starts, strict=True)
+    }
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:

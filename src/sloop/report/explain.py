@@ -18,10 +18,11 @@ from sloop.app.hardware import LOCAL
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Cancelled, Finished, NodeReady, Planned, ReplicaLost, ReplicaReady
-from sloop.runlog import EVENTS, Record
+from sloop.runlog import EVENTS, Record, RecordedLog
 from sloop.runlog.fold import DeploymentState, GraphRequestRecord, Kept, Place, RunState, StaticEstimate, VersionRecord
+from sloop.systems.replay import beginning_of
 from sloop.systems.setup import Setup, build
-from sloop.text import counted, in_ms, listed, number, numbered
+from sloop.text import counted, in_ms, listed, number, numbered, quoted
 from sloop.units import NS_PER_S, to_ms, to_s
 from sloop.vocabulary import BatchId, Group, Life, NodeState, Outcome, Plan, Request, RequestId, Slot, StagePlan
 
@@ -154,11 +155,35 @@ class MissReason(Struct, frozen=True):
     first_s: float
 
 
+KEPT: Final = Kept(seconds=RECENT_S + 1, routes=False)
+
+
 def fresh_state(setup: Setup) -> DeploymentState:
     """The state to explain the log of a setup, which must be fresh too."""
-    return DeploymentState(
-        setup.parts(), nodes=setup.deployment.cluster, build=build, kept=Kept(seconds=RECENT_S + 1, routes=False)
-    )
+    return DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=KEPT)
+
+
+def state_of(log: RecordedLog) -> DeploymentState:
+    """The state at the start of a log, to explain it."""
+    return beginning_of(log, KEPT).fold
+
+
+def request_named(records: Iterable[tuple[int, Record]], name: str) -> tuple[int, list[int]]:
+    """The number of the request with this number, or else of the last one that its client calls so (`x-request-id`,
+    `id`, the trace's id), and the numbers of the others that it calls so. InputError if there is none."""
+    found: list[int] = []
+    for _, record in records:
+        if isinstance(record, Request):
+            if str(record.id) == name:
+                return record.id, []
+            if name in (record.client_id, record.trace.partition("-")[0]):
+                found.append(record.id)
+    if not found and name.isdecimal():
+        return int(name), []  # the error names the numbers that there are
+    if not found:
+        what = f"no client has called a request {quoted(name)} in this log"
+        raise InputError(what, help="give its number, or the x-request-id, id or trace that it was sent with")
+    return found[-1], found[:-1]
 
 
 class _Estimator:
@@ -191,7 +216,8 @@ class _Estimator:
         elif replica.running is not None and replica.running.batch == record.batch:
             slot, expected_ns = self._running.pop(record.batch)
             self._finished = record.batch, expected_ns
-            belief.observe(len(replica.running.requests), slot, now_ns - replica.running_ns)
+            if not record.faults:
+                belief.observe(len(replica.running.requests), slot, now_ns - replica.running_ns)
 
     def _belief(self, key: tuple[str, str, str]) -> StaticEstimate | None:
         records = self._state.records
@@ -417,7 +443,9 @@ class _Follower:
             self._add(now_ns, f"the batch{at} finished after {self._estimator.compared(batch.batch, taken_ns)}")
         elif isinstance(record, BatchFailed):
             visit.service_ns += taken_ns
-            self._add(now_ns, "the model raised on the batch", record.error)
+            is_alone = len(set(batch.requests)) == 1
+            then = "" if is_alone else ": each half of its requests is tried again, in a batch of its own"
+            self._add(now_ns, f"the batch failed{then}", record.detail or record.error)
         else:
             visit.lost_ns += taken_ns
             what, why = ("lost", record.error) if isinstance(record, ReplicaLost) else ("given up", record.why)
@@ -593,6 +621,11 @@ class _Decisions:
         """By key, what was known when a plan was requested that is computed beside the event loop."""
         self._is_answer = False
         """Whether the last event was the answer to this request."""
+        for record in state.records:  # of a log that begins in the middle of a run
+            if record.application == name and record.run.plan is not None:
+                decided = Decided("plan", record.run.plan.why, plan=record.run.plan, application=record.key)
+                known = record.run.plan_ns, "not in this log, which begins later"
+                self.plannings.setdefault(record.key, _Planning()).decide(record.run.plan_ns, decided, None, known)
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""

@@ -30,7 +30,7 @@ from sloop.report.plots import (
 from sloop.report.tables import Table, cell_text
 from sloop.runlog import Header, Record, RecordedLog
 from sloop.runlog.summary import Figures, RunRow, RunSummary
-from sloop.systems.replay import rebuild
+from sloop.systems.replay import parts_of, require_all, with_beginning
 from sloop.systems.setup import build
 from sloop.text import counted
 from sloop.units import to_s
@@ -54,13 +54,19 @@ class Section(Struct, frozen=True, kw_only=True):
 
 def log_page(log: RecordedLog) -> str:
     """The page of a recorded run. InputError if the log is damaged or its header describes no valid application."""
-    setup, header = rebuild(log.header), log.header
+    require_all(log, "a page")
+    header = log.header
     start_ns = 0 if header.origin == "sim" else None
-    summary = RunSummary(setup.parts(), nodes=setup.deployment.cluster, start_ns=start_ns, build=build).fold(log)
+    parts, nodes = parts_of(log)
+    records = list(with_beginning(log)) if not log.is_whole else log
+    summary = RunSummary(parts, nodes=nodes, start_ns=start_ns, build=build).fold(records)
     assumed = summary.assumed_starts(header.assumed_starts)
     row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
     title = f"{header.name}: a {_origin(header)} run of {header.system}"
-    return page(title, run_sections(row, summary, log, header))
+    sections = run_sections(row, summary, records, header)
+    if log.missing:
+        sections.insert(0, Section(title="What this log has", text=log.missing))
+    return page(title, sections)
 
 
 def run_sections(

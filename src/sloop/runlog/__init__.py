@@ -4,12 +4,17 @@ A file is JSON lines: the header, then one `[now_ns, record]` per line, where a 
 by `type`. Records are read back equal and in order. The header has everything needed to understand and replay the run.
 A log that a crash has cut short is read up to the cut. Every figure of a run is computed from these records (see
 `runlog.fold`). The caller provides instants and dates.
+
+The log of a server is a folder of such files (`runlog.segments`), of which the oldest may have been deleted. The second
+line of a segment that is not the first of its run is a snapshot of the core and the fold (`sloop.systems.snapshot`).
 """
 
-from collections.abc import Iterator, Sequence
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Protocol, Self, cast, get_args
+from typing import Any, BinaryIO, Final, Protocol, Self, get_args
 
 import msgspec
 from msgspec import Struct
@@ -17,14 +22,18 @@ from msgspec import Struct
 from sloop.actions import Action
 from sloop.errors import InputError, MachineError
 from sloop.events import Event
-from sloop.text import QUOTED_CHARS_MAX, quoted
+from sloop.runlog.segments import FOLDER, LogSegment, opened, segment_of, segments_in
+from sloop.text import QUOTED_CHARS_MAX, counted, quoted
+from sloop.units import to_s
 from sloop.vocabulary import Node
 
 VERSION: Final = 3
+PARTIAL_VERSION: Final = 4
 """Version of the file's format, raised when an old reader would misread a new file, or a new one an old file.
 
 2: `finished` has `edge_counts` and `faults` (was `ways`, with a negative number for a fault).
 3: replicas have slots (were cores); several applications, in versions; nodes come and go; records omit defaults.
+4: a file that is not a whole run from its start: it goes on from a snapshot, or has only a sample of the requests.
 """
 
 RECORDS_PER_WRITE: Final = 1024
@@ -34,7 +43,26 @@ server also flushes every second."""
 EVENTS: Final = get_args(Event)
 ACTIONS: Final = get_args(Action)
 
-Record = Event | Action
+
+class Unlogged(Struct, frozen=True, gc=False, tag="unlogged", omit_defaults=True):
+    """Requests that were served in time since the last such record, and are not in the log because it has a sample."""
+
+    served: int
+    application: str = ""
+    """Key of the version; empty if the deployment has only one application."""
+
+
+Record = Event | Action | Unlogged
+
+
+class Loss(Struct, frozen=True):
+    """Records that could not be written, between one segment and the next."""
+
+    records: int
+    from_ns: int
+    until_ns: int
+    """The instants of the first and of the last of them."""
+    why: str
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -60,6 +88,21 @@ class Header(Struct, frozen=True, kw_only=True):
     assumed_starts: dict[str, str] = {}
     """Per `stage/variant` (` on KIND`, if the cluster has several kinds), the cold start that the simulator assumed
     because it was neither measured nor declared."""
+    segment: int = 1
+    """The number of this file among those of the run. `definitions` are those of the versions at its start."""
+    from_ns: int = 0
+    """When the segment begins; it has all later records up to its end."""
+    has_snapshot: bool = False
+    """Whether the second line is a snapshot."""
+    sample: float = 1.0
+    """The fraction of the requests served in time that are logged; of the others, `Unlogged` has the number."""
+    lost: Loss | None = None
+    """What is missing between the segment before and this one."""
+
+    @property
+    def version(self) -> int:
+        """The version of the format that a file with this header has."""
+        return VERSION if self.segment == 1 and self.sample == 1.0 else PARTIAL_VERSION
 
 
 class Sink(Protocol):
@@ -120,7 +163,7 @@ class FileLog:
             self._file: BinaryIO = path.open("wb", buffering=0)
         except OSError as error:
             raise _write_error(path, error) from error
-        self._write(self._encoder.encode({"sloop_log": VERSION} | msgspec.to_builtins(header)) + b"\n")
+        self._write(header_line(header))
 
     def append(self, now_ns: int, record: Record) -> None:
         self.extend(now_ns, (record,))
@@ -164,50 +207,201 @@ class FileLog:
 
 
 class RecordedLog:
-    """Reads a log from a file, record by record. It can be iterated repeatedly.
+    """Reads a log from a file, or from several segments, record by record. It can be iterated repeatedly.
 
     After an iteration `cut` says where the file ended in the middle of a record; it is empty if it did not. InputError
-    names the line of a record that cannot be read.
+    names the line of a record that cannot be read. `missing` says for which part of the run it can speak.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Header, files: Sequence[Path], missing: Sequence[str] = ()) -> None:
         self.path = path
+        """As it was named: a file or a folder."""
         self.header = header
+        """Of the first file."""
+        self.files = files
+        self.missing = tuple(missing)
+        """What of the run is not in this log, as sentences; empty for a whole run."""
         self.cut = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the log begins with the run. Otherwise the state at its start is in `snapshot`."""
+        return self.header.segment == 1
+
+    @property
+    def snapshot(self) -> bytes | None:
+        """The snapshot with which the log begins, as JSON. None if it has none."""
+        if not self.header.has_snapshot:
+            return None
+        where = f"{self.files[0]}:2"
+        with opened(self.files[0]) as file:
+            file.readline()
+            line = file.readline()
+        try:
+            return zlib.decompress(msgspec.json.decode(line, type=_SnapshotLine).snapshot)
+        except (msgspec.DecodeError, zlib.error) as error:
+            raise InputError(f"the snapshot is damaged: {error}", where=where, help="name a later segment") from error
+
     def __iter__(self) -> Iterator[tuple[int, Record]]:
-        decode = msgspec.json.Decoder(tuple[int, Record]).decode
         last_ns = -(2**63)
         self.cut = ""
-        with _open(self.path) as file:
-            file.readline()
-            for number, line in enumerate(file, start=2):
-                try:
-                    now_ns, record = decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if not line.endswith(b"\n"):
-                        self.cut = f"{self.path}:{number}: the last record is cut off and was ignored"
-                        return
-                    raise InputError(
-                        f"not a record of a log: {error}: {_quoted(line)}",
-                        where=f"{self.path}:{number}",
-                        help="the file was changed or damaged; delete this line and all that follow to read the rest",
-                    ) from error
+        for path in self.files:
+            for number, (now_ns, record) in self._records_in(path):
                 if now_ns < last_ns:
                     raise InputError(
                         f"time goes back from {last_ns} to {now_ns} ns",
-                        where=f"{self.path}:{number}",
+                        where=f"{path}:{number}",
                         help="a log holds the records of one run in order; do not concatenate or sort logs",
                     )
                 last_ns = now_ns
                 yield now_ns, record
+            if self.cut:
+                return
+
+    def _records_in(self, path: Path) -> Iterator[tuple[int, tuple[int, Record]]]:
+        """The records of one file, with the numbers of their lines."""
+        decode = msgspec.json.Decoder(tuple[int, Record]).decode
+        with opened(path) as file:
+            first = 2 + _header_of(path, file.readline()).has_snapshot
+            if first > 2:
+                file.readline()
+            number = first - 1
+            while line := _line_of(path, file, number + 1):
+                number += 1
+                try:
+                    found = decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    if not line.endswith(b"\n"):
+                        self.cut = f"{path}:{number}: the last record is cut off and was ignored"
+                        return
+                    raise InputError(
+                        f"not a record of a log: {error}: {_quoted(line)}",
+                        where=f"{path}:{number}",
+                        help="the file was changed or damaged; delete this line and all that follow to read the rest",
+                    ) from error
+                yield number, found
+
+
+class _SnapshotLine(Struct, frozen=True):
+    """The second line of a segment: a snapshot as JSON, compressed by zlib."""
+
+    snapshot: bytes
+
+
+def header_line(header: Header) -> bytes:
+    """The first line of a file with this header."""
+    fields: Mapping[str, Any] = msgspec.to_builtins(header)
+    kept = {name: value for name, value in fields.items() if value != _DEFAULTS.get(name, msgspec.UNSET)}
+    return msgspec.json.encode({"sloop_log": header.version} | kept) + b"\n"
+
+
+def snapshot_line(snapshot: bytes) -> bytes:
+    """The second line of a file whose header has `has_snapshot`. `snapshot` is JSON."""
+    return msgspec.json.encode(_SnapshotLine(zlib.compress(snapshot, 1))) + b"\n"
+
+
+def _segment_defaults() -> dict[str, Any]:
+    whole: dict[str, Any] = msgspec.to_builtins(Header(origin="", name="", system=""))
+    return {name: whole[name] for name in ("segment", "from_ns", "has_snapshot", "sample", "lost")}
+
+
+_DEFAULTS: Final = _segment_defaults()
+"""Fields that the header of a whole run leaves out."""
 
 
 def read_log(path: Path) -> RecordedLog:
-    """Open the log in `path`. InputError, naming file and line, if it cannot be read, is not an event log, or has
-    another version of the format."""
-    with _open(path) as file:
-        line = file.readline()
+    """Open a log: a file, a segment, or a folder of segments. InputError, naming file and line, if it cannot be read,
+    is not an event log, or has another version of the format.
+
+    Of a folder, it reads the last run, from the first segment from which a reader can go on without a gap to the end.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    with opened(path) as file:
+        header = _header_of(path, _line_of(path, file, 1))
+    missing = [f"it is segment {header.segment} of a run: {_beginning(header)}"] if header.segment > 1 else []
+    segment = segment_of(path)
+    if segment is not None and any(each[:2] > segment[:2] and each.run == segment.run for each in _beside(path)):
+        missing.append("later segments are in the same folder: name the folder to read them too")
+    return RecordedLog(path, header, [path], [*missing, *_sampled(header)])
+
+
+def _read_folder(path: Path) -> RecordedLog:
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    found = segments_in(folder)
+    if not found:
+        raise InputError(
+            "there is no log in this folder",
+            where=str(path),
+            help="name the state folder of `sloop serve`, or an event log",
+        )
+    run = [segment for segment in found if segment.run == found[-1].run]
+    headers = [_first_header(segment.path) for segment in run]
+    if headers[-1] is None:  # the server has just begun it
+        del headers[-1], run[-1]
+    known = [header for header in headers if header is not None]
+    if not known or len(known) < len(headers):
+        raise InputError("its last segment has no header", where=str(run[0].path) if run else str(path), help=AGAIN)
+    first = len(run) - 1
+    while first and run[first - 1].number == run[first].number - 1 and known[first].lost is None:
+        first -= 1
+    whole = first
+    while whole < len(run) and not (known[whole].segment == 1 or known[whole].has_snapshot):
+        whole += 1
+    first = whole if whole < len(run) else first
+    header, missing = known[first], []
+    if header.segment > 1:
+        missing.append(_beginning(header))
+        if first:
+            missing.append(f"{counted(first, 'earlier segment')} of the run can be read by name, such as {run[0].path}")
+    if run[0] is not found[0]:
+        others = len({segment.run for segment in found}) - 1
+        missing.append(f"{counted(others, 'earlier run')} can be read by name, such as {found[0].path}")
+    return RecordedLog(path, header, [segment.path for segment in run[first:]], [*missing, *_sampled(header)])
+
+
+AGAIN: Final = "record the run again"
+
+
+def _beside(path: Path) -> list[LogSegment]:
+    return segments_in(path.parent)
+
+
+def _beginning(header: Header) -> str:
+    """Why a log does not begin with its run."""
+    since = f"the log begins {to_s(header.from_ns):,.3f} s after the start of the run"
+    if header.lost is None:
+        return f"{since}; what was before has been deleted, or is in earlier segments"
+    lost = header.lost
+    between = f"{to_s(lost.from_ns):,.3f} and {to_s(lost.until_ns):,.3f} s"
+    return f"{since}; {counted(lost.records, 'record')} between {between} could not be written: {lost.why}"
+
+
+def _sampled(header: Header) -> list[str]:
+    if header.sample == 1.0:
+        return []
+    return [f"of the requests that were served in time, only {header.sample:.3%} are in the log, and all others"]
+
+
+def _first_header(path: Path) -> Header | None:
+    """The header of a segment; None if it is cut off."""
+    with opened(path) as file:
+        line = _line_of(path, file, 1)
+    return _header_of(path, line) if line.endswith(b"\n") else None
+
+
+def _line_of(path: Path, file: BinaryIO, number: int) -> bytes:
+    """The next line of a file, which may be compressed."""
+    try:
+        return file.readline()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        where = f"{path}:{number}"
+        raise InputError(
+            f"the compressed file is damaged: {error}", where=where, help="name another segment"
+        ) from error
+
+
+def _header_of(path: Path, line: bytes) -> Header:
     where = f"{path}:1"
     if not line.endswith(b"\n"):
         raise InputError(
@@ -220,19 +414,12 @@ def read_log(path: Path) -> RecordedLog:
     if not isinstance(first, dict) or "sloop_log" not in first:
         raise _not_a_log(where, line)
     version = first.pop("sloop_log")
-    if version != VERSION:
+    if version not in (VERSION, PARTIAL_VERSION):
         raise _other_version(version, where)
     try:
-        return RecordedLog(path, msgspec.convert(first, Header))
+        return msgspec.convert(first, Header)
     except msgspec.ValidationError as error:
-        raise InputError(f"the header is damaged: {error}", where=where, help="record the run again") from error
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return cast(BinaryIO, path.open("rb"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path), help="name an event log") from error
+        raise InputError(f"the header is damaged: {error}", where=where, help=AGAIN) from error
 
 
 def _other_version(version: object, where: str) -> InputError:
@@ -244,7 +431,9 @@ def _other_version(version: object, where: str) -> InputError:
     else:
         help_text = "a newer sloop has written it: upgrade sloop to read it"
     return InputError(
-        f"event log of format version {version!r}; this sloop reads version {VERSION}", where=where, help=help_text
+        f"event log of format version {version!r}; this sloop reads versions {VERSION} and {PARTIAL_VERSION}",
+        where=where,
+        help=help_text,
     )
 
 

@@ -21,7 +21,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from msgspec import Struct, field, structs
 
@@ -56,7 +56,7 @@ from sloop.events import (
     ReplicaStopped,
     Resized,
 )
-from sloop.runlog import Record
+from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount, NodeAccount
 from sloop.units import NS_PER_S
 from sloop.vocabulary import (
@@ -239,6 +239,8 @@ class RunState:
     instant of the first record. `others` take the records that are not about the version, by type.
     """
 
+    NOT_IN_SNAPSHOT: ClassVar = ("on_second",)
+
     def __init__(
         self,
         graph: Graph,
@@ -305,8 +307,13 @@ class RunState:
             ReplicaStopped: self._stopped,
             ReplicaLost: self._lost,
             Decided: self.decide,
+            Unlogged: self._count_unlogged,
             **(others or {}),
         }
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have."""
+        self.on_second = None
 
     def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401, C901, PLR0912, PLR0915  # the hot path, see above
         """Add one record; instants never decrease."""
@@ -418,6 +425,11 @@ class RunState:
         counters: list[Any] = [second] if stage_record is None else [second, stage_record]
         for counter in counters:  # both name their counts after the outcomes
             setattr(counter, outcome.value, getattr(counter, outcome.value) + 1)
+
+    def _count_unlogged(self, now_ns: int, unlogged: Unlogged) -> None:
+        """Count the requests of which a sampled log has only the number. Their latencies are not known."""
+        self._second.arrivals += unlogged.served
+        self._second.served += unlogged.served
 
     # Requests of an application with several stages
 
@@ -708,6 +720,8 @@ class VersionRecord(Struct, eq=False):
     """The reason for its state."""
     planner_error: str = ""
     """Why its policy last failed to plan."""
+    definition: Mapping[str, Any] | None = None
+    """What it was built from; None if it was there from the start."""
 
     @property
     def application(self) -> str:
@@ -734,6 +748,8 @@ class DeploymentState:
     `start_ns` is the start of the run, by default the instant of the first record. `on_second` is called with a version
     at its first record after the end of a second.
     """
+
+    NOT_IN_SNAPSHOT: ClassVar = ("_on_second", "last_decisions")
 
     def __init__(
         self,
@@ -782,6 +798,7 @@ class DeploymentState:
         self._handlers = shared | {
             Request: self._arrive,
             End: self._end,
+            Unlogged: self._count_unlogged,
             StartReplica: self._start_replica,
             **dict.fromkeys(_ABOUT_REPLICAS, self._pass_on),
         }
@@ -818,17 +835,30 @@ class DeploymentState:
         for record in records:
             self._append(now_ns, record)  # read anew: a record may add the second version
 
+    def restored(self) -> None:
+        """Set what a snapshot does not have."""
+        self._on_second = None
+        self.last_decisions = deque(maxlen=self._kept.decisions)
+
     def advance(self) -> None:
         """Bring all runs and accounts to the instant of the last record. Call it before reading versions that may have
         had no records for a while."""
-        now_ns = self.now_ns
-        self._begin_nodes()
-        self.nodes.charge(now_ns)
+        self.advance_nodes()
         for record in self.records:
             if not record.has_ended:
-                record.run.advance(now_ns)
+                record.run.advance(self.now_ns)
+
+    def advance_nodes(self) -> None:
+        """Bring the accounts of the nodes to the instant of the last record."""
+        self._begin_nodes()
+        self.nodes.charge(self.now_ns)
 
     # Derived values
+
+    @property
+    def build(self) -> Build | None:
+        """Makes the parts of versions that are deployed later."""
+        return self._build
 
     @property
     def start_ns(self) -> int | None:
@@ -885,6 +915,13 @@ class DeploymentState:
         if decided.kind == "node":
             return None
         return self.records[0] if len(self.records) == 1 else self.versions.get(decided.application)
+
+    def keep(self, kept: Kept) -> None:
+        """Keep so many seconds and decisions from now on; those that are gone do not come back."""
+        self._kept = kept
+        self.last_decisions = deque(self.last_decisions, maxlen=kept.decisions)
+        for run in self.runs:
+            run.seconds = deque(run.seconds, maxlen=kept.seconds)
 
     def forget(self, record: VersionRecord) -> None:
         """Drop a version that has ended, with all its measurements."""
@@ -1019,6 +1056,11 @@ class DeploymentState:
             run.append(now_ns, request)
         run.append(now_ns, end)
 
+    def _count_unlogged(self, now_ns: int, unlogged: Unlogged) -> None:
+        record = self.versions.get(unlogged.application)
+        if record is not None:
+            record.run.append(now_ns, unlogged)
+
     def _last_run(self, name: str) -> RunState:
         """Where requests are counted that no version serves: at the newest version of their application."""
         runs = [record.run for record in self.records if record.application == name]
@@ -1068,8 +1110,9 @@ class DeploymentState:
         assert self._build is not None, "this fold cannot learn versions that are deployed later; give it `build`"
         parts = self._build(deployed.application, deployed.version, deployed.definition)
         self._several()
-        run = self._add(parts, VersionState.STARTING, 0.0).run
-        run.begin(self._start_ns or 0, now_ns)
+        record = self._add(parts, VersionState.STARTING, 0.0)
+        record.definition = deployed.definition
+        record.run.begin(self._start_ns or 0, now_ns)
 
     def _assign_rest(self, now_ns: int) -> None:
         """The last version but one has ended in answer to the arrival of a request, which is then not assigned."""

@@ -42,6 +42,8 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     version: str = ""
     """The name of the version; empty for the next number."""
     canary: Canary | None = None
+    application: str = ""
+    """The name that the application in the file must have; empty for any."""
 
 
 class Promote(Struct, frozen=True, tag="promote"):

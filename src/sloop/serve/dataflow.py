@@ -6,21 +6,24 @@ in a chain, the single output becomes the single input. Variants of a stage may 
 agree in number, type and shape. Alternative stages may have outputs of the same name, and so may a stage and a later
 stage.
 
-`RequestTensors` holds the tensors of one request while it moves through the graph.
+The tensors of a request are in blocks (`sloop.serve.blocks`), one for each visit to a stage. `Need` says which of them
+an assembly takes: the deciding process passes these on, and workers and edges read them into `RequestTensors`, which
+splits and joins tensors as the sources say. A stage that sends parts along an edge adds to its block, after its
+outputs, which rows became parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from msgspec import Struct
 
 from sloop.app.graph import Edge, Graph
 from sloop.errors import InputError
-from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature, Tensor
+from sloop.serve.blocks import Block
+from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor, row_starts
 
 APPLICATION = ""
 """The name of the source that stands for the client's tensors."""
@@ -60,6 +63,48 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """The blocks of a stage that an assembly takes: of its only visit, of its visit for the same part, or of its visits
+    for all parts."""
+
+    stage: str
+    kind: Literal["whole", "part", "parts"]
+    scopes: tuple[str, ...] = ()
+    """The stages that run for each row of one of its outputs. The block ends with a tensor for each of them: the rows
+    that became parts."""
+
+
+GivenBlocks = Block | None | dict[int, Block]
+"""The blocks of one need: for `parts` by part, otherwise one block. None if the request has not passed the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The tensors of a stage's inputs, or of the answer: the sources of each, and the blocks in which they are."""
+
+    sources: tuple[Sources, ...]
+    needs: tuple[Need, ...]
+
+    @property
+    def direct(self) -> list[tuple[int, int]] | None:
+        """For each tensor, the need whose block has it and its position there. None if tensors are chosen, split or
+        joined."""
+        stages = [need.stage for need in self.needs]
+        found = [(stages.index(first.stage), first.position) for first, *_ in self.sources]
+        is_direct = all(len(sources) == 1 and sources[0].kind == "whole" for sources in self.sources)
+        return found if is_direct else None
+
+
+@dataclass(frozen=True, slots=True)
+class StageWiring:
+    """What a worker must know of its stage."""
+
+    stage: str
+    inputs: Assembly
+    decisions: tuple[Decision, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Wiring:
     """An application's inputs and outputs, and the sources of every stage's inputs and of the answer."""
 
@@ -70,8 +115,36 @@ class Wiring:
     """The sources of the application's outputs, in the signature's order."""
     decisions: Mapping[str, tuple[Decision, ...]]
     """For stages with a branch or a fan-out: the decision for each outgoing edge, in the graph's order."""
-    is_plain: bool
-    """Whether every request passes every stage exactly once, so that tensors are never split, chosen or joined."""
+
+    def of(self, stage: str) -> StageWiring:
+        """How the inputs of a stage are assembled, and what its outputs decide."""
+        return StageWiring(stage, self._assembly(self.inputs[stage]), self.decisions.get(stage, ()))
+
+    @property
+    def answer(self) -> Assembly:
+        """How the answer is assembled."""
+        return self._assembly(self.outputs)
+
+    def _assembly(self, sources: tuple[Sources, ...]) -> Assembly:
+        scopes = {
+            stage: tuple(decision.target for decision in decisions if decision.each is not None)
+            for stage, decisions in self.decisions.items()
+        }
+        origins = {scope: stage for stage, own in scopes.items() for scope in own}
+        found: dict[tuple[str, Literal["whole", "part", "parts"]], None] = {}
+        for source in (source for alternatives in sources for source in alternatives):
+            found[source.stage, _NEEDED[source.kind]] = None
+            if source.scope:
+                found[origins[source.scope], "whole"] = None
+        return Assembly(sources, tuple(Need(stage, kind, scopes.get(stage, ())) for stage, kind in found))
+
+
+_NEEDED: Final[Mapping[str, Literal["whole", "part", "parts"]]] = {
+    "whole": "whole",
+    "row": "whole",
+    "part": "part",
+    "joined": "parts",
+}
 
 
 def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max: int = 1, where: str = "") -> Wiring:
@@ -81,8 +154,6 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     `rows_max` is the most rows of one request; it is 1 if the graph has branches or fan-outs. Raises `InputError` that
     begins with `where`.
     """
-    for (name, _), signature in models.items():
-        _check_datatypes(name, signature, where)
     stages = {name: _stage_signature(name, models, where) for name in graph.stages}
     decisions = {
         name: tuple(_decision(edge, graph, stages[name], where) for edge in edges)
@@ -100,18 +171,7 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     }
     answers = _answers(graph, stages, where)
     signature = Signature(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max)
-    return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions, not decisions)
-
-
-def _check_datatypes(stage: str, signature: Signature, where: str) -> None:
-    """Tensors travel as raw elements of a fixed size, which strings do not have."""
-    for port in (*signature.inputs, *signature.outputs):
-        if port.datatype not in NUMPY_TYPES:
-            raise InputError(
-                f"tensor {port.name!r} of stage {stage!r} has the type {port.datatype}, which cannot be served",
-                where=where,
-                help=f"use one of {', '.join(NUMPY_TYPES)}",
-            )
+    return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions)
 
 
 def _stage_signature(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:
@@ -150,7 +210,7 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
     if edge.when is not None:
         when = position(edge.when.output, "when")
         port = source.outputs[when]
-        if any(size > 1 for size in port.shape[1:]):
+        if port.datatype not in NUMPY_TYPES or any(size > 1 for size in port.shape[1:]):
             raise InputError(
                 f"output {port.name!r} of stage {edge.source!r} is {_type_of(port)}; `when` of {edge.target!r} needs "
                 "one number per row",
@@ -378,6 +438,25 @@ class RequestTensors(Struct):
     rows: dict[str, Sequence[int]] = {}
     """For each stage with `each`: which rows of the output became its parts, in order."""
 
+    @classmethod
+    def read(
+        cls, needs: Sequence[Need], part: int, blocks: Sequence[GivenBlocks], read: Callable[[Block], list[Tensor]]
+    ) -> "RequestTensors":
+        """The tensors in the blocks of `needs`, for the visit of `part`."""
+        made = cls({})
+        for need, given in zip(needs, blocks, strict=True):
+            if given is None:
+                continue
+            if isinstance(given, dict):
+                made.parts[need.stage] = {part: read(block) for part, block in given.items()}
+            elif need.kind == "part":
+                made.parts[need.stage] = {part: read(given)}
+            else:
+                tensors = made.whole[need.stage] = read(given)
+                for scope, rows in zip(reversed(need.scopes), reversed(tensors), strict=False):
+                    made.rows[scope] = np.frombuffer(rows.data, NUMPY_TYPES[rows.datatype]).tolist()
+        return made
+
     def store(self, stage: str, part: int | None, tensors: Sequence[Tensor]) -> None:
         """Keep the outputs of a stage; `part` is None for a stage that runs once per request."""
         if part is None:
@@ -486,9 +565,38 @@ class RequestTensors(Struct):
         return Tensor(tensors[0].datatype, (rows, *tensors[0].shape[1:]), b"".join(tensor.data for tensor in tensors))
 
 
+class Assembler:
+    """Assembles the inputs of a stage, or the answer, from blocks."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._needs, self._sources, self._direct = assembly.needs, assembly.sources, assembly.direct
+
+    def inputs(
+        self, stage: str, part: int, blocks: Sequence[GivenBlocks], read: Callable[[Block], list[Tensor]]
+    ) -> list[Tensor]:
+        """The inputs of a visit to `stage`, from the blocks of its needs. Raises `ValueError` if the request has passed
+        none of an input's sources."""
+        if self._direct is not None and None not in blocks:
+            tensors = [read(block) for block in blocks]  # type: ignore[arg-type]  # none is missing or split
+            return [tensors[need][position] for need, position in self._direct]
+        return RequestTensors.read(self._needs, part, blocks, read).inputs(stage, part, self._sources)
+
+    def outputs(
+        self, names: Sequence[str], blocks: Sequence[GivenBlocks], read: Callable[[Block], list[Tensor]]
+    ) -> dict[str, Tensor]:
+        """The outputs of an application by name. Left out are outputs of branches that the request did not take, and
+        of parts whose rows cannot be joined."""
+        if self._direct is not None and None not in blocks:
+            tensors = [read(block) for block in blocks]  # type: ignore[arg-type]  # none is missing or split
+            found = zip(names, self._direct, strict=True)
+            return {name: tensors[need][position] for name, (need, position) in found}
+        answers = list(zip(names, self._sources, strict=True))
+        return RequestTensors.read(self._needs, 0, blocks, read).outputs(answers)
+
+
 def _row(tensor: Tensor, row: int) -> Tensor:
-    size = prod(tensor.shape[1:]) * ITEM_BYTES[tensor.datatype]
-    return Tensor(tensor.datatype, (1, *tensor.shape[1:]), memoryview(tensor.data)[row * size : (row + 1) * size])
+    starts = row_starts(tensor)
+    return Tensor(tensor.datatype, (1, *tensor.shape[1:]), memoryview(tensor.data)[starts[row] : starts[row + 1]])
 
 
 def _row_count(tensor: Tensor) -> int:
@@ -505,6 +613,5 @@ def _matches(decision: Decision, tensor: Tensor, stage: str, rows: int) -> list[
             f"stage {stage!r} returned {len(values)} numbers (shape {list(tensor.shape)}) to decide about "
             f"{decision.target!r}; expected {rows}, one per row"
         )
-    if decision.values:
-        return [bool(np.isin(value, decision.values)) for value in values]
-    return [bool(value) for value in values]
+    chosen = np.isin(values, decision.values) if decision.values else values != 0
+    return chosen.tolist()  # type: ignore[no-any-return]  # a list, as it has one dimension

@@ -12,41 +12,58 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.actions import Rollout, VersionState
 from sloop.app.application import Application, Deployment
 from sloop.app.document import read_name
 from sloop.app.hardware import foreign_profiles
-from sloop.app.load import load_application
+from sloop.app.load import load_application, with_deadline
 from sloop.core import Core
-from sloop.core.control import plans_beside
+from sloop.core.planner import plans_beside
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.control import Comparison, Deploy, Done, ListVersions, Order, Promote, Remove, Tell, VersionStatus
+from sloop.serve.control import (
+    ORDERS_MAX,
+    Comparison,
+    Deploy,
+    Done,
+    ListVersions,
+    Order,
+    Promote,
+    Remove,
+    Tell,
+    VersionStatus,
+)
 from sloop.serve.cpu_quota import capacity_cores
-from sloop.serve.dataflow import wire
+from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
-from sloop.serve.gateway.inputs import InputValidator
-from sloop.serve.gateway.service import InferenceService, Model
+from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.service import NAMES_MAX
+from sloop.serve.edges import Edges
+from sloop.serve.insight import Insight
+from sloop.serve.messages import OfferModel
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import ModelState, Servable
 from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, build, definition_of, set_up
 from sloop.tensor import Port, Signature
-from sloop.text import listed
-from sloop.vocabulary import Canary, Life
+from sloop.text import listed, quoted
+from sloop.vocabulary import Canary, Life, version_key
 
+COPIES: Final = "models"
+"""The folder, in a state folder, of copies of models whose own folder cannot be written."""
 CHECK_S_MAX: Final = 600.0
 """Seconds for the check of a version; it opens every model and makes a plan."""
 WAIT_S_MAX: Final = 600.0
@@ -56,6 +73,18 @@ STATUS_S: Final = 0.2
 ROWS_MAX: Final = 2**31 - 1
 """The largest dimension, for models whose first dimension is not the number of rows."""
 NICE: Final = 19
+LABELS_BYTES_MAX: Final = 2**20
+APPLICATION_FILE: Final = ".yaml"
+TRITON_STATES: Final = {
+    "": "UNLOADING",
+    ModelState.READY: "READY",
+    ModelState.RESTING: "READY",
+    ModelState.STARTING: "LOADING",
+    ModelState.WAITING: "UNAVAILABLE",
+    ModelState.STOPPING: "UNLOADING",
+}
+"""Triton's words for the states of models; a version without one has ended, or ends."""
+ENDED_KEPT: Final = 100
 
 _log: Final = logging.getLogger("sloop.deploy")
 
@@ -66,9 +95,12 @@ Models = Mapping[tuple[str, str], Servable]
 # What it takes to serve a version
 
 
-def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
+def servables_of(application: Application, folder: Path | None = None) -> dict[tuple[str, str], Servable]:
     """The model and signature of every variant, read from its file. Raises `InputError` for a variant without a
-    model."""
+    model.
+
+    Copies that have to be prepared are written into the state folder `folder` where a model's own folder cannot be.
+    """
     found: dict[tuple[str, str], Servable] = {}
     for index, stage in enumerate(application.stages):
         for variant in stage.variants:
@@ -78,7 +110,12 @@ def servables_of(application: Application) -> dict[tuple[str, str], Servable]:
                     where=application.locate(f"stages[{index}]"),
                     help="add `model: FILE` to serve it; a variant with only a profile can be planned and simulated",
                 )
-            found[stage.name, variant.name] = Servable(variant.model, *examine(Path(variant.model)))
+            profiles = application.profiles_of(variant).values()
+            shapes = next((profile.shapes for profile in profiles if profile.shapes), None)
+            known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
+            found[stage.name, variant.name] = Servable(
+                known.file, known.signature, known.obstacle, known.labels, known.notes
+            )
     return found
 
 
@@ -87,7 +124,34 @@ def served_version(application: Application, models: Models, rows: int) -> Serve
     models do not fit together."""
     signatures = {key: model.signature for key, model in models.items()}
     wiring = wire(application.graph, signatures, rows_max=rows, where=application.file)
-    return ServedVersion(application.key, application.name, application.version, application.slo_ns, wiring)
+    labels = labels_of(application, wiring, models)
+    return ServedVersion(application.key, application.name, application.version, application.slo_ns, wiring, labels)
+
+
+def labels_of(application: Application, wiring: Wiring, models: Models) -> dict[str, tuple[str, ...]]:
+    """By output, the names of its classes: those that the application declares, otherwise those that a model has.
+    InputError for a file or an output that there is not."""
+    found: dict[str, tuple[str, ...]] = {}
+    for port, sources in zip(wiring.signature.outputs, wiring.outputs, strict=True):
+        for source in sources:
+            for (stage, _), model in models.items():
+                name = model.signature.outputs[source.position].name if stage == source.stage else ""
+                if name in model.labels:
+                    found.setdefault(port.name, model.labels[name])
+    outputs = [port.name for port in wiring.signature.outputs]
+    for name, file in application.labels.items():
+        declared = application.declared(f"labels.{name}", file)
+        if name not in outputs:
+            declared.fail(f"the application has no output {name!r}", f"its outputs are {', '.join(outputs)}")
+        try:
+            with Path(file).open("rb") as opened:
+                raw = opened.read(LABELS_BYTES_MAX + 1)
+            if len(raw) > LABELS_BYTES_MAX:
+                raise ValueError(f"more than {LABELS_BYTES_MAX} bytes")
+            found[name] = tuple(raw.decode().splitlines())
+        except (OSError, ValueError) as error:
+            declared.fail(f"the labels cannot be read: {error}", "write one label a line, in UTF-8")
+    return found
 
 
 def rows_max(beliefs: EstimateMap, models: Models) -> int:
@@ -101,11 +165,14 @@ def rows_max(beliefs: EstimateMap, models: Models) -> int:
 def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
     """What a user should know before this version serves."""
     found = [*setup.application.overruled, *foreign_profiles(setup.application)]
+    for each in setup.application.stages:
+        found += [note for variant in each.variants for note in models[each.name, variant.name].notes]
     for (stage, variant, _), belief in setup.beliefs.items():
         obstacle = models[stage, variant].obstacle
-        if obstacle and belief.batch_max > 1:
+        if obstacle and belief.batch_max > (models[stage, variant].signature.fixed_batch or 1):
             advice = "each request runs alone, but the profile has larger batches; measure it with --batches 1"
-            found.append(f"{models[stage, variant].model}: {obstacle}: {advice}")
+            model = setup.application.by_name[stage].variant(variant).model
+            found.append(f"{model}: {obstacle}: {advice}")
     return found
 
 
@@ -124,9 +191,22 @@ def threads_of(beliefs: EstimateMap) -> int:
     return round(min(capacity_cores(), max(belief.cores_max for belief in beliefs.values())))
 
 
-def model_of(application: Application, served: ServedVersion) -> Model:
-    """The application as the gateway shows it."""
-    return Model(application.name, application.slo_ns, InputValidator(served.wiring.signature), application.limits)
+def offer_of(application: Application, versions: Sequence[ServedVersion], serving: Sequence[str]) -> OfferModel:
+    """The application as the edges offer it: all its versions, and the names of those that serve requests."""
+    return OfferModel(
+        application.name,
+        application.slo_ns,
+        versions[0].wiring.signature,
+        application.limits,
+        dict(versions[0].labels),
+        tuple(serving),
+        {served.version: served.wiring.answer for served in versions},
+    )
+
+
+def wirings_of(served: ServedVersion) -> dict[str, StageWiring]:
+    """What workers must know of each stage of a version."""
+    return {stage: served.wiring.of(stage) for stage in served.wiring.inputs}
 
 
 # The check of a version, in a process of its own
@@ -142,6 +222,8 @@ class CheckOrder(Struct, frozen=True):
     """By application, the next number; "1" for others."""
     deployment: dict[str, Any]
     """Its system and cluster; without applications."""
+    folder: str
+    """The server's state folder."""
 
 
 class AcceptedVersion(Struct, frozen=True, tag="accepted"):
@@ -176,7 +258,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     joined = deployment.joined_by(application).qualified(version)
     (setup,) = set_up(replace(deployment, applications=(joined,))).applications
     check_live(setup)
-    models = servables_of(joined)
+    models = servables_of(joined, Path(order.folder))
     rows = rows_max(setup.beliefs, models)
     served_version(joined, models, rows)
     return AcceptedVersion(
@@ -184,7 +266,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
         models=tuple((*key, model) for key, model in models.items()),
         rows_max=rows,
         threads=threads_of(setup.beliefs),
-        warnings=tuple(warnings_of(setup, models)),
+        warnings=(*filter(None, (with_deadline(application)[1],)), *warnings_of(setup, models)),
     )
 
 
@@ -239,11 +321,14 @@ class Deployer:
         driver: Driver,
         backend: LocalBackend,
         planner: PlannerProcess,
-        service: InferenceService,
+        edges: Edges,
+        insight: Insight,
+        folder: Path,
     ) -> None:
+        self._folder = folder
         self._deployment = replace(deployment, applications=(), lines={})
         self._core, self._driver, self._backend, self._planner = core, driver, backend, planner
-        self._service = service
+        self._edges, self._insight = edges, insight
         self._applications = {application.key: application for application in deployment.applications}
         """The versions that have not ended, by key."""
         self._used: dict[str, set[str]] = {}
@@ -251,7 +336,10 @@ class Deployer:
         for application in deployment.applications:
             self._used.setdefault(application.name, set()).add(application.version)
         self._last: dict[tuple[str, str], Rollout] = {}
-        """By application and version, the last change of its rollout."""
+        """By application and version, the last change of its rollout; of versions that have ended, only of the newest
+        `ENDED_KEPT`, for the orders that wait for their end."""
+        self._gone: deque[tuple[str, str]] = deque()
+        """The versions in `_last` that have ended, oldest first."""
         self._ended: dict[str, Rollout] = {}
         """By application, the end of the version that ended last."""
         self._changed = asyncio.Event()
@@ -270,7 +358,7 @@ class Deployer:
             case Remove():
                 return await self.remove(order, tell)
             case ListVersions():
-                return Done(self._statuses(), ended=tuple(map(_status, self._ended.values())))
+                return Done(self.statuses(), ended=tuple(map(_status, self._ended.values())))
 
     async def deploy(self, order: Deploy, tell: Tell) -> Done:
         """Start a version, and wait until it serves, is a canary, or is given up."""
@@ -288,9 +376,12 @@ class Deployer:
         tell(f"checking {order.file}")
         numbers = {name: _next_number(used) for name, used in self._used.items()}
         described = msgspec.to_builtins(self._deployment, str_keys=True)
-        found = await checked(CheckOrder(order.file, order.version, numbers, described))
+        found = await checked(CheckOrder(order.file, order.version, numbers, described, str(self._folder.absolute())))
         _, _, served = found.served()
         name, version = served.application, served.version
+        if order.application not in ("", name):
+            what = f"{order.file}: the application in it is called {name!r}, not {order.application!r}"
+            raise InputError(what, help="give the file the name of its application")
         for line in found.warnings:
             _log.warning("%s", line)
             tell(f"note: {line}")
@@ -298,7 +389,7 @@ class Deployer:
             fix = f"leave --version out for the next number, {numbers[name]}"
             raise InputError(f"application {name!r} has, or had, a version {version!r}", help=fix)
         serving = self._driver.served(name)
-        if serving is None or name not in self._service.models:
+        if serving is None or name not in self._edges.models:
             if order.canary is not None:
                 what = f"application {name!r} has no version that could serve the other requests"
                 raise InputError(what, help="deploy it without --canary")
@@ -324,15 +415,18 @@ class Deployer:
         parts = build(name, version, found.definition)  # raises what would otherwise stop the core
         self._used.setdefault(name, set()).add(version)
         self._applications[key] = application
-        self._backend.learn(models, threads_prepared=found.threads)
+        self._backend.learn(models, wirings_of(served), threads_prepared=found.threads)
         self._driver.add(served)
         self._planner.add(key, Definition(name, version, found.definition))
         scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
         if not self._planner.is_started and plans_beside([*scales, parts.policies.scale]):
             self._planner.start()
             self._driver.on_event(Planned(0, {}, restarted=True))
-        if name not in self._service.models:
-            self._service.add(model_of(application, served))
+        known = self._edges.models.get(name)
+        if known is None:
+            self._edges.offer(offer_of(application, [served], ()))
+        else:  # a version that may answer before the core moves it to another state
+            self._edges.offer(structs.replace(known, answers=known.answers | {version: served.wiring.answer}))
         self._driver.on_event(Deployed(name, version, found.definition, order.canary))
         return served
 
@@ -360,11 +454,12 @@ class Deployer:
             what = f"application {name!r} has no version {order.version!r} that starts or serves"
             raise InputError(what, help=f"its versions are {listed(living)}")
         ending = [order.version] if order.version else living
+        self._check_successor(name, ending)
         if not set(living) - set(ending):
-            if len(self._service.models) == 1:
+            if len(self._edges.models) == 1:
                 what = f"{name!r} is the only application of this server"
                 raise InputError(what, help="stop the server instead (SIGTERM); it finishes open requests too")
-            self._service.remove(name)
+            self._edges.withdraw(name)
         self._driver.on_event(Removed(name, order.version))
         await asyncio.sleep(0)  # the driver passes events on at the end of this turn
         left = [each for each in self._core.versions(name) if each.state not in ENDING_STATES]
@@ -377,6 +472,19 @@ class Deployer:
         ended = [await self._until(name, each, (VersionState.RETIRED,), ENDING_STATES, tell) for each in ending]
         return Done(tuple(status for done in ended for status in done.versions))
 
+    def _check_successor(self, name: str, ending: Sequence[str]) -> None:
+        """InputError if all that serves is to end while another version is still starting: its requests would have
+        nowhere to go until that one is ready."""
+        left = [each for each in self._core.versions(name) if each.name not in ending]
+        starting = [each for each in left if each.state is VersionState.STARTING]
+        if not starting or any(each.state in SERVING_STATES for each in left):
+            return
+        successor = starting[0]
+        is_canary = successor.canary is not None
+        fix = f"promote it (`sloop deploy --promote {name}`)" if is_canary else "wait until it is ready"
+        what = f"version {listed(ending)} of {name!r} is all that serves, and version {successor.name} still starts"
+        raise InputError(what, help=f"{fix}: then it takes its place; or remove all versions: --remove {name}")
+
     # Rollouts
 
     def _on_rollout(self, rollout: Rollout) -> None:
@@ -386,13 +494,17 @@ class Deployer:
         self._last[name, version] = rollout
         if rollout.state is VersionState.RETIRED:
             self._ended[name] = rollout
+            self._gone.append((name, version))
+            if len(self._gone) > ENDED_KEPT:
+                del self._last[self._gone.popleft()]
         self._changed.set()
+        if rollout.state is VersionState.RETIRED:
+            del self._applications[version_key(name, version)]
         served = self._driver.served(name)
-        key = name if version == "1" else f"{name}@{version}"
-        if rollout.state is VersionState.SERVING and served is not None and name in self._service.models:
-            self._service.add(model_of(self._applications[key], served))
-        elif rollout.state is VersionState.RETIRED:
-            del self._applications[key]
+        if served is not None and name in self._edges.models:
+            others = [other for other in self._driver.versions(name) if other is not served]
+            serving = self._insight.versions(name)
+            self._edges.offer(offer_of(self._applications[served.key], [served, *others], serving))
 
     async def _until(
         self, name: str, version: str, ends: Sequence[VersionState], good: Sequence[VersionState], tell: Tell
@@ -405,7 +517,7 @@ class Deployer:
         await asyncio.sleep(0)  # the driver passes events on at the end of this turn
         while True:
             last = self._last.get((name, version))
-            readiness = self._service.pages.readiness(name, version)
+            readiness = self._insight.readiness(name, version)
             unready = readiness.why if readiness is not None else ""
             now = f"version {version} of {name!r} {self._progress(name, version, unready)}"
             if now != last_text:
@@ -440,12 +552,12 @@ class Deployer:
         return is_canary if found.canary is not None else f"{is_canary}; promoted, {ready}"
 
     def _known(self, name: str) -> str:
-        if name not in self._service.models:
-            served = ", ".join(self._service.models)
+        if name not in self._edges.models:
+            served = ", ".join(self._edges.models)
             raise InputError(f"this server has no application {name!r}", help=f"its applications are {served}")
         return name
 
-    def _statuses(self) -> tuple[VersionStatus, ...]:
+    def statuses(self) -> tuple[VersionStatus, ...]:
         """All versions that have not ended."""
         found: list[VersionStatus] = []
         for name in self._used:
@@ -454,7 +566,7 @@ class Deployer:
             for each in versions:
                 last = self._last.get((name, each.name))
                 why = last.why if last is not None else "since the server began"
-                readiness = self._service.pages.readiness(name, each.name)
+                readiness = self._insight.readiness(name, each.name)
                 if readiness is not None and readiness.why:
                     why = f"{why}; {readiness.why}"
                 compared = None
@@ -464,6 +576,84 @@ class Deployer:
                 model = readiness.state.value if readiness is not None else ""
                 found.append(VersionStatus(name, each.name, each.state.value, each.share, why, model, compared))
         return tuple(found)
+
+
+class ModelRepository:
+    """Loads and ends models as clients order, as Triton's model repository extension has it.
+
+    The model NAME is the application in the file `NAME.yaml` of `folder`; without a folder, models can only be listed.
+    """
+
+    def __init__(self, deployer: Deployer, folder: Path | None) -> None:
+        self._deployer, self._folder = deployer, folder
+        self._open: set[asyncio.Task[None]] = set()
+
+    def index(self) -> bytes:
+        """See `sloop.serve.protocols.AskIndex`."""
+        serving = self._deployer.statuses()
+        found = [
+            {"name": each.application, "version": each.version, "state": TRITON_STATES[each.model], "reason": each.why}
+            for each in serving
+        ]
+        names = {each.application for each in serving}
+        found += [
+            {"name": name, "version": "", "state": "UNAVAILABLE", "reason": "not loaded"}
+            for name in self._files()
+            if name not in names
+        ]
+        return msgspec.json.encode(found)
+
+    def change(self, name: str, is_loaded: bool, then: Callable[[bytes], None]) -> None:  # as in ChangeModel
+        """See `sloop.serve.protocols.ChangeModel`."""
+        try:
+            if self._folder is None:
+                fix = "start it with --repository DIR and a key for clients, or use `sloop deploy`"
+                raise Refusal(403, "clients may not load or end models of this server", fix)
+            if len(self._open) >= ORDERS_MAX:
+                raise Refusal(503, f"{len(self._open)} orders are carried out", "try again later", retry_after_s=10)
+            if is_loaded and name not in self._files():
+                what = f"the repository has no model {quoted(name)}"
+                raise Refusal(404, what, f"it has {listed(self._files()[:NAMES_MAX]) or 'no files NAME.yaml'}")
+        except Refusal as refusal:
+            then(_answer_of(refusal))
+            return
+        file = str((self._folder / f"{name}{APPLICATION_FILE}").absolute())
+        order = Deploy(file, application=name) if is_loaded else Remove(name)
+        work = asyncio.get_running_loop().create_task(self._carry_out(order, then))
+        self._open.add(work)
+        work.add_done_callback(self._open.discard)
+
+    async def close(self) -> None:
+        """Drop all orders."""
+        for work in self._open:
+            work.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+
+    def _files(self) -> list[str]:
+        """The names of the models that could be loaded."""
+        if self._folder is None:
+            return []
+        return sorted(path.name.removesuffix(APPLICATION_FILE) for path in self._folder.glob(f"*{APPLICATION_FILE}"))
+
+    async def _carry_out(self, order: Deploy | Remove, then: Callable[[bytes], None]) -> None:
+        answer = b""
+        try:
+            done = await self._deployer.handle(order, lambda _: None)
+            if not done.is_good:
+                why = "; ".join(each.why for each in done.versions)
+                answer = _answer_of(Refusal(500, f"the model was given up: {why}", "see /v2/sloop/decisions"))
+        except SloopError as error:
+            is_wrong = isinstance(error, InputError)
+            answer = _answer_of(Refusal(400 if is_wrong else 500, str(error.args[0]), error.help))
+        except Exception as error:
+            _log.exception("an order of a client failed")
+            answer = _answer_of(Refusal(500, f"the server failed on this order: {error!r}", "see its messages"))
+        then(answer)
+
+
+def _answer_of(refusal: Refusal) -> bytes:
+    return msgspec.json.encode(refusal.fields)
 
 
 def _status(rollout: Rollout) -> VersionStatus:

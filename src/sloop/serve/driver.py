@@ -1,8 +1,11 @@
 """The live driver: it connects the core, which also runs in the simulator, to real time and real worker processes.
 
 Every submitted request is answered exactly once. The driver passes events to the core one at a time and in order,
-executes the core's actions, and writes both to the event log. It keeps references to the tensors of open requests and
-takes no decisions. Everything runs in the event loop's thread, without a coroutine, future or lock per request.
+executes the core's actions, and writes both to the event log. It takes no decisions. Everything runs in the event
+loop's thread, without a coroutine, future or lock per request.
+
+Of the tensors of open requests it knows only blocks (`sloop.serve.blocks`): it passes them to the batches that read
+them and to the edge that answers, and frees those in shared memory when the request has ended and no batch reads them.
 
 All events of one turn of the event loop belong to one instant: the driver passes them to the core together at the end
 of the turn (at most `TOGETHER_MAX` at a time), and the core then forms batches from all of them. A busy server
@@ -16,12 +19,11 @@ import asyncio
 import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from sloop.actions import (
     AcquireNode,
@@ -51,16 +53,24 @@ from sloop.events import (
     ReplicaStopped,
 )
 from sloop.runlog import Record, Recorder
-from sloop.serve.dataflow import APPLICATION, Decision, RequestTensors, Sources, Wiring
-from sloop.serve.protocols import Backend, PlannerInterface, RequestResult
-from sloop.tensor import Tensor
+from sloop.serve.blocks import Block
+from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring
+from sloop.serve.messages import RequestEnded, Run
+from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface
+from sloop.shared_memory import Address
+from sloop.text import numbered
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
-from sloop.vocabulary import Outcome, ReplicaId, Request, RequestId
+from sloop.user_code import ModelFailure
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 
 _log: Final = logging.getLogger("sloop.driver")
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 TOGETHER_MAX: Final = 32
 """The most events of one instant. In a long turn of the event loop, an idle worker does not wait for the turn's end."""
+TRACE_S: Final = 10.0
+FAILURE_LINES_MAX: Final = 20
+FAILURES_MAX: Final = 1_000
+"""How many kinds of failures are remembered."""
 FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
@@ -69,29 +79,124 @@ class ServedVersion:
     """A version of an application: how its tensors flow, and the deadline of its requests. `key` is that of the
     core."""
 
-    __slots__ = ("answers", "application", "inputs", "key", "slo_ns", "version", "wiring")
+    __slots__ = ("answer_needs", "application", "key", "labels", "needs", "slo_ns", "version", "wiring")
 
-    def __init__(self, key: str, application: str, version: str, slo_ns: int, wiring: Wiring) -> None:
+    def __init__(
+        self,
+        key: str,
+        application: str,
+        version: str,
+        slo_ns: int,
+        wiring: Wiring,
+        labels: Mapping[str, tuple[str, ...]] = {},
+    ) -> None:
         self.key, self.application, self.version = key, application, version
         self.slo_ns, self.wiring = slo_ns, wiring
-        self.inputs = [port.name for port in wiring.signature.inputs]
-        outputs = zip(wiring.signature.outputs, wiring.outputs, strict=True)
-        self.answers = [(port.name, sources) for port, sources in outputs]
+        self.labels = labels
+        """By output, the names of its classes."""
+        self.needs = {stage: wiring.of(stage).inputs.needs for stage in wiring.inputs}
+        """By stage, the blocks that its batches read."""
+        self.answer_needs = wiring.answer.needs
 
 
 class OpenRequest(Struct):
-    """A request that has not ended: the callback for its result, and its tensors."""
+    """A request that has not ended, or whose blocks a batch still reads."""
 
-    on_end: Callable[[RequestResult], None] | None
-    tensors: RequestTensors
+    edge: EdgeClient | None
+    """Who waits for its end; None if its client has disconnected."""
+    number: int
+    """What the edge calls it."""
+    blocks: dict[str, Block]
+    """By stage, of its visits to stages that run once per request; the client's tensors are under `APPLICATION`."""
     served: ServedVersion
     """The version that serves it; until a batch of it runs, the version that serves most requests."""
     fault: str = ""
     """Why its tensors fit no edge of the graph; empty if they do. The core receives only the failure."""
+    parts: dict[str, dict[int, Block]] | None = None
+    """By stage and part, of its visits to stages that run once per part."""
+    shared: list[Address] | None = None
+    """Its blocks in shared memory, which must be freed."""
+    readers: int = 0
+    """Visits in running batches."""
+    has_ended: bool = False
+
+    def keep(self, stage: str, part: int | None, block: Block) -> None:
+        """Keep the block of a visit."""
+        if part is None:
+            self.blocks[stage] = block
+        else:
+            if self.parts is None:
+                self.parts = {}
+            self.parts.setdefault(stage, {})[part] = block
+        if type(block) is not bytes:
+            self.share(block)  # type: ignore[arg-type]  # an address
+
+    def share(self, block: Address) -> None:
+        """Keep in mind that a block must be freed."""
+        if self.shared is None:
+            self.shared = []
+        self.shared.append(block)
+
+    def given(self, need: Need, part: int) -> GivenBlocks:
+        """The blocks of a need, for a visit of this part."""
+        if need.kind == "whole":
+            return self.blocks.get(need.stage)
+        own = self.parts.get(need.stage) if self.parts is not None else None
+        if own is None:
+            return None
+        return own.get(part) if need.kind == "part" else own
+
+
+class ReadingBatch(Struct, frozen=True, gc=False):
+    """A batch that runs, and the request of each of its visits."""
+
+    action: StartBatch
+    requests: list[OpenRequest]
+
+
+class FailureLog:
+    """What models raise, in the server's log: bounded, because a client can make a model raise thousands of times a
+    second. A traceback is written once in `TRACE_S` for each stage and kind of failure, a line for every request that
+    fails, and at most `FAILURE_LINES_MAX` lines in a second."""
+
+    def __init__(self) -> None:
+        self._traced_s: dict[tuple[str, str, str], float] = {}
+        self._second, self._lines, self._left_out = 0, 0, 0
+
+    def note(self, now_s: float, batch: StartBatch, failure: ModelFailure) -> None:
+        """The model has failed on a batch. If several requests share it, they are tried again, so only the first such
+        failure is written."""
+        place = failure.detail.rpartition("(")[2]
+        key = batch.stage, failure.summary, place
+        is_new = now_s - self._traced_s.get(key, -TRACE_S) >= TRACE_S
+        is_alone = len(set(batch.requests)) == 1
+        if not (is_alone or is_new) or not self._has_room(now_s):
+            return
+        if is_new:
+            if len(self._traced_s) >= FAILURES_MAX:
+                self._traced_s.clear()
+            self._traced_s[key] = now_s
+        who = numbered("request", sorted(set(batch.requests)))
+        then = "" if is_alone else "; each half of them is tried again"
+        trace = f"\n{failure.trace}" if is_new and failure.trace else ""
+        why = f": {failure.detail}" if failure.detail else ""
+        _log.error("%s failed at stage %r: %s%s%s%s", who, batch.stage, failure.summary, why, then, trace)
+
+    def _has_room(self, now_s: float) -> bool:
+        """Whether one more line may be written now."""
+        if int(now_s) != self._second:
+            if self._left_out:
+                _log.error("%d more failures of models were not written here", self._left_out)
+            self._second, self._lines, self._left_out = int(now_s), 0, 0
+        self._lines += 1
+        self._left_out += self._lines > FAILURE_LINES_MAX
+        return self._lines <= FAILURE_LINES_MAX
 
 
 class Driver:
-    """Connects gateway, core, planner and backend. Create it inside the running event loop, then call `start`.
+    """Connects edges, core, planner and backend. Create it inside the running event loop, then call `start`.
+
+    `free` is called with each block in shared memory that is no longer needed.
 
     The clock of the core and of the log starts at 0 when the driver is created.
     """
@@ -104,10 +209,11 @@ class Driver:
         *,
         planner: PlannerInterface,
         recorders: Sequence[Recorder] = (),
+        free: Callable[[Address], None] = lambda _: None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
         self._core, self._backend, self._planner = core, backend, planner
-        self._recorders = list(recorders)
+        self._recorders, self._free = list(recorders), free
         self._zero_ns, self._instant_ns = time.monotonic_ns(), -1
         self._loop = loop or asyncio.get_running_loop()
         self._served: dict[tuple[str, str], ServedVersion] = {}
@@ -115,8 +221,6 @@ class Driver:
         self._main: dict[str, ServedVersion] = {}
         """By application, the version that serves most of its requests."""
         self._by_stage: dict[str, ServedVersion] = {}
-        self._decisions: dict[str, tuple[Decision, ...]] = {}
-        """For stages with a branch or a fan-out, of all applications."""
         self._has_several_applications = self._has_several_versions = False
         self._orders: Mapping[type, Callable[[Any], None]] = {
             StartBatch: self._run,
@@ -133,9 +237,9 @@ class Driver:
         self._inbox: list[Event] = []
         self._is_due = self._is_delivering = self._plan_is_due = False
         self._open: dict[RequestId, OpenRequest] = {}
-        self._running: dict[ReplicaId, StartBatch] = {}
-        self._skipped: dict[ReplicaId, frozenset[int]] = {}
-        """Per replica, the positions of visits in its batch that did not run because their inputs were missing."""
+        self._running: dict[ReplicaId, ReadingBatch] = {}
+        self._failures = FailureLog()
+        self._longest_turn_ns = 0
         self._last_id = 0
         self._timer: TimerHandle | None = None
         self._timer_ns = FOREVER_NS
@@ -174,7 +278,6 @@ class Driver:
         self._served[served.application, served.version] = served
         self._main.setdefault(served.application, served)
         self._by_stage |= dict.fromkeys(served.wiring.inputs, served)
-        self._decisions |= served.wiring.decisions
         # The log of a server that has only ever had one application does not name it in every request.
         self._has_several_applications = self._has_several_applications or len(self._main) > 1
         self._has_several_versions = len(self._served) > len(self._main)
@@ -183,42 +286,58 @@ class Driver:
         """The version of an application that serves most of its requests; None for an unknown application."""
         return self._main.get(application)
 
-    def submit(
+    def versions(self, application: str) -> list[ServedVersion]:
+        """All versions of an application that have not ended."""
+        return [served for (name, _), served in self._served.items() if name == application]
+
+    def submit(  # noqa: PLR0913  # those of `RequestSink`
         self,
-        tensors: Mapping[str, Tensor],
+        block: Block,
+        edge: EdgeClient,
+        number: int,
         *,
         application: str,
         version: str = "",
         slo_ns: int | None = None,
         elapsed_ns: int = 0,
         began_ns: int | None = None,
-        on_end: Callable[[RequestResult], None],
+        request_id: str = "",
+        trace: str = "",
     ) -> RequestId:
-        """See `sloop.serve.protocols.RequestSink`."""
+        """Submit a request, whose tensors are in `block`. `edge`, which calls it `number`, is told once how it ended,
+        possibly before `submit` returns, but not after `cancel`.
+
+        For the options see `sloop.serve.protocols.RequestSink`.
+        """
         self._last_id += 1
         request = RequestId(self._last_id)
         served = self._main.get(application) if not version else self._served.get((application, version))
         if self._stopped_why or served is None:
+            if type(block) is not bytes:
+                self._free(block)  # type: ignore[arg-type]  # an address
             refused = Outcome.REJECTED if self.crash is None else Outcome.FAILED
             why = self._stopped_why or f"application {application!r} has ended"
-            on_end(RequestResult(refused, why=why, retry_after_ns=NS_PER_S))
+            edge.on_end(RequestEnded(number, refused, version, [], why, NS_PER_S))
             return request
         arrived_ns = (time.monotonic_ns() if began_ns is None else began_ns) - self._zero_ns
         sent_ns = arrived_ns - elapsed_ns
         deadline_ns = sent_ns + (slo_ns or served.slo_ns)
-        given = RequestTensors({APPLICATION: [tensors[name] for name in served.inputs]})
-        self._open[request] = OpenRequest(on_end, given, served)
-        if self._has_several_applications or version:
-            self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns, (), application, version))
+        edge.requests[number] = request
+        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served)
+        if type(block) is not bytes:
+            opened.share(block)  # type: ignore[arg-type]  # an address
+        if self._has_several_applications or version or request_id or trace:
+            name = application if self._has_several_applications or version else ""
+            self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns, (), name, version, request_id, trace))
         else:
             self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns))
         return request
 
     def cancel(self, request: RequestId) -> None:
-        """See `sloop.serve.protocols.RequestSink`."""
+        """The client has disconnected. Has no effect on a request that has ended."""
         found = self._open.get(request)
-        if found is not None and found.on_end is not None:
-            found.on_end = None
+        if found is not None and found.edge is not None:
+            found.edge = None
             self.on_event(Cancelled(request))
 
     async def drain(self, timeout_s: float) -> None:
@@ -242,52 +361,34 @@ class Driver:
 
     # Reports of the backend
 
-    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
-        """Keep a batch's outputs for the next stages or for the answer, then pass the event on."""
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
+        """Keep a batch's blocks for the next stages or for the answer, then pass the event on."""
         running = self._running.get(event.replica)
-        if running is None or running.batch != event.batch:
+        if running is None or running.action.batch != event.batch:
+            for block in blocks:
+                if isinstance(block, Address):
+                    self._free(block)
             self.on_event(event)
             return
-        stage, parts = running.stage, running.parts or repeat(None)
-        skipped = self._skipped.pop(event.replica, None)
-        if skipped is not None or stage in self._decisions:
-            self._add_edge_counts(event, running, outputs, skipped or frozenset())
-            return
-        for request, part, tensors in zip(running.requests, parts, outputs, strict=False):
-            found = self._open.get(request)
-            if found is not None:
-                found.tensors.store(stage, part, tensors)
-        self.on_event(event)
-
-    def _add_edge_counts(
-        self, event: Finished, running: StartBatch, outputs: Sequence[Sequence[Tensor]], skipped: frozenset[int]
-    ) -> None:
-        """Add each request's edge counts to the event of a finished batch; needed if its stage has branches or if some
-        requests were skipped. A request whose tensors fit no edge fails alone."""
-        stage, given = running.stage, iter(outputs)
-        decisions = self._decisions.get(stage, ())
-        edge_counts: list[tuple[int, ...]] = []
-        faults: list[int] = []
-        for place, (request, part) in enumerate(zip(running.requests, running.parts or repeat(None), strict=False)):
-            if place in skipped:
-                edge_counts.append(())
-                faults.append(place)
-                continue
-            found, tensors = self._open.get(request), next(given)
-            if found is None:
-                edge_counts.append((0,) * len(decisions))
-                continue
-            found.tensors.store(stage, part, tensors)
-            try:
-                edge_counts.append(found.tensors.edge_counts(stage, decisions, tensors))
-            except ValueError as error:
-                found.fault = str(error)
-                edge_counts.append(())
-                faults.append(place)
-        if faults and len(edge_counts) == 1 and (found := self._open.get(running.requests[0])) is not None:
-            self.on_event(BatchFailed(event.batch, event.replica, found.fault))
+        stage, parts = running.action.stage, running.action.parts
+        for place, (found, block) in enumerate(zip(running.requests, blocks, strict=True)):
+            if block is None:
+                found.fault = faults.get(place, "")
+            elif not found.has_ended:
+                found.keep(stage, parts[place] if parts else None, block)
+            elif isinstance(block, Address):
+                self._free(block)
+        if event.faults and len(blocks) == 1:
+            self.on_event(BatchFailed(event.batch, event.replica, running.requests[0].fault))
         else:
-            self.on_event(structs.replace(event, edge_counts=tuple(edge_counts), faults=tuple(faults)))
+            self.on_event(event)
+
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        """Write down why the model failed on a batch, for the server's log, and pass the failure on."""
+        running = self._running.get(replica)
+        if running is not None and running.action.batch == batch:
+            self._failures.note(time.monotonic(), running.action, failure)
+        self.on_event(BatchFailed(batch, replica, failure.summary, failure.detail))
 
     def on_event(self, event: Event) -> None:
         """Queue an event for the core until this turn of the event loop ends or `TOGETHER_MAX` events are queued."""
@@ -303,9 +404,21 @@ class Driver:
             self._loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
+        began_ns = time.monotonic_ns()
         self._is_due = False
         if self._inbox:
             self._deliver()
+        self.note_turn(began_ns)
+
+    def note_turn(self, began_ns: int) -> None:
+        """One piece of work of the event loop began then (`time.monotonic_ns`), and has ended."""
+        self._longest_turn_ns = max(self._longest_turn_ns, time.monotonic_ns() - began_ns)
+
+    def longest_turn_ns(self) -> int:
+        """The longest time for which the event loop was held since the last call: by the events of one instant, or by
+        the records of one frame of an edge."""
+        longest_ns, self._longest_turn_ns = self._longest_turn_ns, 0
+        return longest_ns
 
     def _deliver(self) -> None:
         """Pass all queued events to the core and execute its actions; these may queue further events."""
@@ -336,7 +449,7 @@ class Driver:
             for event in events:
                 left -= 1
                 if type(event) in FREEING_EVENTS:
-                    self._running.pop(event.replica, None)  # type: ignore[union-attr]  # all of them have one
+                    self._stop_reading(event.replica)  # type: ignore[union-attr]  # all of them have one
                 records.append(event)
                 actions = self._core.handle(now_ns, event, left > 0)
                 records += actions
@@ -361,39 +474,38 @@ class Driver:
         execute(action)
 
     def _run(self, action: StartBatch) -> None:
-        served = self._by_stage[action.stage]
-        wires = served.wiring.inputs[action.stage]
-        self._running[action.replica] = action
+        served, opened = self._by_stage[action.stage], self._open
+        needs, parts = served.needs[action.stage], action.parts
+        requests = [opened[request] for request in action.requests]
+        for found in requests:
+            found.readers += 1
+        self._running[action.replica] = ReadingBatch(action, requests)
         if self._has_several_versions:
-            for request in action.requests:
-                self._open[request].served = served
-        if served.wiring.is_plain:
-            wholes = [self._open[request].tensors.whole for request in action.requests]
-            requests = [[whole[wire.stage][wire.position] for (wire,) in wires] for whole in wholes]
+            for found in requests:
+                found.served = served
+        blocks: list[GivenBlocks]
+        if len(needs) == 1 and needs[0].kind == "whole":
+            stage = needs[0].stage
+            blocks = [found.blocks.get(stage) for found in requests]
         else:
-            requests = self._inputs_of(action, wires)
-            if not requests:
-                fault = self._open[action.requests[0]].fault
-                self.on_event(BatchFailed(action.batch, action.replica, fault))
-                return
-        self._backend.run(action.batch, action.replica, requests)
+            visits = zip(requests, parts or [0] * len(requests), strict=True)
+            blocks = [found.given(need, part) for found, part in visits for need in needs]
+        self._backend.run(action.batch, action.replica, Run(len(requests), blocks, parts))
 
-    def _inputs_of(self, action: StartBatch, wires: Sequence[Sources]) -> list[list[Tensor]]:
-        """The inputs of a batch's visits. Visits whose inputs are missing do not run and fail when the batch is
-        done."""
-        self._skipped.pop(action.replica, None)
-        requests: list[list[Tensor]] = []
-        skipped: list[int] = []
-        for place, (request, part) in enumerate(action.visits):
-            found = self._open[request]
-            try:
-                requests.append(found.tensors.inputs(action.stage, part, wires))
-            except ValueError as error:
-                found.fault = str(error)
-                skipped.append(place)
-        if skipped:
-            self._skipped[action.replica] = frozenset(skipped)
-        return requests
+    def _stop_reading(self, replica: ReplicaId) -> None:
+        """The batch of a replica is over, if it had one: what only it has read is free."""
+        running = self._running.pop(replica, None)
+        if running is None:
+            return
+        for found in running.requests:
+            found.readers -= 1
+            if found.has_ended and not found.readers and found.shared:
+                self._free_all(found.shared)
+
+    def _free_all(self, blocks: list[Address]) -> None:
+        for block in blocks:
+            self._free(block)
+        blocks.clear()
 
     def _note_plan(self, action: RequestPlan) -> None:
         self._plan_is_due = True
@@ -425,7 +537,6 @@ class Driver:
         del self._served[served.application, served.version]
         for stage in stages:
             del self._by_stage[stage]
-            self._decisions.pop(stage, None)
         if self._main.get(served.application) is served:
             left = [each for (name, _), each in self._served.items() if name == served.application]
             del self._main[served.application]
@@ -437,25 +548,29 @@ class Driver:
 
     def _end(self, end: End) -> None:
         found = self._open.pop(end.request)
-        on_end = found.on_end
-        if on_end is not None:
-            served = found.served
-            outputs: Mapping[str, Tensor] = {}
+        found.has_ended = True
+        edge, served = found.edge, found.served
+        if edge is not None:
+            blocks: list[GivenBlocks] = []
             if end.outcome in ANSWERED:
-                if served.wiring.is_plain:
-                    whole = found.tensors.whole
-                    outputs = {name: whole[source.stage][source.position] for name, (source,) in served.answers}
-                else:
-                    outputs = found.tensors.outputs(served.answers)
-            why = found.fault if found.fault and end.outcome is Outcome.FAILED else end.why
-            self._answer(on_end, RequestResult(end.outcome, outputs, why, end.retry_after_ns, served.version))
+                blocks = [found.given(need, 0) for need in served.answer_needs]
+                if found.shared:
+                    answered = set(_addresses(blocks))
+                    found.shared = [block for block in found.shared if block not in answered]
+            why = end.why
+            if end.outcome is Outcome.FAILED:
+                why = f"{found.fault or why}; request id {end.request}"
+            ended = RequestEnded(found.number, end.outcome, served.version, blocks, why, end.retry_after_ns)
+            self._answer(edge, ended)
+        if found.shared and not found.readers:
+            self._free_all(found.shared)
         if not self._open:
             self._emptied.set()
 
-    def _answer(self, on_end: Callable[[RequestResult], None], ended: RequestResult) -> None:
+    def _answer(self, edge: EdgeClient, ended: RequestEnded) -> None:
         try:
-            on_end(ended)
-        except Exception:  # a bug in the gateway must not stop the core
+            edge.on_end(ended)
+        except Exception:  # a bug in an edge must not stop the core
             _log.exception("a request could not be answered")
 
     def _end_all(self, why: str) -> None:
@@ -464,8 +579,8 @@ class Driver:
         self._inbox.clear()
         left, self._open = self._open, {}
         for found in left.values():
-            if found.on_end is not None:
-                self._answer(found.on_end, RequestResult(Outcome.FAILED, why=why, version=found.served.version))
+            if found.edge is not None:
+                self._answer(found.edge, RequestEnded(found.number, Outcome.FAILED, found.served.version, [], why))
         self._emptied.set()
 
     def _record(self, now_ns: int, records: Sequence[Record]) -> None:
@@ -496,6 +611,15 @@ class Driver:
             self.on_event(WOKE)
         else:
             self._arm()
+
+
+def _addresses(given: Iterable[GivenBlocks]) -> Iterator[Address]:
+    """The blocks that are in shared memory."""
+    for each in given:
+        if isinstance(each, dict):
+            yield from _addresses(each.values())
+        elif isinstance(each, Address):
+            yield each
 
 
 def _note(action: Action) -> None:

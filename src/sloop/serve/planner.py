@@ -47,6 +47,7 @@ from sloop.profile.estimate import Estimate
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
 from sloop.systems.setup import build
+from sloop.systems.snapshot import Snapshot, SnapshotError, save_policies
 from sloop.vocabulary import Plan, Visit
 
 ANSWER_S_MAX: Final = 20.0
@@ -128,6 +129,14 @@ class Definition(Struct, array_like=True):
     application: str
     version: str
     definition: Mapping[str, Any]
+
+
+class SavedPolicies(Struct, array_like=True):
+    """The state of the policies of the planner process."""
+
+    state: Snapshot | None
+    why: str = ""
+    """Why there is none."""
 
 
 class _Sent:
@@ -252,6 +261,10 @@ class PlannerProcess:
         self._asked: tuple[int, tuple[str, ...]] | None = None
         """Number and keys of the request that is not answered."""
         self._number = 0
+        self._on_saved: Callable[[int, Snapshot | str], None] | None = None
+        """Who asked for the state of the policies and has no answer yet."""
+        self._saved_number = 0
+        """The number of the last request before the question."""
         self._late_timer: TimerHandle | None = None
         self._answer_timer: TimerHandle | None = None
         self._restart_timer: TimerHandle | None = None
@@ -306,6 +319,18 @@ class PlannerProcess:
                 return
         for encoded in self._definitions.values():
             link.send(FrameKind.ADD, payload=[encoded])
+        if self._on_saved is not None:
+            self.save(self._on_saved)
+
+    def save(self, then: Callable[[int, Snapshot | str], None]) -> bool:
+        """Ask for the state of the policies. `then` is called later, once, with the number of the last plans that are
+        in it, and the state, or why it cannot be saved. False if the process was never started."""
+        if not self.is_started:
+            return False
+        self._on_saved, self._saved_number = then, self._number
+        if self._link is not None:
+            self._link.send(FrameKind.SAVE)
+        return True
 
     def request(self, given: PlanInput) -> None:
         """Ask for the plans of `given`. The answer is reported later, or at once if there is no process."""
@@ -334,6 +359,12 @@ class PlannerProcess:
                 await self._loop.run_in_executor(None, self._process.wait, CLOSE_S_MAX)
 
     def _on_frame(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.SAVED:
+            then, self._on_saved = self._on_saved, None
+            if then is not None:
+                saved = msgspec.json.decode(frame.payload, type=SavedPolicies)
+                then(self._saved_number, saved.why if saved.state is None else saved.state)
+            return
         try:
             planned = self._decoder.decode(frame.payload)
         except msgspec.DecodeError as error:
@@ -536,25 +567,24 @@ class PlanningProcess:
     def __init__(self, channel: ProcessChannel) -> None:
         self._channel = channel
         self._planner, self._follower = Planner(), Follower()
+        self._parts: dict[str, ApplicationParts] = {}
         self._broken: dict[str, str] = {}
         """By key, why an application version cannot be built."""
         self._definitions = msgspec.msgpack.Decoder(tuple[str, Definition])
         self._requests = msgspec.msgpack.Decoder(PlanRequest)
         self._encoder = msgspec.msgpack.Encoder()
-        self._answers = msgspec.msgpack.Decoder(Planned)
 
     def serve(self) -> None:
         """Process frames; returns when the server closes the socket."""
-        while (received := self._channel.receive_head()) is not None:
-            head, _ = received
-            payload = bytearray(head.payload_bytes)
-            self._channel.receive_into(memoryview(payload))
-            if head.kind is FrameKind.PLAN:
-                self._channel.send(FrameKind.PLANNED, head.subject, payload=[self._answer(payload)])
-            elif head.kind is FrameKind.ADD:
-                self._add(*self._definitions.decode(payload))
-            elif head.kind is FrameKind.DISCARD:
-                self._discard(str(payload, "utf-8"))
+        while (frame := self._channel.receive()) is not None:
+            if frame.kind is FrameKind.PLAN:
+                self._channel.send(FrameKind.PLANNED, frame.subject, payload=[self._answer(frame.payload)])
+            elif frame.kind is FrameKind.SAVE:
+                self._channel.send(FrameKind.SAVED, payload=[msgspec.json.encode(self._saved())])
+            elif frame.kind is FrameKind.ADD:
+                self._add(*self._definitions.decode(frame.payload))
+            elif frame.kind is FrameKind.DISCARD:
+                self._discard(str(frame.payload, "utf-8"))
 
     def _add(self, key: str, given: Definition) -> None:
         try:
@@ -562,6 +592,7 @@ class PlanningProcess:
         except (Exception, SystemExit) as error:  # a user's file may do anything
             self._broken[key] = f"{type(error).__name__}: {error}"
             return
+        self._parts[key] = parts
         self._follower.add(parts)
         self._planner.add(key, parts.policies)
 
@@ -569,24 +600,20 @@ class PlanningProcess:
         if self._broken.pop(key, None) is None:
             self._planner.discard(key)
         self._follower.discard(key)
+        self._parts.pop(key, None)
 
-    def _answer(self, payload: bytearray) -> bytes:
+    def _saved(self) -> SavedPolicies:
+        try:
+            return SavedPolicies(save_policies(self._parts.values(), self._planner.policies))
+        except SnapshotError as error:
+            return SavedPolicies(None, error.what)
+
+    def _answer(self, payload: memoryview) -> bytes:
         request = self._requests.decode(payload)
         planned = self._planner.plan(self._follower.input_of(request))
         broken = {each.key: self._broken[each.key] for each in request.due if each.key in self._broken}
         planned = msgspec.structs.replace(planned, errors=planned.errors | broken)
-        encoded = self._checked(planned)
         self._follower.keep(planned.plans)
-        return encoded
-
-    def _checked(self, planned: Planned) -> bytes:
-        """The answer as bytes. A plan whose values have wrong types, such as NumPy's, becomes an error."""
-        for key, plan in list(planned.plans.items()):
-            try:
-                self._answers.decode(self._encoder.encode(Planned(0, {key: plan})))
-            except (TypeError, ValueError, OverflowError) as error:
-                del planned.plans[key]
-                planned.errors[key] = f"the plan has values of wrong types: {error}"
         return self._encoder.encode(planned)
 
 

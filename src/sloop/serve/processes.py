@@ -9,12 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Limits NumPy's thread pools, which would compete with models for cores."""
+SECRETS: Final = ("SLOOP_API_KEY",)
+"""Variables that no child inherits: workers, planner and checks run models and systems, which may be anybody's code."""
 PR_SET_PDEATHSIG: Final = 1
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+LARGE_BYTES: Final = 2**20
 
 
 def spawn(
@@ -34,16 +39,34 @@ def spawn(
         [sys.executable, "-P", "-m", module, *map(str, arguments)],
         stdin=stdin,
         stdout=stdout,
-        env=os.environ | ONE_THREAD,
+        env=without_secrets(os.environ) | ONE_THREAD,
         pass_fds=fds,
         start_new_session=True,
     )
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that may run code of users."""
+    return {name: value for name, value in environment.items() if name not in SECRETS}
 
 
 def kill(pid: int) -> None:
     """Kill a process that leads a process group, and all that it has started. Its end must still be awaited."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def return_large_memory() -> None:
+    """Let large buffers go back to the system when they are freed, in this process and with glibc.
+
+    glibc otherwise takes the first large buffer that is freed as a sign that more will follow, and puts those of up to
+    32 MiB among small objects, where what they leave is lost: 64 MiB after some hundred large messages.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+            mallopt(M_TRIM_THRESHOLD, 8 * LARGE_BYTES)
 
 
 def begin(parent: int, fds: Sequence[int]) -> None:

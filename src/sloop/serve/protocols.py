@@ -1,23 +1,31 @@
-"""The three interfaces of the driver: towards the gateway (`RequestSink`), the worker processes (`Backend`) and the
-planner process (`PlannerInterface`).
+"""The interfaces of the deciding process: towards the edges (`RequestSink`, `Pages`), the worker processes (`Backend`)
+and the planner process (`PlannerInterface`).
 
-The gateway handles network protocols but no queues, the driver the core but no HTTP, a backend processes but no
-requests. Tests replace each side by a fake. All calls happen in the event loop's thread.
+An edge handles network protocols but no queues, the driver the core but no HTTP, a backend processes but no requests.
+Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Protocol
 
 from msgspec import Struct
 
 from sloop.core.views import PlanInput
 from sloop.events import Event, Finished, Planned
+from sloop.serve.blocks import Block
+from sloop.serve.messages import Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, RequestId
 
 
 class RequestResult(Struct, frozen=True, gc=False):
-    """How a request ended, with its outputs by name if it was served or late."""
+    """How a request ended, with its outputs by name if it was served or late.
+
+    Large outputs are views of shared memory, which stays valid as long as one of the views exists. Do not keep them
+    longer than the answer needs.
+    """
 
     outcome: Outcome
     outputs: Mapping[str, Tensor] = {}  # msgspec creates a new dict for each instance
@@ -29,9 +37,9 @@ class RequestResult(Struct, frozen=True, gc=False):
 
 
 class RequestSink(Protocol):
-    """Accepts requests and reports the result of each exactly once."""
+    """Accepts requests and reports the result of each exactly once. `sloop.serve.edge.sink.EdgeSink` implements it."""
 
-    def submit(
+    def submit(  # noqa: PLR0913  # what a client may say about a request
         self,
         tensors: Mapping[str, Tensor],
         *,
@@ -40,6 +48,8 @@ class RequestSink(Protocol):
         slo_ns: int | None = None,
         elapsed_ns: int = 0,
         began_ns: int | None = None,
+        request_id: str = "",
+        trace: str = "",
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         """Submit one request whose `tensors` match the application's signature and have the same number of rows.
@@ -47,7 +57,8 @@ class RequestSink(Protocol):
         `version` asks for one version of the application; empty, the rollout decides. `slo_ns` overrides the
         application's end-to-end deadline; `elapsed_ns` of it has passed before the request arrived. `began_ns`
         (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the time of a slow upload
-        counts. `on_end` is called once, possibly before `submit` returns, and never after `cancel`.
+        counts. `request_id` and `trace` are what the client calls it (`edge.identity`), for the log. `on_end` is called
+        once, possibly before `submit` returns, and never after `cancel`.
         """
         ...
 
@@ -56,14 +67,66 @@ class RequestSink(Protocol):
         ...
 
 
+class ModelState(StrEnum):
+    """What a version of a model does now."""
+
+    READY = "ready"
+    RESTING = "resting"
+    """It has no replicas because it had no requests; the next request starts one."""
+    STARTING = "starting"
+    """It has no ready replica at some stage."""
+    WAITING = "waiting"
+    """It needs replicas but gets none, because other models need all cores."""
+    STOPPING = "stopping"
+    """The server shuts down, or has failed."""
+
+
+class Readiness(Struct, frozen=True):
+    """Whether a model answers requests, and why not."""
+
+    state: ModelState
+    why: str = ""
+    """Empty if it is ready or rests."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model serves, or would after a start."""
+        return not self.why
+
+
+class Pages(Protocol):
+    """What the edges show of the run. `sloop.serve.insight.Insight` implements it; an edge that is a process of its own
+    asks it by frames."""
+
+    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+        """Call `then` once with the answer, possibly before this call returns."""
+        ...
+
+
 class Servable(Struct, frozen=True):
     """The model of one variant, and its inputs and outputs in the model's own order."""
 
     model: str
-    """Path of a model file, ONNX or Python, or `fake:…` (see `sloop.serve.runtimes`)."""
+    """Path of the file that is opened, ONNX or Python, or `fake:…` (see `sloop.serve.runtimes`). It is the variant's
+    file, or a copy that was prepared (`sloop.profile.examine`)."""
     signature: Signature
     obstacle: str = ""
     """Why requests cannot share a forward pass, if a trial showed that they cannot (`sloop.profile.examine`)."""
+    labels: Mapping[str, tuple[str, ...]] = {}  # msgspec creates a new dict for each instance
+    """The classes of the columns of an output, where the model says them."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of this model before it serves."""
+
+
+class EdgeClient(Protocol):
+    """An edge, as the driver sees it."""
+
+    requests: dict[int, RequestId]
+    """Its open requests by the numbers that it gave them. The driver adds them, the edge removes them."""
+
+    def on_end(self, ended: RequestEnded) -> None:
+        """A request of this edge has ended. The edge frees the blocks of the answer."""
+        ...
 
 
 class BackendListener(Protocol):
@@ -73,8 +136,13 @@ class BackendListener(Protocol):
         """An event that carries no tensors."""
         ...
 
-    def on_finished(self, event: Finished, outputs: Sequence[Sequence[Tensor]]) -> None:
-        """A batch has finished. `outputs` holds, for each of its requests, the outputs in the model's order."""
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
+        """A batch has finished. `blocks` has the outputs of each visit; `faults` says, by position, why a visit without
+        them failed."""
+        ...
+
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        """The model raised on a batch, or returned what it must not."""
         ...
 
 
@@ -101,11 +169,8 @@ class Backend(Protocol):
         """Change the cores of a running replica in place. Reports `Resized` with the cores in effect."""
         ...
 
-    def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
-        """Run a batch; each request gives its tensors in the model's input order.
-
-        Reports `Finished`, `BatchFailed` or `ReplicaLost`.
-        """
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        """Run a batch, whose blocks it reads until it reports `on_finished`, `on_failed` or `ReplicaLost`."""
         ...
 
     async def close(self) -> None:

@@ -6,16 +6,17 @@ server within a bounded time and stop all workers. Everything that was started i
 """
 
 import asyncio
-import contextlib
+import errno
 import fcntl
 import gc
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,38 +25,45 @@ from typing import Final
 import uvloop
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.core.control import plans_beside
-from sloop.errors import MachineError
-from sloop.runlog import FileLog, Header, Record
+from sloop.core.planner import plans_beside
+from sloop.errors import InputError, MachineError
+from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.deploy import (
     Deployer,
+    ModelRepository,
     Models,
     check_live,
-    model_of,
+    offer_of,
     rows_max,
     servables_of,
     served_version,
     threads_of,
     warnings_of,
+    wirings_of,
 )
 from sloop.serve.driver import Driver, ServedVersion
-from sloop.serve.gateway.http import ALL_BYTES_MAX, BodyMemory, HttpServer
-from sloop.serve.gateway.insight import Insight
-from sloop.serve.gateway.metrics import Metrics
-from sloop.serve.gateway.rest import Rest
-from sloop.serve.gateway.rpc import Rpc
-from sloop.serve.gateway.service import InferenceService
+from sloop.serve.edge.access import AccessLog
+from sloop.serve.edge.bodies import ALL_BYTES_MAX, JSON_BYTES_MAX
+from sloop.serve.edge.http import HttpSettings
+from sloop.serve.edge.listener import raise_descriptor_limit
+from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
+from sloop.serve.edge.service import Keys
+from sloop.serve.edges import Edges, Ports, open_ports
+from sloop.serve.insight import Insight
+from sloop.serve.journal import Journal, LogLimits, Observed
+from sloop.serve.metrics import Metrics
 from sloop.serve.planner import Definition, PlannerProcess
+from sloop.serve.processes import return_large_memory
 from sloop.serve.protocols import Servable
+from sloop.serve.spans import SpanProcess, SpanSettings
+from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, build, definition_of, set_up
 
 LOCK: Final = "lock"
-EVENTS: Final = "events.jsonl"
-EARLIER: Final = "events.previous.jsonl"
 
 _log: Final = logging.getLogger("sloop.server")
 
@@ -68,88 +76,44 @@ def locked(folder: Path) -> Iterator[Path]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")
+        file = (folder / LOCK).open("ab+", buffering=0)  # a buffer would be written again, and fail again, at the close
     except OSError as error:
-        raise MachineError(
-            f"{folder}: the state folder cannot be used: {error.strerror}",
-            help="name a folder that you may write, with --state",
-        ) from error
+        raise unusable(folder, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
+            holder = file.read().decode(errors="replace").strip() or "unknown"
             raise MachineError(
                 f"{folder}: another server (process {holder}) uses this state folder",
                 help="stop it, or give this server another folder with --state",
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        try:
+            if file.seek(0, os.SEEK_END):
+                file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
+        except OSError as error:
+            raise unusable(folder, error) from error
         yield folder
 
 
-class Journal:
-    """The event log on disk; the log of the previous run is kept in the same folder. Recording stops at `bytes_max`.
-
-    Call `flush` about every second: a crash loses what was not flushed. A log that cannot be written never stops the
-    server.
-    """
-
-    def __init__(self, folder: Path, header: Header, *, bytes_max: int) -> None:
-        self.path = folder / EVENTS
-        self._bytes_max = bytes_max
-        with contextlib.suppress(OSError):
-            self.path.replace(folder / EARLIER)
-        self._file: FileLog | None = FileLog(self.path, header)
-
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Append the events and actions of one instant."""
-        if self._file is not None:
-            try:
-                self._file.extend(now_ns, records)
-            except MachineError as error:
-                self._stop(str(error))
-
-    def flush(self) -> None:
-        """Write buffered records, and stop recording if the file has reached its limit."""
-        if self._file is None:
-            return
-        try:
-            self._file.flush()
-            size = self.path.stat().st_size
-        except (MachineError, OSError) as error:
-            self._stop(str(error))
-            return
-        if size > self._bytes_max:
-            self._stop(f"{self.path} has reached its limit of {self._bytes_max} bytes")
-
-    def close(self) -> None:
-        """Write buffered records and close the file. May be called repeatedly."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _stop(self, why: str) -> None:
-        _log.warning("the event log has stopped, the server continues: %s", why)
-        file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(MachineError):
-                file.close()
+def unusable(folder: Path, error: OSError) -> MachineError:
+    """The error for a state folder that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = "free some space, or name a folder on another disk with --state"
+    else:
+        fix = "name a folder that you may write, with --state"
+    return MachineError(f"{folder}: the state folder cannot be used: {error.strerror}", help=fix)
 
 
 FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
-"""How long a thread waits for the interpreter lock. Granian's thread passes requests to the event loop's thread; with
-Python's default of 5 ms, the server handled half as many requests at 64 connections."""
-GARBAGE_MIN: Final = 50_000
-"""Allocations before Python searches for cyclic garbage. Requests create none; with Python's default of 700, the search
-took a third of a request's time."""
+"""How long a thread, such as the one that writes the log, may keep the interpreter from the event loop. Python's
+default is 5 ms."""
 ALL_REQUESTS_MAX: Final = 16_384
-LEAVE_S: Final = 1.0
-"""How long clients have to receive their last answers after the drain."""
+CORES_MIN: Final = 2
+"""With fewer cores, an edge of its own would only wait for the process that decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +124,14 @@ class Settings:
     http_port: int = 8000
     grpc_port: int = 8001
     api_key: str = ""
+    """A key that clients may send; empty for none."""
+    api_key_file: Path | None = None
+    """Keys that clients may send, one per line; read again when the file changes, and on SIGHUP. See `Keys`."""
+    http: HttpSettings = field(default_factory=HttpSettings)
+    """Time-outs and bounds of HTTP connections, TLS, CORS."""
     body_bytes_max: int = 64 * 2**20
+    json_bytes_max: int = JSON_BYTES_MAX
+    """Of the JSON in a body."""
     bodies_bytes_max: int = 0
     """Bytes of all open requests together; 0: the deployment's limit, or else `ALL_BYTES_MAX`."""
     requests_max: int = 0
@@ -169,10 +140,46 @@ class Settings:
     state_folder: Path | None = None
     """The folder of lock, control socket and event log; None: `.sloop/NAME` in the working directory, with the name of
     the deployment."""
-    log_bytes_max: int = 2**30
-    """The size at which the event log stops; 0: no event log."""
+    log: LogLimits | None = field(default_factory=LogLimits)
+    """What the event log may take; None: no event log."""
+    access_log: str = ""
+    """The file of the access log, `-` for stdout; empty for none."""
+    spans: SpanSettings | None = None
+    """Where OpenTelemetry spans of requests are sent; None for nowhere."""
+    repository: Path | None = None
+    """The folder whose application files clients may load; None if they may not load or end models."""
     drain_s: float = 30.0
     """How long the server finishes open requests after SIGTERM."""
+
+    edges: int | None = None
+    """The processes that face the network; 0: they share the process that decides. None: those of the deployment, or
+    else one where there are two cores or more."""
+
+    def edges_of(self, deployment: Deployment) -> int:
+        """How many edges there are."""
+        for given in (self.edges, deployment.edges):
+            if given is not None:
+                return given
+        return 1 if capacity_cores() >= CORES_MIN else 0
+
+    def edge(self, deployment: Deployment) -> EdgeSettings:
+        """What all edges together may hold, and how they speak with clients."""
+        bytes_max = self.bodies_bytes_max or deployment.limits.bytes or ALL_BYTES_MAX
+        return EdgeSettings(
+            self.http,
+            min(self.body_bytes_max, bytes_max),
+            bytes_max,
+            self.json_bytes_max,
+            self.requests_max or deployment.limits.requests or ALL_REQUESTS_MAX,
+            self.api_key,
+            self.api_key_file,
+            has_repository=self.repository is not None,
+            access_log=self.access_log,
+        )
+
+    def folder_of(self, deployment: Deployment) -> Path:
+        """The state folder of a server for this deployment."""
+        return self.state_folder or Path(".sloop") / deployment.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,7 @@ class Serving:
     journal: Journal | None
     folder: Path
     """The state folder, with the control socket."""
+    edges: Edges
 
 
 def serve(
@@ -205,7 +213,7 @@ def serve(
     allow.
     """
     setup = set_up(declared, choice)
-    models = models_of(setup)
+    models = models_of(setup, settings.folder_of(setup.deployment))
 
     async def main() -> None:
         stop_requested = asyncio.Event()
@@ -219,10 +227,12 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         async with serving(setup, models, settings) as server:
+            loop.add_signal_handler(signal.SIGHUP, server.edges.reload_keys)
             on_start(server)
             await stop_requested.wait()
 
     sys.setswitchinterval(SWITCH_S)
+    return_large_memory()
     gc.freeze()
     gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
     uvloop.run(main())
@@ -232,19 +242,23 @@ def serve(
 async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIterator[Serving]:
     """A running server, which is drained when the context ends. `models` maps (stage, variant) to its model."""
     deployment, versions = setup.deployment, versions_of(setup, models)
-    check_cores(deployment)
-    for each in setup.applications:
-        for line in warnings_of(each, models):
-            _log.warning("%s", line)
+    raise_descriptor_limit()
+    keys = Keys(settings.api_key, settings.api_key_file)
+    check(setup, models, settings, keys)
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(locked(settings.state_folder or Path(".sloop") / deployment.name))
+        folder = stack.enter_context(locked(settings.folder_of(deployment)))
+        count = settings.edges_of(deployment)
+        ports = stack.enter_context(opened(settings, max(1, count)))
         planner = planner_of(setup)
         stack.push_async_callback(planner.close)
         core = setup.core()
-        bytes_max = settings.bodies_bytes_max or deployment.limits.bytes or ALL_BYTES_MAX
-        requests_max = settings.requests_max or deployment.limits.requests or ALL_REQUESTS_MAX
-        bodies = BodyMemory(min(settings.body_bytes_max, bytes_max), bytes_max)
-        metrics = Metrics(setup.parts(), bodies, nodes=deployment.cluster, build=build)
+        metrics = Metrics(
+            setup.parts(),
+            lambda: edges.counts(),  # noqa: PLW0108  # they come later
+            longest_turn_ns=lambda: driver.longest_turn_ns(),  # noqa: PLW0108  # likewise
+            nodes=deployment.cluster,
+            build=build,
+        )
         insight = Insight(
             core,
             metrics,
@@ -253,37 +267,57 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             clock=lambda: driver.now_ns,
             failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
         )
-        journal = open_journal(setup, folder, settings.log_bytes_max)
-        if journal is not None:
-            stack.callback(journal.close)
+        journal = open_journal(setup, folder, settings.log, Observed(core, metrics.state, planner.save))
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
-        limits = detect()
-        _log.info("cores of replicas are limited by %s", limits.why)
-        threads = max(threads_of(each.beliefs) for each in setup.applications)
-        backend = LocalBackend(models, limits.actuator, nodes=deployment.cluster, threads_prepared=threads)
+        arenas = Arenas()
+        backend = backend_of(setup, models, versions, arenas)
         stack.push_async_callback(backend.close)
-        driver = Driver(core, backend, versions, planner=planner, recorders=recorders)
-        service = InferenceService(driver, insight, bodies, settings.api_key)
+        driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
+        stack.enter_context(written(journal, deployment.name, driver, settings.spans))
+        edges = Edges(driver, insight, arenas, settings.edge(deployment), ports, is_within=not count)
         for application, served in zip(deployment.applications, versions, strict=True):
-            service.add(model_of(application, served))
-        deployer = Deployer(deployment, core, driver, backend, planner, service)
-        if not (settings.api_key or is_loopback(settings.host)):
+            edges.offer(offer_of(application, [served], insight.versions(application.name)))
+        deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
+        insight.repository = repository = ModelRepository(deployer, settings.repository)
+        if not (keys.is_required or is_loopback(settings.host)):
             _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
-        listener = HttpServer(Rest(service).answer, bodies=bodies, requests_max=requests_max)
-        http_port = await listener.start(settings.host, settings.http_port)
-        stack.push_async_callback(listener.close)
-        rpc = Rpc(service, requests_max=requests_max)
-        grpc_port = await rpc.start(settings.host, settings.grpc_port)
-        stack.push_async_callback(rpc.close, LEAVE_S)
-        if journal is not None:
-            flushing = asyncio.create_task(flush_for_ever(journal))
-            stack.callback(flushing.cancel)
+        stack.push_async_callback(edges.close)
+        await edges.start()
         driver.start()
         stack.push_async_callback(driver.drain, settings.drain_s)
+        stack.callback(edges.drain)
+        stack.push_async_callback(repository.close)
         control = ControlSocket(deployer.handle)
         control.start(folder)
         stack.push_async_callback(control.close)
-        yield Serving(settings.host, http_port, grpc_port, driver, backend, planner, metrics, insight, journal, folder)
+        web, grpc = (int(sock.getsockname()[1]) for sock in ports[0])
+        yield Serving(settings.host, web, grpc, driver, backend, planner, metrics, insight, journal, folder, edges)
+
+
+@contextmanager
+def opened(settings: Settings, edges: int) -> Iterator[list[Ports]]:
+    """The listening sockets of all edges, which are closed when the context ends."""
+    ports = open_ports(settings.host, settings.http_port, settings.grpc_port, edges)
+    try:
+        yield ports
+    finally:
+        for pair in ports:
+            for sock in pair:
+                sock.close()
+
+
+def backend_of(setup: Setup, models: Models, versions: Sequence[ServedVersion], arenas: Arenas) -> LocalBackend:
+    """The backend of a deployment: its models and stages, on the nodes of its cluster."""
+    limits = detect()
+    _log.info("cores of replicas are limited by %s", limits.why)
+    return LocalBackend(
+        models,
+        {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()},
+        limits.actuator,
+        arenas=arenas,
+        nodes=setup.deployment.cluster,
+        threads_prepared=max(threads_of(each.beliefs) for each in setup.applications),
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -294,9 +328,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def models_of(setup: Setup) -> dict[tuple[str, str], Servable]:
-    """The models of all applications. InputError for a variant without one."""
-    return {key: model for each in setup.applications for key, model in servables_of(each.application).items()}
+def models_of(setup: Setup, folder: Path | None = None) -> dict[tuple[str, str], Servable]:
+    """The models of all applications; for `folder` see `servables_of`. InputError for a variant without one."""
+    return {key: model for each in setup.applications for key, model in servables_of(each.application, folder).items()}
 
 
 def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
@@ -330,12 +364,57 @@ def check_cores(deployment: Deployment) -> None:
         )
 
 
-def open_journal(setup: Setup, folder: Path, bytes_max: int) -> Journal | None:
-    """The event log of this run, or None if `bytes_max` is 0."""
-    if not bytes_max:
+def check_repository(folder: Path | None, keys: Keys) -> None:
+    """InputError for a model repository that cannot be used."""
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise InputError("the model repository is no folder", where=str(folder), help="name one with --repository")
+    if not keys.is_required:
+        what = "whoever may load models may run code as the server's user, so clients need a key"
+        raise InputError(what, where="--repository", help="give one with --api-key-file")
+
+
+def open_journal(setup: Setup, folder: Path, limits: LogLimits | None, observed: Observed) -> Journal | None:
+    """The event log of this run in a state folder; None without limits."""
+    if limits is None:
         return None
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Journal(folder, header_of(setup, origin="live", date=date), bytes_max=bytes_max)
+    return Journal(folder / FOLDER, header_of(setup, origin="live", date=date), limits, observed)
+
+
+@contextmanager
+def written(journal: Journal | None, name: str, driver: Driver, spans: SpanSettings | None) -> Iterator[None]:
+    """Write the log of deployment `name`, if there is one, and send spans of its requests, until the context ends."""
+    if journal is None:
+        yield
+        return
+    exporter = SpanProcess(spans)
+    exporter.start(journal.path, journal.run, name, time.time_ns() - driver.now_ns)
+    flushing = asyncio.create_task(flush_for_ever(journal))
+    try:
+        yield
+    finally:
+        flushing.cancel()
+        journal.close()
+        exporter.close()
+
+
+def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
+    """Raise an error for what cannot be served as it is wanted; warn of what will be served badly."""
+    check_cores(setup.deployment)
+    check_repository(settings.repository, keys)
+    if settings.http.tls is not None:
+        settings.http.tls.context()
+    if settings.access_log:
+        AccessLog(settings.access_log).close()
+    if settings.spans is not None:
+        settings.spans.check()
+        if settings.log is None:
+            raise InputError("spans are read from the event log, which is off", where="--otlp", help="drop --log off")
+    for each in setup.applications:
+        for line in warnings_of(each, models):
+            _log.warning("%s", line)
 
 
 async def flush_for_ever(journal: Journal) -> None:

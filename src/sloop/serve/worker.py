@@ -1,9 +1,13 @@
-"""The worker process: it serves one replica, reading batches from its socket, running the model and sending the
+"""The worker process: it serves one replica, reading batches from its socket, running the model and answering with its
 outputs.
 
-A backend starts it as `python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED SHARED`. It never outlives the
-server (`processes`), answers each batch once, reuses the
-memory of its inputs, and exits with a message when it receives a malformed frame.
+A backend starts it as `python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED ARENA ARENA_FD`. It never outlives
+the server (`processes`), answers each batch once, reuses the memory of its inputs, and exits with a message when it
+receives a malformed frame.
+
+A batch comes as blocks (`sloop.serve.blocks`). The worker assembles the inputs of each visit, runs visits with equal
+rows in one forward pass, and writes one block for each visit. What the outputs decide, how many parts go along each
+edge, it reports as numbers; a visit whose tensors do not fit fails alone.
 
 A resize sets the thread count of the following batches. Sessions for other thread counts are opened in the background;
 until one is ready, batches run on the nearest count. If the machine cannot enforce a fraction of a core, the worker
@@ -23,11 +27,15 @@ from typing import Final
 import numpy as np
 
 from sloop.errors import SloopError
+from sloop.serve.blocks import Block, BlockReader, write_block
+from sloop.serve.dataflow import Assembler, Decision, RequestTensors
+from sloop.serve.messages import FREED, BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.processes import begin
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
-from sloop.serve.transport import FrameKind, Head, ProcessChannel, ProtocolError, TensorLayout, pack_table, unpack_table
-from sloop.shared_memory import ALIGNMENT, SharedMemory, offsets
-from sloop.tensor import NUMPY_TYPES, arrays_at, bytes_of
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
+from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
+from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
+from sloop.user_code import ModelFailure, WrongOutputsError, failure_of
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """The steps of a cold start. The `subject` of a STEP frame is an index into this tuple."""
@@ -36,59 +44,136 @@ MILLIONTHS: Final = 1_000_000
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
+# Batches
+
+
+def group(visits: Sequence[Sequence[Tensor]], *, batchable: bool) -> list[list[int]]:
+    """The visits of each forward pass, by their positions: those with equal rows share one.
+
+    Each visit gives its tensors in the model's input order, all with the same number of rows. If the model is not
+    `batchable`, each visit has a pass of its own.
+    """
+    if not batchable:
+        return [[index] for index in range(len(visits))]
+    passes: dict[object, list[int]] = {}
+    for index, tensors in enumerate(visits):
+        passes.setdefault(tuple([(tensor.datatype, tensor.shape[1:]) for tensor in tensors]), []).append(index)
+    return list(passes.values())
+
+
 class InputMemory:
-    """Memory for a batch's inputs: either memory of its own, grown to the largest batch so far, or memory that is
-    shared with the server."""
+    """Memory for a batch's inputs, aligned, and grown to the largest batch so far."""
 
-    def __init__(self, shared: SharedMemory | None = None) -> None:
+    def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._shared = shared
 
-    def allocate(self, layouts: Sequence[TensorLayout]) -> list[Array]:
-        """One array to fill for each tensor; the arrays are valid until the next call."""
-        starts, size = offsets(layout.size_bytes for layout in layouts)
+    def load(self, passes: Sequence[Sequence[Sequence[Tensor]]]) -> list[list[Array]]:
+        """Copy tensors into arrays. For each pass and input, `passes` has the tensors whose rows become one array.
+
+        The arrays may be written, and are valid until the next call.
+        """
+        pieces = [joined for inputs in passes for joined in inputs]
+        starts, size = offsets(sum([len(piece.data) for piece in joined]) for joined in pieces)
+        memory = self._of(size)
+        arrays: list[Array] = []
+        for start, joined in zip(starts, pieces, strict=True):
+            at = start
+            for piece in joined:
+                end = at + len(piece.data)
+                memory[at:end] = piece.data
+                at = end
+            first = joined[0]
+            shape = first.shape
+            if len(joined) > 1:
+                shape = (sum([piece.shape[0] for piece in joined]), *shape[1:])
+            arrays.append(array_of(first.datatype, shape, memory[start:at]))
+        left = iter(arrays)
+        return [[next(left) for _ in inputs] for inputs in passes]
+
+    def _of(self, size: int) -> memoryview:
         if size + ALIGNMENT > len(self._memory):
             self._memory = np.empty(size + ALIGNMENT, np.uint8)
         base = -self._memory.ctypes.data % ALIGNMENT
-        return _arrays(self._memory.data[base:], layouts, starts)
-
-    def shared(self, layouts: Sequence[TensorLayout], size: int) -> list[Array]:
-        """The arrays that the server wrote into `size` bytes of shared memory; valid until the worker replies."""
-        starts, described = offsets(layout.size_bytes for layout in layouts)
-        if self._shared is None or described != size:
-            raise ProtocolError(f"a table describes {described} B of shared memory; the frame says {size} B")
-        try:
-            return _arrays(self._shared.readable(size), layouts, starts)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from error
+        return self._memory.data[base:]
 
 
-def _arrays(memory: memoryview, layouts: Sequence[TensorLayout], starts: Sequence[int]) -> list[Array]:
-    return arrays_at(memory, [(NUMPY_TYPES[layout.datatype], layout.shape) for layout in layouts], starts)
+def tensors_of(outputs: Sequence[Array], ports: Sequence[Port]) -> list[Tensor]:
+    """The outputs of a forward pass as tensors. Raises `WrongOutputsError` if they are not as many as the model
+    declares, or of a type that does not exist in the protocol."""
+    if len(outputs) != len(ports):
+        raise WrongOutputsError(f"the model returned {len(outputs)} outputs; it declares {len(ports)}")
+    found: list[Tensor] = []
+    for place, (output, port) in enumerate(zip(outputs, ports, strict=True)):
+        array = np.asarray(output, order="C")
+        if array.dtype == ARRAY_TYPES.get(port.datatype):
+            datatype: str | None = port.datatype
+        elif array.dtype.kind in "OSU":
+            datatype, array = "BYTES", array.astype(object)
+        else:
+            datatype = DATATYPE_OF.get(array.dtype)
+        if datatype is None:
+            raise WrongOutputsError(f"output {place} has the type {array.dtype}, which cannot be sent")
+        found.append(Tensor(datatype, array.shape, elements_of(array)))
+    return found
+
+
+def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
+    """The rows of each visit of a pass, as views. Raises `WrongOutputsError` if a tensor does not have one row
+    per row of input."""
+    if len(rows) == 1:
+        return [list(tensors)]
+    total = sum(rows)
+    found: list[list[Tensor]] = [[] for _ in rows]
+    for place, tensor in enumerate(tensors):
+        if not tensor.shape or tensor.shape[0] != total:
+            raise WrongOutputsError(f"output {place} has the shape {list(tensor.shape)} for {total} rows of input")
+        starts, data, row_shape, at = row_starts(tensor), memoryview(tensor.data), tensor.shape[1:], 0
+        for own, count in zip(found, rows, strict=True):
+            own.append(Tensor(tensor.datatype, (count, *row_shape), data[starts[at] : starts[at + count]]))
+            at += count
+    return found
 
 
 class Worker:
     """Serves one model over one socket until the server sends STOP or closes the socket."""
 
     def __init__(
-        self, channel: ProcessChannel, model: str, threads: int, prepared: int = 0, shared: SharedMemory | None = None
+        self,
+        channel: ProcessChannel,
+        model: str,
+        threads: int,
+        prepared: int = 0,
+        *,
+        arena: Arena | None = None,
+        holder: int = 0,
     ) -> None:
         self._channel, self._model = channel, model
         self._threads, self._prepared = threads, prepared
         self._duty = 1.0
-        self._memory = InputMemory(shared)
+        self._arena, self._reader = arena, BlockReader(holder or os.getpid())
+        self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._runs = decoder(Run)
+        self._replied_ns = 0
+        """When the last batch was answered."""
 
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
+        first = self._channel.receive()
+        if first is None:
+            return
+        if first.kind is not FrameKind.SETUP:
+            raise ProtocolError(f"the server sent a {first.kind.name} frame before a SETUP frame")
+        self._setup = setup = decoder(StageSetup).decode(first.payload)
+        self._assembler = Assembler(setup.wiring.inputs)
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         try:
             runtime = open_runtime(self._model)
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
-        except Exception as error:
-            text = str(error) if isinstance(error, SloopError) else f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            text = str(error) if isinstance(error, SloopError) else failure_of(error).detail
             self._channel.send(FrameKind.REFUSED, payload=[text.encode()])
             raise
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
@@ -96,16 +181,17 @@ class Worker:
             for threads in range(1, self._prepared + 1):
                 self._wanted.put(threads)
         self._channel.send(FrameKind.READY)
-        while (received := self._channel.receive_head()) is not None:
-            head, table = received
-            if head.kind is FrameKind.RUN:
-                self._run(runtime, head, table)
-            elif head.kind is FrameKind.RESIZE:
-                self._resize(head)
-            elif head.kind is FrameKind.STOP:
+        while (frame := self._channel.receive()) is not None:
+            if frame.kind is FrameKind.RUN:
+                self._run(runtime, frame)
+            elif frame.kind is FrameKind.FREE:
+                self._free(FREED.decode(frame.payload))
+            elif frame.kind is FrameKind.RESIZE:
+                self._resize(frame)
+            elif frame.kind is FrameKind.STOP:
                 return
             else:
-                raise ProtocolError(f"the server sent a {head.kind.name} frame")
+                raise ProtocolError(f"the server sent a {frame.kind.name} frame")
 
     def _prepare(self, runtime: Runtime) -> None:
         """In the background, open a session for each requested thread count."""
@@ -117,52 +203,135 @@ class Worker:
             except Exception as error:  # the replica continues with the sessions it has
                 sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {threads} threads: {error}\n")
 
-    def _resize(self, head: Head) -> None:
-        if not (0 < head.subject <= 4096 and 0 < head.value <= MILLIONTHS):
-            raise ProtocolError(f"a resize requests {head.subject} threads and a duty cycle of {head.value} millionths")
-        self._threads, self._duty = head.subject, head.value / MILLIONTHS
-        self._wanted.put(head.subject)
-        self._channel.send(FrameKind.RESIZED, head.subject)
+    def _resize(self, frame: Frame) -> None:
+        if not (0 < frame.subject <= 4096 and 0 < frame.value <= MILLIONTHS):
+            what = f"{frame.subject} threads and a duty cycle of {frame.value} millionths"
+            raise ProtocolError(f"a resize requests {what}")
+        self._threads, self._duty = frame.subject, frame.value / MILLIONTHS
+        self._wanted.put(frame.subject)
+        self._channel.send(FrameKind.RESIZED, frame.subject)
 
-    def _run(self, runtime: Runtime, head: Head, table: bytes) -> None:
-        is_shared = head.value != 0
-        passes = unpack_table(table, None if is_shared else head.payload_bytes)
-        width = len(passes[0]) if passes else 0
-        layouts = [layout for row in passes for layout in row]
-        if is_shared:
-            inputs = self._memory.shared(layouts, head.value)
-        else:
-            inputs = self._memory.allocate(layouts)
-            for array in inputs:
-                self._channel.receive_into(bytes_of(array))
-        started_ns = time.monotonic_ns()
+    def _free(self, blocks: Sequence[Address]) -> None:
+        for block in blocks:
+            if self._arena is None or block.arena != self._arena.number:
+                raise ProtocolError(f"{block} is not in the arena of this worker")
+            self._arena.free(block)
+
+    def _run(self, runtime: Runtime, frame: Frame) -> None:
+        order: Run = self._runs.decode(frame.payload)
+        visits, places, faults = self._assembled(order)
+        found: list[list[Tensor]] = []
         try:
-            outputs = [
-                runtime.run(inputs[place * width : (place + 1) * width], self._threads)[0]
-                for place in range(len(passes))
-            ]
-            rows = [[np.asarray(array, order="C") for array in row] for row in outputs]
-            described = [[(DATATYPE_OF[array.dtype], array.shape) for array in row] for row in rows]
-        except Exception as error:  # an exception of the model fails this batch only
-            self._channel.send(FrameKind.FAILED, head.subject, payload=[f"{type(error).__name__}: {error}".encode()])
-            return
-        if self._duty < 1:
-            time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
-        service_ns = time.monotonic_ns() - started_ns
-        payload = [bytes_of(array) for row in rows for array in row]
-        self._channel.send(FrameKind.DONE, head.subject, service_ns, pack_table(described), payload)
+            passes = group(visits, batchable=self._setup.is_batchable)
+            inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
+            arrays = self._memory.load(inputs)
+            started_ns = time.monotonic_ns()
+            results = [runtime.run(given, self._threads)[0] for given in arrays]
+            if self._duty < 1:
+                time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
+            found = self._distributed(visits, passes, results)
+            done = self._stored(order, places, found, faults)
+        except ArenaFull as error:
+            failure = ModelFailure("there is no room for the outputs in shared memory", str(error))
+            self._reply(FrameKind.FAILED, frame, failure.encode())
+        except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
+            self._reply(FrameKind.FAILED, frame, failure_of(error).encode())
+        else:
+            self._reply(FrameKind.DONE, frame, encode(done))
+
+    def _reply(self, kind: FrameKind, frame: Frame, payload: bytes) -> None:
+        """Answer a batch. It has taken the time since it was sent, or since the answer before: what a worker does, or
+        what the machine does to it, between frames belongs to no batch otherwise."""
+        began_ns = max(frame.value, self._replied_ns)
+        self._channel.send(kind, frame.subject, time.monotonic_ns() - began_ns, [payload])
+        self._replied_ns = time.monotonic_ns()
+
+    def _assembled(self, order: Run) -> tuple[list[list[Tensor]], list[int], dict[int, str]]:
+        """The inputs of all visits that can run, their positions in the batch, and why the others cannot."""
+        width = len(self._setup.wiring.inputs.needs)
+        if len(order.blocks) != width * order.visits or (order.parts and len(order.parts) != order.visits):
+            raise ProtocolError(f"a batch of {order.visits} visits has {len(order.blocks)} blocks")
+        visits: list[list[Tensor]] = []
+        places: list[int] = []
+        faults: dict[int, str] = {}
+        stage, parts, blocks = self._setup.wiring.stage, order.parts, order.blocks
+        for place in range(order.visits):
+            part, own = parts[place] if parts else 0, blocks[place * width : (place + 1) * width]
+            try:
+                visits.append(self._assembler.inputs(stage, part, own, self._reader.tensors))
+                places.append(place)
+            except ValueError as error:
+                faults[place] = str(error)
+        return visits, places, faults
+
+    def _distributed(
+        self, visits: Sequence[Sequence[Tensor]], passes: Sequence[Sequence[int]], results: Sequence[Sequence[Array]]
+    ) -> list[list[Tensor]]:
+        """The outputs of each visit."""
+        found: list[list[Tensor]] = [[] for _ in visits]
+        for members, outputs in zip(passes, results, strict=True):
+            tensors = tensors_of(outputs, self._setup.signature.outputs)
+            rows = [_rows(visits[index]) for index in members]
+            for index, own in zip(members, split(tensors, rows), strict=True):
+                found[index] = own
+        return found
+
+    def _stored(
+        self, order: Run, places: Sequence[int], outputs: Sequence[list[Tensor]], faults: dict[int, str]
+    ) -> BatchDone:
+        """Write the outputs of each visit as a block, and read from them what they decide."""
+        stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
+        blocks: list[Block | None] = [None] * order.visits
+        counts: list[tuple[int, ...]] = [()] * order.visits
+        try:
+            for place, tensors in zip(places, outputs, strict=True):
+                if decisions:
+                    try:
+                        counts[place], rows = edge_counts(stage, decisions, tensors)
+                    except ValueError as error:
+                        faults[place] = str(error)
+                        continue
+                    blocks[place] = write_block([*tensors, *rows], self._arena)
+                else:
+                    blocks[place] = write_block(tensors, self._arena)
+        except ArenaFull:
+            if self._arena is not None:
+                for block in blocks:
+                    if isinstance(block, Address):
+                        self._arena.free(block)
+            raise
+        return BatchDone(blocks, tuple(counts) if decisions or faults else (), faults)
+
+
+def edge_counts(
+    stage: str, decisions: Sequence[Decision], tensors: Sequence[Tensor]
+) -> tuple[tuple[int, ...], list[Tensor]]:
+    """How many parts go along each edge, and for each edge with `each` a tensor of the rows that become parts.
+
+    Raises `ValueError` if the outputs do not fit the edges.
+    """
+    found = RequestTensors({})
+    counts = found.edge_counts(stage, decisions, tensors)
+    rows = [found.rows[decision.target] for decision in decisions if decision.each is not None]
+    arrays = [np.array(each, np.int64) for each in rows]
+    return counts, [Tensor("INT64", array.shape, bytes_of(array)) for array in arrays]
+
+
+def _rows(tensors: Sequence[Tensor]) -> int:
+    return tensors[0].shape[0] if tensors and tensors[0].shape else 1
 
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
-    fd, parent, model, threads, prepared, memory = arguments
+    fd, parent, model, threads, prepared, number, memory = arguments
     begin(int(parent), (int(fd), int(memory)))
-    shared = SharedMemory(int(memory)) if int(memory) >= 0 else None
+    arena = Arena(int(number), int(memory)) if int(memory) >= 0 else None
     with (
         socket.socket(fileno=int(fd)) as sock,
         contextlib.suppress(ConnectionError),
     ):  # the server has closed the socket
-        Worker(ProcessChannel(sock), model, int(threads), int(prepared), shared).serve()
+        channel = ProcessChannel(sock)
+        Worker(channel, model, int(threads), int(prepared), arena=arena, holder=int(parent)).serve()
 
 
 if __name__ == "__main__":

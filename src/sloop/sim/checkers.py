@@ -3,9 +3,9 @@
 The checkers keep their own state (requests, queues, replicas, nodes, versions) and compare every order of the core with
 it. Safety is checked at every record: a request ends once, in a version of its own application; a replica runs one
 batch, on a node that was ready for it; no core and no share of a device is given out twice; a queue is served in its
-policy's order; a node is charged once; a version that has retired has neither requests nor replicas. Liveness is
-checked at the end (`finish`): every request that arrived has ended. They work on live logs as well as on simulated
-ones.
+policy's order; a request that shared a failed batch fails only alone, after few tries; a node is charged once; a
+version that has retired has neither requests nor replicas. Liveness is checked at the end (`finish`): every request
+that arrived has ended. They work on live logs as well as on simulated ones.
 
 Must not import the core, beliefs or truth. State and node capacities are deliberately computed a second time here: a
 checker that shared the core's code would share its mistakes.
@@ -36,6 +36,7 @@ from sloop.app.progress import RequestProgress
 from sloop.errors import InputError
 from sloop.events import (
     BatchFailed,
+    Cancelled,
     Deployed,
     Finished,
     NodeLost,
@@ -48,7 +49,7 @@ from sloop.events import (
 )
 from sloop.profile import Profile
 from sloop.runlog import EVENTS, Record
-from sloop.units import ROUNDING, to_ms
+from sloop.units import NS_PER_S, ROUNDING, to_ms
 from sloop.vocabulary import (
     BatchId,
     Node,
@@ -61,11 +62,13 @@ from sloop.vocabulary import (
     RequestId,
     Slot,
     Visit,
+    version_key,
 )
 
 SERVED: Final = Outcome.SERVED
 LATE: Final = Outcome.LATE
 REJECTED: Final = Outcome.REJECTED
+FAILED: Final = Outcome.FAILED
 EVENT_TYPES: Final = frozenset(EVENTS)
 
 OVERDUE: Final = 0.75
@@ -74,6 +77,12 @@ of its present age. Younger ones are accepted because the core does not search i
 
 HALF_UNIT: Final = 0.0005
 """Nodes give out cores in thousandths, so each replica may have up to half a thousandth more than is counted."""
+
+FIRST_KEY: Final = -(1 << 63)
+"""The key of a visit that is tried again: before all others."""
+
+STALL_NS_MIN: Final = NS_PER_S
+"""A request is dropped from a running batch only if the batch has run for this long."""
 
 Place = tuple[str, int]
 """A stage, and the part of the request that visits it."""
@@ -136,10 +145,32 @@ class CheckedVersion:
         """The last plan."""
 
 
+class Retry:
+    """A batch that failed or was lost: its requests may run again only with each other, in batches of at most
+    `requests` different ones."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+
+
+class FailedTries:
+    """What follows for a request from its failed batches."""
+
+    __slots__ = ("may_fail", "retries")
+
+    def __init__(self) -> None:
+        self.may_fail = False
+        """Whether a batch with no other request has failed, or has lost a second replica."""
+        self.retries: dict[Place, Retry] = {}
+        """Per place where it is tried again, with whom."""
+
+
 class CheckedRequest:
     """An open request and its position in the graph of its application version."""
 
-    __slots__ = ("deadline_ns", "is_done", "progress", "request", "version", "waiting")
+    __slots__ = ("deadline_ns", "is_done", "progress", "request", "tries", "version", "waiting")
 
     def __init__(self, request: Request, version: CheckedVersion, progress: RequestProgress | None) -> None:
         self.request = request
@@ -148,10 +179,22 @@ class CheckedRequest:
         """None in an application of one stage."""
         self.is_done = False
         """Whether it has finished all stages of its route."""
+        self.tries: FailedTries | None = None
+        """None as long as none of its batches failed or was lost."""
         self.deadline_ns = request.deadline_ns
         """The deadline of its path, if paths have deadlines; known once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
         """Per place where it is queued: the step in which it was queued, the visit, and the visit's key."""
+
+    def blame(self) -> None:
+        """It has been found to be the cause of a failure, and may fail."""
+        self.failed_tries().may_fail = True
+
+    def failed_tries(self) -> FailedTries:
+        """Its failed tries, of which there is one from now on."""
+        if self.tries is None:
+            self.tries = FailedTries()
+        return self.tries
 
 
 class CheckedReplica:
@@ -166,6 +209,7 @@ class CheckedReplica:
         "resizing",
         "size_max",
         "spec",
+        "started_ns",
         "stopping",
         "visits",
         "wanted_cores",
@@ -187,6 +231,8 @@ class CheckedReplica:
         self.draining = False
         self.stopping = False
         self.batch: BatchId | None = None
+        self.started_ns = 0
+        """When its batch began."""
         self.visits: list[tuple[CheckedRequest, Visit]] = []
         """The visits in its batch."""
 
@@ -360,14 +406,39 @@ class CheckerState:
             done.append(entry)
         return done
 
-    def put_back(self, replica: CheckedReplica) -> None:
-        """A batch failed or its replica is gone: its requests wait at the same stage again."""
+    def fail(self, replica: CheckedReplica) -> None:
+        """A batch failed: half of its requests wait for a batch of their own, as does the other half."""
+        entries = list(dict.fromkeys(entry for entry, _ in replica.visits))
+        if len(entries) == 1:
+            entries[0].blame()
+        retry = Retry((len(entries) + 1) // 2)
+        self._put_back(replica, lambda entry: retry)
+
+    def lose(self, replica: CheckedReplica, *, is_blamed: bool) -> None:
+        """A replica is gone. If its batch is to blame, each of its requests waits for a batch of its own; otherwise
+        they wait as before they began."""
+        if not is_blamed:
+            self._put_back(replica, None)
+            return
+        alone: dict[CheckedRequest, Retry] = {}
+        for entry, visit in replica.visits:
+            visit.attempts += 1
+            if visit.attempts > 1:
+                entry.blame()
+            alone.setdefault(entry, Retry(1))
+        self._put_back(replica, alone.__getitem__)
+
+    def _put_back(self, replica: CheckedReplica, retry_of: Callable[[CheckedRequest], Retry] | None) -> None:
+        """The requests of a batch wait at the same stage again."""
         visits = replica.visits
         replica.batch, replica.visits = None, []
         for entry, visit in visits:
-            visit.attempts += 1
-            if entry.request.id in self.requests:
-                self._queue(entry, (visit.stage, visit.part), visit)
+            place = visit.stage, visit.part
+            if entry.request.id not in self.requests:
+                continue
+            if retry_of is not None:
+                entry.failed_tries().retries[place] = retry_of(entry)
+            self._queue(entry, place, visit)
 
     def start(self, id: ReplicaId, spec: ReplicaSpec) -> CheckedReplica:
         """A replica is ordered; its cores and memory are in use from now on."""
@@ -377,12 +448,12 @@ class CheckerState:
             node.replicas[id] = replica
         return replica
 
-    def forget(self, id: ReplicaId) -> None:
-        """A replica is gone; its resources are free."""
+    def forget(self, id: ReplicaId, *, has_died: bool) -> None:
+        """A replica is gone; its resources are free. If it has died, its batch is to blame, unless its node is lost."""
         replica = self.replicas.pop(id, None)
         if replica is not None:
-            self.put_back(replica)
             node = self.nodes.get(replica.spec.node or "")
+            self.lose(replica, is_blamed=has_died and (node is None or node.state is not NodeState.LOST))
             if node is not None:
                 del node.replicas[id]
 
@@ -393,10 +464,13 @@ class CheckerState:
 
     def _queue(self, entry: CheckedRequest, place: Place, visit: Visit) -> None:
         order_key = entry.version.order_key
-        if order_key is None:
+        if entry.tries is not None and place in entry.tries.retries:
+            key = FIRST_KEY
+        elif order_key is None:
             entry.waiting[place] = self.step, visit, 0
             return
-        key = order_key(visit)
+        else:
+            key = order_key(visit)
         entry.waiting[place] = self.step, visit, key
         heappush(self.waiting[place[0]].heap, (key, entry.request.id, place, self.step))
 
@@ -445,8 +519,8 @@ class Checkers:
             Finished: self._finished,
             BatchFailed: self._batch_failed,
             ReplicaReady: self._ready,
-            ReplicaLost: self._gone,
-            ReplicaStopped: self._gone,
+            ReplicaLost: self._lost,
+            ReplicaStopped: self._stopped,
             Resized: self._resized,
             NodeReady: self._node_ready,
             NodeLost: self._node_lost,
@@ -549,7 +623,8 @@ class Checkers:
                 self._fail(
                     f"a batch at {stage} overtook a visit that the order policy puts first: {smallest} < {largest}"
                 )
-        self._done, self._started = [], []
+        self._done = []
+        self._started = []
 
     def _fail(self, what: str) -> NoReturn:
         again = f"\nreproduce with: {self._origin}" if self._origin else ""
@@ -599,7 +674,7 @@ class Checkers:
     def _batch_failed(self, event: BatchFailed) -> None:
         replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
-            self._state.put_back(replica)
+            self._state.fail(replica)
 
     def _start_batch(self, order: StartBatch) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
@@ -620,13 +695,14 @@ class Checkers:
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
         self._take(order, replica)
         replica.batch = self._last_batch = order.batch
+        replica.started_ns = self._now_ns
 
     def _take(self, order: StartBatch, replica: CheckedReplica) -> None:
         """Move the visits of a batch from the queue to the replica."""
         requests, stage, visits = self._state.requests, order.stage, replica.visits
         if order.parts and len(order.parts) != len(order.requests):
             self._fail(f"{len(order.parts)} parts of {len(order.requests)} requests")
-        largest = None
+        largest = FIRST_KEY
         for id, part in order.visits:
             entry = requests.get(id)
             waiting = entry.waiting.pop((stage, part), None) if entry is not None else None
@@ -634,10 +710,23 @@ class Checkers:
                 self._fail(f"request {id}, part {part}, does not wait at {stage}")
             _, visit, key = waiting
             visits.append((entry, visit))
-            if largest is None or key > largest:
+            if key > largest:
                 largest = key
-        if self._is_ordered and largest is not None:
+            elif key == FIRST_KEY:
+                self._check_retry(order)
+        if self._is_ordered:
             self._started.append((stage, largest))
+
+    def _check_retry(self, order: StartBatch) -> None:
+        """Visits of a batch that are tried again must be few enough, and all of one failed or lost batch."""
+        requests = self._state.requests
+        all_tries = [(requests[id].tries, (order.stage, part)) for id, part in order.visits if id in requests]
+        retry, *others = {tries.retries.get(place) if tries is not None else None for tries, place in all_tries}
+        if others:
+            self._fail("requests of a failed or lost batch are tried again together with others")
+        count = len(set(order.requests))
+        if retry is not None and count > retry.requests:
+            self._fail(f"{count} requests are tried again together, of which at most {retry.requests} may be")
 
     def _end(self, end: End) -> None:
         outcome = end.outcome
@@ -657,13 +746,33 @@ class Checkers:
         elif outcome is LATE:
             if self._now_ns <= entry.deadline_ns:
                 self._fail("late, before its deadline")
-        elif outcome is REJECTED and self._event is not entry.request:
-            self._fail("rejected, but not on arrival")
+        elif outcome is REJECTED:
+            if self._event is not entry.request:
+                self._fail("rejected, but not on arrival")
+        else:
+            self._check_unanswered(entry, outcome)
+
+    def _check_unanswered(self, entry: CheckedRequest, outcome: Outcome) -> None:
+        """A request fails only for a reason of its own, and is dropped from a running batch only if that is stalled."""
+        if outcome is FAILED:
+            if not self._may_fail(entry):
+                self._fail("failed, but never in a batch with no other request")
+        elif entry.version.only is not None and not entry.waiting and not isinstance(self._event, Cancelled):
+            running = next(replica for replica in self._state.replicas.values() if replica.runs(entry))
+            if self._now_ns - running.started_ns < STALL_NS_MIN:
+                self._fail("dropped while it ran, from a batch that is not stalled")
+
+    def _may_fail(self, entry: CheckedRequest) -> bool:
+        """Whether a request has failed alone, or its own tensors are the reason."""
+        if entry.tries is not None and entry.tries.may_fail:
+            return True
+        has_fault = isinstance(self._event, Finished) and bool(self._event.faults)
+        return has_fault or (entry.progress is not None and bool(entry.progress.fault))
 
     # Versions and plans
 
     def _deployed(self, event: Deployed) -> None:
-        key = event.application if event.version == "1" else f"{event.application}@{event.version}"
+        key = version_key(event.application, event.version)
         rules = self._later.get(key)
         if rules is None:
             self._fail(f"nobody has declared {key}")
@@ -732,8 +841,11 @@ class Checkers:
         if replica is not None:
             replica.ready = True
 
-    def _gone(self, event: ReplicaLost | ReplicaStopped) -> None:
-        self._state.forget(event.replica)
+    def _lost(self, event: ReplicaLost) -> None:
+        self._state.forget(event.replica, has_died=True)
+
+    def _stopped(self, event: ReplicaStopped) -> None:
+        self._state.forget(event.replica, has_died=False)
 
     def _resized(self, event: Resized) -> None:
         replica = self._state.replicas.get(event.replica)
@@ -768,8 +880,8 @@ class Checkers:
         if replica.stopping:
             self._fail("the replica is ordered to stop twice")
         replica.stopping = replica.draining = True
-        if replica.batch is not None:  # a stuck replica: the core reuses its cores at once
-            self._state.forget(order.replica)
+        if replica.batch is not None:  # a replica whose batch is stuck: the core reuses its cores at once
+            self._state.forget(order.replica, has_died=True)
 
     def _resize_replica(self, order: ResizeReplica) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
@@ -793,7 +905,7 @@ class Checkers:
         node = self._state.nodes.get(event.node.name)
         if node is None:
             node = self._state.nodes[event.node.name] = CheckedNode(event.node)
-        node.state = NodeState.READY
+        node.node, node.state = event.node, NodeState.READY
         node.charge(self._now_ns)
 
     def _node_lost(self, event: NodeLost) -> None:

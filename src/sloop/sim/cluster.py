@@ -227,7 +227,11 @@ class Cluster:
         if faults.strikes("straggler", rates.straggler):
             service_ns = round(service_ns * rates.straggler_factor)
         replica.batch_end = None
-        if faults.strikes("failed_batch", rates.failed_batch):
+        if rates.touches_requests and faults.strikes_any("deadly_request", rates.deadly_request, order):
+            self._push(now_ns + faults.within_ns("deadly_request", service_ns), Crashed(order.replica))
+            return
+        is_bad = rates.touches_requests and faults.strikes_any("bad_request", rates.bad_request, order)
+        if is_bad or faults.strikes("failed_batch", rates.failed_batch):
             at_ns = now_ns + faults.within_ns("failed_batch", service_ns)
             self._push(at_ns, BatchFailed(order.batch, order.replica, "the model raised"))
             return

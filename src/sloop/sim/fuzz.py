@@ -117,6 +117,9 @@ FAULTS: Final[dict[str, float]] = {
 }
 """The rate of each kind of fault in the worlds where it is on."""
 
+REQUEST_FAULTS: Final[dict[str, float]] = {"bad_request": 0.02, "deadly_request": 0.005}
+"""The same for faults of requests."""
+
 ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 """True over believed durations."""
 
@@ -188,7 +191,7 @@ def random_world(seed: int, system: str = "static") -> World:
             for stage in stages
             for variant in stage.variants
         },
-        faults=_faults(random),
+        faults=_faults(random, seed),
         origin=_command(seed, system),
     )
 
@@ -279,8 +282,10 @@ def _truth(random: Random, seed: int, fan_out: dict[str, tuple[int, ...]]) -> tu
     return truth, link
 
 
-def _faults(random: Random) -> FaultRates:
+def _faults(random: Random, seed: int) -> FaultRates:
     on = {kind: value for kind, value in FAULTS.items() if random.random() < 0.25}
+    own = stream(seed, "faults of requests")  # a separate stream, so that worlds without them do not change
+    on |= {kind: value for kind, value in REQUEST_FAULTS.items() if own.random() < 0.25}
     return convert(on, FaultRates)
 
 
@@ -323,7 +328,7 @@ def random_deployment(seed: int, system: str = "static") -> World:
             plan_ms=random.choice(PLAN_MS),
             nodes=NodeTruth(random.choice((0.2, 2.0, 5.0)), random.choice((0.0, 0.5)), repair_s=2.0),
         ),
-        faults=replace(_faults(random), failed_acquire=_one(random, 0.0, 0.0, 0.3), node_repair_s=2.0),
+        faults=replace(_faults(random, seed), failed_acquire=_one(random, 0.0, 0.0, 0.3), node_repair_s=2.0),
         changes=changes,
         origin=_command(seed, system, "--deployment"),
     )

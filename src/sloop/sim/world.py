@@ -40,6 +40,7 @@ from sloop.sim.truth.network import (
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
 from sloop.streams import seed_of
+from sloop.systems.replay import require_all, with_beginning
 from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up
 from sloop.text import listed
 from sloop.units import ms, to_s
@@ -128,7 +129,7 @@ class World:
         """
         choice = choice or scenario.systems[0]
         deployment, truth = scenario.deployment.under(choice), scenario.truth
-        mtbf_s = truth.nodes.mtbf_s
+        mtbf_s, failures = truth.nodes.mtbf_s, truth.failures
         return cls(
             seed=scenario.seed,
             deployment=deployment,
@@ -136,7 +137,9 @@ class World:
             duration_ns=scenario.duration_ns,
             truth=truth,
             faults=FaultRates(
-                crash_mtbf_s=truth.failures.mtbf_s if truth.failures else 0.0,
+                crash_mtbf_s=(failures and failures.mtbf_s) or 0.0,
+                bad_request=failures.bad_requests if failures else 0.0,
+                deadly_request=failures.deadly_requests if failures else 0.0,
                 node_mtbf_s=mtbf_s or 0.0,
                 node_repair_s=truth.nodes.repair_s,
             ),
@@ -368,6 +371,7 @@ def recorded_in(log: Path, deployment: Deployment) -> RecordedRun:
     Raises InputError if the file is not an event log, or its applications have other stages or variants.
     """
     recorded = read_log(log)
+    require_all(recorded, "a simulation of a recorded run")
     wanted = _variants_of(deployment.applications)
     found = _variants_of([application_in(definition) for definition in recorded.header.definitions.values()])
     if found != wanted:
@@ -376,7 +380,7 @@ def recorded_in(log: Path, deployment: Deployment) -> RecordedRun:
             where=str(log),
             help="give the log of a run of these stages and variants",
         )
-    return recorded_run(recorded, tuple(deployment.by_name))
+    return recorded_run(with_beginning(recorded), tuple(deployment.by_name))
 
 
 def _variants_of(applications: Iterable[Application]) -> list[str]:

@@ -64,7 +64,7 @@ class BiscaleSplit:
     carried_rps: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BiscaleProblem:
     """Stages, the segments of the graph that must keep a budget in slots, and the cores of the whole cluster in units.
 

@@ -15,6 +15,7 @@ Units: requests per second, milliseconds, and any unit of cost and of resources.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Final
 
@@ -38,6 +39,10 @@ TIE: Final = 1e-3
 are better; it is not in the cost of a mix."""
 SHARE_ERROR: Final = 0.01
 """How far the share of an overload may be below the largest possible."""
+STEPS_MAX: Final = 2_000
+"""The most steps of `_OneStageSearch`, some microseconds each; HiGHS solves what takes longer."""
+SOLUTIONS_KEPT: Final = 1_024
+"""Applications with equal profiles, deadlines and rates have equal programs, and each takes HiGHS some milliseconds."""
 COST_UNITS: Final = 1 << 40
 """The largest cost of an option as an integer: fine enough for prices, and sums of many stages do not overflow."""
 
@@ -118,7 +123,7 @@ def cheapest(
 ) -> Mix | None:
     """The cheapest mix that carries all rates on the nodes of the pools; None if there is none, or none was found
     within `nodes_max`. A replica that is not there already costs `start` times its cost more."""
-    return _solved(stages, pools, start=start, nodes_max=nodes_max)
+    return _solved(tuple(stages), tuple(pools), start=start, nodes_max=nodes_max)
 
 
 def largest_share(stages: Sequence[MixStage], pools: Sequence[MixNodes]) -> tuple[Mix, float] | None:
@@ -127,6 +132,7 @@ def largest_share(stages: Sequence[MixStage], pools: Sequence[MixNodes]) -> tupl
 
     It bisects. A program with the share as a column would be exact, but HiGHS then prints to standard output.
     """
+    stages, pools = tuple(stages), tuple(pools)
     best = _solved(stages, pools, share=0.0)
     if best is None:
         return None
@@ -202,9 +208,10 @@ def _columns(stages: Sequence[MixStage], pools: Sequence[MixNodes], start: float
             yield _Column(at, index, option, (paid + start) * option.cost, option.most - present)
 
 
+@lru_cache(maxsize=SOLUTIONS_KEPT)
 def _solved(
-    stages: Sequence[MixStage],
-    pools: Sequence[MixNodes],
+    stages: tuple[MixStage, ...],
+    pools: tuple[MixNodes, ...],
     *,
     share: float = 1.0,
     start: float = 0.0,
@@ -219,6 +226,10 @@ def _solved(
     if not all(stage.options for stage in stages):
         return None
     columns = list(_columns(stages, pools, start))
+    if len(stages) == 1 and not most_served and not any(pool.rented for pool in pools):
+        search = _OneStageSearch(columns, pools, share * stages[0].rate_rps)
+        if search.is_complete:
+            return _mix(stages, pools, columns, search.best, proven=True) if search.best else None
     rented = {at: len(columns) + place for place, at in enumerate(at for at, pool in enumerate(pools) if pool.rented)}
     rows = [*_limits(columns, pools, rented), *_loads(columns, stages, share)]
     node_costs = [0.0 if most_served else pools[at].price for at in rented] * 2
@@ -238,15 +249,91 @@ def _solved(
     )
     if found.values is None:
         return None
+    return _mix(stages, pools, columns, [round(value) for value in found.values[: len(columns)]], proven=found.proven)
+
+
+def _mix(
+    stages: tuple[MixStage, ...],
+    pools: tuple[MixNodes, ...],
+    columns: Sequence[_Column],
+    values: Sequence[int],
+    *,
+    proven: bool,
+) -> Mix:
+    """The mix with so many replicas of each column."""
     counts = [[0] * len(stage.options) for stage in stages]
-    for column, value in zip(columns, found.values, strict=False):
-        counts[column.stage][column.index] += round(value)
+    for column, value in zip(columns, values, strict=True):
+        counts[column.stage][column.index] += value
     started = math.fsum(
         max(0, count - option.present) * option.cost
         for own, stage in zip(counts, stages, strict=True)
         for count, option in zip(own, stage.options, strict=True)
     )
-    return Mix(tuple(map(tuple, counts)), cost_of(stages, counts, pools), started, found.proven)
+    return Mix(tuple(map(tuple, counts)), cost_of(stages, counts, pools), started, proven)
+
+
+class _OneStageSearch:
+    """The cheapest replicas of one stage on nodes that are not rented: a knapsack, by branch and bound.
+
+    Most applications have one stage. HiGHS takes 8 ms for each such program, mostly to set up; this takes 0.1 ms. The
+    bound of the rest is its relaxation without the nodes' limits, so that columns are tried by their cost per request.
+    Among equal costs the first found is the answer: the mix with most of the cheapest column, and of equally cheap ones
+    of the largest, which is that of the fewest replicas.
+    """
+
+    def __init__(self, columns: Sequence[_Column], pools: Sequence[MixNodes], rate_rps: float) -> None:
+        self.is_complete = False
+        """Whether `best` is proven; the search ends after `STEPS_MAX`."""
+        self.best: list[int] = []
+        """By column, how many replicas; empty if there is no answer."""
+        self._cost = math.inf
+        self._steps = 0
+        self._columns = columns
+        # Without a rate, one replica of any kind is enough.
+        self._serves = [column.option.rate_rps if rate_rps > 0 else 1.0 for column in columns]
+        self._needed = rate_rps * (1 - SLACK) if rate_rps > 0 else 1.0
+        self._order = sorted(
+            [at for at, column in enumerate(columns) if column.most > 0 and self._serves[at] > 0],
+            key=lambda at: (columns[at].cost / self._serves[at], -self._serves[at]),
+        )
+        self._room = [pool.owned * (1 + SLACK) for pool in pools]
+        self._counts = [0] * len(columns)
+        self._search(0, self._needed, 0.0)
+        self.is_complete = self._steps < STEPS_MAX
+
+    def _search(self, place: int, left_rps: float, cost: float) -> None:
+        """Try all numbers of the columns from `place` on, for the rate that is left."""
+        self._steps += 1
+        if left_rps <= 0:
+            self._cost, self.best = cost, list(self._counts)
+            return
+        if place == len(self._order):
+            return
+        at = self._order[place]
+        column, serves = self._columns[at], self._serves[at]
+        option, most = column.option, min(column.most, math.ceil(left_rps / serves))
+        room = self._room[option.pool]
+        if option.nodes > 0 and math.isfinite(room):
+            most = min(most, math.floor(room / option.nodes + SLACK))
+        following = self._order[place + 1] if place + 1 < len(self._order) else None
+        for count in range(most, -1, -1):
+            rest_rps, so_far = left_rps - count * serves, cost + count * column.cost
+            if rest_rps <= 0:  # more than is needed, so that one less may cost less
+                least = so_far
+            elif following is None:
+                break
+            else:
+                least = so_far + rest_rps * self._columns[following].cost / self._serves[following]
+            if self._steps >= STEPS_MAX:
+                break
+            if least >= self._cost * (1 - ROUNDING):
+                if rest_rps <= 0:
+                    continue
+                break  # with fewer of this column, more of dearer ones are needed
+            self._counts[at] = count
+            self._room[option.pool] = room - count * option.nodes
+            self._search(place + 1, rest_rps, so_far)
+        self._counts[at], self._room[option.pool] = 0, room
 
 
 def _limits(columns: Sequence[_Column], pools: Sequence[MixNodes], rented: Mapping[int, int]) -> Iterator[highs.Row]:

@@ -6,26 +6,31 @@ applications with their profiles and their system's parameters. Applications tha
 """
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import Action, RequestPlan
+from sloop.actions import Action, Decided, RequestPlan, Rollout, StartReplica
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.core import Core
+from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
-from sloop.events import Deployed, Event, Planned
+from sloop.events import Deployed, Event, Planned, ReplicaReady
 from sloop.profile.fit import Percentile
 from sloop.profile.passes import refined
-from sloop.profile.profile import Profile, load_profile, path_beside
+from sloop.profile.profile import Profile, digest, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, batch_durations
+from sloop.runlog.fold import DeploymentState, Kept
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
+from sloop.systems.snapshot import Snapshot, restore
+from sloop.vocabulary import Life, Node, version_key
 
 
 def header_of(
@@ -65,26 +70,129 @@ def rebuild(header: Header) -> Setup:
     return set_up(deployment, must_fit=False)
 
 
+@dataclass(frozen=True, slots=True)
+class RefinedProfile:
+    """A profile of a model with the durations of a log's batches as one more pass."""
+
+    model: Path
+    file: Path
+    """The file of the profile: the one that the application read, else the one beside the model."""
+    is_read: bool
+    """Whether the application reads this file. It does not if it declares the profile itself, or if several models
+    share the file."""
+    profile: Profile
+
+
+def require_all(log: RecordedLog, what: str) -> None:
+    """InputError if a log has only a sample of the requests."""
+    if log.header.sample < 1.0:
+        raise InputError(
+            f"{what} needs all requests, and this log has {log.header.sample:.3%} of those served in time",
+            where=str(log.path),
+            help="record a run without --log-sample",
+        )
+
+
+def changed_systems(log: RecordedLog) -> list[str]:
+    """A sentence for each Python file of a system that is not, or no longer, the one that decided in the log."""
+    found: dict[str, None] = {}
+    for application in _applications_of(log):
+        system = application.system
+        if system.digest and not (Path(system.name).is_file() and digest(Path(system.name)) == system.digest):
+            found[f"{system.name} has changed since this run, so its present code may decide otherwise"] = None
+    return list(found)
+
+
+class Beginning(NamedTuple):
+    """The state with which a log begins: fresh, or that of the snapshot of its first segment."""
+
+    core: Core
+    fold: DeploymentState
+    """Its beliefs are those of the core."""
+
+
+def beginning_of(log: RecordedLog, kept: Kept = Kept()) -> Beginning:  # noqa: B008  # frozen
+    """The state at a log's start. InputError if it begins in the middle of a run, without a snapshot."""
+    header = log.header
+    if log.is_whole:
+        setup = rebuild(header)
+        fold = DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=kept)
+        return Beginning(setup.core(), fold)
+    found = log.snapshot
+    if found is None:
+        raise InputError(
+            f"segment {header.segment} has no snapshot, so that nothing can go on from there",
+            where=str(log.files[0]),
+            help="name a later segment",
+        )
+    applications = [application_in(each) for each in header.definitions.values()]
+    made = [
+        build(application.name, application.version, definition)
+        for application, definition in zip(applications, header.definitions.values(), strict=True)
+    ]
+    core, restored = restore(msgspec.json.decode(found, type=Snapshot), made, build)
+    if restored is None:
+        raise InputError("the snapshot has no fold", where=str(log.files[0]), help="name a later segment")
+    restored.keep(kept)
+    return Beginning(core, restored)
+
+
+def parts_of(log: RecordedLog) -> tuple[Sequence[ApplicationParts], Sequence[Node]]:
+    """The versions with which a log begins, fresh, and the nodes."""
+    if log.is_whole:
+        setup = rebuild(log.header)
+        return setup.parts(), setup.deployment.cluster
+    made = [application_in(each) for each in log.header.definitions.values()]
+    parts = [build(each.name, each.version, log.header.definitions[each.key]) for each in made]
+    return parts, [record.node for record in beginning_of(log).fold.nodes.records.values()]
+
+
+def with_beginning(log: RecordedLog) -> Iterable[tuple[int, Record]]:
+    """The records of a log, for a fold that has the versions of its header and nothing else: where it begins in the
+    middle of a run, first those that start the replicas, plans and versions that were there. Of requests that had
+    arrived before, only the end is there, which a fold ignores."""
+    if log.is_whole:
+        return log
+    core, fold = beginning_of(log)
+    at_ns = log.header.from_ns
+    found: list[Record] = []
+    for version in fold.records:
+        if version.has_ended:
+            continue
+        found.append(Rollout(version.application, version.version, version.state, version.share, version.why))
+        if version.run.plan is not None:
+            key = version.key if len(core.state.applications) > 1 else ""
+            found.append(Decided("plan", version.run.plan.why, plan=version.run.plan, application=key))
+        for id, replica in version.run.replicas.items():
+            found.append(StartReplica(id, replica.spec.with_cores(replica.cores)))
+            if replica.life is not Life.STARTING:
+                found.append(ReplicaReady(id))
+    return chain([(at_ns, record) for record in found], log)
+
+
 def refined_profiles(
     log: RecordedLog, model: Path | None = None, percentile: Percentile = "p99"
-) -> dict[Path, Profile]:
-    """By model file, its profile with the durations of the log's batches as one more pass (`sloop.profile.passes`).
+) -> list[RefinedProfile]:
+    """The profiles that the batches of a log were planned with, with their durations as one more pass
+    (`sloop.profile.passes`).
 
-    It refines the profile next to the model, if that is of the same version of the model as the log's; otherwise the
-    log's. `model` selects one file. InputError for a simulated run, or if the log has too few batches (of `model`).
+    What is refined is the profile in its file as it is now, if that is of the same version of the model as the log's;
+    otherwise the log's. `model` selects one model. InputError for a simulated run, or if the log has too few batches
+    (of `model`).
     """
     header, where = log.header, str(log.path)
     if header.origin != "live":
         raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
-    durations_ns = batch_durations(log)
+    require_all(log, "a profile")
+    durations_ns = batch_durations(with_beginning(log))
     variants = {
         (stage.name, variant.name): variant
         for application in _applications_of(log)
         for stage in application.stages
         for variant in stage.variants
     }
-    profiles: dict[Path, Profile] = {}
-    runs_ns: dict[Path, dict[tuple[int, float], list[int]]] = {}
+    profiles: dict[tuple[Path, str], Profile] = {}
+    runs_ns: dict[tuple[Path, str], dict[tuple[int, float], list[int]]] = {}
     for (stage, name, hardware), cells in durations_ns.items():
         variant = variants.get((stage, name))
         profile = variant.on(hardware) if variant is not None else None
@@ -92,18 +200,24 @@ def refined_profiles(
             continue
         path = Path(variant.model)
         if model is None or path.resolve() == model.resolve():
-            profiles[path] = _newest(path, profile)
+            key = (path, variant.file_on(hardware))
+            profiles[key] = profile
             for cell, found_ns in cells.items():
-                runs_ns.setdefault(path, {}).setdefault(cell, []).extend(found_ns)
+                runs_ns.setdefault(key, {}).setdefault(cell, []).extend(found_ns)
     if not profiles:
         of = f"{model.name!r}" if model else "any model"
         what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"
         raise InputError(what, where=where, help="record a longer run, or one of this model")
     beside = f"a server under {header.system}, {log.path.name}"
-    return {
-        path: refined(profile, runs_ns[path], date=header.date, beside=beside, percentile=percentile)
-        for path, profile in profiles.items()
-    }
+    sharing = Counter(file for _, file in profiles)
+    found: list[RefinedProfile] = []
+    for (path, declared), profile in profiles.items():
+        is_read = bool(declared) and sharing[declared] == 1
+        file = Path(declared) if is_read else path_beside(path)
+        newest = _newest(file, profile)
+        made = refined(newest, runs_ns[path, declared], date=header.date, beside=beside, percentile=percentile)
+        found.append(RefinedProfile(path, file, is_read, made))
+    return found
 
 
 def _applications_of(log: RecordedLog) -> Iterator[Application]:
@@ -115,10 +229,9 @@ def _applications_of(log: RecordedLog) -> Iterator[Application]:
             yield application_in(record.definition)
 
 
-def _newest(model: Path, logged: Profile) -> Profile:
-    """The profile beside the model, which other logs may have refined since; the logged one if the model changed."""
-    path = path_beside(model)
-    kept = load_profile(path) if path.is_file() else logged
+def _newest(file: Path, logged: Profile) -> Profile:
+    """The profile in its file, which other logs may have refined since; the logged one if the model changed."""
+    kept = load_profile(file) if file.is_file() else logged
     return kept if kept.model_digest == logged.model_digest else logged
 
 
@@ -190,7 +303,7 @@ class _ReplayedPlanner:
         """What the event should be if it is an answer of the planner; None for other events, and after a restart, from
         which on all policies are fresh."""
         if isinstance(event, Deployed):
-            key = event.application if event.version == "1" else f"{event.application}@{event.version}"
+            key = version_key(event.application, event.version)
             self._definitions[key] = event.definition
         if not isinstance(event, Planned):
             return None

@@ -24,6 +24,7 @@ from sloop.errors import InputError
 from sloop.events import WOKE
 from sloop.options import placed
 from sloop.profile.estimate import Estimate
+from sloop.profile.profile import digest
 from sloop.systems import build_system
 from sloop.systems.system import System, is_system_file
 from sloop.text import counted, listed
@@ -54,6 +55,9 @@ class ApplicationSetup:
             version=application.version,
             weight=application.weight,
             rest_after_ns=s(application.rest_after_s),
+            response_timeouts_ns={
+                stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
+            },
         )
 
 
@@ -123,6 +127,7 @@ def beliefs_of(application: Application) -> EstimateMap:
                     help = "add the kind's profile under `profiles`, or nodes of a kind that has one"
                     raise InputError(what, where=where, help=help)
                 help = f"measure it with `sloop profile {variant.model or 'MODEL'}`"
+                help += "; `sloop serve` measures a model briefly before it serves it" if variant.model else ""
                 raise InputError(f"{what}, so its speed is unknown", where=where, help=help)
             for hardware, profile in profiles.items():
                 found[stage.name, variant.name, hardware] = Estimate(
@@ -145,12 +150,11 @@ def definition_of(setup: ApplicationSetup) -> dict[str, Any]:
     application, kinds = setup.application, dict[tuple[str, ...], Node]()
     for node in application.cluster:
         kinds.setdefault((node.hardware, *(device.kind for device in node.devices)), node)
-    bare = replace(  # lines belong to the file; a copy has no cached values
-        application,
-        cluster=tuple(kinds.values()),
-        system=replace(application.system, lines={}, inherited={}),
-        lines={},
-    )
+    system = replace(application.system, lines={}, inherited={})
+    if is_system_file(system.name):
+        system = replace(system, digest=digest(Path(system.name)))
+    # Lines belong to the file; a copy has no cached values.
+    bare = replace(application, cluster=tuple(kinds.values()), system=system, lines={})
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(bare))
     return plain
 

@@ -3,8 +3,12 @@
 A user's system is a Python file that defines `SYSTEM`; its path is its name. See `docs/write-a-system.md`.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -51,6 +55,49 @@ class System:
         policies = {verb: _declared_policy(verb, getattr(self.policies, verb), fields.get(verb)) for verb in VERBS}
         policies["scale"] = adjust(policies["scale"], value, also=VERBS)
         return replace(self, policies=Policies(**policies))
+
+
+@dataclass(frozen=True, slots=True)
+class SystemParameter:
+    """A parameter that users may write under `system`, with the value that the system gives it."""
+
+    verb: str
+    policy: str
+    key: str
+    """As it is written: the parameters of the scale policy directly under `system`, others under their verb."""
+    default: Any
+    meaning: str
+    """From the policy's source; empty if it says nothing."""
+
+
+def parameters_of(system: System) -> tuple[SystemParameter, ...]:
+    """All parameters of a system, those of its scale policy first."""
+    found: list[SystemParameter] = []
+    for verb in ("scale", *(verb for verb in VERBS if verb != "scale")):
+        policy = getattr(system.policies, verb)
+        meanings = _meanings(type(policy))
+        for key, default in written(policy).items():
+            path = key if verb == "scale" else f"{verb}.{key}"
+            meaning = meanings.get(key) or meanings.get(f"{key.removesuffix('_ms')}_ns", "")
+            found.append(SystemParameter(verb, _slot(verb, policy)["name"], path, default, meaning))
+    return tuple(found)
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What a class says of its fields: the text after each, as one line. Empty without the source."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+                said = text.value.value if is_text and isinstance(text.value.value, str) else ""  # type: ignore[attr-defined]
+                found[field.target.id] = " ".join(said.split()).replace("_ns`", "_ms`")
+    return found
 
 
 def _slot(verb: str, policy: object) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import Decided
@@ -103,6 +103,20 @@ def test_one_more_request_while_the_others_keep_their_cores() -> None:
     assert (less.feasible, less.summary) == (True, "+1 replica of x/a (1 core)")
 
 
+def test_one_more_request_where_all_want_too_much_divides_the_cores_anew() -> None:
+    """`x` gets the four of eight cores that are its fair part; `y`, which has five, gives one up."""
+    made = deployed("fa2", x={}, y={})
+    found = explain_plan(made, {"x": 300, "y": 750})
+    assert [each.cores for each in found.applications] == [3, 5]
+    x, y = [each.one_more for each in found.applications]
+    assert x is not None
+    assert (x.feasible, x.summary) == (True, "+1 replica of x/a (1 core)")
+    then = explain_plan(made, {"x": 301, "y": 750})
+    assert [each.cores for each in then.applications] == [4, 4]
+    assert y is not None
+    assert (y.feasible, y.summary) == (False, "the plan is not feasible as it is")
+
+
 def test_an_application_without_requests_may_rest() -> None:
     made = deployed("fa2", x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 4})]}, y={})
     found = explain_plan(made, {"x": 0, "y": 5})
@@ -163,6 +177,7 @@ def cores(report: PlanReport, application: str) -> list[tuple[str, int, float, i
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES, st.sampled_from(["static", "fa2", "hpa", "ipa", "biscale", "sponge"]), st.floats(0, 250))
+@example({"u": (1, 60, 1.0), **dict.fromkeys("vwx", (30, 60, 1.0))}, "biscale", 85.0)  # keeps more than its part
 def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(
     sizes: dict[str, tuple[int, int, float]], system: str, rate_rps: float
 ) -> None:

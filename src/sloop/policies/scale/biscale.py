@@ -14,7 +14,7 @@ of a unit, up to the limits of node and profile, and graphs whose paths meet are
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from sloop.policies import targets
 from sloop.solvers.biscale import (
     BiscaleChoice,
     BiscaleProblem,
+    BiscaleSplit,
     BiscaleStage,
     ReplicaGroups,
     StageReplicas,
@@ -47,6 +48,8 @@ CUTS_MAX: Final = 4
 SLOTS_MAX: Final = 5_000
 """The most slots of the longest deadline. Longer deadlines get coarser slots, so that a decision takes less than 100
 ms."""
+PROBLEMS_KEPT: Final = 1_024
+"""More than there are applications in one deployment."""
 REFERENCE_S: Final = 10
 """Seconds in which to look for the busiest second, the reference rate. The publication compares the mean rate of two
 seconds with a maximum predicted for the next ten, so that with ordinary noise the load hardly ever looks steady."""
@@ -152,34 +155,59 @@ def biscale_model(view: ClusterView, limits: SizeLimits) -> BiscaleModel:
     node_cores = targets.node_cores_max(view)
     unit = min(limits.unit, node_cores)
     beliefs = tuple(targets.belief_of(stage, limits.variant) for stage in view.stages)
-    stages = tuple(
-        _stage(stage, belief, unit, node_cores, limits) for stage, belief in zip(view.stages, beliefs, strict=True)
-    )
+    tables = tuple([_costs_ns(belief, unit, node_cores, limits.cores_max) for belief in beliefs])
+    batches = tuple([min(limits.batch_max, belief.batch_max) for belief in beliefs])
+    visits = tuple([stage.visits for stage in view.stages])
     paths = targets.indexed_paths(view, limits.margin)
+    total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
+    problem, feasible = _problem(tables, batches, visits, paths, limits.throughput, total)
+    return BiscaleModel(problem, view.stages, beliefs, unit, feasible)
+
+
+@lru_cache(maxsize=PROBLEMS_KEPT)
+def _problem(
+    tables: tuple[tuple[tuple[int, ...], ...], ...],
+    batches: tuple[int, ...],
+    visits: tuple[float, ...],
+    paths: tuple[IndexedPath, ...],
+    throughput: Throughput,
+    total: float,
+) -> tuple[BiscaleProblem, bool]:
+    """The problem, and whether it has a solution at a rate of 0. By stage: the costs in ns by units and batch, the
+    largest batch, and the visits of a request; `total` are the units of all nodes. It seldom changes from one decision
+    to the next, and is the same for applications with equal profiles and deadlines."""
+    stages = tuple(
+        BiscaleStage(np.array([row[1 : most + 1] for row in table], dtype=np.float64) / 1e6, own)
+        for table, most, own in zip(tables, batches, visits, strict=True)
+    )
     weights = [float(stage.latency_ms[0].mean()) for stage in stages]
     slot_ms = max(1, math.ceil(max(path.slo_ms for path in paths) / SLOTS_MAX))
     segments = _segments(paths, slot_ms)
     cuts = [] if is_exact(segments) else forests(paths, weights, most=CUTS_MAX)
     cut = tuple(_segments(forest.paths, slot_ms) for forest in cuts)
-    total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
-    problem = BiscaleProblem(stages, segments, limits.throughput, total, cut, slot_ms)
+    problem = BiscaleProblem(stages, segments, throughput, total, cut, slot_ms)
     feasible = problem.horizontal(0) is not None
     if not feasible:  # with_queue cuts the throughput of batches that take over a second to 0
         problem = replace(problem, throughput="pure")
         feasible = problem.horizontal(0) is not None
-    return BiscaleModel(problem, view.stages, beliefs, unit, feasible)
+    return problem, feasible
+
+
+@lru_cache(maxsize=PROBLEMS_KEPT)
+def _split(problem: BiscaleProblem, rate_rps: float, replicas: tuple[int, ...]) -> BiscaleSplit | None:
+    """The problem's answer. Most rates are the same in the next decision, or in another application."""
+    return problem.split(rate_rps, replicas)
 
 
 def _segments(paths: Sequence[IndexedPath], slot_ms: int) -> tuple[Segment, ...]:
     return tuple(Segment(path.stages, path.slots(slot_ms)) for path in paths)
 
 
-def _stage(stage: StageView, belief: Belief, unit: float, node_cores: float, limits: SizeLimits) -> BiscaleStage:
+def _costs_ns(belief: Belief, unit: float, node_cores: float, cores_max: int) -> tuple[tuple[int, ...], ...]:
+    """The believed durations of batches on 1, 2, … units, as many as are of use."""
     useful = min(node_cores, max(unit, belief.cores_max))
-    rows = max(1, min(limits.cores_max, int(useful / unit + ROUNDING)))
-    batches = min(limits.batch_max, belief.batch_max)
-    costs_ns = [belief.costs_ns(belief.slot(units * unit))[1 : batches + 1] for units in range(1, rows + 1)]
-    return BiscaleStage(np.array(costs_ns, dtype=np.float64) / 1e6, stage.visits)
+    rows = max(1, min(cores_max, int(useful / unit + ROUNDING)))
+    return tuple([tuple(belief.costs_ns(belief.slot(units * unit))) for units in range(1, rows + 1)])
 
 
 def stage_replicas(stage: StageView, unit: float) -> StageReplicas:
@@ -486,7 +514,7 @@ class Vertical:
         rate_rps = view.forecast_rps
         if self.whole:
             rate_rps = max(1.0, math.floor(rate_rps))
-        split = model.problem.split(rate_rps, [self.replicas] * len(view.stages))
+        split = _split(model.problem, rate_rps, (self.replicas,) * len(view.stages))
         if split is None:
             return _infeasible(model, view.plan)
         plans = model.plans(split.choices)

@@ -8,12 +8,13 @@ are the visits of a request, rounded up. The paths and their deadlines are those
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar, Final, Protocol
 
 from msgspec import structs
 
-from sloop.core.ledger import replicas_max
+from sloop.core.ledger import equal_nodes, replicas_max
 from sloop.core.views import Belief, ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
@@ -35,16 +36,9 @@ class EqualReplicasProblem:
     beliefs: tuple[Belief, ...]
     cores: float
     ingress_rps: float
-
-    @property
-    def replicas_max(self) -> float:
-        """How many replicas fit on the empty nodes; infinite if no node is known. If stages differ in what they need
-        besides cores, those of the stage that needs least."""
-        nodes = self.view.nodes
-        if not nodes:
-            return math.inf
-        slots = [(belief.slot(self.cores), belief) for belief in self.beliefs]
-        return max(sum(replicas_max(node.node, slot, belief) for node in nodes) for slot, belief in slots)
+    replicas_max: float
+    """How many replicas fit on the empty nodes; infinite if no node is known. If stages differ in what they need
+    besides cores, those of the stage that needs least."""
 
     def plan(self, choices: Sequence[Fa2Choice], why: str, *, feasible: bool) -> Plan:
         """The choices as a plan."""
@@ -141,6 +135,9 @@ class _Parameters(Protocol):
     def hardware(self) -> str: ...
 
 
+SOLUTIONS_KEPT: Final = 1_024
+"""More than there are applications in one deployment."""
+
 _RANGES: Final[Mapping[str, dict[str, float]]] = {
     "cores": {"above": 0},
     "batch_max": {"least": 1},
@@ -189,9 +186,30 @@ def equal_replicas_problem(
     paths = targets.indexed_paths(view, margin)
     on_no_path = sorted(set(range(len(stages))) - {stage for path in paths for stage in path.stages})
     paths += tuple(IndexedPath((stage,), margin * to_ms(view.stages[stage].slo_ns)) for stage in on_no_path)
+    groups = [(len(own), own[0].node) for own in equal_nodes(view.nodes).values()]
+    most = [sum(count * replicas_max(node, each.slot(cores), each) for count, node in groups) for each in chosen]
     return EqualReplicasProblem(
-        view, tuple(stages), paths, tuple(chosen), cores, load * (expected_rps or view.forecast_rps)
+        view=view,
+        stages=tuple(stages),
+        paths=paths,
+        beliefs=tuple(chosen),
+        cores=cores,
+        ingress_rps=load * (expected_rps or view.forecast_rps),
+        replicas_max=max(most) if groups else math.inf,
     )
+
+
+@lru_cache(maxsize=SOLUTIONS_KEPT)
+def _solution(
+    stages: tuple[Fa2Stage, ...],
+    paths: tuple[IndexedPath, ...],
+    mode: Fa2Mode,
+    ties: Ties,
+    polish: bool,
+    nodes_max: int,
+) -> Fa2Solution | Fa2Infeasible | Fa2GaveUp:
+    """The solver's answer. Most rates are the same in the next decision, or in another application."""
+    return fa2.solve(stages, paths, mode=mode, ties=ties, polish=polish, nodes_max=nodes_max)
 
 
 def _fewest(
@@ -204,7 +222,8 @@ def _fewest(
     """FA2's plan: the fewest replicas that keep the deadlines; if they do not fit, those for the largest share of the
     rate that fits."""
     highs.load()  # before the first request, because the import takes half a second
-    solution = fa2.solve(problem.stages, problem.paths, mode=mode, ties=ties, polish=polish, nodes_max=nodes_max)
+    unnamed = tuple([replace(stage, name="") for stage in problem.stages])
+    solution = _solution(unnamed, problem.paths, mode, ties, polish, nodes_max)
     if not isinstance(solution, Fa2Solution):
         return problem.plan_without_solution(solution)
     if solution.replicas > problem.replicas_max:

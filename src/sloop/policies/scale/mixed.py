@@ -4,7 +4,8 @@ Our own; the problem is that of Ribbon (SC 2021) and Kairos (HPDC 2023), which c
 search. Per stage, variant and kind of hardware there are replicas of some sizes, each with the batch that serves most
 within the stage's part of the deadline; an integer program chooses how many of each (`sloop.solvers.mixed`). What
 counts is the price of whole nodes on demand, and on other nodes that of a replica's share; cores where no kind has a
-price. Accuracy is not traded: only variants that are at least as accurate as the wanted one take part.
+price. Nodes that are always there cost the same whatever the plan, so what is idle of them counts nowhere. Accuracy is
+not traded: only variants that are at least as accurate as the wanted one take part.
 
 A request that arrives just after a batch has started waits for that batch before its own runs, so a batch may take half
 of the stage's part (Nexus, SOSP 2019). Where nothing is fast enough for that, batches of one may take all of it.
@@ -24,7 +25,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from sloop.core.ledger import Ledger, Reservation, replicas_max, sites
+from sloop.core.ledger import Ledger, equal_nodes, replicas_max
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
@@ -34,7 +35,7 @@ from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
 from sloop.text import chain, counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, s, to_ms
-from sloop.vocabulary import Group, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 COUNT_MAX: Final = 10_000
 """The most replicas of one kind and size."""
@@ -101,6 +102,10 @@ class MixedMemory:
     """The parts of the deadline for which the mix in force was chosen."""
     decided: tuple[object, ...] = ()
     """What the last decision was made from: it stays for as long as that does not change."""
+
+    def __deepcopy__(self, memo: object) -> "MixedMemory":
+        """All it has are values that cannot change; hundreds of them."""
+        return MixedMemory(self.rates.copy(), self.parts_ms, self.decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,7 @@ class MixedCluster:
             by_kind.setdefault(node.node.hardware, []).append(node)
         has_prices = any(node.node.usd_per_h for node in nodes)
         kinds = list(by_kind)
+        distinct = {kind: [(len(each), each[0]) for each in equal_nodes(own).values()] for kind, own in by_kind.items()}
         present = {
             (group.spec.stage, group.spec.variant, group.spec.slot): group.count
             for target in (view.plan.stages if view.plan else ())
@@ -250,7 +256,7 @@ class MixedCluster:
                 )
                 for belief in _beliefs(stage, by_kind, policy)
                 for slot, cost, most, nodes_each in _slots(
-                    belief, by_kind[belief.hardware], policy, has_prices=has_prices
+                    belief, distinct[belief.hardware], policy, has_prices=has_prices
                 )
             )
             for stage in view.stages
@@ -342,21 +348,14 @@ class MixedCluster:
         nodes = [node.node for node in self.nodes if kinds.count(node.node.hardware) > 1]
         if not nodes:
             return ()
-        ledger = Ledger([])
-        for node in nodes:
-            ledger.add(node, NodeState.READY)
+        ledger = Ledger.all_ready(nodes)
         left_over: list[ReplicaSize] = []
         number = 0
         for size, count in sorted(shared, key=lambda pair: -pair[0].slot.cores):
             spec = ReplicaSpec("", size.belief.variant, size.slot)
             for _ in range(count):
-                site = next(iter(sites(spec, size.belief, ledger.views())), None)
-                if site is None:
+                if not ledger.place(ReplicaId(number), spec, size.belief):
                     left_over.append(size)
-                    continue
-                device = site.device.device.name if site.device else None
-                name = site.node.node.name
-                ledger.reserve(ReplicaId(number), Reservation.of(spec, size.belief, name, device))
                 number += 1
         return left_over
 
@@ -439,23 +438,27 @@ def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator
 
 
 def _slots(
-    belief: Belief, nodes: Sequence[NodeView], policy: Mixed, *, has_prices: bool
+    belief: Belief, nodes: Sequence[tuple[int, NodeView]], policy: Mixed, *, has_prices: bool
 ) -> Iterator[tuple[Slot, float, int, float]]:
     """The slots of replicas that fit on a node, the largest first: each with its cost, how many fit on all nodes, and
-    the part of a node that it takes.
+    the part of a node that it takes. `nodes` has one node of each group of equal ones, and how many they are.
 
     A profile that gives the same latency on fewer cores only does not say how cores matter, and offers no smaller size.
     """
-    most_cores = min(belief.cores_max, max((node.node.cores for node in nodes), default=math.inf))
+    most_cores = min(belief.cores_max, max((node.node.cores for _, node in nodes), default=math.inf))
     offered = policy.cores or (most_cores, *(2.0**power for power in range(10)))
     largest_ns = belief.costs_ns(belief.slot(most_cores))
     for cores in sorted({cores for cores in offered if cores <= most_cores + ROUNDING}, reverse=True):
         slot = belief.slot(cores)
-        counts = [replicas_max(node.node, slot, belief) for node in nodes]
-        most = min(COUNT_MAX, sum(counts)) if nodes else COUNT_MAX
+        counts = [replicas_max(node.node, slot, belief) for _, node in nodes]
+        most = (
+            min(COUNT_MAX, sum(n * count for (n, _), count in zip(nodes, counts, strict=True))) if nodes else COUNT_MAX
+        )
         if not most or (not policy.cores and cores < most_cores and belief.costs_ns(slot) == largest_ns):
             continue
-        prices = [_price(node, slot, has_prices=has_prices) for node, count in zip(nodes, counts, strict=True) if count]
+        prices = [
+            _price(node, slot, has_prices=has_prices) for (_, node), count in zip(nodes, counts, strict=True) if count
+        ]
         yield slot, min(prices, default=cores), most, 1.0 / max(counts) if nodes else 0.0
 
 

@@ -16,14 +16,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 from sloop.errors import MachineError
 from sloop.events import (
-    BatchFailed,
     Finished,
     NodeReady,
     NodeReleased,
@@ -33,24 +34,24 @@ from sloop.events import (
     ReplicaStopped,
     Resized,
 )
+from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant
+from sloop.serve.dataflow import StageWiring
+from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import BackendListener, Servable
 from sloop.serve.transport import (
     CLOSED,
     Frame,
     FrameKind,
-    PackedBatch,
     ProcessLink,
     ProtocolError,
-    is_batchable,
-    pack_batch,
     socket_pair,
-    unpack_outputs,
 )
 from sloop.serve.worker import MILLIONTHS, STEPS
-from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
-from sloop.tensor import Tensor
+from sloop.shared_memory import Address, Arenas, HeldArena
+from sloop.tensor import Signature
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 
 START_S_MAX: Final = 300.0
@@ -71,14 +72,16 @@ class _Replica:
 
     def __init__(self, replica: ReplicaId, servable: Servable) -> None:
         self.id, self.servable = replica, servable
-        self.batchable = not servable.obstacle and is_batchable(servable.signature)
         self.process: subprocess.Popen[bytes] | None = None
         self.link: ProcessLink | None = None
-        self.shared: SharedMemory | None = None
+        self.arena: HeldArena | None = None
+        self.freed: list[Address] = []
+        """Blocks in its arena of which it is told at the end of this turn of the event loop."""
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
         self.batch: BatchId | None = None
-        self.packed: PackedBatch | None = None
+        self.visits = 0
+        """Of the batch that runs."""
         self.cores = 0.0
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
@@ -88,7 +91,8 @@ class _Replica:
 class LocalBackend:
     """Runs worker processes on this machine. Create it inside the running event loop.
 
-    `servables` maps (stage, variant) to its model; `nodes` are those that the core may acquire, which are this machine
+    `servables` maps (stage, variant) to its model, `wirings` each stage to how its inputs are assembled; workers write
+    their outputs into `arenas`. `nodes` are those that the core may acquire, which are this machine
     and therefore always there. Each worker prepares sessions for 1 to `threads_prepared` threads in
     the background, so that its first resize is as fast as later ones. Each session costs memory; if there are more
     counts than a runtime keeps, sessions are created when they are first needed.
@@ -97,20 +101,24 @@ class LocalBackend:
     def __init__(
         self,
         servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
         actuator: CpuActuator,
         *,
+        arenas: Arenas | None = None,
         nodes: Iterable[Node] = (),
         threads_prepared: int = 0,
         start_s_max: float = START_S_MAX,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._servables, self._actuator = dict(servables), actuator
+        self._servables, self._wirings, self._actuator = dict(servables), dict(wirings), actuator
+        self._arenas = Arenas() if arenas is None else arenas
         self._nodes = {node.name: node for node in nodes}
         self._threads_prepared, self._start_s_max = threads_prepared, start_s_max
         self._loop = loop or asyncio.get_running_loop()
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._listener: BackendListener | None = None
         self._emptied = asyncio.Event()
+        self._done = decoder(BatchDone)
 
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
@@ -120,14 +128,22 @@ class LocalBackend:
         found = self._replicas.get(replica)
         return found.process.pid if found and found.process else None
 
-    def learn(self, servables: Mapping[tuple[str, str], Servable], *, threads_prepared: int) -> None:
-        """Know the models of one more application version."""
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None:
+        """Know the models and stages of one more application version."""
         self._servables |= servables
+        self._wirings |= wirings
         self._threads_prepared = max(self._threads_prepared, threads_prepared)
 
     def forget(self, stages: Iterable[str]) -> None:
         ended = frozenset(stages)
         self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
+        self._wirings = {stage: wiring for stage, wiring in self._wirings.items() if stage not in ended}
 
     def acquire(self, node: str) -> None:
         self._report(NodeReady(self._nodes[node]))
@@ -143,7 +159,7 @@ class LocalBackend:
             if spec.device is not None:
                 what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
                 raise MachineError(f"{what}, but local replicas run on CPU cores only")
-            self._spawn(made, spec.cores)
+            self._spawn(made, spec)
         except (OSError, MachineError) as error:
             self._give_up(made, str(error))
 
@@ -181,21 +197,13 @@ class LocalBackend:
             self._send_threads(found, grant)
             self._report(Resized(replica, grant.cores))
 
-    def run(self, batch: BatchId, replica: ReplicaId, requests: Sequence[Sequence[Tensor]]) -> None:
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         found = self._replicas.get(replica)
         if found is None or found.link is None or found.is_dying:
             return  # the loss of the replica will be reported, which covers its batch
         assert found.batch is None, f"batch {batch} for replica {replica}, which still runs batch {found.batch}"
-        try:
-            packed = pack_batch(requests, batchable=found.batchable)
-        except ProtocolError as error:
-            self._report(BatchFailed(batch, replica, str(error)))
-            return
-        found.batch, found.packed = batch, packed
-        if found.shared is not None and packed.size_bytes >= SHARED_BYTES_MIN:
-            found.link.send(FrameKind.RUN, batch, write_tensors(found.shared, packed.payload), packed.table)
-        else:
-            found.link.send(FrameKind.RUN, batch, 0, packed.table, list(chain.from_iterable(packed.payload)))
+        found.batch, found.visits = batch, order.visits
+        found.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
     async def close(self) -> None:
         self._listener = None
@@ -209,7 +217,7 @@ class LocalBackend:
 
     # Starting and stopping processes
 
-    def _spawn(self, replica: _Replica, cores: float) -> None:
+    def _spawn(self, replica: _Replica, spec: ReplicaSpec) -> None:
         ours, theirs = socket_pair()
         with theirs:
             replica.link = ProcessLink(
@@ -218,12 +226,17 @@ class LocalBackend:
                 lambda frame: self._on_frame(replica, frame),
                 lambda why: self._give_up(replica, why),
             )
+            cores = spec.cores
             expected = Grant(cores)
-            replica.shared = SharedMemory.make()
-            fds = [theirs.fileno(), *([replica.shared.fd] if replica.shared else [])]
+            replica.arena = arena = self._arenas.make(ARENA_BYTES, lambda block: self._free(replica, block))
+            fds = [theirs.fileno(), *([arena.fd] if arena else [])]
             own = (theirs.fileno(), os.getpid(), replica.servable.model, expected.threads, self._threads_prepared)
-            arguments = (*own, replica.shared.fd if replica.shared else -1)
+            arguments = (*own, *((arena.number, arena.fd) if arena else (0, -1)))
             replica.process = spawn("sloop.serve.worker", arguments, fds)
+        signature = replica.servable.signature
+        batchable = not replica.servable.obstacle and is_batchable(signature)
+        setup = StageSetup(self._wirings[spec.stage], signature, batchable)
+        replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
         self._set_timer(replica, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
@@ -261,8 +274,8 @@ class LocalBackend:
             return
         if process is not None:
             self._actuator.release(process.pid)
-        if replica.shared is not None:
-            replica.shared.close()
+        if replica.arena is not None:
+            self._arenas.abandon(replica.arena)
         del self._replicas[replica.id]
         if replica.is_stopping:
             self._report(ReplicaStopped(replica.id))
@@ -279,8 +292,7 @@ class LocalBackend:
                 case FrameKind.DONE:
                     self._on_done(replica, frame)
                 case FrameKind.FAILED:
-                    self._expect(replica, frame)
-                    self._report(BatchFailed(BatchId(frame.subject), replica.id, _text(frame)))
+                    self._fail(self._expect(replica, frame), replica, ModelFailure.decode(frame.payload))
                 case FrameKind.RESIZED:
                     self._finish_shrink(replica)
                 case FrameKind.READY:
@@ -307,27 +319,44 @@ class LocalBackend:
                 self._report(Resized(replica.id, grant.cores))
         self._report(ReplicaReady(replica.id))
 
-    def _expect(self, replica: _Replica, frame: Frame) -> PackedBatch:
+    def _expect(self, replica: _Replica, frame: Frame) -> BatchId:
         """The batch that this frame answers; it must be the running one."""
-        packed = replica.packed
-        if packed is None or frame.subject != replica.batch:
+        if replica.batch is None or frame.subject != replica.batch:
             raise ProtocolError(f"a reply to batch {frame.subject} while batch {replica.batch} runs")
-        replica.batch = replica.packed = None
-        return packed
+        batch, replica.batch = replica.batch, None
+        return batch
 
     def _on_done(self, replica: _Replica, frame: Frame) -> None:
-        packed = self._expect(replica, frame)
-        batch = BatchId(frame.subject)
+        batch = self._expect(replica, frame)
         try:
-            outputs = unpack_outputs(packed, frame.table, frame.payload)
-            wanted = len(replica.servable.signature.outputs)
-            if any(len(tensors) != wanted for tensors in outputs):
-                raise ProtocolError(f"a reply does not have {wanted} outputs per pass")
-        except ValueError as error:
-            self._report(BatchFailed(batch, replica.id, str(error)))
-            return
+            done: BatchDone = self._done.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a reply cannot be read: {error}") from error
+        if len(done.blocks) != replica.visits:
+            raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {replica.visits} visits")
+        for block in done.blocks:
+            if isinstance(block, Address):
+                if replica.arena is None or block.arena != replica.arena.number:
+                    raise ProtocolError(f"{block} is not in the arena of this worker")
+                self._arenas.hold(block)
+        event = Finished(batch, replica.id, frame.value, done.edge_counts, tuple(sorted(done.faults)))
         if self._listener is not None:
-            self._listener.on_finished(Finished(batch, replica.id, frame.value), outputs)
+            self._listener.on_finished(event, done.blocks, done.faults)
+
+    def _free(self, replica: _Replica, block: Address) -> None:
+        """A block in a worker's arena is free."""
+        if not replica.freed:
+            self._loop.call_soon(self._tell_freed, replica)
+        replica.freed.append(block)
+
+    def _tell_freed(self, replica: _Replica) -> None:
+        freed, replica.freed = replica.freed, []
+        if replica.link is not None:
+            replica.link.send(FrameKind.FREE, payload=[encode(freed)])
+
+    def _fail(self, batch: BatchId, replica: _Replica, failure: ModelFailure) -> None:
+        if self._listener is not None:
+            self._listener.on_failed(batch, replica.id, failure)
 
     # Cores
 
@@ -365,17 +394,15 @@ class LocalBackend:
 
     def _report(
         self,
-        event: BatchFailed
-        | NodeReady
-        | NodeReleased
-        | ReplicaLost
-        | ReplicaProgressed
-        | ReplicaReady
-        | ReplicaStopped
-        | Resized,
+        event: NodeReady | NodeReleased | ReplicaLost | ReplicaProgressed | ReplicaReady | ReplicaStopped | Resized,
     ) -> None:
         if self._listener is not None:
             self._listener.on_event(event)
+
+
+def is_batchable(signature: Signature) -> bool:
+    """Whether requests may share a forward pass: the first dimension of every input and output is variable."""
+    return all(port.shape[:1] == (-1,) for port in (*signature.inputs, *signature.outputs))
 
 
 def _text(frame: Frame) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from sloop.actions import StartBatch
 from sloop.streams import stream
 from sloop.units import FOREVER_NS, NS_PER_S, ms
 
@@ -38,7 +39,11 @@ class FaultRates:
     """A batch takes `straggler_factor` times as long."""
     straggler_factor: float = 5.0
     failed_batch: float = OFF
-    """The model raises an error."""
+    """The model raises an error, whatever the requests."""
+    bad_request: float = OFF
+    """A request makes the model raise at a stage, in every batch that holds it."""
+    deadly_request: float = OFF
+    """A request kills every replica of a stage that runs it."""
     lost_finished: float = OFF
     """The message that a batch is done never arrives."""
     repeated_finished: float = OFF
@@ -55,8 +60,13 @@ class FaultRates:
     @property
     def touches_batches(self) -> bool:
         """Whether any fault of a batch or of its completion message is on."""
-        kinds = (self.straggler, self.failed_batch, self.lost_finished, self.repeated_finished, self.late_finished)
-        return any(kinds)
+        times = (self.straggler, self.late_finished)
+        return any((*times, self.failed_batch, self.lost_finished, self.repeated_finished)) or self.touches_requests
+
+    @property
+    def touches_requests(self) -> bool:
+        """Whether some requests make batches fail."""
+        return bool(self.bad_request or self.deadly_request)
 
 
 NO_FAULTS: Final = FaultRates()
@@ -73,6 +83,14 @@ class FaultSampler:
     def strikes(self, kind: str, probability: float) -> bool:
         """Whether a fault of this kind happens on this occasion."""
         return probability > 0.0 and self._of(kind).random() < probability
+
+    def strikes_any(self, kind: str, probability: float, order: StartBatch) -> bool:
+        """Whether a visit of a batch has this fault. It depends on the request, its part and the stage, not on the
+        batch, so that every try gives the same."""
+        return probability > 0.0 and any(
+            stream(self._seed, f"failure/{kind}/{order.stage}/{request}/{part}").random() < probability
+            for request, part in order.visits
+        )
 
     def within_ns(self, kind: str, span_ns: int) -> int:
         """A delay of at most `span_ns`, uniformly distributed."""

@@ -48,6 +48,9 @@ __all__ = ["ApplicationReport", "Arrivals", "PlanReport", "StageReport", "explai
 
 NAMED_MAX: Final = 3
 """Applications that a limit names; the others are counted."""
+TOGETHER_MAX: Final = 16
+"""Of more applications than this, one more request of each is planned for while the others keep their plans: all plans
+again for each application would take minutes."""
 
 
 def rates_for(setup: Setup, rates_rps: float | Mapping[str, float]) -> dict[str, float]:
@@ -261,8 +264,13 @@ class _Explained:
         self.then, self.then_shortfalls = self._one_more()
 
     def _one_more(self) -> tuple[Plan, list[PlanShortfall]]:
-        """The plan for one more request per second while the other applications keep theirs, and what it lacks."""
+        """The plan for one more request per second, and what it lacks. The other applications keep their plans; if all
+        together want more cores than there are, the cores are divided anew."""
         placed, key, rate_rps = self._placed, self.key, self.prediction.rate_rps + 1
+        if placed.steady.limits and len(placed.setups) <= TOGETHER_MAX:
+            setups, rates = list(placed.setups.values()), {**placed.rates_rps, key: rate_rps}
+            together = _Placed(setups, rates, placed.arrivals, steady_plans(setups, rates))
+            return together.steady.plans[key], together.own_shortfalls[key]
         then = steady_plans([self.setup], {key: rate_rps}, others=placed.kept_from(key))
         prediction = PlanPrediction(self.setup, then.plans[key], rate_rps, placed.arrivals)
         found = shortfalls_of(self.setup, prediction, placed.placement.room_for(key, then.plans[key]))

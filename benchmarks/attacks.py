@@ -1,0 +1,651 @@
+"""What attacks on the server's ports do to authorised traffic beside them, and to memory.
+
+    python -m benchmarks.attacks [--seconds 15] [--rest 60] [--only NAME …]
+
+A server with a small model and a key gets authorised requests at half of what it can take, over HTTP, and one call
+after the other over gRPC. Beside them, each attack runs in a process of its own that gets only the CPU time that others
+leave (SCHED_IDLE), because server, clients and attacker share the machine. All attacks stop by themselves. Memory is
+that of the server with all its processes (PSS).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gzip
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from benchmarks.models import perceptron
+from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
+from sloop.demo.live import ServerReport, serving
+from sloop.demo.run import dump_yaml
+from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
+from sloop.serve.edge.hpack import Decoder, encode
+from sloop.serve.edge.http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    FRAME_BYTES_MAX,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+)
+from sloop.serve.edge.rpc import SERVICE, message_class
+from sloop.workload import Trace, trace_from
+
+KEY: Final = "an-attacker-does-not-know-this"
+SLO_MS: Final = 100.0
+WIDTH: Final = 64
+LOAD: Final = 0.5
+MEMORY_BYTES_MAX: Final = 256 * 2**20
+ATTAINMENT_MIN: Final = 0.99
+CALL_GAP_S: Final = 0.05
+SAMPLE_S: Final = 0.2
+
+
+class Target(Struct, frozen=True):
+    """Where an attack goes, and for how long."""
+
+    model: str
+    http_port: int
+    grpc_port: int
+    until_s: float
+    """In `time.monotonic`."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the attack goes on."""
+        return time.monotonic() < self.until_s
+
+
+Attack = Callable[[Target], Awaitable[None]]
+ATTACKS: Final[dict[str, tuple[str, Attack]]] = {}
+"""By name, what an attack does, and itself."""
+
+
+def attack(name: str, what: str) -> Callable[[Attack], Attack]:
+    """Register an attack."""
+
+    def register(function: Attack) -> Attack:
+        ATTACKS[name] = what, function
+        return function
+
+    return register
+
+
+@asynccontextmanager
+async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection, which is aborted at the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        await aborted(writer)
+
+
+async def aborted(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+async def many(target: Target, count: int, one: Callable[[int], Awaitable[None]]) -> None:
+    """Run `one` so many times at once, each again and again (at most five times a second) until the attack ends."""
+
+    async def repeat(number: int) -> None:
+        while target.is_on:
+            with contextlib.suppress(OSError, EOFError, asyncio.IncompleteReadError):
+                await one(number)
+            await asyncio.sleep(0.2)
+
+    tasks = [asyncio.create_task(repeat(number)) for number in range(count)]
+    await asyncio.sleep(max(0.0, target.until_s - time.monotonic()))
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def drained(reader: asyncio.StreamReader) -> None:
+    """Read until the server closes."""
+    while await reader.read(2**16):
+        pass
+
+
+def post(target: Target, *headers: str, length: int | str = "") -> bytes:
+    """The head of an inference request."""
+    lines = [f"POST /v2/models/{target.model}/infer HTTP/1.1", "host: x", *headers]
+    if length != "":
+        lines.append(f"content-length: {length}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def with_key() -> str:
+    """The header with the key, for attacks by somebody who has one."""
+    return f"x-api-key: {KEY}"
+
+
+# Over HTTP
+
+
+@attack("announced bodies", "1,030 connections without a key announce 1 MiB each and send nothing")
+async def announced(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            writer.write(post(target, length=2**20))
+            await drained(reader)
+
+    await many(target, 1030, one)
+
+
+@attack("half bodies", "65 connections with a key send half of 1 MiB and stop")
+async def halves(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            writer.write(post(target, with_key(), length=2**20) + bytes(2**19))
+            await drained(reader)
+
+    await many(target, 65, one)
+
+
+@attack("slow heads", "500 connections send their head byte by byte")
+async def slow_heads(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.http_port) as (_reader, writer):
+            for byte in post(target, length=10):
+                writer.write(bytes((byte,)))
+                await asyncio.sleep(0.5)
+
+    await many(target, 500, one)
+
+
+@attack("idle connections", "4,000 connections to each port that send nothing")
+async def idle(target: Target) -> None:
+    async def one(number: int) -> None:
+        async with connection((target.http_port, target.grpc_port)[number % 2]) as (reader, _):
+            await drained(reader)
+
+    await many(target, 8000, one)
+
+
+@attack("large heads", "50 connections send heads of a megabyte, and numbers of 5,000 digits")
+async def large_heads(target: Target) -> None:
+    async def one(number: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            if number % 2:
+                writer.write(post(target, *(f"x-{place}: {'v' * 1000}" for place in range(1000))))
+            else:
+                writer.write(post(target, with_key(), f"x-slo-ms: {'9' * 5000}", length="9" * 5000))
+            await drained(reader)
+
+    await many(target, 50, one)
+
+
+@attack("refused requests", "20 connections send 1,000 requests without a key at once, again and again")
+async def refused(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            writer.write((post(target, length=2) + b"{}") * 1000)
+            await drained(reader)
+
+    await many(target, 20, one)
+
+
+@attack("broken framing", "50 connections send truncated, chunked and smuggled bodies")
+async def broken(target: Target) -> None:
+    chunked = post(target, with_key(), "transfer-encoding: chunked")
+    sent = (
+        post(target, with_key(), length=2_000_000) + b"x" * 75,
+        chunked + b"5\r\n{abcd\r\n",
+        chunked + b"ZZZZ\r\n{}\r\n0\r\n\r\n",
+        post(target, with_key(), "content-length: 3", length=2) + b"{}",
+        bytes(range(256)) * 100,
+    )
+
+    async def one(number: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            writer.write(sent[number % len(sent)])
+            writer.write_eof()
+            await drained(reader)
+
+    await many(target, 50, one)
+
+
+@attack("large JSON", "a valid JSON body of 64 MiB with a key, one after the other")
+async def large_json(target: Target) -> None:
+    await many(target, 1, lambda _: send_json(target, 64))
+
+
+@attack("JSON at its bound", "a valid JSON body of 8 MiB with a key, one a second")
+async def bounded_json(target: Target) -> None:
+    while target.is_on:
+        with contextlib.suppress(OSError):
+            await send_json(target, 8)
+        await asyncio.sleep(1)
+
+
+async def send_json(target: Target, mebibytes: int) -> None:
+    numbers = b"0.5," * (mebibytes * 2**18 - 100)
+    begin = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[' % WIDTH
+    body = begin + numbers[:-1] + b"]}]}"
+    async with connection(target.http_port) as (reader, writer):
+        writer.write(post(target, with_key(), "connection: close", length=len(body)))
+        for at in range(0, len(body), 2**18):
+            writer.write(body[at : at + 2**18])
+            await writer.drain()
+        await drained(reader)
+
+
+@attack("unread answers", "50 connections with a key ask for the metrics 1,000 times and read nothing")
+async def unread(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # of the connection
+            ask = f"GET /metrics HTTP/1.1\r\nhost: x\r\n{with_key()}\r\n\r\n".encode()
+            writer.write(ask * 1000)
+            await asyncio.sleep(60)
+
+    await many(target, 50, one)
+
+
+@attack("resets", "50 connections with a key ask, and reset the connection before the answer")
+async def resets(target: Target) -> None:
+    body = infer_json()
+
+    async def one(_: int) -> None:
+        for _ in range(20):
+            async with connection(target.http_port) as (_reader, writer):
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.write(post(target, with_key(), length=len(body)) + body)
+                await asyncio.sleep(0)
+
+    await many(target, 50, one)
+
+
+def infer_json() -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "data": [0.5] * WIDTH}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+# Over gRPC
+
+
+def begun(number: int, method: str, *more: tuple[str, str], is_authorised: bool = False) -> bytes:
+    """The head of a call."""
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", f"/{SERVICE}/{method}"), (":authority", "x")]
+    fields += [("content-type", "application/grpc"), ("te", "trailers"), *more]
+    fields += [("x-api-key", KEY)] if is_authorised else []
+    return frame(HEADERS, END_HEADERS, number, encode(*fields))
+
+
+def prefixed(message: bytes, *, is_compressed: bool = False) -> bytes:
+    return bytes((is_compressed,)) + len(message).to_bytes(4, "big") + message
+
+
+async def sent_message(target: Target, method: str, message: bytes, *more: tuple[str, str], keyed: bool) -> None:
+    """Send one call on a connection of its own, as fast as the server lets us, and read its answer."""
+    async with connection(target.grpc_port) as (reader, writer):
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + begun(1, method, *more, is_authorised=keyed))
+        allowed = {0: 65_535, 1: 65_535}
+        is_over = asyncio.Event()
+
+        async def read() -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+                while True:
+                    high, low, kind, flags, number = FRAME.unpack(await reader.readexactly(FRAME.size))
+                    payload = await reader.readexactly((high << 16) + low)
+                    if kind == WINDOW_UPDATE and number in allowed:
+                        allowed[number] += int.from_bytes(payload, "big")
+                    elif kind == HEADERS and flags & END_STREAM:
+                        break
+            is_over.set()
+
+        reading = asyncio.create_task(read())
+        at = 0
+        while at < len(message) and not is_over.is_set():
+            size = min(FRAME_BYTES_MAX, len(message) - at, *allowed.values())
+            if size <= 0:
+                await asyncio.sleep(0.001)
+                continue
+            at += size
+            allowed = {number: left - size for number, left in allowed.items()}
+            writer.write(frame(DATA, END_STREAM if at == len(message) else 0, 1, message[at - size : at]))
+            await writer.drain()
+        await reading
+
+
+@attack(
+    "empty tensors", "32 MB of empty tensors to ServerLive without a key, and to ModelInfer with one, ten at a time"
+)
+async def empty_tensors(target: Target) -> None:
+    message = prefixed(b"\x2a\x00" * 16_000_000)
+    methods = ("ServerLive", "ModelInfer")
+    await many(target, 10, lambda n: sent_message(target, methods[n % 2], message, keyed=bool(n % 2)))
+
+
+@attack("gzip bombs", "32 calls at a time with a key, whose 64 KiB become 64 MiB")
+async def bombs(target: Target) -> None:
+    message = prefixed(gzip.compress(bytes(2**26), 9), is_compressed=True)
+    encoding = ("grpc-encoding", "gzip")
+    await many(target, 32, lambda _: sent_message(target, "ModelInfer", message, encoding, keyed=True))
+
+
+@attack("gzip at its bound", "4 calls at a time with a key, which become 8 MiB")
+async def packed(target: Target) -> None:
+    message = prefixed(gzip.compress(b"\x3a\xff\xff\xff\x03" + bytes(8_388_607), 9)[:-8] + bytes(8), is_compressed=True)
+    encoding = ("grpc-encoding", "gzip")
+    await many(target, 4, lambda _: sent_message(target, "ModelInfer", message, encoding, keyed=True))
+
+
+def flood(make: Callable[[int], bytes], connections: int = 10) -> Attack:
+    """An attack that sends the frames of `make` for each call's number, as fast as the server reads them."""
+
+    async def run(target: Target) -> None:
+        async def one(_: int) -> None:
+            async with connection(target.grpc_port) as (reader, writer):
+                writer.write(PREFACE + frame(SETTINGS, 0, 0))
+                reading = asyncio.create_task(drained(reader))
+                try:
+                    for number in range(1, 1_000_001, 200):
+                        writer.write(b"".join(make(each) for each in range(number, number + 200, 2)))
+                        await writer.drain()
+                        if reading.done():
+                            break
+                    await reading
+                finally:
+                    reading.cancel()
+
+        await many(target, connections, one)
+
+    return run
+
+
+REGISTERED_FLOODS: Final[dict[str, tuple[str, Callable[[int], bytes]]]] = {
+    "rapid resets": (
+        "10 connections begin and reset calls without a key",
+        lambda number: begun(number, "ModelInfer") + frame(RST_STREAM, 0, number, bytes(4)),
+    ),
+    "rapid resets with a key": (
+        "the same with a key",
+        lambda number: begun(number, "ModelInfer", is_authorised=True) + frame(RST_STREAM, 0, number, bytes(4)),
+    ),
+    "pings": ("10 connections send pings", lambda _: frame(PING, 0, 0, bytes(8))),
+    "settings": ("10 connections send settings", lambda _: frame(SETTINGS, 0, 0, struct.pack(">HL", 4, 65_535))),
+    "open calls": (
+        "10 connections begin calls with a key, and send no message",
+        lambda number: begun(number, "ModelInfer", is_authorised=True),
+    ),
+    "endless heads": (
+        "10 connections send a head that does not end",
+        lambda number: frame(HEADERS, 0, 1) if number == 1 else frame(CONTINUATION, 0, 1, b"\0\1a\1b"),
+    ),
+    "wrong keys": (
+        "10 connections try keys",
+        lambda number: begun(number, "ModelInfer", ("x-api-key", str(number))) + frame(DATA, END_STREAM, number),
+    ),
+}
+for _name, (_what, _make) in REGISTERED_FLOODS.items():
+    ATTACKS[_name] = _what, flood(_make)
+
+
+def be_attacker(name: str, target: Target) -> None:
+    """Run an attack in this process, with the CPU time that others leave."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    asyncio.run(ATTACKS[name][1](target))  # type: ignore[arg-type]  # a coroutine
+
+
+@contextmanager
+def attacked(name: str, target: Target) -> Iterator[None]:
+    """The attack beside the block; it ends by itself soon after `target.until_s`."""
+    if not name:
+        yield
+        return
+    numbers = [str(target.http_port), str(target.grpc_port), str(target.until_s)]
+    command = [sys.executable, "-m", "benchmarks.attacks", "--attacker", name, target.model, *numbers]
+    process = subprocess.Popen(command)
+    try:
+        yield
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+
+
+# What is measured
+
+
+def memory_bytes(pid: int) -> int:
+    """The memory of a process and all below it; what they share counts once."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total = int(line.split()[1]) * 1024
+    return total + sum(memory_bytes(child) for child, _ in children(pid))
+
+
+class Watch:
+    """Calls over gRPC one after the other, and samples of memory, in threads of their own until the block ends."""
+
+    def __init__(self, target: Target, pid: int) -> None:
+        self._target, self._pid = target, pid
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call), threading.Thread(target=self._sample)]
+        self.calls = self.answered = 0
+        self.memory_bytes = 0
+        """The most so far."""
+
+    def __enter__(self) -> "Watch":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            self.memory_bytes = max(self.memory_bytes, memory_bytes(self._pid))
+
+    def _call(self) -> None:
+        request = message_class("ModelInferRequest")(model_name=self._target.model)
+        tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, WIDTH])
+        tensor.contents.fp32_contents.extend([0.5] * WIDTH)
+        message = prefixed(request.SerializeToString())
+        client: Client | None = None
+        while not self._over.wait(CALL_GAP_S):
+            self.calls += 1
+            try:
+                client = client or Client(self._target.grpc_port)
+                self.answered += client.call(message) == "0"
+            except (OSError, EOFError):
+                if client is not None:
+                    client.close()
+                client = None
+        if client is not None:
+            client.close()
+
+
+class Client:
+    """A blocking client of gRPC that makes one call at a time, each within the deadline."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=SLO_MS / 1e3)
+        self._file = self._socket.makefile("rb")
+        self._decoder = Decoder()
+        self._number = -1
+        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+
+    def call(self, message: bytes) -> str:
+        """Make a call; returns its status."""
+        self._number += 2
+        self._socket.sendall(
+            begun(self._number, "ModelInfer", is_authorised=True) + frame(DATA, END_STREAM, self._number, message)
+        )
+        while True:
+            head = self._file.read(FRAME.size)
+            if len(head) < FRAME.size:
+                raise EOFError
+            high, low, kind, flags, number = FRAME.unpack(head)
+            payload = self._file.read((high << 16) + low)
+            if kind == HEADERS:
+                fields = dict(self._decoder.decode(payload))
+                if number == self._number and flags & END_STREAM:
+                    return fields["grpc-status"]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._socket.close()
+
+
+class Row(Struct, frozen=True):
+    """An attack, and what it did."""
+
+    name: str
+    what: str
+    attainment: float
+    p99_ms: float | None
+    calls: float
+    """The share of calls over gRPC that were answered in time."""
+    before_bytes: int
+    most_bytes: int
+    after_bytes: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the numbers of the goal are reached."""
+        grown = max(self.most_bytes, self.after_bytes + MEMORY_BYTES_MAX * 3 // 4) - self.before_bytes
+        return min(self.attainment, self.calls) >= ATTAINMENT_MIN and grown <= MEMORY_BYTES_MAX
+
+    def cells(self) -> tuple[object, ...]:
+        """The row of the table."""
+        mebibytes = (round(size / 2**20) for size in (self.before_bytes, self.most_bytes, self.after_bytes))
+        return (
+            self.name,
+            self.what,
+            f"{100 * self.attainment:.2f}",
+            self.p99_ms,
+            f"{100 * self.calls:.1f}",
+            *mebibytes,
+            self.is_good,
+        )
+
+
+def run(name: str, where: ServerReport, given: Namespace, rate_rps: float) -> Row:
+    """One attack beside authorised traffic."""
+    say(name or "no attack")
+    pid, before = server_pid(), memory_bytes(server_pid())
+    target = Target(
+        where.application,
+        int(where.http.rpartition(":")[2]),
+        int(where.grpc.rpartition(":")[2]),
+        time.monotonic() + given.seconds + 1,
+    )
+    with attacked(name, target), Watch(target, pid) as watch:
+        time.sleep(0.5)  # the attack begins first
+        result = load(where, rate_rps, given)
+    time.sleep(given.rest if name else 0)
+    return Row(
+        name=name or "none",
+        what=ATTACKS[name][0] if name else "",
+        attainment=result.attainment or 0.0,
+        p99_ms=result.p99_ms,
+        calls=watch.answered / max(1, watch.calls),
+        before_bytes=before,
+        most_bytes=watch.memory_bytes,
+        after_bytes=memory_bytes(pid),
+    )
+
+
+def load(where: ServerReport, rate_rps: float, given: Namespace) -> LoadResult:
+    """Authorised requests at a rate; as fast as they are answered if it is 0."""
+    arrivals: Trace | ClosedLoop = ClosedLoop(connections=32, duration_s=min(given.seconds, 5.0), warmup_s=1.0)
+    if rate_rps:
+        declared = {"kind": "poisson", "rate": rate_rps}
+        arrivals = trace_from(declared, seed=given.seed, duration_s=given.seconds, folder=Path())
+    return run_load(
+        LoadPlan(
+            url=where.http,
+            model=where.application,
+            arrivals=arrivals,
+            slo_ms=SLO_MS,
+            encoding=Encoding.JSON,
+            timeout_s=5.0,
+            connections_max=256,
+            api_key=KEY,
+        )
+    )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--attacker"]:
+        name, application, http_port, grpc_port, until_s = sys.argv[2:]
+        be_attacker(name, Target(application, int(http_port), int(grpc_port), float(until_s)))
+        return
+    parser = arguments(__doc__, seconds=15, quick=4)
+    parser.add_argument("--rest", type=float, default=60.0, help="seconds between the end and the last look at memory")
+    parser.add_argument("--only", nargs="+", choices=list(ATTACKS), help="these attacks (default: all)")
+    parser.add_argument("--load", type=float, default=LOAD, help="authorised load, as a share of what fits")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    given = parser.parse_args()
+    os.environ["SLOOP_API_KEY"] = KEY
+    with workspace(given.keep) as folder:
+        model = perceptron(folder, width=WIDTH, layers=2)
+        app = folder / "app.yaml"
+        dump_yaml(
+            app,
+            {
+                "name": "attacked",
+                "slo_ms": SLO_MS,
+                "stages": [{"name": "infer", "model": model.name}],
+                "system": {"name": "static", "replicas": 1, "cores": 0.5},
+            },
+        )
+        with serving(app, folder / "state") as where:
+            most_rps = load(where, 0, given).goodput_rps
+            rate_rps = given.load * most_rps
+            say(f"{most_rps:.0f} requests/s at most; {rate_rps:.0f} are sent")
+            rows = [run(name, where, given, rate_rps) for name in ("", *(given.only or ATTACKS))]
+    good = sum(row.is_good for row in rows)
+    columns = ("attack", "what it does", "attainment, %", "p99, ms", "gRPC calls in time, %")
+    text = "\n\n".join(
+        [
+            f"Two dense layers of {WIDTH}, deadline {SLO_MS:g} ms, a key. Without an attack the server answers "
+            f"{most_rps:,.0f} requests/s in time (JSON, 32 connections); {100 * given.load:g} % of it, "
+            f"{rate_rps:,.0f}/s (Poisson), are sent beside each attack for {given.seconds:g} s, and a call over gRPC "
+            f"every {1e3 * CALL_GAP_S:g} ms. Memory is in MiB: before the attack, at most, and {given.rest:g} s after "
+            f"it. Good: at least {100 * ATTAINMENT_MIN:g} % in time of both, at most {MEMORY_BYTES_MAX >> 20} MiB more "
+            f"memory, and at most a quarter of it left. {good} of {len(rows)} rows are good.",
+            table((*columns, "before", "most", "after", "good"), [row.cells() for row in rows]),
+        ]
+    )
+    publish("attacks", "Attacks beside authorised traffic", text, write=not given.no_write)
+
+
+if __name__ == "__main__":
+    main()

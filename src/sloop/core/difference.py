@@ -1,0 +1,127 @@
+"""What leads a stage to its plan: `diff` compares its replicas with the plan, and says what to resize, start, stop."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sloop.core.ledger import millicores
+from sloop.core.views import ReplicaView
+from sloop.units import ROUNDING
+from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, StagePlan
+
+Resizes = tuple[tuple[ReplicaId, float], ...]
+"""Replicas with the cores to resize them to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The orders that lead one stage to its plan, each list in order of execution."""
+
+    grow: Resizes
+    """Replicas that get more cores."""
+    shrink: Resizes
+    """Replicas that may get fewer cores now."""
+    hold_shrink: Resizes
+    """Replicas that keep more cores than planned until enough others are ready."""
+    start: tuple[ReplicaSpec, ...]
+    stop: tuple[ReplicaId, ...]
+    """Replicas that may be stopped now."""
+    hold: tuple[ReplicaId, ...]
+    """Replicas outside the plan that are kept until enough others are ready."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether any replica is kept, or kept large, until others are ready."""
+        return bool(self.hold or self.hold_shrink)
+
+
+def diff(
+    replicas: Sequence[ReplicaView],
+    plan: StagePlan,
+    present_rps: Callable[[ReplicaId], float],
+    rate_rps: Callable[[ReplicaSpec], float],
+) -> Difference:
+    """Which replicas of a stage to keep, resize, start and stop. A pure function of the replicas and the stage's plan.
+
+    `replicas` are starting or ready, not draining. `present_rps` gives the visits per second that a replica can serve
+    on its present cores, `rate_rps` those of a replica of the plan. Stops and shrinks are held back while they would
+    leave less ready capacity than both the plan and the present replicas have: replacements come first.
+
+    It keeps exact matches first, then resizes replicas that differ only in cores, if the plan allows it. It prefers
+    ready to starting replicas and older to newer ones, so the newest are stopped first.
+    """
+    wanted = [group.spec for group in plan.groups for _ in range(group.count)]
+    spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
+
+    _, missing = _match(wanted, spare, same_cores=True)
+    resized: list[tuple[ReplicaView, float]] = []
+    if plan.in_place:
+        resized, missing = _match(missing, spare, same_cores=False)
+
+    if not resized and not spare:
+        return Difference((), (), (), tuple(missing), (), ())
+    left_rps = sum(present_rps(replica.id) for replica in replicas if replica.life is Life.READY)
+    # Relative: the same rates, summed in another order, differ by some units in the last place.
+    needed_rps = min(left_rps, sum(map(rate_rps, wanted))) * (1 - ROUNDING)
+
+    def may_lose(rps: float) -> bool:
+        nonlocal left_rps
+        if left_rps - rps < needed_rps:
+            return False
+        left_rps -= rps
+        return True
+
+    grow: list[tuple[ReplicaId, float]] = []
+    shrink: list[tuple[ReplicaId, float]] = []
+    hold_shrink: list[tuple[ReplicaId, float]] = []
+    for replica, cores in resized:
+        if cores >= replica.spec.cores:
+            grow.append((replica.id, cores))
+            continue
+        spec = replica.spec.with_cores(cores)
+        loses_rps = present_rps(replica.id) - rate_rps(spec) if replica.life is Life.READY else 0.0
+        (shrink if may_lose(loses_rps) else hold_shrink).append((replica.id, cores))
+    stop = [replica.id for replica in reversed(spare) if replica.life is Life.STARTING]
+    hold: list[ReplicaId] = []
+    for replica in reversed(spare):
+        if replica.life is Life.READY:
+            (stop if may_lose(present_rps(replica.id)) else hold).append(replica.id)
+    return Difference(tuple(grow), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold))
+
+
+def _match(
+    wanted: list[ReplicaSpec], spare: list[ReplicaView], *, same_cores: bool
+) -> tuple[list[tuple[ReplicaView, float]], list[ReplicaSpec]]:
+    """Move a matching replica out of `spare` for each wanted spec. Returns the replicas with their target cores, and
+    the specs without a match."""
+    by_kind: dict[tuple[object, ...], list[ReplicaView]] = {}
+    for replica in reversed(spare):
+        by_kind.setdefault(_kind(replica.spec, same_cores), []).append(replica)
+    matched: list[tuple[ReplicaView, float]] = []
+    missing: list[ReplicaSpec] = []
+    for spec in wanted:
+        found = _pop(by_kind.get(_kind(spec, same_cores), []), spec)
+        if found is None:
+            missing.append(spec)
+        else:
+            matched.append((found, spec.cores))
+    taken = {replica.id for replica, _ in matched}
+    spare[:] = [replica for replica in spare if replica.id not in taken]
+    return matched, missing
+
+
+def _kind(spec: ReplicaSpec, same_cores: bool) -> tuple[object, ...]:
+    """A key that is equal for replicas that can replace each other."""
+    slot = spec.slot
+    cores = millicores(slot.cores) if same_cores else None
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share, cores)
+
+
+def _pop(candidates: list[ReplicaView], spec: ReplicaSpec) -> ReplicaView | None:
+    """The last candidate; if the spec names a node or a device, the last one there. A spec that names neither matches a
+    replica anywhere, so that replicas are not replaced only because of where they were placed."""
+    if spec.node is None and spec.device is None:
+        return candidates.pop() if candidates else None
+    for index in range(len(candidates) - 1, -1, -1):
+        if spec.node in (None, candidates[index].node) and spec.device in (None, candidates[index].device):
+            return candidates.pop(index)
+    return None

@@ -1,0 +1,211 @@
+"""ONNX files as messages, and the two changes that sloop makes to a graph so that it can be served well.
+
+`open_batch` opens a batch dimension that was fixed when the model was exported. `replace_zip_maps` replaces the ZipMap
+nodes of skl2onnx, whose outputs are lists of mappings, by the tensors that they take. Both only edit the message:
+whether the results stay the same is tested by running both files (`sloop.profile.examine`).
+
+The messages are described here with the fields that are needed, so that serving does not need the `onnx` package. Every
+other field of a file is kept as it is. Source: onnx.proto, version 1.16.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from sloop.errors import InputError, MachineError
+
+PACKAGE: Final = "onnx"
+# message → ((field, type, number), …); a type in capitals is another message, "[]" repeats
+_FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
+    "Model": (("graph", "Graph", 7), ("metadata_props", "Entry[]", 14)),
+    "Entry": (("key", "string", 1), ("value", "string", 2)),
+    "Graph": (
+        *(("node", "Node[]", 1), ("initializer", "Tensor[]", 5), ("input", "Value[]", 11), ("output", "Value[]", 12)),
+        ("value_info", "Value[]", 13),
+    ),
+    "Node": (
+        *(("input", "string[]", 1), ("output", "string[]", 2), ("op_type", "string", 4)),
+        *(("attribute", "Attribute[]", 5), ("domain", "string", 7)),
+    ),
+    "Attribute": (
+        *(("name", "string", 1), ("t", "Tensor", 5), ("g", "Graph", 6), ("ints", "int64[]", 8)),
+        *(("strings", "bytes[]", 9), ("graphs", "Graph[]", 11)),
+    ),
+    "Tensor": (
+        *(("dims", "int64[]", 1), ("data_type", "int32", 2), ("int64_data", "int64[]", 7), ("name", "string", 8)),
+        *(("raw_data", "bytes", 9), ("data_location", "int32", 14)),
+    ),
+    "Value": (("name", "string", 1), ("type", "Type", 2)),
+    "Type": (("tensor_type", "TensorType", 1), ("sequence_type", "Other", 4)),
+    "TensorType": (("elem_type", "int32", 1), ("shape", "Shape", 2)),
+    "Shape": (("dim", "Dimension[]", 1),),
+    "Dimension": (("dim_value", "int64", 1), ("dim_param", "string", 2)),
+    "Other": (),
+}
+_SCALARS: Final = {
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+}
+FLOAT: Final = 1
+INT64: Final = 7
+"""Element types of tensors."""
+EXTERNAL: Final = 1
+"""The `data_location` of a tensor that lies in another file."""
+SHAPE_SIZES_MAX: Final = 16
+"""A constant with more elements is no shape."""
+ML_DOMAIN: Final = "ai.onnx.ml"
+
+
+def _describe() -> Any:  # noqa: ANN401  # the class of a message
+    file = FileDescriptorProto(name="sloop/onnx.proto", package=PACKAGE, syntax="proto2")
+    for name, fields in _FIELDS.items():
+        _add_fields(file.message_type.add(name=name), fields)
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Model"))
+
+
+def _add_fields(message: DescriptorProto, fields: tuple[tuple[str, str, int], ...]) -> None:
+    repeated, single = FieldDescriptorProto.LABEL_REPEATED, FieldDescriptorProto.LABEL_OPTIONAL
+    for name, kind, number in fields:
+        base = kind.removesuffix("[]")
+        field = message.field.add(name=name, number=number, label=single if base == kind else repeated)
+        if base in _SCALARS:
+            field.type = _SCALARS[base]
+        else:
+            field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{base}"
+
+
+_Model: Final = _describe()
+
+
+def read_onnx(path: Path) -> Any:  # noqa: ANN401  # a message, whose fields have no static types
+    """The message in an ONNX file; weights in other files are not read. InputError if there is none in it."""
+    try:
+        model = _Model.FromString(path.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise InputError("not an ONNX model, or truncated", where=str(path), help="export it again") from error
+    return model
+
+
+def write_onnx(model: Message, path: Path) -> None:
+    """Write the message. MachineError if the file cannot be written."""
+    try:
+        path.write_bytes(model.SerializeToString())
+    except OSError as error:
+        raise MachineError(f"cannot write {str(path)!r}: {error.strerror}", help="give another path") from error
+
+
+def has_external_weights(model: Any) -> bool:  # noqa: ANN401
+    """Whether weights lie in other files, whose paths are relative to the folder of the model."""
+    return any(tensor.data_location == EXTERNAL for graph in _graphs(model.graph) for tensor in graph.initializer)
+
+
+def _graphs(graph: Any) -> Iterator[Any]:  # noqa: ANN401
+    """A graph, and all graphs within its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _graphs(inner)
+
+
+# The batch dimension
+
+
+def open_batch(model: Any, batch: int) -> None:  # noqa: ANN401
+    """Open, in place, the first dimension of everything that depends on an input whose batch is fixed to `batch`."""
+    graph = model.graph
+    constants = _constants(graph)
+    dependent: set[str] = set()
+    for port in graph.input:
+        dims = port.type.tensor_type.shape.dim
+        if port.name not in constants and dims and dims[0].dim_value == batch:
+            _open(dims[0])
+            dependent.add(port.name)
+    for node in graph.node:
+        if dependent.intersection(node.input):
+            dependent.update(node.output)
+            if node.op_type == "Reshape" and node.input[0] in dependent and constants.get(node.input[1]):
+                _open_reshape(graph, node, list(constants[node.input[1]]), batch)
+    for port in graph.output:
+        dims = port.type.tensor_type.shape.dim
+        if port.name in dependent and dims and dims[0].dim_value == batch:
+            _open(dims[0])
+    del graph.value_info[:]  # recorded shapes of intermediate tensors, which are wrong now
+
+
+def _open(dimension: Any) -> None:  # noqa: ANN401
+    dimension.ClearField("dim_value")
+    dimension.dim_param = "batch"
+
+
+def _constants(graph: Any) -> dict[str, tuple[int, ...]]:  # noqa: ANN401
+    """Values of initialisers and `Constant` nodes by name; empty for those that cannot be shapes."""
+    found = {tensor.name: _sizes_in(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute:
+            given = node.attribute[0]
+            found[node.output[0]] = _sizes_in(given.t) if given.name == "value" else tuple(given.ints)
+    return found
+
+
+def _sizes_in(tensor: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """The elements of a small one-dimensional INT64 tensor; empty for any other."""
+    if tensor.data_type != INT64 or len(tensor.dims) != 1 or not 0 < tensor.dims[0] <= SHAPE_SIZES_MAX:
+        return ()
+    return tuple(np.frombuffer(tensor.raw_data, "<i8").tolist() if tensor.raw_data else tensor.int64_data)
+
+
+def _open_reshape(graph: Any, node: Any, target: list[int], batch: int) -> None:  # noqa: ANN401
+    """Replace the leading size of a reshape's target if it is the batch or a multiple of it.
+
+    -1 (infer the size) is right if the other sizes are the sizes of one row. If the target contains a -1 already,
+    0 copies the size from the input, which is right if the input's first dimension is the batch.
+    """
+    if target[0] < 1 or target[0] % batch:
+        return
+    if -1 not in target[1:]:
+        target[0] = -1
+    elif target[0] == batch:
+        target[0] = 0
+    else:
+        return
+    name = f"{node.output[0]}/open_shape"
+    graph.initializer.add(name=name, data_type=INT64, dims=[len(target)], int64_data=target)
+    node.input[1] = name
+
+
+# ZipMap
+
+
+def replace_zip_maps(model: Any) -> dict[str, tuple[str, ...]]:  # noqa: ANN401
+    """Replace, in place, every ZipMap by the tensor that it takes; returns the classes of its columns by output."""
+    graph = model.graph
+    classes: dict[str, tuple[str, ...]] = {}
+    for node in graph.node:
+        if node.op_type == "ZipMap" and node.domain == ML_DOMAIN:
+            classes[node.output[0]] = tuple(
+                label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+                for attribute in node.attribute
+                for label in (*attribute.strings, *attribute.ints)
+            )
+            node.op_type = "Identity"
+            node.ClearField("domain")
+            del node.attribute[:]
+    for port in graph.output:
+        if port.name in classes:
+            kind = port.type
+            kind.ClearField("sequence_type")
+            kind.tensor_type.elem_type = FLOAT
+            kind.tensor_type.shape.dim.add(dim_param="batch")
+            kind.tensor_type.shape.dim.add(dim_value=len(classes[port.name]))
+    return classes

@@ -1,0 +1,75 @@
+"""The files of a server's log: segments of one run after the other, of which closed ones are compressed.
+
+A segment is `events-RUN-NUMBER.jsonl`, `.jsonl.gz` when it is compressed. RUN is the date of the run's start, so that
+names sort by age.
+"""
+
+import gzip
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple, cast
+
+from sloop.errors import InputError
+
+FOLDER: Final = "log"
+"""The folder of the segments in a server's state folder."""
+NAME: Final = re.compile(r"events-(?P<run>[0-9TZ]+)-(?P<number>\d{6,})\.jsonl(?P<gz>\.gz)?")
+PART: Final = ".part"
+"""The end of the name of a file that is not finished."""
+
+
+class LogSegment(NamedTuple):
+    """One file of a log. Sorted by age."""
+
+    run: str
+    number: int
+    path: Path
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.path.suffix == ".gz"
+
+
+def segment_path(folder: Path, run: str, number: int) -> Path:
+    """The file of a segment that is not compressed."""
+    return folder / f"events-{run}-{number:06d}.jsonl"
+
+
+def segments_in(folder: Path) -> list[LogSegment]:
+    """All segments in a folder, the oldest first. One that is just being compressed is there once."""
+    found: dict[tuple[str, int], LogSegment] = {}
+    for name in sorted(os.listdir(folder)):
+        match = NAME.fullmatch(name)
+        if match:
+            key = match["run"], int(match["number"])
+            found.setdefault(key, LogSegment(*key, folder / name))  # sorted: the plain file comes first
+    return sorted(found.values())
+
+
+def segment_of(path: Path) -> LogSegment | None:
+    """The segment in a file; None for a file with another name."""
+    match = NAME.fullmatch(path.name)
+    return LogSegment(match["run"], int(match["number"]), path) if match else None
+
+
+def compressed_path(path: Path) -> Path:
+    """The file of a segment when it is compressed."""
+    return path.with_name(f"{path.name}.gz")
+
+
+def is_there(path: Path) -> bool:
+    """Whether a segment exists, compressed or not."""
+    return path.exists() or compressed_path(path).exists()
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file of a log, opened for reading, whether it is compressed or not. InputError if it cannot be read.
+
+    A server may compress the file between a look into the folder and now."""
+    if path.suffix != ".gz" and not path.exists() and is_there(path):
+        path = compressed_path(path)
+    try:
+        return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), help="name an event log") from error

@@ -1,0 +1,174 @@
+"""Blocks: the tensors of one request at one point, the client's inputs or what a stage has computed for it.
+
+A block is written once, by the process that has the tensors, an edge or a worker, and read where they are needed. A
+small block is `bytes` and travels within frames, so that a small model has nothing to do with shared memory. A large
+one is in the arena of the process that wrote it, and its address travels. The deciding process passes blocks on, frees
+them when nobody needs them, and never looks into one.
+
+A block is a table, padding, and the tensors, each aligned (`ALIGNMENT`). The table has for each tensor its datatype,
+its shape and its size in bytes, which text does not have otherwise. Tables are cached on both sides: requests to a
+model mostly have the same.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from struct import Struct as Layout
+from struct import error as LayoutError
+from typing import Final
+
+from msgspec import Struct
+
+from sloop.serve.transport import ProtocolError
+from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaReader
+from sloop.tensor import ITEM_BYTES, Tensor
+
+Block = bytes | Address
+
+INLINE_BYTES_MAX: Final = 8 * 1024
+"""Larger blocks go to an arena. Passing 8 KiB through the sockets and the memory of the deciding process takes about as
+long as allocating, announcing and freeing a block."""
+ARENA_BYTES: Final = 4 << 30
+"""Size of an arena: the most bytes of the blocks of one process. It takes as much memory as there are blocks."""
+TABLE_BYTES_MAX: Final = 64 * 1024
+TABLES_MAX: Final = 1024
+"""Tables that are cached, in each direction."""
+RANK_MAX: Final = 16
+
+CODES: Final = (*ITEM_BYTES, "BYTES")
+"""Datatypes in the order of their codes. All processes of a server run the same version, so the order may change
+between versions."""
+CODE_OF: Final = {name: code for code, name in enumerate(CODES)}
+
+_HEAD: Final = Layout("<II")
+"""Size of the table with its padding, number of tensors."""
+_TENSOR: Final = Layout("<BBQ")
+_DIMS: Final = tuple(Layout(f"<{rank}Q") for rank in range(RANK_MAX + 1))
+
+Shape = tuple[int, ...]
+Kind = tuple[str, Shape, int]
+"""Datatype, shape and size in bytes of a tensor."""
+
+
+class BlockLayout(Struct, frozen=True, gc=False):
+    """A table, and where the tensors are."""
+
+    table: bytes
+    """Encoded, with the padding that follows it."""
+    kinds: tuple[Kind, ...]
+    places: tuple[tuple[int, int, bytes], ...]
+    """For each tensor its start, its end, and the padding that follows it."""
+    size: int
+
+
+_of_kinds: Final[dict[tuple[Kind, ...], BlockLayout]] = {}
+_of_table: Final[dict[bytes, BlockLayout]] = {}
+
+
+def layout_of(kinds: tuple[Kind, ...]) -> BlockLayout:
+    """The layout of a block of these tensors. Raises `ProtocolError` if its table exceeds `TABLE_BYTES_MAX`."""
+    found = _of_kinds.get(kinds)
+    if found is None:
+        if len(_of_kinds) >= TABLES_MAX:
+            _of_kinds.clear()
+        found = _of_kinds[kinds] = _made(kinds)
+    return found
+
+
+def _made(kinds: tuple[Kind, ...]) -> BlockLayout:
+    parts = [
+        _TENSOR.pack(CODE_OF[name], len(shape), size) + _DIMS[len(shape)].pack(*shape) for name, shape, size in kinds
+    ]
+    bare = _HEAD.size + sum(map(len, parts))
+    at = -(-bare // ALIGNMENT) * ALIGNMENT
+    if at > TABLE_BYTES_MAX:
+        raise ProtocolError(f"the shapes of {len(kinds)} tensors take {at} B, more than {TABLE_BYTES_MAX}")
+    table = b"".join((_HEAD.pack(at, len(kinds)), *parts, bytes(at - bare)))
+    places: list[tuple[int, int, bytes]] = []
+    for place, (_, _, size) in enumerate(kinds):
+        padding = 0 if place == len(kinds) - 1 else -size % ALIGNMENT
+        places.append((at, at + size, bytes(padding)))
+        at += size + padding
+    return BlockLayout(table, kinds, tuple(places), at)
+
+
+def read_layout(memory: bytes | memoryview) -> BlockLayout:
+    """The layout of a block. Raises `ProtocolError` if its table is malformed or its tensors exceed its memory."""
+    size = int.from_bytes(memory[:4], "little")
+    table = bytes(memory[:size])
+    found = _of_table.get(table)
+    if found is None:
+        if len(_of_table) >= TABLES_MAX:
+            _of_table.clear()
+        found = _of_table[table] = _parsed(table)
+    if found.size > len(memory):
+        raise ProtocolError(f"a block of {len(memory)} B has tensors of {found.size} B")
+    return found
+
+
+def _parsed(table: bytes) -> BlockLayout:
+    kinds: list[Kind] = []
+    try:
+        size, count = _HEAD.unpack_from(table)
+        at = _HEAD.size
+        for _ in range(count):
+            code, rank, size_bytes = _TENSOR.unpack_from(table, at)
+            shape = _DIMS[rank].unpack_from(table, at + _TENSOR.size)
+            at += _TENSOR.size + _DIMS[rank].size
+            kinds.append((CODES[code], shape, size_bytes))
+    except (LayoutError, IndexError) as error:
+        raise ProtocolError(f"a table of {len(table)} B is malformed: {error}") from error
+    for datatype, shape, size_bytes in kinds:
+        if datatype in ITEM_BYTES and size_bytes != prod(shape) * ITEM_BYTES[datatype]:
+            raise ProtocolError(f"a table has {size_bytes} B for {datatype}{list(shape)}")
+    found = _made(tuple(kinds))
+    if found.table != table:
+        raise ProtocolError(f"a table of {len(table)} B announces {size} B for {count} tensors")
+    return found
+
+
+def write_block(tensors: Sequence[Tensor], arena: Arena | None) -> Block:
+    """Write tensors, in the arena if they are large. Without an arena, every block is `bytes`.
+
+    Raises `ArenaFull`, and `ProtocolError` for tensors that a table cannot describe.
+    """
+    layout = layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
+    if arena is None or layout.size <= INLINE_BYTES_MAX:
+        parts: list[bytes | bytearray | memoryview] = [layout.table]
+        for tensor, (_, _, padding) in zip(tensors, layout.places, strict=True):
+            parts += (tensor.data, padding)
+        return b"".join(parts)
+    block, memory = arena.allocate(layout.size)
+    memory[: len(layout.table)] = layout.table
+    for tensor, (start, end, _) in zip(tensors, layout.places, strict=True):
+        memory[start:end] = tensor.data
+    return block
+
+
+def tensors_in(memory: bytes | memoryview) -> list[Tensor]:
+    """The tensors of a block, as views of its memory. Raises `ProtocolError` for a malformed block."""
+    layout = read_layout(memory)
+    view = memoryview(memory)
+    return [
+        Tensor(datatype, shape, view[start:end])
+        for (datatype, shape, _), (start, end, _) in zip(layout.kinds, layout.places, strict=True)
+    ]
+
+
+class BlockReader:
+    """Reads blocks, those in arenas through the process that holds them."""
+
+    def __init__(self, holder: int) -> None:
+        self._arenas = ArenaReader(holder)
+
+    def tensors(self, block: Block) -> list[Tensor]:
+        """The tensors of a block. Raises `ProtocolError` if there is no such block, or if it is malformed."""
+        return tensors_in(self.memory(block))
+
+    def memory(self, block: Block) -> bytes | memoryview:
+        """The bytes of a block."""
+        if type(block) is bytes:
+            return block
+        try:
+            return self._arenas.read(block)  # type: ignore[arg-type]  # an address
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error

@@ -1,0 +1,142 @@
+"""The access log: a line of JSON for each answer, on request.
+
+Lines are collected and written at once, at most four times a second, with a single call that never waits. If the disk
+is full or the reader of a pipe is slow, lines are dropped and counted, and the next line that can be written says how
+many. Several processes may append to one file, because each block of lines is one write.
+"""
+
+import asyncio
+import os
+import time
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from sloop.errors import MachineError
+from sloop.units import NS_PER_MS
+
+FLUSH_S: Final = 0.25
+LINES_MAX: Final = 20_000
+"""Lines that wait to be written; those beyond are dropped."""
+PATH_CHARS_MAX: Final = 512
+STDOUT: Final = "-"
+
+
+class AccessLine(Struct, frozen=True, omit_defaults=True):
+    """One answer."""
+
+    time: float
+    """Unix time, in seconds."""
+    client: str
+    """Its address."""
+    protocol: str
+    """`http` or `grpc`."""
+    method: str
+    path: str
+    status: int
+    """Of HTTP, or the code of gRPC."""
+    ms: float
+    """From the first byte of the request to the answer."""
+    bytes_in: int = 0
+    """Of the body."""
+    bytes_out: int = 0
+    request_id: str = ""
+    """What the client calls the request."""
+
+
+class DroppedLines(Struct, frozen=True):
+    """Lines that could not be written before this one."""
+
+    time: float
+    dropped: int
+
+
+class AccessLog:
+    """Appends to the file at `path`, or writes to stdout if it is `-`. MachineError if the file cannot be opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.dropped = 0
+        """Lines that were dropped, in all."""
+        self._unsaid = 0
+        """Those of them that the log does not mention yet."""
+        self._lines: list[AccessLine] = []
+        self._rest = b""
+        """What is left of a block that was written in part."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._encoder = msgspec.json.Encoder()
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._fd = os.dup(1) if path == STDOUT else os.open(path, flags, 0o644)
+        except OSError as error:
+            what = f"{path}: the access log cannot be written: {error.strerror}"
+            raise MachineError(what, help="name a file in a folder that you may write, with --access-log") from error
+        if path == STDOUT:
+            os.set_blocking(self._fd, False)
+
+    def add(  # noqa: PLR0913  # the fields of a line
+        self,
+        protocol: str,
+        client: str,
+        method: str,
+        path: str,
+        status: int,
+        *,
+        began_ns: int,
+        bytes_in: int = 0,
+        bytes_out: int = 0,
+        request_id: str = "",
+    ) -> None:
+        """Add a line for an answer that is given now. `began_ns` is when its request began (`time.monotonic_ns`). Call
+        it in a running event loop."""
+        if len(self._lines) >= LINES_MAX:
+            self._drop(1)
+            return
+        took_ms = round((time.monotonic_ns() - began_ns) / NS_PER_MS, 3)
+        self._lines.append(
+            AccessLine(
+                round(time.time(), 6),
+                client,
+                protocol,
+                method,
+                path[:PATH_CHARS_MAX],
+                status,
+                took_ms,
+                bytes_in,
+                bytes_out,
+                request_id,
+            )
+        )
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits, as far as that is possible now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, []
+        said = [DroppedLines(round(time.time(), 6), self._unsaid)] if self._unsaid else []
+        block = self._rest + self._encoder.encode_lines([*said, *lines])
+        try:
+            size = os.write(self._fd, block) if block else 0
+        except OSError:  # full, or nobody reads
+            size = 0
+        if size <= len(self._rest) and lines:
+            self._rest = self._rest[size:]
+            self._drop(len(lines))
+        else:
+            self._rest = block[size:]
+            self._unsaid = 0
+
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        if self._fd >= 0:
+            self.flush()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+        self._unsaid += count

@@ -1,0 +1,919 @@
+"""The HTTP/1.1 server: an asyncio protocol on `httptools`, the parser of Node.js.
+
+The rest of the edge receives an `Exchange` for each complete request and answers it once, now or later. What a client
+may cost before that is bounded here: the key is checked on the head, room for the body is taken as bytes arrive, every
+wait for a client ends, and while there is more to do than can be done, what has waited too long is refused unread
+(`Intake`). Framing follows RFC 9112; a message that two parsers could read differently is answered 400.
+"""
+
+import asyncio
+import socket
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from sloop.serve.edge.access import AccessLog
+from sloop.serve.edge.bodies import BodyMemory, BodyReservation
+from sloop.serve.edge.exchange import (
+    BODILESS,
+    HEAD_BYTES_MAX,
+    INFLATERS,
+    JSON,
+    LINE_BYTES_MAX,
+    OCTETS,
+    Buffer,
+    Exchange,
+    Fields,
+    accepts_gzip,
+    check_head,
+    error_body,
+    head_of,
+    head_too_large,
+    json_limit,
+    line_too_long,
+    malformed,
+)
+from sloop.serve.edge.identity import REQUEST_ID, named
+from sloop.serve.edge.intake import PAGE_PATIENCE_NS, Intake, is_whole, target_of
+from sloop.serve.edge.listener import Listener, ServerConnection, Tls
+from sloop.serve.edge.refusal import Refusal
+from sloop.text import quoted
+from sloop.units import NS_PER_MS, NS_PER_S
+
+AHEAD_BYTES: Final = 8 * 1024
+"""Bytes parsed at a time where requests may follow each other, which bounds the requests that are parsed ahead."""
+UNREAD_BYTES_MAX: Final = 64 * 1024
+"""Bytes that wait behind an unanswered request before reading from the connection pauses."""
+ALL_UNREAD_BYTES_MAX: Final = 64 * 2**20
+"""Unparsed bytes on all connections together; beyond it, connections that add to them are closed."""
+LARGE_BYTES: Final = 32 * 1024
+"""A request of this size takes so long to read that it waits for its turn once more when its body is here."""
+LINGER_S: Final = 2.0
+"""Seconds in which the rest of a refused body is read and discarded; else many clients would see a connection error
+instead of the answer."""
+LINGER_BYTES_MAX: Final = 2**20
+"""The same in bytes, for clients that sent no valid key; for others it is the limit of a body."""
+SWEEP_S: Final = 0.25
+GLANCE_BYTES: Final = 2048
+"""How much of a request is looked at to refuse it unread, and how much is read then."""
+ALL_GLANCE_BYTES: Final = 2**18
+TEXT_BYTES_MIN: Final = 16 * 1024
+TEXT_BYTES_MAX: Final = 2**20
+"""The answers that are compressed if the client asks for it: below, it saves few packets; above, it takes too long."""
+CORS_EXPOSED: Final = "inference-header-content-length, retry-after, x-request-id, x-slo-met"
+CORS_PREFLIGHT: Final = (
+    ("access-control-allow-methods", "GET, HEAD, POST, OPTIONS"),
+    (
+        "access-control-allow-headers",
+        "authorization, content-encoding, content-type, inference-header-content-length, traceparent, x-api-key, "
+        "x-elapsed-ms, x-request-id, x-slo-ms",
+    ),
+    ("access-control-max-age", "600"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The limits of an HTTP server; seconds, and 0 for the default number of connections."""
+
+    head_s: float = 10.0
+    """To send the head of a request, from its first byte."""
+    pause_s: float = 10.0
+    """Between two parts of a body."""
+    body_s: float = 60.0
+    """To send a body."""
+    idle_s: float = 75.0
+    """Between two requests."""
+    send_s: float = 10.0
+    """In which a client must take some of its answer, and `send_bytes_s` allow in all."""
+    send_rate_bytes: int = 16 * 1024
+    """The bytes of an answer that a client must take in a second, on average, after `body_s`."""
+    answers_bytes_max: int = 2**28
+    """Of all answers that clients have not yet taken. Beyond it, the connection that has stalled longest is closed."""
+    connections_max: int = 0
+    each_address_max: int = 0
+    cors_origin: str = ""
+    """The origin whose pages in a browser may use the server, `*` for all, empty for none."""
+    tls: Tls | None = None
+
+
+CHUNK_OVERHEAD: Final = 8
+"""How many bytes a byte of a chunked body may cost beside itself: as many as clients use that send it byte by byte."""
+METHODS: Final = {each.encode(): each for each in ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE")}
+NAMES: Final[dict[bytes, str]] = {}
+"""Names of headers as clients spell them, and in lower case."""
+NAMES_MAX: Final = 512
+CLOSES: Final = b"connection: close\r\n"
+STAYS: Final = b"connection: keep-alive\r\n"
+"""For HTTP/1.0, where closing is the default."""
+BREAKING: Final = frozenset((400, 414, 417, 431, 501, 505))
+"""Statuses of heads after which it is not certain where the next message begins."""
+LAST_READ_S: Final = 0.05
+"""How long an idle connection stays open when the server stops: its next request may have been sent already."""
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class HttpConnection(ServerConnection):
+    """One connection. Its requests are answered one after another, in their order."""
+
+    __slots__ = (
+        "_answering",
+        "_began_ns",
+        "_broken",
+        "_fields",
+        "_head_bytes",
+        "_incoming",
+        "_is_admitted",
+        "_is_advancing",
+        "_is_lingering",
+        "_is_sending",
+        "_lingered_bytes",
+        "_parser",
+        "_ready",
+        "_server",
+        "_unread",
+        "_unsent",
+        "_url",
+        "_wait",
+        "sent_by_s",
+    )
+
+    def __init__(self, server: "HttpServer") -> None:
+        super().__init__(server.listener)
+        self._server = server
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        self._wait: dict[ServerConnection, float] | None = server.idle
+        """The mapping of the server that this connection is in."""
+        server.idle[self] = server.now_s
+        self._fields: dict[str, str] | None = None
+        """The headers of the request whose head is being received."""
+        self._url = b""
+        self._head_bytes = 0
+        self._began_ns = 0
+        self._incoming: Exchange | None = None
+        """The request whose body is being received."""
+        self._ready: deque[Exchange] = deque()
+        """Complete requests that wait until the one before is answered."""
+        self._answering: Exchange | None = None
+        """The request that the server works on, or whose answer is being sent."""
+        self._broken: Refusal | None = None
+        """What is wrong with the bytes that follow `_ready`; the connection ends with this answer."""
+        self._unread: Buffer = b""
+        """Bytes that have arrived and were not parsed yet."""
+        self._is_advancing = self._is_lingering = self._is_sending = False
+        self._is_admitted = False
+        """Whether the next request was deferred and is taken up now."""
+        self._lingered_bytes = self._unsent = 0
+        self.sent_by_s = 0.0
+
+    # What the transport reports
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(high=0)  # `pause_writing` then says that an answer has not left whole
+
+    def data_received(self, data: bytes) -> None:
+        if self._answering is not None or self._unread or self._ready or self._is_lingering:
+            self._hold_back(data)
+            return
+        if self._incoming is None and self._fields is None:
+            server, now_ns = self._server, time.monotonic_ns()
+            self._began_ns = now_ns
+            if self.waited_ns:
+                self._began_ns -= self.waited_ns
+                self.waited_ns = 0
+            if server.intake.is_behind(now_ns):
+                self._hold_back(data)
+                self._defer()
+                return
+        self._feed(data)
+
+    def eof_received(self) -> bool:
+        """The client sends no more: it has gone, or its message is cut short."""
+        if self._is_sending and self._answering is not None:
+            self._answering.is_last = True
+            return True
+        if (self._incoming is not None or self._fields is not None) and self._answering is None and not self._ready:
+            self._break(Refusal(400, "the request ends before it is complete", "send as many bytes as announced"))
+        self._lose()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait_for(None)
+        self._parser = None  # it knows the methods of this object: a cycle
+        self._server.unsent_bytes -= self._unsent
+        self._unsent = 0
+        self._lose()
+
+    def pause_writing(self) -> None:
+        """Some of an answer has not left; `resume_writing` is called when all has."""
+        assert self.transport is not None
+        self._is_sending = True
+        self._unsent = self.transport.get_write_buffer_size()
+        self._server.unsent_bytes += self._unsent
+        self.sent_by_s = self._server.now_s + self._server.settings.body_s
+        self.sent_by_s += self._unsent / self._server.settings.send_rate_bytes
+        self._wait_for(self._server.sending)
+
+    def resume_writing(self) -> None:
+        self._is_sending = False
+        self._server.unsent_bytes -= self._unsent
+        self._unsent = 0
+        if not self._is_advancing:
+            self._sent()
+
+    # What the parser reports
+
+    def on_message_begin(self) -> None:
+        self._fields = {}
+        self._url = b""
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        fields = self._fields
+        if fields is None:  # after the last chunk: ignored, as RFC 9110 allows
+            return
+        known = NAMES.get(name) or _name_of(name)
+        if known in fields:
+            fields[known] += f", {value.decode('latin-1')}"
+        else:
+            fields[known] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        parser, fields = self._parser, self._fields
+        assert parser is not None
+        assert fields is not None
+        method = parser.get_method()
+        exchange = self._incoming = Exchange(
+            self, METHODS.get(method) or method.decode("ascii"), fields, self._began_ns
+        )
+        self._fields = None
+        try:
+            # A connection that stays without saying so is HTTP/1.1; else the version is looked up, which costs more.
+            exchange.is_last = is_last = not parser.should_keep_alive()
+            version = parser.get_http_version() if is_last or "connection" in fields else "1.1"
+            exchange.is_old = version == "1.0"
+            if self._broken is not None:
+                raise self._broken
+            check_head(exchange, self._url, version)
+            self._server.admit(exchange)
+            if "expect" in fields and version == "1.1":
+                self._continue(exchange)
+        except Refusal as refusal:
+            exchange.drop()
+            exchange.refusal = refusal
+            # Whether a client that waits for permission still sends its body, nobody can know.
+            exchange.is_last = exchange.is_last or "expect" in fields or refusal.status in BREAKING
+
+    def on_body(self, part: bytes) -> None:
+        exchange = self._incoming
+        assert exchange is not None
+        exchange.left_bytes -= len(part)
+        if exchange.refusal is None:
+            try:
+                exchange.receive(part, self._server.bodies)
+            except Refusal as refusal:
+                exchange.drop()
+                exchange.refusal = refusal
+
+    def on_message_complete(self) -> None:
+        exchange, self._incoming = self._incoming, None
+        assert exchange is not None
+        if (exchange.parts is not None or exchange.inflater is not None) and exchange.refusal is None:
+            try:
+                exchange.complete()
+            except Refusal as refusal:
+                exchange.drop()
+                exchange.refusal = refusal
+        self._ready.append(exchange)
+
+    # One request after another
+
+    @property
+    def deferred_ns(self) -> int:
+        """When the request that was deferred began; 0 if none is."""
+        if self._wait is not self._server.deferred:
+            return 0
+        return self._ready[0].began_ns if self._ready else self._began_ns
+
+    @property
+    def patience_ns(self) -> int:
+        """How long the request that was deferred may wait."""
+        if self._ready:
+            exchange = self._ready[0]
+            return self._server.patience_ns(exchange.path, "")
+        return self._server.patience_ns(*target_of(self._unread))
+
+    def start(self) -> None:
+        """Take up the request that was deferred."""
+        self._wait_for(None)
+        self._is_admitted = True
+        self._advance()
+        self._is_admitted = False
+
+    def refuse_deferred(self) -> None:
+        """Refuse the request that was deferred: without parsing it, if it has arrived whole."""
+        transport, (refusal, whole) = self.transport, self._server.too_old
+        self._server.bodies.refused["age"] += 1
+        assert transport is not None
+        if self._ready:
+            self._wait_for(None)
+            self._ready[0].drop()
+            self._ready[0].refusal = refusal
+            self._advance()
+        elif is_whole(self._unread) and not self._server.is_draining:
+            self._release_unread(len(self._unread))
+            self._wait_for(self._server.idle)
+            transport.write(whole)
+            if self._is_sending:  # it has not taken its last answers
+                self.abort()
+        else:
+            self._wait_for(None)
+            self._break(refusal)
+
+    def _defer(self) -> None:
+        if self.transport is not None:
+            self._wait_for(self._server.deferred)
+            self._server.intake.defer(self, is_page=not self._ready and self._unread[:4] == b"GET ")
+
+    def answer(
+        self,
+        exchange: Exchange,
+        status: int,
+        body: Buffer | Sequence[Buffer],
+        content_type: str,
+        headers: Fields,
+    ) -> None:
+        """Send the answer of a request, which `Exchange.reply` calls once."""
+        server, transport = self._server, self.transport
+        bytes_in = exchange.held_bytes
+        exchange.drop()
+        if transport is None:
+            return
+        parts: tuple[Buffer, ...]
+        if type(body) is bytes:
+            parts, size = (body,), len(body)
+        else:
+            parts = (body,) if isinstance(body, bytes | bytearray | memoryview) else tuple(body)
+            size = sum(map(_bytes_of, parts))
+        if size > server.settings.answers_bytes_max:
+            status, parts, headers = 500, (_answer_too_large(size, server.settings.answers_bytes_max),), ()
+            content_type, size = JSON, len(parts[0])
+        elif size > TEXT_BYTES_MIN:
+            parts, size, headers = server.prepared(exchange, parts, size, content_type, headers)
+        if server.cors:
+            headers = (*headers, *server.cors)
+        if server.access is not None:
+            server.access.add(
+                "http",
+                self.address,
+                exchange.method,
+                exchange.path,
+                status,
+                began_ns=exchange.began_ns,
+                bytes_in=bytes_in,
+                bytes_out=size,
+                request_id=exchange.name,
+            )
+        head = head_of(status, content_type, headers)
+        if REQUEST_ID in exchange.headers and (name := named(exchange.headers[REQUEST_ID])):
+            head = b"".join((head, b"x-request-id: ", name.encode(), b"\r\n"))
+        exchange.is_last = exchange.is_last or server.is_draining
+        stays = CLOSES if exchange.is_last else STAYS if exchange.is_old else b""
+        length = b"" if status in BODILESS else b"content-length: %d\r\n" % size
+        if size <= UNREAD_BYTES_MAX:
+            has_no_body = status in BODILESS or exchange.method == "HEAD"
+            transport.write(b"".join((head, length, stays, server.date_line, *(() if has_no_body else parts))))
+        else:
+            start = b"".join((head, length, stays, server.date_line))
+            transport.writelines((start,) if exchange.method == "HEAD" else (start, *parts))
+            server.limit_unsent()
+        if not self._is_sending and not self._is_advancing:
+            self._sent()
+
+    def _sent(self) -> None:
+        """The answer has left whole."""
+        exchange, self._answering = self._answering, None
+        if exchange is not None:
+            self._server.open_requests -= 1
+            if exchange.on_sent is not None:
+                exchange.on_sent()
+            if exchange.is_last:
+                self._end()
+                return
+        if self._is_advancing:
+            return
+        if self._ready or self._unread or self._broken is not None or self._incoming is not None or self._fields:
+            self._advance()
+        elif self._wait is None and not self._server.is_draining:  # what `_advance` does in the most frequent case
+            self._wait = idle = self._server.idle
+            idle[self] = self._server.now_s
+        else:
+            self._rest()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse bytes; what follows the request that is then answered waits."""
+        limit = self._parsed_at_once()
+        if len(data) > limit:
+            view = memoryview(data)
+            self._unread = view[limit:]
+            self._server.unread_bytes += len(data) - limit
+            self._parse(view[:limit])
+        else:
+            self._parse(data)
+            if len(self._ready) == 1 and self._incoming is None and self._fields is None and self._broken is None:
+                self._take_up_only()
+                return
+        self._advance()
+
+    def _take_up_only(self) -> None:
+        """Answer the only request that is here: what `_advance` does in the most frequent case."""
+        exchange, server = self._ready[0], self._server
+        if exchange.refusal is not None or exchange.held_bytes > LARGE_BYTES or self._wait is not server.idle:
+            self._advance()
+            return
+        self._ready.clear()
+        self._answering = exchange
+        server.open_requests += 1
+        del server.idle[self]
+        self._wait = None
+        server.answer(exchange)
+
+    def _parsed_at_once(self) -> int:
+        """How many bytes may be parsed at once, so that few requests are parsed before the first is answered."""
+        return AHEAD_BYTES if self._incoming is None else max(AHEAD_BYTES, self._incoming.left_bytes)
+
+    def _release_unread(self, size: int) -> None:
+        self._unread = self._unread[size:] if size < len(self._unread) else b""
+        self._server.unread_bytes -= size
+
+    def _parse(self, data: Buffer) -> None:
+        parser = self._parser
+        assert parser is not None
+        try:
+            parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            # The client would speak another protocol as well; it gets HTTP/1.1, as RFC 9110 7.8 allows.
+            self._parser = HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            self._server.unread_bytes += len(rest)
+            self._unread = bytes(rest) + bytes(self._unread)
+        except HttpParserError as error:
+            self._broken = self._broken or malformed(error)
+        if self._fields is not None:
+            self._head_bytes += len(data)
+            if len(self._url) > LINE_BYTES_MAX:
+                self._broken = line_too_long(len(self._url))
+            elif self._head_bytes > HEAD_BYTES_MAX:
+                self._broken = head_too_large()
+        elif (incoming := self._incoming) is not None and incoming.left_bytes <= 0:
+            # What is not body is the head, sizes of chunks, their extensions and the trailer.
+            self._head_bytes += len(data)
+            if self._head_bytes + incoming.left_bytes > HEAD_BYTES_MAX - incoming.left_bytes * CHUNK_OVERHEAD:
+                self._broken = head_too_large()
+
+    def _advance(self) -> None:
+        """Answer what is complete, then parse what waits."""
+        self._is_advancing = True
+        while self.transport is not None and self._is_next_done():
+            pass
+        self._is_advancing = False
+
+    def _is_next_done(self) -> bool:
+        """Do what is next; False if the client, the server's work or the intake has to be awaited."""
+        if self._answering is not None:
+            if self._answering.is_open or self._is_sending:
+                return False
+            self._sent()
+            return not self._is_lingering
+        if self._ready:
+            return self._has_taken_up(self._ready[0])
+        incoming = self._incoming
+        if self._broken is not None:
+            self._break(self._broken)
+        elif incoming is not None and incoming.refusal is not None and self._is_refused_early(incoming):
+            self._refuse_early(incoming, incoming.refusal)
+        elif self._unread:
+            self._parse_unread()
+            return True
+        else:
+            self._rest()
+        return False
+
+    def _parse_unread(self) -> None:
+        data = self._unread[: self._parsed_at_once()]
+        self._release_unread(len(data))
+        if self._incoming is None and self._fields is None and not self._is_admitted:
+            self._began_ns = time.monotonic_ns()
+        self._parse(data)
+        if len(self._unread) < UNREAD_BYTES_MAX and self.transport is not None and not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    def _has_taken_up(self, exchange: Exchange) -> bool:
+        """Answer a complete request, unless it must wait."""
+        server = self._server
+        if exchange.refusal is None and not self._is_admitted and server.must_wait(exchange):
+            self._defer()
+            return False
+        self._ready.popleft()
+        self._answering = exchange
+        server.open_requests += 1
+        if self._wait is not None:
+            self._wait_for(None)
+        if exchange.refusal is not None:
+            exchange.refuse(exchange.refusal)
+        else:
+            server.answer(exchange)
+        return True
+
+    def _is_refused_early(self, incoming: Exchange) -> bool:
+        """Whether a refused request is answered before its body is here. A small rest of a body is awaited, because the
+        connection can then stay."""
+        return incoming.is_last or not 0 < incoming.left_bytes <= UNREAD_BYTES_MAX
+
+    def _rest(self) -> None:
+        """Nothing is to be done before the client sends more."""
+        server, incoming = self._server, self._incoming
+        if incoming is not None:
+            self._wait_for(server.bodies_due)
+            if time.monotonic_ns() - incoming.began_ns > server.settings.body_s * NS_PER_S:
+                self.expire()
+        elif self._fields is not None:
+            if self._wait is not server.heads_due:
+                self._wait_for(server.heads_due)
+        elif server.is_draining:
+            self._end()
+        else:
+            self._wait_for(server.idle)
+
+    def _wait_for(self, wait: dict[ServerConnection, float] | None) -> None:
+        if self._wait is not None:
+            self._wait.pop(self, None)
+        self._wait = wait
+        if wait is not None:
+            wait[self] = self._server.now_s
+
+    def _continue(self, exchange: Exchange) -> None:
+        """Let a client that asks for permission send its body."""
+        if exchange.headers["expect"].lower() != "100-continue":
+            raise Refusal(417, f"expect: {exchange.headers['expect'][:40]!r} is not known", "omit this header")
+        if self._answering is None and not self._ready and self.transport is not None:
+            self.transport.write(CONTINUE)
+
+    def _hold_back(self, data: bytes) -> None:
+        """Keep what follows an unanswered request, or discard what follows the last answer."""
+        transport = self.transport
+        if transport is None:
+            return
+        if self._is_lingering:
+            self._lingered_bytes -= len(data)
+            if self._lingered_bytes < 0:
+                self.abort()
+            return
+        server = self._server
+        server.unread_bytes += len(data)
+        self._unread = data if not self._unread else bytes(self._unread) + data
+        if server.unread_bytes > ALL_UNREAD_BYTES_MAX:
+            self.abort()
+        elif len(self._unread) >= UNREAD_BYTES_MAX:
+            transport.pause_reading()
+
+    # How it ends
+
+    def expire(self) -> None:
+        """The client has taken too long for what it had to do."""
+        server, wait = self._server, self._wait
+        if wait is server.idle or wait is server.lingering or wait is server.sending:
+            self.abort()
+        elif wait is server.heads_due or wait is server.bodies_due:
+            part = "head" if wait is server.heads_due else "body"
+            server.expired[part] += 1
+            self._break(Refusal(408, f"the {part} of the request took too long to arrive", "send it faster"))
+
+    def has_taken_more(self) -> bool:
+        """Whether the client has taken some of its answer since the last call, and soon enough."""
+        server, transport = self._server, self.transport
+        left = 0 if transport is None else transport.get_write_buffer_size()
+        if left >= self._unsent or server.now_s > self.sent_by_s:
+            return False
+        server.unsent_bytes -= self._unsent - left
+        self._unsent = left
+        self._wait_for(server.sending)
+        return True
+
+    def finish(self) -> None:
+        """The server stops: end now if nothing is open, otherwise after the answer."""
+        if self._wait is self._server.idle:
+            if self.transport is None:
+                self.abort()
+            else:
+                self.transport.close()
+
+    def abort(self) -> None:
+        self._wait_for(None)
+        self._server.unsent_bytes -= self._unsent
+        self._unsent = 0
+        super().abort()
+
+    def _refuse_early(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Answer a request whose body is still to come, and end the connection."""
+        is_known = refusal.status != HTTPStatus.UNAUTHORIZED
+        self._lingered_bytes = max(LINGER_BYTES_MAX, self._server.bodies.each_bytes_max if is_known else 0)
+        exchange.is_last = True
+        self._incoming = None
+        self._answering = exchange
+        self._server.open_requests += 1
+        self._is_advancing = False
+        exchange.refuse(refusal)
+
+    def _break(self, refusal: Refusal) -> None:
+        """Answer what cannot be parsed, or has not come, and end the connection."""
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.drop()
+        self._fields, self._broken = None, None
+        self._refuse_early(Exchange(self, "", {}, time.monotonic_ns()), refusal)
+
+    def _end(self) -> None:
+        """Close after the last answer has left; first read, for a while, what the client still sends, if it does."""
+        transport = self.transport
+        if transport is None:
+            return
+        if not (self._lingered_bytes or self._unread or self._ready or self._broken is not None):
+            transport.close()
+            return
+        self._release_unread(len(self._unread))
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._is_lingering = True
+        self._lingered_bytes = self._lingered_bytes or LINGER_BYTES_MAX
+        transport.resume_reading()
+        self._wait_for(self._server.lingering)
+
+    def _lose(self) -> None:
+        """The client has gone: what it asked for is not needed any more."""
+        exchange, self._answering = self._answering, None
+        if exchange is not None:
+            self._server.open_requests -= 1
+            self._forsake(exchange)
+        for each in (self._incoming, *self._ready):
+            if each is not None:
+                self._forsake(each)
+        self._incoming = self._fields = None
+        self._ready.clear()
+        self._release_unread(len(self._unread))
+
+    def _forsake(self, exchange: Exchange) -> None:
+        was_open, exchange.is_open = exchange.is_open, False
+        exchange.drop()
+        if was_open and exchange.on_gone is not None:
+            exchange.on_gone()
+        if exchange.on_sent is not None:
+            exchange.on_sent()
+
+
+def _name_of(name: bytes) -> str:
+    """The name of a header in lower case, as which it is looked up."""
+    found = name.decode("latin-1").lower()
+    if len(NAMES) < NAMES_MAX:
+        NAMES[name] = found
+    return found
+
+
+def _answer_too_large(size: int, limit: int) -> bytes:
+    what = f"failed: the answer has {size} bytes; the limit is {limit}"
+    return error_body(what, "ask for fewer rows or outputs; the server's option --answers-bytes sets the limit")
+
+
+def _bytes_of(part: Buffer) -> int:
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+class HttpServer:
+    """A listening port. `answer` receives each complete request and must not raise; at most `requests_max` are open.
+
+    `authorise` may raise a `Refusal` when the head of a request has arrived. `deadline_ns` gives the deadline of
+    requests to a path; None for a path that is not for inference.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Exchange], None],
+        *,
+        bodies: BodyMemory,
+        requests_max: int,
+        settings: HttpSettings = HttpSettings(),
+        authorise: Callable[[Exchange], None] = lambda _: None,
+        deadline_ns: Callable[[str], int | None] = lambda _: None,
+    ) -> None:
+        self._answer, self._authorise, self._deadline_ns = answer, authorise, deadline_ns
+        self.bodies, self.requests_max, self.settings = bodies, requests_max, settings
+        self.open_requests = 0
+        """Requests that are complete and whose answer has not left."""
+        self.unread_bytes = self.unsent_bytes = 0
+        """Bytes that have arrived and were not parsed, and bytes of answers that have not left, of all connections."""
+        self.expired: Counter[str] = Counter()
+        """Connections closed because their client took too long, by what was awaited: `head`, `body` or `answer`."""
+        self.access: AccessLog | None = None
+        """Where answers are noted, if somebody wants that."""
+        self.is_draining = False
+        self.now_s = 0.0
+        """The event loop's time, renewed every `SWEEP_S`: how long connections wait need not be known better."""
+        self.date_line = b""
+        self.idle: dict[ServerConnection, float] = {}
+        self.heads_due: dict[ServerConnection, float] = {}
+        self.bodies_due: dict[ServerConnection, float] = {}
+        self.sending: dict[ServerConnection, float] = {}
+        self.lingering: dict[ServerConnection, float] = {}
+        self.deferred: dict[ServerConnection, float] = {}
+        """Connections by what they wait for, in the order in which they began to; the values say when."""
+        self.listener = Listener(
+            lambda: HttpConnection(self),
+            idle=(self.lingering, self.idle, self.heads_due, self.bodies_due),
+            connections_max=settings.connections_max,
+            each_address_max=settings.each_address_max,
+            tls=settings.tls,
+            protocols=("http/1.1",),
+        )
+        self.intake = Intake(lambda: self.open_requests < self.requests_max)
+        self.listener.is_behind = lambda: self.intake.has_waiting
+        self.listener.refuses = self.refuses
+        self.cors: Fields = ()
+        if settings.cors_origin:
+            self.cors = (
+                ("access-control-allow-origin", settings.cors_origin),
+                ("access-control-expose-headers", CORS_EXPOSED),
+                *(() if settings.cors_origin == "*" else (("vary", "origin"),)),
+            )
+        refusal = Refusal(
+            503,
+            "rejected: the server is overloaded, and the request has waited for half its deadline",
+            "try again in 1 s, or send less",
+            retry_after_s=1,
+        )
+        body = error_body(refusal.what, refusal.fix)
+        head = head_of(503, JSON, (("retry-after", "1"), *self.cors))
+        self.too_old = (refusal, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        """The refusal of a request that has waited too long, and the whole answer."""
+        self.too_old_and_last = self.too_old[1].replace(b"content-length", CLOSES + b"content-length", 1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, sock: socket.socket) -> None:
+        """Serve on a listening socket (`listener.listen`), which this object then owns. Call it in the event loop."""
+        self._loop = loop = asyncio.get_running_loop()
+        self.intake.start(loop)
+        self._sweep(loop)
+        self.listener.start(sock)
+
+    def drain(self) -> None:
+        """Close idle connections soon, and each other one after its next answer. New ones are still accepted."""
+        self.is_draining = True
+        if self._loop is not None:  # first read what clients have sent by now
+            self._loop.call_later(LAST_READ_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        for connection in list(self.idle):
+            cast(HttpConnection, connection).finish()
+
+    async def close(self, within_s: float) -> None:
+        """Stop listening, give clients at most `within_s` to take the answers that are being sent, and close all."""
+        self.drain()
+        self.listener.stop()
+        for waiting in (self.heads_due, self.bodies_due, self.lingering):
+            for connection in list(waiting):
+                connection.abort()
+        await self.listener.close(within_s)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # What connections ask
+
+    def admit(self, exchange: Exchange) -> None:
+        """Decide on the head whether a request may send its body. Raises a `Refusal` if it may not."""
+        headers = exchange.headers
+        if self.cors and exchange.method == "OPTIONS" and "access-control-request-method" in headers:
+            return  # browsers send no key with it
+        length = headers.get("content-length")
+        size = exchange.left_bytes = 0 if length is None else int(length)
+        self._authorise(exchange)
+        if length is None and "transfer-encoding" not in headers:
+            return
+        bodies = self.bodies
+        limit = exchange.limit_bytes = json_limit(headers, bodies)
+        if size > limit:
+            raise bodies.too_large(size, limit)
+        if bodies.quotas and (quota := bodies.quota_of(exchange.path)) is not None:
+            if quota.bytes_max and size > quota.bytes_max:
+                raise quota.full(0, size)
+            exchange.hold = hold = BodyReservation(bodies)
+            hold.limit(quota)
+            hold.take(0)
+        coding = headers.get("content-encoding")
+        if coding is not None and coding.lower() != "identity":
+            window_bits = INFLATERS.get(coding.lower())
+            if window_bits is None:
+                what = f"content-encoding: {quoted(coding)} is not supported"
+                raise Refusal(415, what, "send the body as it is, or with gzip or deflate")
+            exchange.inflater = zlib.decompressobj(window_bits)
+
+    def answer(self, exchange: Exchange) -> None:
+        """Answer a complete request, now or later."""
+        if self.cors and exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
+            exchange.reply(204, b"", headers=CORS_PREFLIGHT)
+        else:
+            self._answer(exchange)
+
+    def refuses(self, sock: socket.socket, waited_ns: int) -> bool:
+        """Refuse the request on a new connection, if it has waited too long in the kernel, without opening the
+        connection or parsing."""
+        try:
+            data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
+            if not data or waited_ns <= self.patience_ns(*target_of(data)):
+                return False
+            sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
+            sock.send(self.too_old_and_last)
+        except OSError:
+            return False
+        self.bodies.refused["age"] += 1
+        return True
+
+    def must_wait(self, exchange: Exchange) -> bool:
+        """Whether a request whose body took several turns to arrive must wait for its turn once more."""
+        return exchange.held_bytes > LARGE_BYTES and self.intake.is_behind(time.monotonic_ns())
+
+    def patience_ns(self, path: str, slo_ms: str) -> int:
+        """How long a deferred request may wait: half its deadline. `slo_ms` is its own in whole ms, if it has one."""
+        deadline_ns = self._deadline_ns(path)
+        if deadline_ns is None:
+            return PAGE_PATIENCE_NS
+        return (int(slo_ms) * NS_PER_MS if slo_ms else deadline_ns) // 2
+
+    def prepared(
+        self,
+        exchange: Exchange,
+        parts: tuple[Buffer, ...],
+        size: int,
+        content_type: str,
+        headers: Fields,
+    ) -> tuple[tuple[Buffer, ...], int, Fields]:
+        """A long answer as it is sent: its parts, its size and its headers. Text is compressed if the client asks for
+        it and the server has time."""
+        if size > TEXT_BYTES_MAX or content_type == OCTETS or self.intake.has_waiting:
+            return parts, size, headers
+        if not accepts_gzip(exchange.headers.get("accept-encoding", "")):
+            return parts, size, headers
+        deflater = zlib.compressobj(1, zlib.DEFLATED, 31)
+        pressed = b"".join([*map(deflater.compress, parts), deflater.flush()])
+        return (pressed,), len(pressed), (*headers, ("content-encoding", "gzip"), ("vary", "accept-encoding"))
+
+    def limit_unsent(self) -> None:
+        """Close connections that do not take their answers if all these together are too large: those first that have
+        stalled longest."""
+        while self.unsent_bytes > self.settings.answers_bytes_max and len(self.sending) > 1:
+            connection = next(iter(self.sending))
+            self._give_up(cast(HttpConnection, connection))
+
+    def _give_up(self, connection: "HttpConnection") -> None:
+        self.expired["answer"] += 1
+        connection.abort()
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End what has waited for its client for too long."""
+        self.now_s = now_s = loop.time()
+        self.date_line = f"date: {formatdate(usegmt=True)}\r\n\r\n".encode()
+        limits = self.settings
+        for waiting, limit_s in (
+            (self.idle, limits.idle_s),
+            (self.heads_due, limits.head_s),
+            (self.bodies_due, limits.pause_s),
+            (self.lingering, LINGER_S),
+        ):
+            for connection in overdue(waiting, now_s - limit_s):
+                connection.expire()
+        for connection in overdue(self.sending, now_s - limits.send_s):
+            if not connection.has_taken_more():
+                self._give_up(connection)
+        self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
+
+
+def overdue(waiting: Mapping[ServerConnection, float], since_s: float) -> list[HttpConnection]:
+    """Those that have waited since before `since_s`."""
+    found = []
+    for connection, began_s in waiting.items():
+        if began_s > since_s:
+            break
+        found.append(cast(HttpConnection, connection))
+    return found

@@ -1,0 +1,492 @@
+"""Inference requests and responses of the REST protocol: JSON, optionally followed by binary tensors, to tensors and
+back.
+
+Everything is validated against the application's signature; an error names the path of the first wrong field.
+
+JSON has no numbers that are not finite (RFC 8259). An answer has them as the strings "NaN", "Infinity" and "-Infinity",
+as Protocol Buffers write them in JSON: every JSON parser reads that, and NumPy, and with it the clients of Triton and
+KServe, turn the strings into numbers again. A request may have these strings, or the same words without quotation marks
+as Python's `json` and Triton write them.
+
+Source: Open Inference Protocol v2, "Inference", and Triton's "binary tensor data extension"
+(`Inference-Header-Content-Length`, `binary_data_size`, `binary_data`, `binary_data_output`).
+"""
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from math import inf, isfinite, isnan, nan, prod
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+
+from sloop.serve.edge.parameters import (
+    BINARY,
+    BINARY_OUTPUT,
+    BINARY_SIZE,
+    OF_INPUT,
+    OF_OUTPUT,
+    OF_REQUEST,
+    Parameters,
+    check,
+    classes,
+    flag,
+)
+from sloop.serve.edge.refusal import Refusal, bad
+from sloop.tensor import (
+    ITEM_BYTES,
+    LENGTH_BYTES,
+    NUMPY_TYPES,
+    Signature,
+    Tensor,
+    bfloats_of,
+    floats_of,
+    join_strings,
+    split_strings,
+)
+from sloop.text import quoted
+
+ARRAY_CODES: Final = {
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP32": "f",
+    "FP64": "d",
+}
+"""`array` converts small lists three times as fast as NumPy and raises for values that do not fit."""
+FLOATS: Final = frozenset({"FP16", "FP32", "FP64", "BF16"})
+NAMED_FLOATS: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+"""How numbers that are not finite are written in JSON."""
+JOINED_BYTES_MAX: Final = 64 * 1024
+"""Larger binary outputs are sent from where they are; smaller ones are copied, so that they leave with the head."""
+SHAPES_MAX: Final = 1024
+"""How many valid input shapes are cached."""
+WORDS_BYTES_MAX: Final = 2**20
+"""The largest JSON in which NaN and Infinity may be words without quotation marks: Python's parser, which takes them,
+needs ten times as long as msgspec."""
+ELEMENTS_MAX: Final = 2**31 - 1
+"""The most elements of an input, if its empty dimensions are left out: an empty tensor costs its sender nothing, and
+NumPy refuses one of astronomic size."""
+
+
+class InputValidator:
+    """Validates the tensors of requests against one application's signature.
+
+    Errors about one input name the field within that input: `shape`, where the request has `inputs[0].shape`.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.ports = {port.name: port for port in signature.inputs}
+        self.datatypes = {port.name: port.datatype for port in signature.outputs}
+        """Of the outputs."""
+        self.plain = {port.name: False for port in signature.outputs}
+        """The outputs of a request that does not select any: all outputs, none of them binary."""
+        self._counting = [port.name for port in signature.inputs if port.shape[:1] == (-1,)]
+        self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
+
+    def count(self, name: str, datatype: str, shape: tuple[int, ...]) -> int:
+        """Validate an input's type and shape and return its number of elements. Valid shapes are cached."""
+        count = self._found_right.get((name, datatype, shape))
+        if count is None:
+            self._check(name, datatype, shape)
+            count = prod(shape)
+            if len(self._found_right) < SHAPES_MAX:
+                self._found_right[name, datatype, shape] = count
+        return count
+
+    def _check(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
+        port = self.ports.get(name)
+        if port is None:
+            raise bad("name", f"unknown input {quoted(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
+        if datatype != port.datatype:
+            raise bad("datatype", f"{quoted(datatype)} for input {name!r}", f"this input takes {port.datatype}")
+        wanted = port.shape
+        # A request without rows has nothing to compute; any other open dimension may be empty, as a text's tokens may.
+        fits = len(shape) == len(wanted) and all(
+            have >= (place == 0) if want == -1 else have == want
+            for place, (have, want) in enumerate(zip(shape, wanted, strict=True))
+        )
+        if not fits:
+            least = "any number from 0 up, from 1 up if it is the first" if -1 in wanted[1:] else "any number from 1 up"
+            raise bad(
+                "shape",
+                f"{quoted(list(shape))} for input {name!r}",
+                f"this input's shape is {list(wanted)}, where -1 means {least}",
+            )
+        if prod(size or 1 for size in shape) > ELEMENTS_MAX:
+            raise bad("shape", f"{quoted(list(shape))} for input {name!r}", f"send at most {ELEMENTS_MAX} elements")
+
+    def complete(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
+        """Return `tensors` if no input is missing and all have the same number of rows, at most `rows_max`."""
+        if len(tensors) != len(self.ports):
+            missing = [name for name in self.ports if name not in tensors]
+            raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
+        count = 0
+        for name in self._counting:
+            rows = tensors[name].shape[0]
+            if count and rows != count:
+                both = sorted((rows, count))
+                raise bad(
+                    field, f"the inputs have {both} rows (first dimension)", "send the same number of rows in each"
+                )
+            count = rows
+        if count > self.signature.rows_max:
+            raise bad(
+                field,
+                f"{count} rows (first dimension) exceed the limit of {self.signature.rows_max} rows per request",
+                "split them into several requests; sloop batches them together again",
+            )
+        return tensors
+
+    def output(self, name: str, field: str) -> str:
+        """Return `name` if it is an output."""
+        if name not in self.datatypes:
+            known = ", ".join(repr(port.name) for port in self.signature.outputs)
+            raise bad(field, f"unknown output {quoted(name)}", f"the outputs are {known}")
+        return name
+
+    def classes(self, name: str, chosen: Parameters, field: str) -> int:
+        """How many classes of an output its parameters ask for; 0 for the output itself."""
+        count = classes(chosen, field)
+        if count and self.datatypes[name] in ("BOOL", "BYTES"):
+            what = f"output {name!r} is {self.datatypes[name]}"
+            raise bad(f"{field}.classification", what, "classes are the indices of the largest numbers of an output")
+        return count
+
+
+def check_raw(datatype: str, shape: tuple[int, ...], data: memoryview | bytes, field: str) -> None:
+    """Check that raw bytes have the length that type and shape require."""
+    count = prod(shape)
+    if datatype == "BYTES":
+        check_strings(memoryview(data), count, field)
+    elif len(data) != count * ITEM_BYTES[datatype]:
+        raise bad(
+            field,
+            f"{len(data)} bytes, but {datatype} {list(shape)} has {count * ITEM_BYTES[datatype]}",
+            "send every element in row-major order, little-endian, without padding",
+        )
+
+
+def check_strings(data: memoryview, count: int, field: str) -> None:
+    """Check that `data` holds `count` strings, each preceded by its length."""
+    at, found = 0, 0
+    while at + LENGTH_BYTES <= len(data) and found <= count:
+        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
+        found += 1
+    if at != len(data) or found != count:
+        raise bad(
+            field,
+            f"{len(data)} bytes are not {count} BYTES elements",
+            "send each element as its length (4 bytes, little-endian) and its bytes",
+        )
+
+
+def pack(datatype: str, shape: tuple[int, ...], count: int, data: list[Any], field: str = "data") -> bytes:
+    """Convert a JSON or protobuf list, flat or nested like `shape`, with `count` elements, to raw bytes."""
+    if data and type(data[0]) is list:
+        data = flatten(data, field, len(shape))
+    raw = pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
+    if len(data) != count:
+        raise bad(
+            field,
+            f"{len(data)} elements, but shape {list(shape)} has {count}",
+            "send every element once, in row-major order",
+        )
+    return raw
+
+
+def flatten(data: list[Any], field: str, depth_max: int) -> list[Any]:
+    """Flatten lists that are nested at most `depth_max` deep; lists of the same level must have the same length."""
+    depth = 1
+    while data and isinstance(data[0], list):
+        depth += 1
+        if depth > depth_max:
+            fix = "send a flat list, or lists nested like the shape"
+            raise bad(field, f"lists nested more than {depth_max} deep, the number of dimensions", fix)
+        if any(not isinstance(inner, list) or len(inner) != len(data[0]) for inner in data):
+            raise bad(field, "the nested lists differ in length", "send a flat list, or lists nested like the shape")
+        data = list(chain.from_iterable(data))
+    return data
+
+
+def pack_numbers(datatype: str, data: list[Any], field: str) -> bytes:
+    """Convert a flat list to raw bytes of a fixed-size type."""
+    code = ARRAY_CODES.get(datatype)
+    try:
+        if code is not None:
+            return array(code, data).tobytes()
+        if datatype == "BOOL":
+            if any(type(element) is not bool for element in data):
+                raise TypeError
+            return bytes(data)
+        with np.errstate(over="ignore"):  # values out of range become infinite, as for FP32
+            if datatype == "BF16":
+                return bfloats_of(np.array(array("d", data)).astype("<f4")).tobytes()
+            return np.array(array("d", data)).astype(NUMPY_TYPES[datatype]).tobytes()
+    except TypeError:
+        numbers = [NAMED_FLOATS.get(each, each) if isinstance(each, str) else each for each in data]
+        if datatype in FLOATS and numbers != data:
+            return pack_numbers(datatype, numbers, field)
+        fix = "send a flat list, or lists nested like the shape"
+        if datatype in FLOATS and None in data:
+            fix = 'write a number that is not finite as "NaN", "Infinity" or "-Infinity"'
+        raise bad(field, f"not every element is a {datatype} value", fix) from None
+    except OverflowError as error:
+        raise bad(field, f"an element is out of {datatype}'s range ({error})", "send values in its range") from None
+
+
+def pack_strings(data: list[Any], field: str) -> bytes:
+    """Convert strings and byte strings to raw bytes, each preceded by its length."""
+    for element in data:
+        if not isinstance(element, str | bytes):
+            raise bad(field, f"{quoted(element)} is not a string", "BYTES elements are strings")
+    try:
+        return join_strings(data)
+    except UnicodeEncodeError as error:
+        raise bad(field, f"half a surrogate pair in a string ({error.reason})", "send valid Unicode") from None
+
+
+def unpack(tensor: Tensor) -> list[Any]:
+    """Convert a tensor to a flat list for JSON. Raises `UnicodeDecodeError` if a string is not UTF-8."""
+    code = ARRAY_CODES.get(tensor.datatype)
+    if code is not None:
+        return list(memoryview(tensor.data).cast("B").cast(code))  # type: ignore[call-overload]  # a valid format code
+    if tensor.datatype == "BYTES":
+        return [str(element, "utf-8") for element in split_strings(tensor.data)]
+    if tensor.datatype == "BF16":
+        return floats_of(np.frombuffer(tensor.data, "<u2")).tolist()  # type: ignore[no-any-return]  # it has one dimension
+    return np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]).tolist()  # type: ignore[no-any-return]  # likewise
+
+
+HEADER_LENGTH: Final = "inference-header-content-length"
+
+
+class InputObject(Struct, gc=False):
+    """`$request_input`."""
+
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    data: list[Any] | None = None
+    parameters: Parameters | None = None
+
+
+class OutputObject(Struct, gc=False):
+    """`$request_output`."""
+
+    name: str
+    parameters: Parameters | None = None
+
+
+class InferObject(Struct, gc=False):
+    """`$inference_request`. Null means absent: some clients send null for every optional field."""
+
+    inputs: list[InputObject]
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[OutputObject] | None = None
+
+
+class ResponseOutput(Struct, omit_defaults=True, gc=False):
+    """`$response_output`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any] | UnsetType = UNSET
+    parameters: Parameters | UnsetType = UNSET
+
+
+class ResponseObject(Struct, gc=False):
+    """`$inference_response`."""
+
+    model_name: str
+    model_version: str
+    outputs: list[ResponseOutput]
+    id: str | UnsetType = UNSET
+
+
+class ParsedRequest(Struct, gc=False):
+    """A validated inference request, and the form of its response."""
+
+    tensors: Mapping[str, Tensor]
+    id: str | UnsetType
+    parameters: Parameters
+    outputs: Mapping[str, bool]
+    """The outputs to return, in order, and whether each is sent as binary."""
+    classes: Mapping[str, int]
+    """For outputs that are returned as classes, the largest first: how many (`sloop.serve.edge.triton`)."""
+
+
+NO_CLASSES: Final[Mapping[str, int]] = {}
+_DECODER: Final = msgspec.json.Decoder(InferObject)
+_ENCODER: Final = msgspec.json.Encoder()
+T = TypeVar("T")
+
+
+def decoded(content: bytes | memoryview, decoder: "msgspec.json.Decoder[T]") -> T:
+    """A JSON body as the decoder's type. Raises a 400 that names the field."""
+    try:
+        try:
+            return decoder.decode(content)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            if len(content) > WORDS_BYTES_MAX:
+                raise
+            raw = bytes(content)
+            if not (b"NaN" in raw or b"Infinity" in raw):
+                raise
+            return msgspec.convert(json.loads(raw), decoder.type)
+    except msgspec.ValidationError as error:
+        raise bad("body", str(error), "/openapi.json describes every request") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        fix = "send one JSON object; before binary tensors, its length in Inference-Header-Content-Length"
+        raise bad("body", f"malformed JSON ({error})", fix) from None
+    except RecursionError:
+        raise bad("body", "JSON nested too deeply", "send flat lists of elements") from None
+
+
+def read(body: bytes, header_length: str | None, validator: InputValidator) -> ParsedRequest:
+    """Parse and validate a request body. Raises a 400 that names the field."""
+    head, tail = (body, None) if header_length is None else split(body, header_length)
+    asked = decoded(head, _DECODER)
+    parameters = asked.parameters or {}
+    if parameters:
+        check(parameters, OF_REQUEST, "parameters")
+    return ParsedRequest(
+        validator.complete(read_inputs(asked.inputs, tail, validator)),
+        UNSET if asked.id is None else asked.id,
+        parameters,
+        *read_outputs(asked.outputs, parameters, validator),
+    )
+
+
+def split(body: bytes, header_length: str) -> tuple[memoryview, memoryview]:
+    """Split a body into its JSON and the binary tensors after it."""
+    field = "Inference-Header-Content-Length"
+    if not (header_length.isascii() and header_length.isdigit()):
+        raise bad(field, f"{quoted(header_length)} is not a length", "send the length of the JSON in bytes")
+    length = int(header_length)
+    if length > len(body):
+        raise bad(field, f"{length} exceeds the body's {len(body)} bytes", "send the complete body")
+    view = memoryview(body)
+    return view[:length], view[length:]
+
+
+def read_inputs(inputs: list[InputObject], tail: memoryview | None, validator: InputValidator) -> dict[str, Tensor]:
+    """The input tensors by name; binary ones are slices of `tail`, in order."""
+    tensors: dict[str, Tensor] = {}
+    at = 0
+    for index, given in enumerate(inputs):
+        try:
+            count = validator.count(given.name, given.datatype, given.shape)
+            if given.name in tensors:
+                raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
+            data: bytes | memoryview
+            if given.parameters:
+                check(given.parameters, OF_INPUT, "parameters")
+            if given.parameters and given.parameters.get(BINARY_SIZE) is not None:
+                data = binary(given, tail, at)
+                at += len(data)
+            elif given.data is None:
+                raise bad("data", "missing", "send data, or parameters.binary_data_size and the bytes")
+            else:
+                data = pack(given.datatype, given.shape, count, given.data)
+        except Refusal as refusal:
+            raise refusal.within(f"inputs[{index}]") from None
+        tensors[given.name] = Tensor(given.datatype, given.shape, data)
+    if tail is not None and at != len(tail):
+        raise bad("body", f"{len(tail) - at} bytes follow the last tensor", "correct binary_data_size of the inputs")
+    return tensors
+
+
+def binary(given: InputObject, tail: memoryview | None, at: int) -> memoryview:
+    """The next `parameters.binary_data_size` bytes after the JSON."""
+    field = f"parameters.{BINARY_SIZE}"
+    size = given.parameters and given.parameters[BINARY_SIZE]
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise bad(field, f"{quoted(size)} is not a length in bytes")
+    if given.data is not None:
+        raise bad(field, "the input has `data` as well", "send one of the two")
+    if tail is None:
+        raise bad(field, "the header Inference-Header-Content-Length is missing", "send it with the JSON's length")
+    if at + size > len(tail):
+        raise bad(field, f"{size} bytes announced, but {len(tail) - at} follow", "send the complete tensor")
+    data = tail[at : at + size]
+    check_raw(given.datatype, given.shape, data, field)
+    return data
+
+
+def read_outputs(
+    outputs: list[OutputObject] | None, parameters: Parameters, validator: InputValidator
+) -> tuple[Mapping[str, bool], Mapping[str, int]]:
+    """The outputs to return with whether each is sent as binary, and those to return as classes with how many."""
+    if not outputs and not parameters:
+        return validator.plain, NO_CLASSES
+    default = flag(parameters, BINARY_OUTPUT, "parameters")
+    if not outputs:
+        return dict.fromkeys(validator.plain, default), NO_CLASSES
+    wanted: dict[str, bool] = {}
+    counts: dict[str, int] = {}
+    for index, output in enumerate(outputs):
+        field = f"outputs[{index}]"
+        chosen = output.parameters or {}
+        name = validator.output(output.name, f"{field}.name")
+        if name in wanted:
+            raise bad(f"{field}.name", f"output {name!r} occurs twice", "ask for every output once")
+        check(chosen, OF_OUTPUT, f"{field}.parameters")
+        wanted[name] = flag(chosen, BINARY, f"{field}.parameters") if BINARY in chosen else default
+        if count := validator.classes(name, chosen, f"{field}.parameters"):
+            counts[name] = count
+    return wanted, counts or NO_CLASSES
+
+
+def write(
+    model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor]
+) -> tuple[bytes | Sequence[bytes | bytearray | memoryview], int | None]:
+    """The response body, large ones in several parts, and the length of its JSON if binary tensors follow."""
+    written: list[ResponseOutput] = []
+    tail: list[bytes | bytearray | memoryview] = []
+    for name, is_binary in wanted.outputs.items():
+        tensor = outputs.get(name)
+        if tensor is None:
+            continue  # an output of a branch that this request did not take
+        if is_binary:
+            size = {"binary_data_size": len(tensor.data)}
+            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, UNSET, size))
+            tail.append(tensor.data)
+        else:
+            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, listed(name, tensor)))
+    head = _ENCODER.encode(ResponseObject(model, version, written, wanted.id))
+    if not tail:
+        return head, None
+    is_large = sum(map(len, tail)) > JOINED_BYTES_MAX
+    return (head, *tail) if is_large else b"".join((head, *tail)), len(head)
+
+
+def listed(name: str, tensor: Tensor) -> list[Any]:
+    """A tensor's elements for JSON. Raises a 500 if a string is not UTF-8."""
+    try:
+        elements = unpack(tensor)
+    except UnicodeDecodeError as error:
+        fix = "ask for it as binary: outputs[].parameters.binary_data = true"
+        raise Refusal(500, f"output {name!r} is not text ({error.reason})", fix) from None
+    # The sum of finite numbers may be infinite; then the elements are looked at for nothing.
+    if tensor.datatype in FLOATS and not isfinite(sum(elements)):
+        return [element if isfinite(element) else _named(element) for element in elements]
+    return elements
+
+
+def _named(element: float) -> str:
+    """A number that is not finite, as JSON has it."""
+    return "NaN" if isnan(element) else "Infinity" if element > 0 else "-Infinity"

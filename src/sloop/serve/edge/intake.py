@@ -1,0 +1,178 @@
+"""Which requests are taken up while there is more to do than can be done.
+
+In each turn of the event loop, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have
+arrived, they wait unparsed, the newest on top, because it is the one that can still be answered in time. While some
+wait, a turn takes up requests for only `SLICE_NS`, so that what has been taken up is soon passed on and answered, but
+at least `TAKEN_MIN`: each turn costs something as well, and with too few requests in it the server could do less under
+overload than before, and would not come out of it.
+
+What has waited for half its deadline is refused, and refusing may take `REFUSING_SHARE` of the time: sending an answer
+costs the kernel alone a tenth of what a served request costs in all, so refusing everything at once would leave too
+little at five times the load. What is not even refused yet occupies its client's connection, which cannot send more.
+"""
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from sloop.serve.edge.exchange import Buffer
+from sloop.units import NS_PER_MS, NS_PER_S
+
+TURN_NS: Final = 4 * NS_PER_MS
+SLICE_NS: Final = NS_PER_MS // 2
+TAKEN_MIN: Final = 32
+REFUSING_SHARE: Final = 0.1
+PAGES_SHARE: Final = 0.25
+"""The share of a slice for requests that are not inference, such as those for health and metrics."""
+PAGE_PATIENCE_NS: Final = NS_PER_S
+BLOCKED_S: Final = 0.002
+"""How long to wait if as many requests are open as may be."""
+SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})", re.IGNORECASE)
+LENGTH_FIELD: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,7})[ \t]*(?=\r\n)", re.IGNORECASE)
+
+
+class Waiting(Protocol):
+    """A connection with a request that was deferred."""
+
+    @property
+    def deferred_ns(self) -> int:
+        """When its request began, in `time.monotonic_ns`; 0 if it does not wait any more."""
+        ...
+
+    @property
+    def patience_ns(self) -> int:
+        """How long the request may wait."""
+        ...
+
+    def start(self) -> None:
+        """Take the request up."""
+        ...
+
+    def refuse_deferred(self) -> None:
+        """Refuse the request, which has waited too long."""
+        ...
+
+
+class Intake:
+    """Decides when deferred requests are taken up or refused. `has_room` says whether one more may be open."""
+
+    def __init__(self, has_room: Callable[[], bool]) -> None:
+        self._has_room = has_room
+        self.turn_ns = TURN_NS
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fresh: deque[Waiting] = deque()
+        self._stale: deque[Waiting] = deque()
+        self._pages: deque[Waiting] = deque()
+        self._is_turn = False
+        self._turn_ns = self._refused_ns = self._taken = 0
+        self._allowed_ns = 0.0
+        """How long refusing may take before the share of the time from `_refused_ns` on is added."""
+        self.refused = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count the turns of this event loop."""
+        self._loop = loop
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait."""
+        return bool(self._fresh or self._stale or self._pages)
+
+    def is_behind(self, now_ns: int) -> bool:
+        """Whether a request that has arrived must wait."""
+        if not self._is_turn:
+            self._begin_turn(now_ns)
+        if self._has_taken_enough(now_ns - self._turn_ns) or not self._has_room():
+            return True
+        self._taken += 1
+        return False
+
+    def _has_taken_enough(self, spent_ns: int) -> bool:
+        """Whether the turn, which has taken so long, should take up no more requests."""
+        if self._fresh and self._taken >= TAKEN_MIN:
+            return spent_ns > SLICE_NS
+        return spent_ns > self.turn_ns
+
+    def defer(self, waiting: Waiting, *, is_page: bool) -> None:
+        """Take up a request later. Pages are taken up in their order, so that a probe of health is not overtaken."""
+        if not self._is_turn:
+            self._begin_turn(time.monotonic_ns())
+        (self._pages if is_page else self._fresh).append(waiting)
+
+    def _begin_turn(self, now_ns: int) -> None:
+        assert self._loop is not None
+        self._is_turn = True
+        self._turn_ns = now_ns
+        self._taken = 0
+        self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        """Everything that had arrived when the turn began has been read."""
+        self._is_turn = False
+        if not self.has_waiting:
+            return
+        now_ns = time.monotonic_ns()
+        self._take_up_pages(now_ns + round(PAGES_SHARE * SLICE_NS))
+        self._take_up_newest(now_ns)
+        self._refuse_stale()
+        if self.has_waiting and not self._is_turn:
+            assert self._loop is not None
+            if self._has_room():
+                self._begin_turn(time.monotonic_ns())
+            else:
+                self._loop.call_later(BLOCKED_S, self._end_turn)
+
+    def _take_up_pages(self, until_ns: int) -> None:
+        while self._pages and self._has_room() and time.monotonic_ns() < until_ns:
+            self._start(self._pages.popleft())
+
+    def _take_up_newest(self, begun_ns: int) -> None:
+        """Go on with what had arrived earlier, for as long as the turn may take up requests."""
+        spent_ns = begun_ns - self._turn_ns
+        while self._fresh and self._has_room() and not self._has_taken_enough(spent_ns):
+            self._start(self._fresh.pop())
+            spent_ns = time.monotonic_ns() - self._turn_ns
+
+    def _start(self, found: Waiting) -> None:
+        """Take up a request, unless its client has gone or it has waited too long."""
+        began_ns = found.deferred_ns
+        if began_ns and time.monotonic_ns() - began_ns > found.patience_ns:
+            self._stale.append(found)
+        elif began_ns:
+            self._taken += 1
+            found.start()
+
+    def _refuse_stale(self) -> None:
+        """Refuse what has waited too long: within the share of the time, or as long as nothing else waits."""
+        begun_ns = now_ns = time.monotonic_ns()
+        allowed_ns = self._allowed_ns + REFUSING_SHARE * (now_ns - self._refused_ns)
+        allowed_ns = min(allowed_ns, float(SLICE_NS)) if self._fresh else float(SLICE_NS)
+        self._refused_ns = now_ns
+        while self._stale and now_ns - begun_ns < allowed_ns:
+            found = self._stale.popleft()
+            if found.deferred_ns:
+                self.refused += 1
+                found.refuse_deferred()
+            now_ns = time.monotonic_ns()
+        self._allowed_ns = max(0.0, allowed_ns - (now_ns - begun_ns))
+
+
+def is_whole(data: Buffer) -> bool:
+    """Whether unparsed bytes are exactly one request, as far as can be told without a parser."""
+    head, end, body = bytes(data).partition(b"\r\n\r\n")
+    if not end or b"\r\ntransfer-encoding" in head.lower():
+        return False
+    lengths = LENGTH_FIELD.findall(head + b"\r\n")
+    return len(lengths) <= 1 and len(body) == (int(lengths[0]) if lengths else 0)
+
+
+def target_of(data: Buffer) -> tuple[str, str]:
+    """The path of an unparsed request, and its own deadline in whole ms, if it has one; empty if not found."""
+    found = bytes(data[: 16 * 1024])
+    words = found[: max(0, found.find(b"\r\n"))].split(b" ")
+    own = SLO_FIELD.search(found)
+    path = words[1].partition(b"?")[0].decode("latin-1") if len(words) > 1 else ""
+    return path, "" if own is None else own[1].decode("ascii")

@@ -1,0 +1,435 @@
+"""Listening for connections: how many there may be, in all and of each address, and TLS.
+
+Each protocol derives its connections from `ServerConnection`. At a bound, the connection that has been idle longest
+makes room for a new one; if none is idle, the new one is closed. Without a free file descriptor, accepting pauses for a
+moment, and the log says so.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, cast
+
+from sloop.errors import InputError, MachineError
+from sloop.units import NS_PER_MS
+
+BACKLOG: Final = 4096
+"""Connections that wait in the kernel; if they are more, clients try again after a second."""
+ACCEPTS_MAX: Final = 16
+"""Connections accepted in one turn of the event loop, so that a flood of them does not hold it."""
+ACCEPTING_SHARE: Final = 0.1
+"""The share of the time for accepting while the connections that are here have more to do than can be done."""
+OPENING_NS: Final = 60_000
+"""About what it costs to open an accepted connection, after the turn in which it was accepted."""
+HANDSHAKES_MAX: Final = 64
+"""TLS handshakes at a time; further connections wait in the kernel."""
+HANDSHAKE_S: Final = 10.0
+PAUSE_S: Final = 0.2
+"""How long accepting pauses if there is no file descriptor for a further connection."""
+LOG_S: Final = 10.0
+REFRESH_S: Final = 10.0
+"""How often certificates are compared with their files."""
+SEARCHED_MAX: Final = 1000
+"""Idle connections that are searched for one of a certain address."""
+CONNECTIONS_MAX: Final = 16_384
+RESERVED_DESCRIPTORS: Final = 256
+"""File descriptors for workers, models, logs and gRPC."""
+KEEP_ALIVE_S: Final = 60
+PROBE_S: Final = 10
+PROBES: Final = 3
+UNACKNOWLEDGED_MS: Final = 60_000
+"""A client that does not acknowledge what was sent is given up after this time."""
+
+_log: Final = logging.getLogger("sloop.edge")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files: the server's certificate and key, and, for mutual TLS, the authority whose clients are accepted."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def context(self, *protocols: str) -> ssl.SSLContext:
+        """For a server of these protocols (ALPN). Raises `InputError` for a file that cannot be used."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(list(protocols))
+        for path in (self.cert, self.key):
+            _check_readable(path)
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except (ssl.SSLError, OSError) as error:
+            raise InputError(
+                f"{self.cert}, {self.key}: not a certificate in PEM format and its key: {error.strerror or error}",
+                help="give the certificate (with its chain) with --tls-cert, and its unencrypted key with --tls-key",
+            ) from error
+        if self.client_ca is not None:
+            _check_readable(self.client_ca)
+            try:
+                context.load_verify_locations(self.client_ca)
+            except (ssl.SSLError, OSError) as error:
+                raise InputError(
+                    f"{self.client_ca}: not a certificate in PEM format: {error.strerror or error}",
+                    help="give the authority's certificate, which clients' certificates are checked against, "
+                    "with --tls-client-ca",
+                ) from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def changed(self) -> tuple[int, ...]:
+        """When the files were last written; 0 for one that is not there."""
+        return tuple(_written_ns(path) for path in (self.cert, self.key, self.client_ca) if path is not None)
+
+
+def _no_password() -> str:
+    """OpenSSL would otherwise ask for the password of an encrypted key on the terminal, and wait."""
+    return ""
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}", help="give a PEM file that exists") from error
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+class ServerConnection(asyncio.Protocol):
+    """One accepted connection. A subclass calls these methods from its own of the same names."""
+
+    __slots__ = ("address", "is_given_up", "listener", "transport", "waited_ns")
+
+    def __init__(self, listener: "Listener") -> None:
+        self.listener = listener
+        self.address = ""
+        self.transport: asyncio.Transport | None = None
+        self.is_given_up = False
+        """Whether it was closed before it was open, that is, before the end of its handshake."""
+        self.waited_ns = 0
+        """How long its first bytes had waited in the kernel when it was accepted, as far as that was looked up."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
+        if self.is_given_up:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.listener.forget(self)
+
+    def abort(self) -> None:
+        """Close at once, without sending what is not yet sent."""
+        self.is_given_up = True
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Listener:
+    """Accepts connections on one socket. `factory` makes the protocol of each.
+
+    `idle` lists mappings of connections that wait for their client, each in the order in which they began to wait: at a
+    bound, the first of the first mapping makes room. 0 stands for the default of a bound.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], ServerConnection],
+        *,
+        idle: Sequence[Mapping[ServerConnection, float]] = (),
+        connections_max: int = 0,
+        each_address_max: int = 0,
+        tls: Tls | None = None,
+        protocols: Sequence[str] = (),
+    ) -> None:
+        self._factory, self._idle = factory, idle
+        self.connections_max = connections_max or default_connections()
+        self.each_address_max = each_address_max or max(1, self.connections_max // 2)
+        self._tls, self._protocols = tls, protocols
+        self._context = tls.context(*protocols) if tls is not None else None
+        self._files = tls.changed() if tls is not None else ()
+        self.connections: dict[ServerConnection, None] = {}
+        self.by_address: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """Connections closed at once, by the bound that they exceeded: `connections`, `address` or `descriptors`."""
+        self.made_room = 0
+        """Idle connections that were closed for new ones."""
+        self.is_behind: Callable[[], bool] = lambda: False
+        """Whether those that are here have more to do than can be done."""
+        self.refuses: Callable[[socket.socket, int], bool] = lambda _sock, _waited_ns: False
+        """While it is behind, called with a connection whose first bytes have waited so long: True if it was answered
+        with a refusal, and need not be opened."""
+        self._accepting_ns, self._allowed_ns = 0, 0.0
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: socket.socket | None = None
+        self._emptied: asyncio.Event | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._logged_s = float("-inf")
+
+    def start(self, sock: socket.socket) -> None:
+        """Accept connections on a listening socket, which this object then owns. Call it in the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        sock.setblocking(False)
+        self._resume()
+        if self._tls is not None:
+            self._refresh_later()
+
+    def stop(self) -> None:
+        """Accept no further connections."""
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._socket is not None and self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    async def close(self, within_s: float) -> None:
+        """Stop, wait at most `within_s` until all connections are closed, and abort the rest."""
+        self.stop()
+        assert self._loop is not None, "never started"
+        await self._empty(within_s)
+        for opening in self._opening:
+            opening.cancel()
+        for connection in list(self.connections):
+            connection.abort()
+        await self._empty(1.0)  # the event loop reports the end of each
+
+    async def _empty(self, within_s: float) -> None:
+        """Wait until no connection is left."""
+        if self.connections:
+            self._emptied = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), within_s)
+
+    def forget(self, connection: ServerConnection) -> None:
+        """A connection has ended. May be called repeatedly."""
+        if connection in self.connections:
+            del self.connections[connection]
+            self.by_address[connection.address] -= 1
+            if not self.by_address[connection.address]:
+                del self.by_address[connection.address]
+            if not self.connections and self._emptied is not None:
+                self._emptied.set()
+
+    def _accept(self) -> None:
+        is_behind = self.is_behind()
+        begun_ns = time.monotonic_ns()
+        allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
+        self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
+        for _ in range(ACCEPTS_MAX):
+            if self._socket is None or len(self._opening) >= HANDSHAKES_MAX or (is_behind and self._allowed_ns <= 0):
+                break
+            try:
+                sock, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._pause(error)
+                break
+            sock.setblocking(False)
+            waited_ns = waited_in_kernel_ns(sock) if is_behind else 0
+            if is_behind and self._context is None and self.refuses(sock, waited_ns):
+                sock.close()
+            else:
+                self._admit(sock, str(address[0]), waited_ns)
+                self._allowed_ns -= OPENING_NS
+        self._allowed_ns -= time.monotonic_ns() - begun_ns
+
+    def _admit(self, sock: socket.socket, address: str, waited_ns: int) -> None:
+        """Open a connection, or close it if there are too many."""
+        assert self._loop is not None
+        bound = ""
+        if self.by_address[address] >= self.each_address_max and not self._make_room(address):
+            bound = "address"
+        elif len(self.connections) >= self.connections_max and not self._make_room():
+            bound = "connections"
+        if bound:
+            self.refused[bound] += 1
+            sock.close()
+            of = f" of {address}" if bound == "address" else ""
+            self._warn(f"too many connections{of}: {self.refused[bound]} have been refused since the start")
+            return
+        connection = self._factory()
+        connection.address, connection.waited_ns = address, waited_ns
+        self.connections[connection] = None
+        self.by_address[address] += 1
+        opening = self._loop.create_task(self._open(sock, connection))
+        if self._context is not None:
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, sock: socket.socket, connection: ServerConnection) -> None:
+        assert self._loop is not None
+        limit_s = None if self._context is None else HANDSHAKE_S
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=self._context, ssl_handshake_timeout=limit_s
+            )
+        except (OSError, EOFError):  # ssl.SSLError is an OSError: no handshake, or the client has gone
+            self.forget(connection)
+        except BaseException:
+            self.forget(connection)
+            raise
+
+    def _make_room(self, address: str = "") -> bool:
+        """Close the connection that has waited for its client longest; of this address, if one is given."""
+        for waiting in self._idle:
+            for connection in islice(waiting, SEARCHED_MAX):
+                if not address or connection.address == address:
+                    self.made_room += 1
+                    self.forget(connection)
+                    connection.abort()
+                    return True
+        return False
+
+    def _pause(self, error: OSError) -> None:
+        """Stop accepting for a moment: the kernel would report the same connection again and again."""
+        assert self._loop is not None
+        assert self._socket is not None
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            self.refused["descriptors"] += 1
+            self._make_room()
+            self._warn(
+                f"no file descriptor is left for a further connection ({len(self.connections)} are open); it waits. "
+                "Raise the limit (ulimit -n, LimitNOFILE=)"
+            )
+        else:
+            self._warn(f"cannot accept a connection: {error.strerror or error}")
+        self._loop.remove_reader(self._socket.fileno())
+        self._timers["resume"] = self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._socket is not None and self._loop is not None:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _warn(self, what: str) -> None:
+        """Log at most once in `LOG_S`: whoever causes this may do so thousands of times a second."""
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_S:
+            self._logged_s = now_s
+            _log.warning("%s", what)
+
+    def _refresh_later(self) -> None:
+        assert self._loop is not None
+        self._timers["refresh"] = self._loop.call_later(REFRESH_S, self._refresh)
+
+    def _refresh(self) -> None:
+        """Read the certificates again if a file has changed; new connections use them."""
+        assert self._tls is not None
+        files = self._tls.changed()
+        if files != self._files:
+            self._files = files
+            try:
+                self._context = self._tls.context(*self._protocols)
+                _log.info("%s: the certificate has been read again", self._tls.cert)
+            except InputError as error:
+                _log.error("the certificate stays what it was: %s", error)
+        self._refresh_later()
+
+
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 selects a free one. `is_shared` lets several sockets have the port (SO_REUSEPORT).
+    Raises `MachineError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for level, option, value in OPTIONS:
+            sock.setsockopt(level, option, value)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise refused_port(host, port, error) from error
+    return sock
+
+
+OPTIONS: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+"""Of the listening socket; Linux gives them to each accepted one."""
+
+
+def waited_in_kernel_ns(sock: socket.socket) -> int:
+    """How long ago the last bytes came from a client; 0 if none has. The kernel counts milliseconds."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_RECEIVED + 4)
+    return int.from_bytes(info[LAST_RECEIVED : LAST_RECEIVED + 4], sys.byteorder) * NS_PER_MS
+
+
+LAST_RECEIVED: Final = 52
+"""Where `tcpi_last_data_recv` stands in Linux's `struct tcp_info`."""
+
+
+def refused_port(host: str, port: int, error: OSError) -> MachineError:
+    """The error for a port that is not available."""
+    if error.errno == errno.EADDRINUSE:
+        return MachineError(
+            f"port {port} on {host} is in use", help="stop the program that holds it, or choose another port"
+        )
+    return MachineError(
+        f"cannot listen on {host}:{port}: {error.strerror or error}",
+        help="choose an address of this machine and a port you may open (1024 and above without privileges)",
+    )
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process' limit of file descriptors as far as it may, and return it. Warns if it is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        most = 2**20 if hard == resource.RLIM_INFINITY else hard
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+        except (OSError, ValueError) as error:
+            _log.warning("the limit of file descriptors stays at %d: %s", soft, error)
+    if soft < LOW_DESCRIPTORS:
+        _log.warning(
+            "this process may open %d files and connections, so a port takes %d connections; raise the limit "
+            "(ulimit -n, LimitNOFILE=)",
+            soft,
+            default_connections(),
+        )
+    return soft
+
+
+LOW_DESCRIPTORS: Final = 4096
+
+
+def default_connections() -> int:
+    """How many connections a port may have: `CONNECTIONS_MAX`, or half of what the limit of file descriptors leaves,
+    because HTTP and gRPC have a port each."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    used = len(os.listdir("/proc/self/fd")) if soft < LOW_DESCRIPTORS else 0
+    return max(16, min(CONNECTIONS_MAX, (soft - max(RESERVED_DESCRIPTORS, used + 32)) // 2))

@@ -1,0 +1,443 @@
+"""The Open Inference Protocol v2 over REST: paths, headers and status codes of an `InferenceService`.
+
+Every request is answered, and every answer that is not a success is `{"error": …}`. Source: Open Inference Protocol v2,
+"HTTP/REST"; docs/serving.md lists the status codes and headers.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from sloop.serve.edge import service as offered
+from sloop.serve.edge import v1
+from sloop.serve.edge.bodies import MODELS, PREDICT, V1_MODELS, inferred
+from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.identity import NAMELESS, REQUEST_ID, TRACEPARENT, identity_of
+from sloop.serve.edge.inputs import HEADER_LENGTH, ParsedRequest, decoded, read, write
+from sloop.serve.edge.openapi import describe
+from sloop.serve.edge.parameters import ELAPSED, SLO, TIMEOUT, budget_ns
+from sloop.serve.edge.refusal import Refusal, bad, refusal_of
+from sloop.serve.edge.service import InferenceService, Model, readiness_of
+from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
+from sloop.serve.messages import (
+    AskDecisions,
+    AskIndex,
+    AskMetrics,
+    AskModels,
+    AskReady,
+    AskState,
+    AskStatistics,
+    ChangeModel,
+    Question,
+)
+from sloop.serve.protocols import RequestResult
+from sloop.tensor import Port, Tensor
+from sloop.text import quoted
+from sloop.vocabulary import Outcome
+
+MET: Final = ("x-slo-met", "true")
+NOT_MET: Final = ("x-slo-met", "false")
+EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
+OCTETS: Final = "application/octet-stream"
+VERSIONS: Final = "versions/"
+REPOSITORY_INDEX: Final = "/v2/repository/index"
+REPOSITORY_MODELS: Final = "/v2/repository/models/"
+DECISIONS: Final = 100
+DECISIONS_MAX: Final = 10_000
+
+UNSUPPORTED: Final[Mapping[str, str]] = {
+    "/generate": "outputs are not streamed: POST …/infer answers with all of them at once",
+    "sharedmemory": "this server reads no shared memory of clients; send tensors in the request, in binary form",
+    "/trace/setting": "/v2/sloop/decisions and `sloop explain` say what happened to a request",
+    "/v2/logging": "the server's log has one level; GET /v2/sloop/state shows what the server does",
+    ":explain": "models of this server have no explainers",
+}
+"""Parts of paths that Triton or KServe has and this server has not, with what to use instead."""
+
+_log = logging.getLogger(__name__)
+
+
+class IndexRequest(msgspec.Struct):
+    """`$repository_index_request`."""
+
+    ready: bool = False
+
+
+class ChangeRequest(msgspec.Struct):
+    """`$repository_load_request` and `$repository_unload_request`."""
+
+    parameters: dict[str, object] | None = None
+
+
+_INDEX: Final = msgspec.json.Decoder(IndexRequest)
+_CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
+
+Page = Callable[[Exchange], None]
+ModelPage = Callable[[Exchange, Model, str], None]
+"""Answers a request about a model, or about a version of it; the version is empty if the path has none."""
+
+
+class Rest:
+    """Answers HTTP requests; the HTTP server calls `answer`."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self.service = service
+        self._openapi: tuple[object, bytes] = (None, b"")
+        """The models and versions that the description was last made for, and the description."""
+        pages: dict[str, Page] = {
+            "/v2": self._server,
+            "/v2/": self._server,
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+            "/v2/models": self._models,
+            "/v2/models/stats": self._all_stats,
+            "/v1/models": self._v1_models,
+            "/metrics": self._metrics,
+            "/openapi.json": self._description,
+            "/v2/sloop/openapi": self._description,
+            "/v2/sloop/state": self._state,
+            "/v2/sloop/decisions": self._decisions,
+        }
+        self.pages: Mapping[str, Mapping[str, Page]] = {
+            path: {"GET": page, "HEAD": page} for path, page in pages.items()
+        }
+        self.pages = {**self.pages, REPOSITORY_INDEX: {"POST": self._index}}
+        """By path and method."""
+        self.model_pages: Mapping[str, Mapping[str, ModelPage]] = {
+            "": {"GET": self._model, "HEAD": self._model},
+            "ready": {"GET": self._model_ready, "HEAD": self._model_ready},
+            "config": {"GET": self._config, "HEAD": self._config},
+            "stats": {"GET": self._stats, "HEAD": self._stats},
+            "infer": {"POST": self._infer},
+        }
+        """By what follows the name, or the version, of the model, and by method. There is no table of all models: they
+        come and go."""
+        self.v1_pages: Mapping[str, Mapping[str, ModelPage]] = {
+            "": {"GET": self._v1_model, "HEAD": self._v1_model},
+            PREDICT: {"POST": self._predict},
+        }
+        """The same for KServe's V1 protocol."""
+
+    def authorise(self, exchange: Exchange) -> None:
+        """Raise a 401 if a request, whose body need not be here yet, lacks a key that it needs."""
+        if self.service.keys.is_required and not exchange.path.startswith("/v2/health/"):
+            self.service.authorise(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
+
+    def deadline_ns(self, path: str) -> int | None:
+        """The deadline of requests to a path, unless they have their own; None if it is not one for inference."""
+        service = self.service
+        model = service.infer_paths.get(path) or service.models.get(inferred(path))
+        return None if model is None else model.slo_ns
+
+    def answer(self, exchange: Exchange) -> None:
+        """Answer a complete request that was authorised, now or later. Never raises."""
+        service = self.service
+        try:
+            model = service.infer_paths.get(exchange.path)
+            if model is not None and exchange.method == "POST":
+                self._infer(exchange, model, "")
+            else:
+                self._route(exchange)
+        except Refusal as refusal:
+            exchange.refuse(refusal)
+        except Exception as error:
+            self._break(exchange, error)
+
+    def _route(self, exchange: Exchange) -> None:
+        """Answer any request. Inference without a version does not come here: it has a table of its own."""
+        path, method = exchange.path, exchange.method
+        verbs = self.pages.get(path) if path != "*" else {}
+        if verbs is not None:
+            if method not in verbs:
+                self._refuse_method(exchange, verbs)
+            else:
+                verbs[method](exchange)
+            return
+        if path.startswith(MODELS):
+            name, _, rest = path[len(MODELS) :].partition("/")
+            version = ""
+            if rest.startswith(VERSIONS):
+                version, _, rest = rest[len(VERSIONS) :].partition("/")
+            pages = self.model_pages.get(rest)
+        elif path.startswith(REPOSITORY_MODELS):
+            self._change(exchange)
+            return
+        elif path.startswith(V1_MODELS):
+            name, colon, verb = path[len(V1_MODELS) :].partition(":")
+            name, _, version = name.partition("/" + VERSIONS)
+            pages = self.v1_pages.get(colon + verb)
+        else:
+            raise unknown_path(path)
+        model = self.service.model(name)
+        if pages is None:
+            raise unknown_path(path)
+        if method not in pages:
+            self._refuse_method(exchange, pages)
+        else:
+            pages[method](exchange, model, version)
+
+    def _refuse_method(self, exchange: Exchange, verbs: Iterable[str]) -> None:
+        """Answer a method that a path does not support; OPTIONS asks which it does."""
+        allowed = ", ".join((*verbs, "OPTIONS"))
+        if exchange.method == "OPTIONS":
+            exchange.reply(HTTPStatus.NO_CONTENT, b"", headers=(("allow", allowed),))
+            return
+        what = f"{exchange.path} does not support {exchange.method}"
+        exchange.reply_error(HTTPStatus.METHOD_NOT_ALLOWED, what, f"use {allowed}", headers=(("allow", allowed),))
+
+    def _infer(self, exchange: Exchange, model: Model, version: str) -> None:
+        if version:
+            self.service.model(model.name, version)
+        wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
+        write_answer = partial(_write, exchange, model, wanted)
+        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, write_answer, wanted.id)
+
+    def _predict(self, exchange: Exchange, model: Model, version: str) -> None:
+        if version:
+            self.service.model(model.name, version)
+        wanted = v1.read(exchange.body, model.validator)
+        self._submit(exchange, model, version, wanted.tensors, {}, partial(_write_v1, exchange, wanted))
+
+    def _submit(
+        self,
+        exchange: Exchange,
+        model: Model,
+        version: str,
+        tensors: Mapping[str, Tensor],
+        parameters: Mapping[str, object],
+        write_answer: Callable[[RequestResult], None],
+        id: object = "",
+    ) -> None:
+        sink, headers = self.service.sink, exchange.headers
+        identity = NAMELESS
+        if REQUEST_ID in headers or TRACEPARENT in headers or id:
+            identity = identity_of(headers.get(REQUEST_ID), headers.get(TRACEPARENT), id)
+            exchange.request_id = identity.request_id
+        exchange.body = b""
+        slo_ns, elapsed_ns = budget_ns(
+            headers.get(SLO, parameters.get(SLO)),
+            headers.get(ELAPSED, parameters.get(ELAPSED)),
+            timeout=parameters.get(TIMEOUT),
+            own_ns=model.slo_ns,
+        )
+        request = sink.submit(
+            tensors,
+            application=model.name,
+            version=version,
+            slo_ns=slo_ns,
+            elapsed_ns=elapsed_ns,
+            began_ns=exchange.began_ns,
+            request_id=identity.request_id,
+            trace=identity.trace,
+            on_end=partial(self._end, exchange, write_answer),
+        )
+        if exchange.is_open:
+            exchange.on_gone = partial(sink.cancel, request)
+
+    def _end(self, exchange: Exchange, write_answer: Callable[[RequestResult], None], ended: RequestResult) -> None:
+        """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
+        if not exchange.is_open:
+            return
+        try:
+            outcome = ended.outcome
+            if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
+                raise refusal_of(ended)
+            write_answer(ended)
+        except Refusal as refusal:
+            exchange.refuse(refusal)
+        except Exception as error:
+            self._break(exchange, error)
+
+    def _break(self, exchange: Exchange, error: Exception) -> None:
+        """Answer after an unexpected exception, which is a bug."""
+        _log.error("the gateway failed on a request to %s", exchange.path, exc_info=error)
+        exchange.reply_error(500, "failed: internal error of the gateway", "see the server's log, and report it")
+
+    def _server(self, exchange: Exchange) -> None:
+        say(
+            exchange, {"name": offered.SERVER, "version": offered.SERVER_VERSION, "extensions": self.service.extensions}
+        )
+
+    def _live(self, exchange: Exchange) -> None:
+        say(exchange, {"live": True})
+
+    def _ask(self, exchange: Exchange, question: Question, then: Callable[[bytes], None]) -> None:
+        """Ask the deciding process, and answer with `then` when its answer has come."""
+
+        def answer(found: bytes) -> None:
+            try:
+                then(found)
+            except Refusal as refusal:
+                exchange.refuse(refusal)
+            except Exception as error:
+                self._break(exchange, error)
+
+        self.service.pages.ask(question, answer)
+
+    def _ready(self, exchange: Exchange) -> None:
+        self._ask(exchange, AskReady(), lambda why: say_ready(exchange, why.decode()))
+
+    def _model_ready(self, exchange: Exchange, model: Model, version: str) -> None:
+        def answer(found: bytes) -> None:
+            readiness = self.service.readiness_in(found, model, version)
+            named = {"name": model.name, "version": version} if version else {"name": model.name}
+            say_ready(exchange, readiness.why, **named, state=readiness.state.value)
+
+        self._ask(exchange, AskModels(model.name, version), answer)
+
+    def _models(self, exchange: Exchange) -> None:
+        def answer(found: bytes) -> None:
+            states = readiness_of(found)
+            models = [
+                {
+                    "name": model.name,
+                    "versions": model.versions,
+                    "ready": states[model.name].is_ready,
+                    "state": states[model.name].state,
+                }
+                for model in self.service.models.values()
+                if model.name in states  # it may have ended meanwhile
+            ]
+            say(exchange, {"models": models})
+
+        self._ask(exchange, AskModels(), answer)
+
+    def _index(self, exchange: Exchange) -> None:
+        asked = decoded(exchange.body, _INDEX).ready if exchange.body else False
+
+        def answer(found: bytes) -> None:
+            models = msgspec.json.decode(found, type=list[dict[str, str]])
+            ready = [model for model in models if not asked or model["state"] == "READY"]
+            exchange.reply(200, msgspec.json.encode(ready))
+
+        self._ask(exchange, AskIndex(), answer)
+
+    def _change(self, exchange: Exchange) -> None:
+        """Load or end a model."""
+        name, _, verb = exchange.path[len(REPOSITORY_MODELS) :].rpartition("/")
+        if verb not in ("load", "unload"):
+            raise unknown_path(exchange.path)
+        if exchange.method != "POST":
+            self._refuse_method(exchange, ("POST",))
+            return
+        parameters = decoded(exchange.body, _CHANGE).parameters if exchange.body else None
+        check_change(parameters or {}, verb)
+
+        def answer(found: bytes) -> None:
+            if found:
+                raise changed_not(found)
+            exchange.reply(200, b"{}")
+
+        self._ask(exchange, ChangeModel(name, verb == "load"), answer)
+
+    def _v1_models(self, exchange: Exchange) -> None:
+        say(exchange, {"models": list(self.service.models)})
+
+    def _v1_model(self, exchange: Exchange, model: Model, version: str) -> None:
+        def answer(found: bytes) -> None:
+            say_ready(exchange, self.service.readiness_in(found, model, version).why, name=model.name)
+
+        self._ask(exchange, AskModels(model.name, version), answer)
+
+    def _model(self, exchange: Exchange, model: Model, version: str) -> None:
+        signature = self.service.model(model.name, version).validator.signature
+        body = {
+            "name": model.name,
+            "versions": model.versions,
+            "platform": offered.PLATFORM,
+            "inputs": list(map(of_port, signature.inputs)),
+            "outputs": list(map(of_port, signature.outputs)),
+        }
+        say(exchange, body)
+
+    def _config(self, exchange: Exchange, model: Model, version: str) -> None:
+        say(exchange, configuration(self.service.model(model.name, version)))
+
+    def _stats(self, exchange: Exchange, model: Model, version: str) -> None:
+        self.service.model(model.name, version)
+        self._ask(exchange, AskStatistics(model.name, version), lambda found: exchange.reply(200, found))
+
+    def _all_stats(self, exchange: Exchange) -> None:
+        self._ask(exchange, AskStatistics(), lambda found: exchange.reply(200, found))
+
+    def _metrics(self, exchange: Exchange) -> None:
+        self._ask(exchange, AskMetrics(), lambda text: exchange.reply(200, text, content_type=EXPOSITION))
+
+    def _description(self, exchange: Exchange) -> None:
+        versions = [(model.name, *model.versions) for model in self.service.models.values()]
+        if self._openapi[0] != versions:
+            self._openapi = versions, msgspec.json.encode(describe(self.service))
+        exchange.reply(200, self._openapi[1])
+
+    def _state(self, exchange: Exchange) -> None:
+        question = AskState(self._model_asked(options_of(exchange)))
+        self._ask(exchange, question, lambda page: exchange.reply(200, page))
+
+    def _decisions(self, exchange: Exchange) -> None:
+        options = options_of(exchange)
+        text = options.get("limit", str(DECISIONS))
+        if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= DECISIONS_MAX):
+            raise bad("limit", f"{quoted(text)} is not a number of decisions", f"ask for 1 to {DECISIONS_MAX}")
+        question = AskDecisions(int(text), self._model_asked(options))
+        self._ask(exchange, question, lambda page: exchange.reply(200, page))
+
+    def _model_asked(self, options: Mapping[str, str]) -> str:
+        """The model in the query; empty for all. Raises a 404 if there is no such model."""
+        name = options.get("model", "")
+        if "model" in options and name not in self.service.models:
+            raise self.service.unknown(name)
+        return name
+
+
+def _write(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> None:
+    """Answer an inference of V2."""
+    outputs = classified(ended.outputs, wanted.classes, model) if wanted.classes else ended.outputs
+    body, json_bytes = write(model.name, ended.version, wanted, outputs)
+    met = MET if ended.outcome is Outcome.SERVED else NOT_MET
+    if json_bytes is None:
+        exchange.reply(200, body, headers=(met,))
+    else:
+        exchange.reply(200, body, content_type=OCTETS, headers=(met, (HEADER_LENGTH, str(json_bytes))))
+
+
+def _write_v1(exchange: Exchange, wanted: v1.Prediction, ended: RequestResult) -> None:
+    """Answer an inference of V1."""
+    met = MET if ended.outcome is Outcome.SERVED else NOT_MET
+    exchange.reply(200, v1.write(wanted, ended.outputs), headers=(met,))
+
+
+def unknown_path(path: str) -> Refusal:
+    """The 404 for a path that there is not, or the 501 for one that Triton or KServe has."""
+    for part, fix in UNSUPPORTED.items():
+        if part in path:
+            return Refusal(HTTPStatus.NOT_IMPLEMENTED, f"{path} is not supported", fix)
+    return Refusal(HTTPStatus.NOT_FOUND, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
+
+
+def options_of(exchange: Exchange) -> dict[str, str]:
+    """The options in the query string; of a repeated one, the last value."""
+    return {key: values[-1] for key, values in parse_qs(exchange.query_string, keep_blank_values=True).items()}
+
+
+def say_ready(exchange: Exchange, why: str, **fields: object) -> None:
+    """Answer 200 if `why` is empty, otherwise 503 with the reason."""
+    if not why:
+        say(exchange, {**fields, "ready": True})
+        return
+    body = {**fields, "ready": False, "error": f"not ready: {why}; help: ask again in a moment"}
+    exchange.reply(503, msgspec.json.encode(body), headers=(("retry-after", "1"),))
+
+
+def say(exchange: Exchange, body: Mapping[str, object]) -> None:
+    """Answer 200 with a JSON object."""
+    exchange.reply(200, msgspec.json.encode(body))
+
+
+def of_port(port: Port) -> dict[str, object]:
+    """`$metadata_tensor`."""
+    return {"name": port.name, "datatype": port.datatype, "shape": port.shape}

@@ -1,0 +1,157 @@
+"""An edge's way to the deciding process: requests, questions, and the blocks of both directions.
+
+`EdgeSink` writes the tensors of a request into one block and sends records; when a request has ended it reads the
+answer from the blocks that the record names. It does not know whether the deciding process is its own (`edges: 0`) or a
+frame away. Nothing here waits: every answer comes by a callback.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import numpy as np
+
+from sloop.serve.blocks import Block, BlockReader, tensors_in, write_block
+from sloop.serve.dataflow import Assembler, GivenBlocks
+from sloop.serve.edge.refusal import Refusal
+from sloop.serve.messages import Ask, Cancel, Free, FromEdge, OfferModel, Page, Question, Release, RequestEnded, Submit
+from sloop.serve.protocols import RequestResult
+from sloop.shared_memory import Address, Arena, ArenaFull
+from sloop.tensor import Tensor
+from sloop.vocabulary import Outcome, RequestId
+
+ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+
+
+class _Borrowed(weakref.ref["np.ndarray[Any, Any]"]):
+    """Notices when the last view of a block is gone."""
+
+    __slots__ = ("block",)
+    block: Address
+
+
+class _Offered:
+    """What it takes to send requests to a model and to read its answers."""
+
+    def __init__(self, offer: OfferModel) -> None:
+        self.inputs = [port.name for port in offer.signature.inputs]
+        self.outputs = [port.name for port in offer.signature.outputs]
+        self.answers = {version: Assembler(assembly) for version, assembly in offer.answers.items()}
+        """By version."""
+
+
+class EdgeSink:
+    """Implements `RequestSink` and `Pages` of `sloop.serve.protocols` by records, which `send` passes on.
+
+    `arena` is the edge's own; without one, tensors travel within the records. `holder` is the deciding process.
+    """
+
+    def __init__(self, send: Callable[[FromEdge], None], arena: Arena | None, holder: int) -> None:
+        self._send, self._arena, self._reader = send, arena, BlockReader(holder)
+        self._offered: dict[str, _Offered] = {}
+        self._waiting: dict[int, tuple[_Offered, Callable[[RequestResult], None]]] = {}
+        self._asking: dict[int, Callable[[bytes], None]] = {}
+        self._borrowed: dict[tuple[int, int], _Borrowed] = {}
+        """By arena and offset, the blocks of answers that have not left."""
+        self._last = 0
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._waiting)
+
+    def offer(self, model: OfferModel) -> None:
+        """Know a model, or what has changed about it."""
+        self._offered[model.name] = _Offered(model)
+
+    def withdraw(self, name: str) -> None:
+        """Forget a model. Its open requests are finished."""
+        self._offered.pop(name, None)
+
+    def submit(  # noqa: PLR0913  # those of `RequestSink`
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        application: str,
+        version: str = "",
+        slo_ns: int | None = None,
+        elapsed_ns: int = 0,
+        began_ns: int | None = None,
+        request_id: str = "",
+        trace: str = "",
+        on_end: Callable[[RequestResult], None],
+    ) -> RequestId:
+        """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
+        offered = self._offered[application]
+        try:
+            block = write_block([tensors[name] for name in offered.inputs], self._arena)
+        except ArenaFull as error:
+            what = f"rejected: the shared memory of this edge is full ({error})"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1) from None
+        self._last = number = self._last + 1
+        self._waiting[number] = offered, on_end
+        began_ns = time.monotonic_ns() if began_ns is None else began_ns
+        rest = (version, slo_ns, elapsed_ns, request_id, trace)
+        self._send(Submit(number, application, block, began_ns, *rest))
+        return RequestId(number)
+
+    def cancel(self, request: RequestId) -> None:
+        """See `sloop.serve.protocols.RequestSink`."""
+        if self._waiting.pop(request, None) is not None:
+            self._send(Cancel(request))
+
+    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+        """See `sloop.serve.protocols.Pages`."""
+        self._last = number = self._last + 1
+        self._asking[number] = then
+        self._send(Ask(number, question))
+
+    # Records of the deciding process
+
+    def on_end(self, ended: RequestEnded) -> None:
+        """Report the end of a request. Of one that was cancelled meanwhile, the answer is released."""
+        offered, report = self._waiting.pop(ended.number, (None, None))
+        outputs: Mapping[str, Tensor] = {}
+        if ended.outcome in ANSWERED:
+            if offered is None:
+                self._release(ended.blocks)
+            else:
+                outputs = offered.answers[ended.version].outputs(offered.outputs, ended.blocks, self._read)
+        if report is not None:
+            report(RequestResult(ended.outcome, outputs, ended.why, ended.retry_after_ns, ended.version))
+
+    def on_free(self, record: Free) -> None:
+        """Use the memory of a block again."""
+        assert self._arena is not None, f"{record} without an arena"
+        self._arena.free(record.block)
+
+    def on_page(self, page: Page) -> None:
+        """Pass on the answer to a question."""
+        then = self._asking.pop(page.number, None)
+        if then is not None:
+            then(page.body)
+
+    def _read(self, block: Block) -> list[Tensor]:
+        """The tensors of a block, which is released when they and all their views are gone."""
+        if isinstance(block, bytes):
+            return tensors_in(block)
+        array = np.frombuffer(self._reader.memory(block), np.uint8)
+        borrowed = _Borrowed(array, self._on_gone)
+        borrowed.block = block
+        self._borrowed[block.arena, block.offset] = borrowed
+        return tensors_in(array.data)
+
+    def _on_gone(self, borrowed: "weakref.ref[Any]") -> None:
+        assert isinstance(borrowed, _Borrowed)
+        block = borrowed.block
+        del self._borrowed[block.arena, block.offset]
+        self._send(Release(block))
+
+    def _release(self, blocks: list[GivenBlocks]) -> None:
+        for each in blocks:
+            if isinstance(each, dict):
+                self._release(list(each.values()))
+            elif isinstance(each, Address):
+                self._send(Release(each))

@@ -1,0 +1,437 @@
+"""The edges of a server, as the deciding process sees them: their sockets, their processes, what they send and are
+told, and their blocks.
+
+The deciding process opens the listening sockets before anything starts, and edges inherit them, so that a port that is
+taken is an error at the start. Each edge has its own pair of sockets, of the same ports (SO_REUSEPORT) if there are
+several: the kernel then spreads connections evenly, where edges that accept from one socket would leave most of them to
+whoever wakes first. The deciding process keeps all of them open: connections that wait when an edge dies wait for its
+successor instead of being reset.
+
+An edge that dies loses its connections and nothing else: its requests are cancelled, its blocks are freed when no batch
+reads them, and another one starts, at once if the last one lived for a while and later each time if it did not.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+from msgspec import structs
+
+from sloop.app.application import Limits
+from sloop.errors import MachineError
+from sloop.serve.blocks import ARENA_BYTES, Block
+from sloop.serve.driver import Driver
+from sloop.serve.edge.listener import listen
+from sloop.serve.edge.process import LAST_READ_S, LEAVE_S, EdgeServer, EdgeSettings
+from sloop.serve.messages import (
+    Ask,
+    Cancel,
+    CloseEdge,
+    DrainEdge,
+    EdgeCounts,
+    EdgeReady,
+    Free,
+    FromEdge,
+    OfferModel,
+    Page,
+    Release,
+    ReloadKeys,
+    RequestEnded,
+    Submit,
+    ToEdge,
+    WithdrawModel,
+)
+from sloop.serve.processes import kill, spawn
+from sloop.serve.protocols import Pages
+from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
+from sloop.shared_memory import Address, Arena, Arenas
+from sloop.text import counted
+from sloop.vocabulary import RequestId
+
+START_S_MAX: Final = 60.0
+"""Seconds in which the edges must accept connections when the server starts."""
+CLOSE_S_MAX: Final = LAST_READ_S + LEAVE_S + 1.5
+"""Seconds after which an edge that was told to end is killed."""
+PAUSE_S: Final = 0.1
+"""Before an edge is replaced that has died soon after its start; twice as long after each further one."""
+PAUSE_S_MAX: Final = 5.0
+PROVEN_S: Final = 30.0
+"""An edge that lived so long is replaced at once."""
+REAP_S: Final = 0.002
+STDOUT: Final = "-"
+
+_log: Final = logging.getLogger("sloop.edges")
+
+Ports = tuple[socket.socket, socket.socket]
+"""The listening sockets of one edge, for HTTP and gRPC."""
+
+
+def open_ports(host: str, http_port: int, grpc_port: int, edges: int) -> list[Ports]:
+    """The listening sockets of all edges. Port 0 selects a free one. Raises `MachineError` for a port that is taken,
+    also by another server that would share it."""
+    with ExitStack() as stack:
+        both: list[list[socket.socket]] = []
+        for port in (http_port, grpc_port):
+            first = stack.enter_context(listen(host, port))
+            own = [first]
+            if edges > 1:
+                chosen = int(first.getsockname()[1])
+                first.close()  # it has shown that nobody else is there
+                own = [stack.enter_context(listen(host, chosen, is_shared=True)) for _ in range(edges)]
+            both.append(own)
+        stack.pop_all()  # all are open: they stay so
+    return list(zip(*both, strict=True))
+
+
+class EdgePort:
+    """The deciding process' end of one edge (`sloop.serve.protocols.EdgeClient`). `send` passes records on."""
+
+    def __init__(self, driver: Driver, pages: Pages, arenas: Arenas, send: Callable[[ToEdge], None]) -> None:
+        self._driver, self._pages, self._arenas = driver, pages, arenas
+        self.tell = send
+        """Passes a record to the edge."""
+        self.arena = arenas.make(ARENA_BYTES, lambda block: send(Free(block)))
+        """The edge's own, into which it writes the tensors of its requests."""
+        self.requests: dict[int, RequestId] = {}
+        self._answered: set[Address] = set()
+        """Blocks of answers that the edge has not released."""
+        self._is_lost = False
+        self._acts: dict[type, Callable[[Any], None]] = {
+            Submit: self._submit,
+            Cancel: self._cancel,
+            Release: self._release,
+            Ask: self._ask,
+        }
+
+    def on_record(self, record: FromEdge) -> None:
+        """Do what the edge says. Raises `ProtocolError` if it is impossible."""
+        self._acts[type(record)](record)
+
+    def on_end(self, ended: RequestEnded) -> None:
+        """See `sloop.serve.protocols.EdgeClient`."""
+        self.requests.pop(ended.number, None)
+        for each in ended.blocks:
+            if type(each) is not bytes:
+                self._hand_over(each.values() if isinstance(each, dict) else (each,))
+        if not self._is_lost:
+            self.tell(ended)
+
+    def lose(self) -> None:
+        """The edge has died: its requests are cancelled, and its answers are needed no longer."""
+        self._is_lost = True
+        requests, self.requests = self.requests, {}
+        for request in requests.values():
+            self._driver.cancel(request)
+        for block in self._answered:
+            self._arenas.free(block)
+        self._answered.clear()
+        if self.arena is not None:
+            self._arenas.abandon(self.arena)
+
+    def _hand_over(self, blocks: Iterable[Block | None]) -> None:
+        for block in blocks:
+            if isinstance(block, Address):
+                if self._is_lost:
+                    self._arenas.free(block)
+                else:
+                    self._answered.add(block)
+
+    def _submit(self, record: Submit) -> None:
+        block = record.block
+        if isinstance(block, Address):
+            if self.arena is None or block.arena != self.arena.number:
+                raise ProtocolError(f"{block} is not in the arena of this edge")
+            self._arenas.hold(block)
+        self._driver.submit(
+            block,
+            self,
+            record.number,
+            application=record.application,
+            version=record.version,
+            slo_ns=record.slo_ns,
+            elapsed_ns=record.elapsed_ns,
+            began_ns=record.began_ns,
+            request_id=record.request_id,
+            trace=record.trace,
+        )
+
+    def _cancel(self, record: Cancel) -> None:
+        request = self.requests.pop(record.number, None)
+        if request is not None:
+            self._driver.cancel(request)
+
+    def _release(self, record: Release) -> None:
+        if record.block not in self._answered:
+            raise ProtocolError(f"{record.block} was not handed to this edge")
+        self._answered.remove(record.block)
+        self._arenas.free(record.block)
+
+    def _ask(self, record: Ask) -> None:
+        def answer(body: bytes) -> None:
+            if not self._is_lost:
+                self.tell(Page(record.number, body))
+
+        self._pages.ask(record.question, answer)
+
+
+class EdgeSlot:
+    """One of the edges: its sockets, and the process that serves on them now."""
+
+    def __init__(self, number: int, ports: Ports) -> None:
+        self.number, self.ports = number, ports
+        self.port: EdgePort | None = None
+        self.link: RecordLink | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.server: EdgeServer | None = None
+        """The edge itself, if it shares this process."""
+        self.is_ready = False
+        self.started_s = 0.0
+        self.deaths = 0
+        """Of edges that died soon after their start, one after another."""
+        self.counts = EdgeCounts()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that serves now."""
+        return self.process.pid if self.process is not None else None
+
+
+class Edges:
+    """All edges of a server, as many as `ports` has pairs of sockets. With `is_within`, the only one shares this
+    process. `settings` are those of all together. Create it inside the running event loop."""
+
+    def __init__(  # what an edge stands between
+        self,
+        driver: Driver,
+        pages: Pages,
+        arenas: Arenas,
+        settings: EdgeSettings,
+        ports: Sequence[Ports],
+        *,
+        is_within: bool = False,
+        loop: AbstractEventLoop | None = None,
+    ) -> None:
+        self._driver, self._pages, self._arenas = driver, pages, arenas
+        self._loop = loop or asyncio.get_running_loop()
+        count = len(ports)
+        all_bytes = max(1, settings.bodies_bytes_max // count)
+        self._settings = structs.replace(
+            settings,
+            bodies_bytes_max=all_bytes,
+            body_bytes_max=min(settings.body_bytes_max, all_bytes),
+            requests_max=_share(settings.requests_max, count),
+        )
+        self._is_within = is_within
+        self.slots = [EdgeSlot(number, own) for number, own in enumerate(ports)]
+        self.models: dict[str, OfferModel] = {}
+        self.deaths = 0
+        """Edges that have died."""
+        self._past = EdgeCounts()
+        """What edges have counted that have ended."""
+        self._is_closing = False
+        self._changed = asyncio.Event()
+
+    # What they offer
+
+    def offer(self, model: OfferModel) -> None:
+        """Offer a model, or tell what has changed about it."""
+        self.models[model.name] = model
+        self._tell(self._shared(model))
+
+    def withdraw(self, name: str) -> None:
+        """Offer a model no longer. Its open requests are finished."""
+        if self.models.pop(name, None) is not None:
+            self._tell(WithdrawModel(name))
+
+    def reload_keys(self) -> None:
+        """Let all read their key file again."""
+        self._tell(ReloadKeys())
+
+    def counts(self) -> EdgeCounts:
+        """What all edges have counted, and what they hold."""
+        total = self._past
+        for slot in self.slots:
+            total = total.plus(slot.server.counts() if slot.server is not None else slot.counts)
+        return total
+
+    # Their life
+
+    async def start(self) -> None:
+        """Start all; returns when they accept connections. Raises `MachineError` if one does not."""
+        for slot in self.slots:
+            self._start(slot)
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                while not all(slot.is_ready for slot in self.slots):
+                    if self.deaths:
+                        raise MachineError("an edge has ended at its start", help="see the messages above")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            what = f"an edge did not start within {START_S_MAX:g} s"
+            raise MachineError(what, help="see the messages above; is the machine busy?") from error
+
+    def drain(self) -> None:
+        """The server finishes open requests: edges close idle connections."""
+        self._tell(DrainEdge())
+
+    async def close(self) -> None:
+        """End all within a bounded time."""
+        self._is_closing = True
+        if self._is_within:
+            await asyncio.gather(*(slot.server.close() for slot in self.slots if slot.server is not None))
+            return
+        for slot in self.slots:
+            for sock in slot.ports:
+                sock.close()
+            if slot.link is not None:
+                slot.link.send(CloseEdge())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._until_ended()
+        for slot in self.slots:
+            if slot.process is not None:
+                kill(slot.process.pid)
+        await self._until_ended()
+
+    async def _until_ended(self) -> None:
+        while any(slot.process is not None for slot in self.slots):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _tell(self, record: ToEdge) -> None:
+        for slot in self.slots:
+            if slot.port is not None:
+                slot.port.tell(record)
+
+    def _shared(self, model: OfferModel) -> OfferModel:
+        """The model as one edge offers it: with its share of the limits."""
+        count, limits = len(self.slots), model.limits
+        if count == 1 or not (limits.requests or limits.bytes):
+            return model
+        return structs.replace(model, limits=Limits(_share(limits.requests, count), _share(limits.bytes, count)))
+
+    def _start(self, slot: EdgeSlot) -> None:
+        if self._is_closing:
+            return
+        slot.started_s = self._loop.time()
+        if self._is_within:
+            self._start_within(slot)
+        else:
+            try:
+                self._spawn(slot)
+            except OSError as error:
+                _log.error("edge %d cannot be started: %s", slot.number, error)
+                self._replace(slot)
+                return
+        assert slot.port is not None
+        for model in self.models.values():
+            slot.port.tell(self._shared(model))
+
+    def _start_within(self, slot: EdgeSlot) -> None:
+        slot.port, slot.server = edge_within(self._driver, self._pages, self._arenas, self._settings)
+        slot.server.start(*slot.ports)
+        slot.is_ready = True
+
+    def _spawn(self, slot: EdgeSlot) -> None:
+        ours, theirs = socket_pair()
+        link = RecordLink(
+            self._loop,
+            ours,
+            FromEdge,
+            lambda record: self._on_record(slot, port, record),
+            lambda why: self._on_end(slot, why),
+            self._driver.note_turn,
+        )
+        port = EdgePort(self._driver, self._pages, self._arenas, link.send)
+        arena = port.arena
+        settings = structs.replace(self._settings, arena=arena.number if arena is not None else 0)
+        fds = [theirs.fileno(), *(sock.fileno() for sock in slot.ports), *([arena.fd] if arena is not None else [])]
+        arguments = (*fds[:3], arena.fd if arena is not None else -1, os.getpid())
+        output = 1 if settings.access_log == STDOUT else 2
+        try:
+            with theirs:
+                process = spawn("sloop.serve.edge.process", arguments, fds, stdin=subprocess.PIPE, stdout=output)
+        except OSError:
+            link.close()
+            port.lose()
+            raise
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin:  # it has died already: the link says so
+            process.stdin.write(settings.encode())
+        slot.process, slot.link, slot.port, slot.counts = process, link, port, EdgeCounts()
+
+    def _on_record(self, slot: EdgeSlot, port: EdgePort, record: FromEdge) -> None:
+        if type(record) is EdgeCounts:
+            slot.counts = record
+        elif type(record) is EdgeReady:
+            slot.is_ready = True
+            self._changed.set()
+        else:
+            port.on_record(record)
+
+    def _on_end(self, slot: EdgeSlot, why: str) -> None:
+        """The socket of an edge has closed."""
+        port, slot.port, slot.link = slot.port, None, None
+        slot.is_ready = False
+        assert port is not None
+        lost = len(port.requests)
+        port.lose()
+        self._past, slot.counts = self._past.plus(slot.counts.ended()), EdgeCounts()
+        self._reap(slot, why, lost, checks=0)
+
+    def _reap(self, slot: EdgeSlot, why: str, lost: int, checks: int) -> None:
+        """Wait for the end of a process, which has time to exit by itself if it has closed its socket."""
+        process = slot.process
+        assert process is not None
+        if process.poll() is None:
+            if why != CLOSED or checks > (CLOSE_S_MAX / REAP_S if self._is_closing else 5):
+                kill(process.pid)
+            self._loop.call_later(REAP_S, self._reap, slot, why, lost, checks + 1)
+            return
+        slot.process = None
+        if not self._is_closing:
+            self.deaths += 1
+            _log.error("edge %d has died (%s); %s lost", slot.number, _ending(why, process), counted(lost, "request"))
+            self._replace(slot)
+        self._changed.set()
+
+    def _replace(self, slot: EdgeSlot) -> None:
+        """Start another edge in the place of one that has died."""
+        if self._loop.time() - slot.started_s >= PROVEN_S:
+            slot.deaths = 0
+        pause_s = min(PAUSE_S_MAX, PAUSE_S * 2 ** (slot.deaths - 1)) if slot.deaths else 0.0
+        slot.deaths += 1
+        self._loop.call_later(pause_s, self._start, slot)
+
+
+def edge_within(driver: Driver, pages: Pages, arenas: Arenas, settings: EdgeSettings) -> tuple[EdgePort, EdgeServer]:
+    """An edge in this process, which has not started, and its port: the same code as that of a process of its own,
+    without frames."""
+
+    def tell(record: ToEdge) -> None:
+        server.on_record(record)
+
+    port = EdgePort(driver, pages, arenas, tell)
+    arena = Arena(port.arena.number, port.arena.fd) if port.arena is not None else None
+    server = EdgeServer(settings, port.on_record, arena, os.getpid())
+    return port, server
+
+
+def _share(limit: int, count: int) -> int:
+    """One edge's share of a limit; 0 is none."""
+    return -(-limit // count)
+
+
+def _ending(why: str, process: "subprocess.Popen[bytes]") -> str:
+    code = process.returncode
+    if why != CLOSED:
+        return why
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"

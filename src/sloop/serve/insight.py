@@ -1,0 +1,377 @@
+"""`/v2/sloop/state`, `/v2/sloop/decisions` and readiness: the state of the run as JSON, for people and scripts.
+
+Instants are seconds since the server began. Traffic is the same input that the scaling policies receive, so that a
+decision can be compared with its input.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from sloop.actions import Decided, Rollout
+from sloop.app.graph import declared_name
+from sloop.core import Core
+from sloop.core.planner import cores_by_hardware
+from sloop.core.rollout import ENDING_STATES, SERVING_STATES
+from sloop.core.views import DeviceView, NodeView, StageView
+from sloop.runlog.fold import ReplicaRecord, RunState, VersionRecord
+from sloop.serve.messages import (
+    AskDecisions,
+    AskIndex,
+    AskMetrics,
+    AskModels,
+    AskReady,
+    AskState,
+    AskStatistics,
+    ChangeModel,
+    Question,
+)
+from sloop.serve.metrics import Metrics, Total, VersionRows
+from sloop.serve.protocols import ModelState, Readiness
+from sloop.systems.system import System
+from sloop.text import counted
+from sloop.units import NS_PER_MS, NS_PER_S, to_ms, to_s
+from sloop.vocabulary import Life, Outcome, Plan
+
+TRAFFIC_NS: Final = 10 * NS_PER_S
+"""Rates and utilisation are means over this time: long enough to read, short enough to see a burst."""
+
+
+class Repository(Protocol):
+    """Answers the questions about the model repository; `sloop.serve.deploy.ModelRepository`."""
+
+    def index(self) -> bytes:
+        """The answer to `AskIndex`."""
+        ...
+
+    def change(self, name: str, is_loaded: bool, then: Callable[[bytes], None]) -> None:
+        """Carry out a `ChangeModel`, and call `then` with its answer."""
+        ...
+
+
+class Insight:
+    """What the edges show of a run (`sloop.serve.protocols.Pages`), from the state that `metrics` keeps, and from
+    `core` for traffic and free room.
+
+    `clock` returns the core's time in ns; `failure` why the server cannot serve at all, empty if it can.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        metrics: Metrics,
+        *,
+        deployment: str,
+        system: System,
+        clock: Callable[[], int],
+        failure: Callable[[], str] = str,
+    ) -> None:
+        self._core, self._metrics, self._run = core, metrics, metrics.state
+        self._deployment, self._system = deployment, system
+        self._clock, self._failure = clock, failure
+        self.repository: Repository | None = None
+        """What loads and ends models as clients order."""
+        self._scrapes: list[Callable[[bytes], None]] = []
+        """Who waits for the metrics."""
+
+    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+        """See `sloop.serve.protocols.Pages`. The metrics are written in steps, one in each turn of the event loop."""
+        if isinstance(question, ChangeModel):
+            assert self.repository is not None, "no repository"
+            self.repository.change(question.name, question.is_loaded, then)
+            return
+        if not isinstance(question, AskMetrics):
+            then(self.answer(question))
+            return
+        self._scrapes.append(then)
+        if len(self._scrapes) == 1:
+            self._scrape(self._metrics.steps())
+
+    def _scrape(self, steps: Generator[None, None, bytes]) -> None:
+        """Write the next part of the metrics; those who ask meanwhile get the same text."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            waiting, self._scrapes = self._scrapes, []
+            for then in waiting:
+                then(end.value)
+        except Exception:
+            self._scrapes = []  # so that the next scrape begins anew
+            raise
+        else:
+            asyncio.get_running_loop().call_soon(self._scrape, steps)
+
+    def answer(self, question: Question) -> bytes:
+        """The answer to a question of an edge."""
+        found = b""
+        match question:
+            case AskReady():
+                found = self.unready().encode()
+            case AskModels(model, version):
+                names = [model] if model else self._names
+                states = {name: self.readiness(name, version) for name in names}
+                found = msgspec.json.encode({name: state for name, state in states.items() if state is not None})
+            case AskMetrics():
+                found = self._metrics.exposition()
+            case AskState(model):
+                found = self.state(model)
+            case AskDecisions(limit, model):
+                found = self.decisions(limit, model)
+            case AskStatistics(model, version):
+                found = self.statistics(model, version)
+            case AskIndex() if self.repository is not None:
+                found = self.repository.index()
+        return found
+
+    def versions(self, model: str) -> Sequence[str]:
+        """The versions of a model that serve requests, the one with most of them first."""
+        serving = [version for version in self._core.versions(model) if version.state in SERVING_STATES]
+        return [version.name for version in sorted(serving, key=lambda version: -version.share)]
+
+    # Readiness
+
+    def readiness(self, model: str, version: str = "") -> Readiness | None:
+        """The state of a model, which is that of the version with most of its requests, or of one of its versions. None
+        for a version that neither serves nor starts."""
+        if not version:
+            serving = self.versions(model)
+            if not serving:
+                return None
+            version = serving[0]
+        for each in self._core.versions(model):
+            if each.name == version and each.state not in ENDING_STATES:
+                return self._readiness(self._run.versions[each.application.key])
+        return None
+
+    def unready(self) -> str:
+        """Why the server is not ready; empty if every model is ready or rests."""
+        if self._outage:
+            return self._outage
+        names = self._names
+        found = {name: readiness for name in names if (readiness := self.readiness(name)) and readiness.why}
+        if not found:
+            return ""
+        name, first = next(iter(found.items()))
+        if len(names) == 1:
+            return first.why
+        more = f" (and {counted(len(found) - 1, 'more model')})" if len(found) > 1 else ""
+        return f"model {name!r}: {first.why}{more}"
+
+    @property
+    def _names(self) -> Sequence[str]:
+        """All models that have versions, in the order in which they came."""
+        return list(dict.fromkeys(record.application for record in self._run.versions.values()))
+
+    @property
+    def _outage(self) -> str:
+        """Why no model can serve."""
+        return self._failure() or ("the server is shutting down" if self._run.draining else "")
+
+    def _readiness(self, record: VersionRecord) -> Readiness:
+        run = record.run
+        if self._outage:
+            return Readiness(ModelState.STOPPING, self._outage)
+        if run.plan is None:
+            return Readiness(ModelState.STARTING, "there is no plan yet")
+        planned = [target.stage for target in run.plan.stages if any(group.count for group in target.groups)]
+        if not planned:
+            if run.plan.feasible and not run.open:
+                return Readiness(ModelState.RESTING)
+            return Readiness(ModelState.WAITING, f"no replicas are planned: {run.plan.why}")
+        for stage in planned:
+            lives = [replica.life for replica in run.replicas.values() if replica.spec.stage == stage]
+            if Life.READY not in lives:
+                starting = f"{lives.count(Life.STARTING)} starting"
+                why = f"no replica of stage {declared_name(stage)!r} is ready ({starting})"
+                return Readiness(ModelState.STARTING, why)
+        return Readiness(ModelState.READY)
+
+    # Pages
+
+    def decisions(self, limit: int, model: str = "") -> bytes:
+        """The last `limit` decisions and changes of rollouts, oldest first, of one model or of all, and the number of
+        all there were."""
+        run = self._run
+        rows: list[dict[str, Any]] = []
+        for now_ns, decided in reversed(run.last_decisions):
+            if len(rows) == limit:
+                break
+            name, _, version = decided.application.partition("@")
+            if model in ("", name):
+                rows.append({"at_s": to_s(now_ns), **_decision(decided, name, version)})
+        total = sum(count for (key, _), count in run.decisions.items() if model in ("", key.partition("@")[0]))
+        return msgspec.json.encode({"total": total, "decisions": rows[::-1]})
+
+    def statistics(self, model: str = "", version: str = "") -> bytes:
+        """What the requests and batches of the versions that there are have taken, as Triton's statistics extension has
+        it: `$stats_model_response`."""
+        epoch_ns = time.time_ns() - self._clock()
+        rows = [
+            rows
+            for rows in self._metrics.totals()
+            if model in ("", rows.version[0]) and version in ("", rows.version[1])
+        ]
+        return msgspec.json.encode({"model_stats": [_statistics(each, epoch_ns) for each in rows]})
+
+    def state(self, model: str = "") -> bytes:
+        """The versions of one model or of all that have not ended, each with its plan, stages, queues, traffic and
+        replicas; and the nodes with their free room."""
+        run, now_ns = self._run, self._clock()
+        # The core forgets a version when it ends, the run state does so at the next scrape or later.
+        known = self._core.state.applications
+        records = [record for key, record in run.versions.items() if key in known and model in ("", record.application)]
+        return msgspec.json.encode(
+            {
+                "deployment": self._deployment,
+                "system": self._system.name,
+                "divide": self._system.slots["divide"],
+                "now_s": to_s(now_ns),
+                "draining": run.draining,
+                "applications": [self._version(record, now_ns) for record in records],
+                "nodes": [_node(view) for view in self._core.state.ledger.views()],
+            }
+        )
+
+    def _version(self, record: VersionRecord, now_ns: int) -> dict[str, Any]:
+        run, parts = record.run, self._core.state.applications[record.key].parts
+        readiness = self._readiness(record)
+        return {
+            "name": record.application,
+            "version": record.version,
+            "state": readiness.state,
+            "why": readiness.why,
+            "rollout": record.state,
+            "share": record.share,
+            "slo_ms": to_ms(run.graph.slo_ns),
+            "weight": parts.weight,
+            "rest_after_s": to_s(parts.rest_after_ns),
+            "open": len(run.open),
+            "cores_planned": cores_by_hardware(run.plan),
+            "plan": run.plan and msgspec.to_builtins(run.plan),
+            "stages": [_stage(view, run, now_ns) for view in self._core.stage_views(record.key)],
+        }
+
+
+def _decision(decided: Decided | Rollout, name: str, version: str) -> dict[str, Any]:
+    """A decision as plain values, with the model's name and its version, if it is not the first."""
+    row: dict[str, Any] = msgspec.to_builtins(decided)
+    row.pop("type")
+    if isinstance(decided, Rollout):
+        return {"kind": "rollout", **row}
+    return {**row, "application": name, **({"version": version} if version else {})}
+
+
+def _statistics(rows: VersionRows, epoch_ns: int) -> dict[str, Any]:
+    """`$model_stat`. Each request counts the whole duration of its batches, as in Triton. Copying of inputs and outputs
+    is part of a batch, so its own counters have no time."""
+    answered, missed = Total(), Total()
+    for outcome, total in rows.spent.items():
+        into = answered if outcome in (Outcome.SERVED, Outcome.LATE) else missed
+        into.count += total.count
+        into.ns += total.ns
+    visits = sum(size * total.count for size, total in rows.batches.items())
+    visits_ns = sum(size * total.ns for size, total in rows.batches.items())
+    name, version = rows.version
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": 0 if rows.last_ns is None else (epoch_ns + rows.last_ns) // NS_PER_MS,
+        "inference_count": answered.count,
+        "execution_count": sum(total.count for total in rows.batches.values()),
+        "inference_stats": {
+            "success": answered,
+            "fail": missed,
+            "queue": rows.queued,
+            "compute_input": Total(visits),
+            "compute_infer": Total(visits, visits_ns),
+            "compute_output": Total(visits),
+            "cache_hit": Total(),
+            "cache_miss": Total(),
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": Total(total.count),
+                "compute_infer": total,
+                "compute_output": Total(total.count),
+            }
+            for size, total in sorted(rows.batches.items())
+        ],
+        "memory_usage": [],
+    }
+
+
+def _stage(view: StageView, run: RunState, now_ns: int) -> dict[str, Any]:
+    replicas = [replica for replica in run.replicas.values() if replica.spec.stage == view.name]
+    return {
+        "name": declared_name(view.name),
+        "after": list(map(declared_name, view.after)),
+        "queued": run.queued(view.name),
+        "running": sum(len(replica.running.requests) for replica in replicas if replica.running),
+        "rate_rps": view.rate_rps(TRAFFIC_NS),
+        "utilisation": view.utilisation(TRAFFIC_NS),
+        "batch_max": _batch_max(run.plan, view.name),
+        "replicas": [_replica(replica, now_ns) for replica in replicas],
+    }
+
+
+def _batch_max(plan: Plan | None, stage: str) -> int:
+    """The largest batch in the plan of a stage; 0 without a plan."""
+    for target in plan.stages if plan else ():
+        if target.stage == stage:
+            return max((target.batch_max_of(group) for group in target.groups), default=target.batch_max)
+    return 0
+
+
+def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
+    """One replica, with its cores in effect and as last ordered."""
+    spec = replica.spec
+    return {
+        "id": replica.id,
+        "variant": spec.variant,
+        "hardware": spec.slot.hardware,
+        "node": spec.node,
+        "device": spec.device,
+        "life": replica.life.value,
+        "for_s": to_s(now_ns - replica.since_ns),
+        "cores": replica.cores,
+        "cores_wanted": replica.wanted_cores,
+        "running": len(replica.running.requests) if replica.running else 0,
+        "batches": replica.batches,
+    }
+
+
+def _node(view: NodeView) -> dict[str, Any]:
+    """One node and its free room; a node that is released must be acquired before it can be used."""
+    node = view.node
+    return {
+        "name": node.name,
+        "hardware": node.hardware,
+        "state": view.state.value,
+        "on_demand": node.on_demand,
+        "usd_per_h": node.usd_per_h,
+        "cores": node.cores,
+        "free_cores": view.free_cores,
+        "memory_bytes": node.memory_bytes,
+        "free_memory_bytes": view.free_memory_bytes,
+        "devices": _devices(view.devices),
+    }
+
+
+def _devices(views: Iterable[DeviceView]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": view.device.name,
+            "kind": view.device.kind,
+            "free_share": view.free_share,
+            "memory_bytes": view.device.memory_bytes,
+            "free_memory_bytes": view.free_memory_bytes,
+            "clients_max": view.device.clients_max,
+            "free_clients": view.free_clients,
+        }
+        for view in views
+    ]

@@ -1,0 +1,252 @@
+"""Spans of requests for OpenTelemetry, exported by a process that follows the event log (`sloop.serve.otlp`).
+
+A request is a server span whose parent is the client's (`traceparent`), with a child for each wait in a queue, each
+batch, and the forward pass within it. The process reads the segments as they grow and sends spans by OTLP over HTTP, so
+that the event loop does nothing for it; a collector that is slow or away costs spans, and nothing else. It ends when
+the server closes its pipe, after it has read the rest.
+
+A request whose client says whether its trace is sampled is treated so; of the others, a share is exported.
+"""
+
+import contextlib
+import select
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from sloop.actions import End, StartBatch, StartReplica
+from sloop.errors import InputError
+from sloop.events import BatchFailed, Finished, ReplicaLost
+from sloop.runlog import Header, Record
+from sloop.runlog.segments import is_there, opened, segment_path
+from sloop.serve.processes import spawn
+from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId
+
+PACKAGE: Final = "opentelemetry.exporter.otlp.proto.http"
+TRACES: Final = "/v1/traces"
+"""The path of an OTLP receiver, if the URL has none."""
+POLL_S: Final = 0.5
+CLOSE_S_MAX: Final = 0.5
+SAMPLED: Final = 0x01
+OPEN_MAX: Final = 100_000
+"""Requests that have not ended and are followed; those beyond are not exported."""
+
+
+class SpanSettings(Struct, frozen=True):
+    """Where spans are sent, and of which requests."""
+
+    endpoint: str
+    """The URL of an OTLP receiver over HTTP."""
+    ratio: float = 1.0
+    """The share of the requests without a trace of their own that are exported, 0 to 1."""
+
+    def check(self) -> None:
+        """InputError if spans cannot be sent."""
+        if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:
+            raise InputError(
+                f"{self.endpoint!r} is not the URL of a receiver", where="--otlp", help="such as http://localhost:4318"
+            )
+        if find_spec("opentelemetry") is None or find_spec(PACKAGE) is None:
+            what = "spans need the OpenTelemetry packages, which are not installed"
+            raise InputError(what, where="--otlp", help="pip install 'sloop-serve[otel]'")
+
+    @property
+    def url(self) -> str:
+        """The endpoint with its path."""
+        return self.endpoint if urlsplit(self.endpoint).path.strip("/") else self.endpoint.rstrip("/") + TRACES
+
+
+class Spent(NamedTuple):
+    """One interval in the life of a request."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    attributes: dict[str, str | int | float]
+    children: tuple["Spent", ...] = ()
+
+
+class SpannedRequest(NamedTuple):
+    """A request that has ended, with its intervals."""
+
+    request: Request
+    end: End
+    end_ns: int
+    spent: Sequence[Spent]
+
+
+class _Followed(Struct):
+    """A request that has not ended."""
+
+    request: Request
+    since_ns: int
+    """When its last wait began."""
+    spent: list[Spent]
+
+
+class RequestSpans:
+    """A fold over the log: the intervals of each request. `append` returns a request that has ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[RequestId, _Followed] = {}
+        self._running: dict[ReplicaId, tuple[int, StartBatch]] = {}
+        self._specs: dict[ReplicaId, ReplicaSpec] = {}
+
+    def append(self, now_ns: int, record: Record) -> SpannedRequest | None:
+        """Add one record."""
+        if isinstance(record, Request):
+            if len(self._open) < OPEN_MAX:
+                self._open[record.id] = _Followed(record, now_ns, [])
+        elif isinstance(record, StartBatch):
+            self._start(now_ns, record)
+        elif isinstance(record, Finished | BatchFailed | ReplicaLost):
+            self._finish(now_ns, record)
+        elif isinstance(record, StartReplica):
+            self._specs[record.replica] = record.spec
+        elif isinstance(record, End):
+            found = self._open.pop(record.request, None)
+            if found is not None:
+                if now_ns > found.since_ns:
+                    waits = not found.spent or found.spent[-1].name != "queue"
+                    found.spent.append(Spent("queue" if waits else "batch", found.since_ns, now_ns, {}))
+                return SpannedRequest(found.request, record, now_ns, found.spent)
+        return None
+
+    def _start(self, now_ns: int, batch: StartBatch) -> None:
+        self._running[batch.replica] = now_ns, batch
+        for request in dict.fromkeys(batch.requests):
+            found = self._open.get(request)
+            if found is not None:
+                found.spent.append(Spent("queue", found.since_ns, now_ns, {"sloop.stage": batch.stage}))
+                found.since_ns = now_ns
+
+    def _finish(self, now_ns: int, record: Finished | BatchFailed | ReplicaLost) -> None:
+        began_ns, batch = self._running.pop(record.replica, (0, None))
+        spec = self._specs.get(record.replica)
+        if isinstance(record, ReplicaLost):
+            self._specs.pop(record.replica, None)
+        if batch is None:
+            return
+        attributes: dict[str, str | int | float] = {
+            "sloop.stage": batch.stage,
+            "sloop.batch": batch.batch,
+            "sloop.batch_size": len(batch.requests),
+            "sloop.replica": batch.replica,
+        }
+        if spec is not None:
+            attributes |= {"sloop.variant": spec.variant, "sloop.cores": spec.cores}
+        children: tuple[Spent, ...] = ()
+        if isinstance(record, Finished):
+            service_ns = min(record.service_ns, now_ns - began_ns)
+            children = (Spent("service", now_ns - service_ns, now_ns, {"sloop.stage": batch.stage}),)
+        else:
+            attributes["sloop.error"] = record.error
+        for request in dict.fromkeys(batch.requests):
+            found = self._open.get(request)
+            if found is not None:
+                found.spent.append(Spent("batch", began_ns, now_ns, attributes, children))
+                found.since_ns = now_ns
+
+
+def is_wanted(request: Request, ratio: float, draw: float) -> bool:
+    """Whether the spans of a request are exported: as its client says, or by chance (`draw`, 0 to 1)."""
+    if request.trace:
+        return bool(int(request.trace.rpartition("-")[2], 16) & SAMPLED)
+    return draw < ratio
+
+
+# The server's side
+
+
+class SpanProcess:
+    """The exporting process, which `start` starts; None for `settings` if nobody wants spans."""
+
+    def __init__(self, settings: SpanSettings | None) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ours: socket.socket | None = None
+
+    def start(self, folder: Path, run: str, name: str, zero_unix_ns: int) -> None:
+        """Follow the segments of a run of deployment `name`. `zero_unix_ns` is the Unix time of the log's instant 0."""
+        settings = self._settings
+        if settings is not None:
+            theirs, self._ours = socket.socketpair()
+            with theirs:
+                arguments = (theirs.fileno(), folder, run, name, zero_unix_ns, settings.url, settings.ratio)
+                self._process = spawn("sloop.serve.otlp", arguments, [theirs.fileno()])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process follows the log."""
+        return self._process is None or self._process.poll() is not None
+
+    def close(self, within_s: float = CLOSE_S_MAX) -> None:
+        """Let it read and send the rest of the log. Call it when the log is closed. If that takes longer than
+        `within_s`, it goes on without the server, which need not wait for a collector."""
+        if self._ours is not None and self._process is not None:
+            self._ours.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(within_s)
+
+
+# What the process reads
+
+
+def lines_of(folder: Path, run: str, stop: socket.socket) -> Iterator[bytes]:
+    """The lines with records of a run's segments as they are written, until `stop` is closed and all are read. Between
+    them an empty line whenever there is nothing new."""
+    number = 1
+    while True:
+        path = segment_path(folder, run, number)
+        try:
+            file = opened(path)
+        except InputError:  # deleted before it was read, or not written yet
+            later = [at for at in range(number + 1, number + 1000) if is_there(segment_path(folder, run, at))]
+            if later:
+                number = later[0]
+            elif _is_closed(stop):
+                return
+            continue
+        with file:
+            header = msgspec.json.decode(_whole_line(file, stop), type=Header)
+            if header.has_snapshot:
+                _whole_line(file, stop)
+            rest, has_ended, has_next = b"", False, False
+            while True:
+                line = file.readline()
+                if line.endswith(b"\n"):
+                    yield rest + line
+                    rest = b""
+                    continue
+                rest += line
+                if has_next:
+                    break
+                if has_ended:
+                    return
+                yield b""
+                # The next segment may be there a moment before the last records of this one.
+                has_next = is_there(segment_path(folder, run, number + 1))
+                has_ended = _is_closed(stop) and not has_next
+        number += 1
+
+
+def _whole_line(file: BinaryIO, stop: socket.socket) -> bytes:
+    found = b""
+    while not found.endswith(b"\n"):
+        line = file.readline()
+        if not line and _is_closed(stop):
+            raise EOFError
+        found += line
+    return found
+
+
+def _is_closed(stop: socket.socket) -> bool:
+    """Wait a while; whether the server has closed its end."""
+    return bool(select.select([stop], [], [], POLL_S)[0])

@@ -1,0 +1,236 @@
+"""Models without a profile or an application file: `sloop serve` measures them first, the other commands say so."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from msgspec import structs
+from onnx import TensorProto, helper
+
+from sloop.app.load import load_deployment
+from sloop.cli import main
+from sloop.cli import serve as module
+from sloop.cli.command import with_open_sizes
+from sloop.errors import InputError, MachineError
+from sloop.profile import RESNET_T, Profile
+from sloop.profile.examine import examine
+from sloop.profile.profile import digest, load_profile, path_beside, save_profile
+from sloop.serve.profiles import FirstProfile, first_profile, kept_profile, with_profiles, without_profile
+
+
+def run(*arguments: object, typed: str = "") -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments], input=typed)
+
+
+def open_model(path: Path) -> Path:
+    """A sum over a sequence of any length."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence", 2]) for name in ("a", "b")]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "sequence", 2])
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "g", ports, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.live
+def test_a_model_file_is_measured_and_served(model: Path) -> None:
+    command = [sys.executable, "-m", "sloop", "serve", "tiny.onnx", "--http-port", "0", "--grpc-port", "0", "--json"]
+    with subprocess.Popen(
+        command, cwd=model.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        with urlopen(f"{said['http']}/v2/models/tiny") as answer:
+            assert json.loads(answer.read())["inputs"][0]["name"] == "x"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    kept = path_beside(model)
+    assert said["profiles"] == [{"model": str(model), "profile": str(kept)}]
+    assert "tiny.onnx has no profile: measuring it for at most about 10 s" in errors
+    assert f"this short profile is kept in {kept}; `sloop profile {model}` makes a full one" in errors
+    profile = load_profile(kept)
+    assert (profile.origin, profile.source.partition(":")[0]) == ("measured", "a short measurement")
+    (application,) = load_deployment(model).applications
+    assert said["slo_ms"] == {"tiny": application.slo_ms}
+    assert (application.system.name, application.system.parameters) == ("sponge", {"criterion": "steady"})
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_it_is_refused_with_no_profile_and_by_commands_that_touch_nothing(model: Path, *, written: bool) -> None:
+    app = model
+    if written:
+        app = model.with_name("app.yaml")
+        app.write_text("name: app\nslo_ms: 90\nstages: [{name: only, model: tiny.onnx}]\n")
+    for arguments in (["serve", app, "--no-profile"], ["plan", app, "--rate", "1"], ["check", app]):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert "has no profile, so its speed is unknown" in result.stderr
+        assert f"measure it with `sloop profile {model}`; `sloop serve` measures a model briefly" in result.stderr
+    assert not path_beside(model).exists()
+
+
+def test_a_wrong_system_is_told_before_anything_is_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measures(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is worth measuring")
+
+    monkeypatch.setattr(module, "first_profile", measures)
+    result = run("serve", model, "--system", "spong")
+    assert result.exit_code == 1
+    assert "did you mean 'sponge'?" in result.stderr
+    app = model.with_name("app.yaml")
+    app.write_text("name: app\nslo_ms: 90\nstages: [{name: only, model: tiny.onnx}]\nsystem: {name: static, core: 1}\n")
+    assert "app.yaml:4: system.core: unknown key 'core'" in run("serve", app).stderr
+
+
+def test_a_model_file_is_planned_and_checked_with_a_derived_or_a_given_deadline(model: Path) -> None:
+    save_profile(structs.replace(RESNET_T, model_digest=digest(model)), path_beside(model))
+    shown = run("plan", model, "--rate", "1").stdout
+    assert "tiny: its deadline is 300 ms (5 × 57.48 ms, the time of one request on 1 core, rounded up)" in " ".join(
+        shown.split()
+    )
+    assert json.loads(run("check", model, "--slo-ms", "400", "--json").stdout)["slo_ms"] == 400
+    app = model.with_name("app.yaml")
+    app.write_text("name: app\nslo_ms: 90\nstages: [{name: only, model: tiny.onnx}]\n")
+    assert run("check", app, "--slo-ms", "400").exit_code == 2, "the file declares its deadline"
+
+
+def test_what_is_measured_is_kept_in_the_state_folder_if_the_models_cannot_be_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saves(profile: Profile, path: Path) -> None:  # root may write everywhere, so that a mode does not help
+        if path.parent == model.parent:
+            raise MachineError("read-only")
+        save_profile(profile, path)
+
+    monkeypatch.setattr("sloop.serve.profiles.save_profile", saves)
+    measured = structs.replace(RESNET_T, model_digest=digest(model))
+    monkeypatch.setattr("sloop.serve.profiles.measure_briefly", lambda *_, **__: measured)
+    state = tmp_path / "state"
+    assert kept_profile(model, state) is None
+    first = first_profile(model, examine(model), {}, state)
+    assert first.file.parent == state / "profiles"
+    assert kept_profile(model, state) == first
+    found = module.first_profiles(load_deployment(model), None, state, {})
+    assert found == {model: first}, "it is not measured again"
+    model.write_bytes(model.read_bytes() + b"\x00")
+    assert kept_profile(model, state) is None, "the model has changed"
+
+
+def test_only_models_without_a_profile_get_one(model: Path) -> None:
+    other = model.with_name("other.onnx")
+    other.write_bytes(model.read_bytes())
+    app = model.with_name("app.yaml")
+    variants = "[{name: a, model: tiny.onnx}, {name: b, model: other.onnx, profile: ResNet18-human}]"
+    stages = f"[{{name: s, variants: {variants}}}, {{name: t, after: s, model: tiny.onnx}}]"
+    app.write_text(f"name: app\nslo_ms: 900\nstages: {stages}\n")
+    deployment = load_deployment(app)
+    assert without_profile(deployment) == (model,)
+    first = first_of(model)
+    (made,) = with_profiles(deployment, {model: first}).applications
+    assert [variant.profile and variant.profile.source for stage in made.stages for variant in stage.variants] == [
+        first.profile.source,
+        made.by_name["s"].variant("b").profile.source,  # type: ignore[union-attr]  # it has one
+        first.profile.source,
+    ]
+    assert made.by_name["t"].variant("t").file_on("local") == str(path_beside(model))
+    assert without_profile(with_profiles(deployment, {model: first})) == ()
+
+
+def first_of(model: Path) -> FirstProfile:
+    return FirstProfile(model, RESNET_T, path_beside(model))
+
+
+# Open dimensions
+
+
+def test_without_a_terminal_the_error_is_the_option_to_give(tmp_path: Path) -> None:
+    path = open_model(tmp_path / "m.onnx")
+    for command in (["profile", path], ["serve", path]):
+        result = run(*command)
+        assert result.exit_code == 1
+        assert f"error: {path}: besides its first dimension, the size of sequence is open" in result.stderr
+        assert "help: give the shape of one row, for example: --shape a=128,2 --shape b=128,2" in result.stderr
+
+
+def test_on_a_terminal_a_size_is_asked_for_once_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = open_model(tmp_path / "m.onnx")
+    monkeypatch.setattr("sloop.cli.command.is_terminal", lambda: True)
+    command = ["profile", path, "--batches", "1", "--cores", "1", "--seconds", "0.01", "--passes", "1", "--alone"]
+    result = run(*command, typed="0\n7\n")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("sequence (of a and b) [128]:") == 2, "0 is no size"
+    assert load_profile(path_beside(path)).shapes == {"a": (7, 2), "b": (7, 2)}
+    assert "measured with rows of a 7 × 2 and b 7 × 2" in result.stdout
+    again = run(*command)
+    assert (again.exit_code, "sequence" in again.stderr) == (0, False)
+    known = examine(path)
+    given: dict[str, tuple[int, ...]] = {"a": (5, 2), "b": (5, 2)}
+    assert with_open_sizes(path, known, given) == given, "what is given is not asked for"
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("mein Modell (1).onnx", "mein-Modell-1"),
+        ("模型.onnx", "model"),
+        ("[red]x[b].onnx", "red-x-b"),
+        ("a'b\"c$(d).onnx", "a-b-c-d"),
+        ("-rf.onnx", "rf"),
+        (f"{'n' * 150}.onnx", "n" * 100),
+    ],
+)
+def test_an_application_is_called_like_its_file_in_letters_of_a_url(file: str, name: str, model: Path) -> None:
+    odd = model.with_name(file)
+    odd.write_bytes(model.read_bytes())
+    save_profile(structs.replace(RESNET_T, model_digest=digest(model)), path_beside(odd))
+    (application,) = load_deployment(odd).applications
+    assert application.name == name
+    shown = run("check", odd)
+    assert shown.exit_code == 0, shown.stderr
+    path_beside(odd).unlink()
+    refused = run("check", odd).stderr
+    assert f"{odd}: stages[0]: {name}/{name} has no profile" in refused
+
+
+def test_names_that_no_program_can_pass_on_are_refused(model: Path) -> None:
+    odd = model.parent / b"bad\xff.onnx".decode("utf-8", "surrogateescape")
+    odd.write_bytes(model.read_bytes())
+    for command in ("profile", "serve", "check"):
+        result = run(command, odd)
+        assert result.exit_code == 1
+        assert "its name is not valid UTF-8" in result.stderr
+
+
+def test_two_models_are_two_applications(model: Path) -> None:
+    for name in ("one", "two"):
+        path = model.with_name(f"{name}.onnx")
+        path.write_bytes(model.read_bytes())
+        save_profile(structs.replace(RESNET_T, model_digest=digest(model)), path_beside(path))
+    deployment = load_deployment([model.with_name("one.onnx"), model.with_name("two.onnx")])
+    assert [each.name for each in deployment.applications] == ["one", "two"]
+    assert {each.system.parameters["criterion"] for each in deployment.applications} == {"steady"}
+    with pytest.raises(InputError, match="there is no such file"):
+        load_deployment(model.with_name("three.onnx"))
+    assert np.isclose(deployment.applications[0].slo_ms, 300)
+
+
+def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Path) -> None:
+    path = open_model(tmp_path / "m.onnx")
+    shapes: dict[str, tuple[int, ...]] = {"a": (5, 2), "b": (5, 2), "x": (4,)}
+    assert module._divided(shapes, [path, model], tmp_path) == {
+        path: {"a": (5, 2), "b": (5, 2)},
+        model: {"x": (4,)},
+    }
+    assert module._divided(shapes, [path], tmp_path) == {path: shapes}, "an only model refuses what it does not have"
+    result = run("serve", path, model, "--shape", "c=1")
+    assert result.exit_code == 2
+    assert "no model has an input of that name" in result.stderr

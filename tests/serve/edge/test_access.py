@@ -1,0 +1,143 @@
+"""The access log: a line for each answer, which never holds the server."""
+
+import asyncio
+import http.client
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sloop.errors import MachineError
+from sloop.serve.edge import access
+from sloop.serve.edge.access import AccessLog
+from sloop.serve.edge.rpc import SERVICE, Rpc
+from tests.serve.edge.fakes import Gateway, LoopThread, make_service, web_server
+
+
+def lines_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def add(log: AccessLog, path: str = "/v2") -> None:
+    log.add("http", "127.0.0.1", "GET", path, 200, began_ns=0, request_id="a-1")
+
+
+def test_lines_are_written_together_a_moment_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = AccessLog(str(tmp_path / "access.jsonl"))
+        add(log)
+        add(log, "/" + "x" * 1000)
+        assert (tmp_path / "access.jsonl").read_bytes() == b""
+        await asyncio.sleep(2 * access.FLUSH_S)
+        assert len(lines_in(tmp_path / "access.jsonl")) == 2
+        add(log)
+        log.close()
+        log.close()
+
+    asyncio.run(main())
+    first, second, _ = lines_in(tmp_path / "access.jsonl")
+    assert first.keys() == {"time", "client", "protocol", "method", "path", "status", "ms", "request_id"}
+    assert len(second["path"]) == access.PATH_CHARS_MAX
+
+
+def test_a_reader_that_does_not_read_costs_lines_that_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        log = AccessLog(str(path))
+        for _ in range(50):
+            for _ in range(100):
+                add(log)
+            log.flush()
+        dropped = log.dropped
+        assert 0 < dropped < 5_000
+        found = b""
+        for _ in range(3):
+            while True:
+                try:
+                    part = os.read(reading, 1 << 20)
+                except BlockingIOError:
+                    break
+                if not part:
+                    break
+                found += part
+            add(log)
+            log.flush()
+        log.close()
+        found += os.read(reading, 1 << 20)
+        os.close(reading)
+        rows = [json.loads(line) for line in found.splitlines()]
+        assert sum(row.get("dropped", 0) for row in rows) == dropped == log.dropped
+        assert sum("path" in row for row in rows) == 5_003 - dropped
+
+    asyncio.run(main())
+
+
+def test_no_more_lines_wait_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "LINES_MAX", 2)
+
+    async def main() -> None:
+        log = AccessLog(str(tmp_path / "access.jsonl"))
+        for _ in range(5):
+            add(log)
+        log.close()
+
+    asyncio.run(main())
+    assert [row.get("dropped") for row in lines_in(tmp_path / "access.jsonl")] == [3, None, None]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
+def test_a_full_disk_costs_lines_only() -> None:
+    async def main() -> None:
+        log = AccessLog("/dev/full")
+        add(log)
+        log.flush()
+        add(log)
+        log.close()
+        assert log.dropped == 2
+
+    asyncio.run(main())
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_help(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="access log cannot be written") as caught:
+        AccessLog(str(tmp_path / "none" / "access.jsonl"))
+    assert "--access-log" in caught.value.help
+
+
+@pytest.mark.live
+def test_answers_and_refusals_are_noted(gateway: Gateway, loop_thread: LoopThread, tmp_path: Path) -> None:
+    path = tmp_path / "access.jsonl"
+    web, rpc = web_server(make_service(gateway)), Rpc(make_service(gateway), requests_max=8)
+    web.access = rpc.server.access = log = AccessLog(str(path))
+    connection = http.client.HTTPConnection("127.0.0.1", loop_thread.serve(web), timeout=10)
+    connection.request("GET", "/v2/health/live", headers={"x-request-id": "a-1"})
+    size = len(connection.getresponse().read())
+    connection.request("POST", "/v2/models/demo/infer", b"{}")
+    connection.getresponse().read()
+    connection.close()
+    with grpc.insecure_channel(f"127.0.0.1:{loop_thread.serve(rpc)}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ServerLive", bytes, bytes)
+        assert call(b"", metadata=(("x-request-id", "a-2"),), timeout=10)
+
+    async def end() -> None:
+        log.close()
+        await web.close(1)
+        await rpc.close(1)
+
+    loop_thread.call(end())
+    live, infer, called = lines_in(path)
+    assert (live["path"], live["status"], live["request_id"], live["bytes_out"]) == (
+        "/v2/health/live",
+        200,
+        "a-1",
+        size,
+    )
+    assert (infer["method"], infer["status"], infer["bytes_in"]) == ("POST", 400, 2)
+    assert (called["protocol"], called["path"]) == ("grpc", f"/{SERVICE}/ServerLive")
+    assert (called["status"], called["request_id"]) == (0, "a-2")
+    assert {row["client"] for row in (live, infer, called)} == {"127.0.0.1"}

@@ -1,0 +1,764 @@
+"""What clients without a key, with bad intentions or with bad connections can cost: room, connections, memory, time."""
+
+import asyncio
+import errno
+import gc
+import gzip
+import resource
+import socket
+import ssl
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloop.errors import InputError
+from sloop.serve.edge import http as module
+from sloop.serve.edge import listener as listening
+from sloop.serve.edge.bodies import BodyMemory
+from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.http import HttpServer, HttpSettings
+from sloop.serve.edge.listener import (
+    Listener,
+    ServerConnection,
+    Tls,
+    default_connections,
+    listen,
+    raise_descriptor_limit,
+)
+from sloop.serve.edge.refusal import Refusal
+from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
+from tests.serve.edge.raw import converse, one_answer
+from tests.serve.edge.test_framing import BODY, HEAD, LIVE, post
+
+pytestmark = pytest.mark.live
+
+KEY = b"x-api-key: secret"
+AUTHORISED = post(BODY, KEY)
+QUICK = HttpSettings(head_s=0.2, pause_s=0.2, body_s=0.6, idle_s=0.2, send_s=0.2)
+
+
+class Door:
+    """A server with a key and a bound of 4 MiB for bodies, in the loop of a thread."""
+
+    def __init__(self, thread: LoopThread, settings: HttpSettings, bodies: BodyMemory, requests_max: int) -> None:
+        self.gateway = Gateway(FakeDriver())
+        self.bodies = bodies
+        service = make_service(self.gateway, bodies=bodies, api_key="secret")
+        self.server = web_server(service, settings=settings, requests_max=requests_max)
+        self.thread = thread
+        self.gateway.port = thread.serve(self.server)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.gateway.host, self.gateway.port), timeout=10)
+
+    def look(self, what: Callable[[], Any]) -> Any:
+        """A value as the loop sees it."""
+
+        async def main() -> Any:
+            return what()
+
+        return self.thread.call(main())
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds in the loop; the test's own time-out is the limit."""
+
+        async def main() -> None:
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        self.thread.call(main())
+
+    def serves(self) -> bool:
+        """Whether an authorised request is answered."""
+        return [answer.status for answer in converse(self.gateway, AUTHORISED)] == [200]
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def doors(thread: LoopThread) -> Iterator[Callable[..., Door]]:
+    made: list[Door] = []
+
+    def make(
+        settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
+        requests_max: int = 64,
+        bodies: BodyMemory | None = None,
+    ) -> Door:
+        made.append(Door(thread, settings, bodies or BodyMemory(2**22, 2**22), requests_max))
+        return made[-1]
+
+    yield make
+    for each in made:
+        thread.call(each.server.close(0.2))
+
+
+@contextmanager
+def many(door: Door, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    """So many connections that have sent this."""
+    with ExitStack() as stack:
+        wires = [stack.enter_context(closing(door.connect())) for _ in range(count)]
+        for wire in wires:
+            with suppress(ConnectionError):
+                wire.sendall(sent)
+        yield wires
+
+
+# Room
+
+
+def test_announced_bodies_without_a_key_take_no_room_and_disturb_nobody(doors: Callable[..., Door]) -> None:
+    door = doors()
+    with many(door, 1030, HEAD + b"content-length: 1048576\r\n\r\n"):
+        assert all(door.serves() for _ in range(20))
+        assert door.look(lambda: door.bodies.held_bytes) == 0
+    assert not door.bodies.refused
+
+
+def test_announced_bodies_with_a_key_take_room_only_as_they_arrive(doors: Callable[..., Door]) -> None:
+    door = doors()
+    with many(door, 200, HEAD + KEY + b"\r\ncontent-length: 1048576\r\n\r\n" + b"{" * 100):
+        door.until(lambda: door.bodies.held_bytes == 200 * 100)
+        assert door.serves()
+    door.until(lambda: door.bodies.held_bytes == 0)
+
+
+@pytest.mark.parametrize("length", [10, 1000, 100_000, 1_000_000])
+def test_a_wrong_key_is_refused_on_the_head(doors: Callable[..., Door], length: int) -> None:
+    """A small body is awaited, so that the connection may stay; a large one is not."""
+    door = doors()
+    with closing(door.connect()) as wire:
+        wire.sendall(HEAD + b"x-api-key: wrong\r\ncontent-length: %d\r\n\r\n" % length)
+        if length <= module.UNREAD_BYTES_MAX:
+            wire.sendall(b"{" * length)
+        answer = one_answer(wire.makefile("rb"))
+    assert answer.status == 401
+    assert ("connection" in answer.headers) == (length > module.UNREAD_BYTES_MAX)
+    assert door.look(lambda: door.bodies.held_bytes) == 0
+
+
+def test_all_bodies_together_are_bounded_and_free_their_room(doors: Callable[..., Door]) -> None:
+    door = doors()
+    part = HEAD + KEY + b"\r\ninference-header-content-length: 2\r\ncontent-length: 2097153\r\n\r\n" + b"{" * 2**20
+    with many(door, 4, part):
+        door.until(lambda: door.bodies.held_bytes == 2**22)
+        assert [answer.status for answer in converse(door.gateway, AUTHORISED)] == [503]
+    door.until(lambda: door.bodies.held_bytes == 0)
+    assert door.serves()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_json_has_a_bound_of_its_own(doors: Callable[..., Door], is_chunked: bool) -> None:
+    door = doors(bodies=BodyMemory(2**22, 2**22, json_bytes_max=1000))
+    body = b"[" + b" " * 2000 + b"]"
+    sent = HEAD + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    (answer,) = converse(door.gateway, sent if is_chunked else post(body, KEY))
+    assert answer.status == 413
+    assert "the limit is 1000" in answer.error
+    assert "--json-body-bytes" in answer.error
+    (binary,) = converse(door.gateway, post(body, KEY, b"inference-header-content-length: 10"))
+    assert binary.status == 400, "read, and found to be no request"
+    (long,) = converse(door.gateway, post(body, KEY, b"inference-header-content-length: 1001"))
+    assert long.status == 413
+
+
+@pytest.mark.parametrize("ratio", [1, 1000])
+def test_a_bomb_is_inflated_only_up_to_the_bound(doors: Callable[..., Door], ratio: int) -> None:
+    door = doors(bodies=BodyMemory(2**22, 2**22, json_bytes_max=2**20))
+    bomb = gzip.compress(b"0" * 2**26) if ratio == 1000 else gzip.compress(gzip.compress(b"0" * 2**26) * 40)
+    (answer,) = converse(door.gateway, post(bomb, KEY, b"content-encoding: gzip"))
+    assert answer.status == 413
+    assert int(answer.error.split("at least ")[1].split()[0]) <= 2**20 + 2**18
+    assert door.look(lambda: door.bodies.held_bytes) == 0
+
+
+def test_a_refused_body_is_read_for_a_while_so_that_the_client_sees_the_answer(doors: Callable[..., Door]) -> None:
+    door = doors()
+    (answer,) = converse(door.gateway, post(b" " * (5 * 2**20), KEY, b"inference-header-content-length: 2"))
+    assert answer.status == 413
+    with closing(door.connect()) as wire:  # but not for ever: without a key, a MiB at most
+        wire.sendall(HEAD + b"content-length: 100000000\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            wire.sendall(b" " * 2**27)
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "part"),
+    [
+        (b"", 0, ""),
+        (LIVE, 200, ""),
+        (b"GET /v2 HT", 408, "head"),
+        (HEAD + KEY + b"\r\n", 408, "head"),
+        (HEAD + KEY + b"\r\ncontent-length: 10\r\n\r\n{", 408, "body"),
+        (HEAD + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{", 408, "body"),
+    ],
+)
+def test_who_does_not_go_on_is_answered_and_closed(
+    doors: Callable[..., Door], sent: bytes, status: int, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 0.1)
+    door = doors(QUICK)
+    with closing(door.connect()) as wire:
+        wire.sendall(sent)
+        received = wire.makefile("rb")
+        if status:
+            assert one_answer(received).status == status
+        assert received.read() == b""
+    door.until(lambda: not door.server.listener.connections)
+    assert door.look(lambda: door.bodies.held_bytes) == 0
+    assert dict(door.server.expired) == ({part: 1} if part else {})
+
+
+def test_a_trickle_has_an_end(doors: Callable[..., Door]) -> None:
+    """A byte now and then extends neither the time for a head nor that for a body for ever."""
+    door = doors(QUICK)
+    for start in (b"GET /v2 HTTP/1.1\r\nx: ", HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n"):
+        with closing(door.connect()) as wire, suppress(ConnectionError):
+            wire.sendall(start)
+            wire.settimeout(0.05)
+            answer = b""
+            while not answer:
+                wire.sendall(b"a")
+                with suppress(TimeoutError):
+                    answer = wire.recv(1000)
+            assert b" 408 " in answer
+    assert dict(door.server.expired) == {"head": 1, "body": 1}
+
+
+def large_answers(thread: LoopThread, size: int, settings: HttpSettings) -> tuple[HttpServer, Gateway, list[int]]:
+    """A server whose every answer has so many bytes, and the ages at which answers had left."""
+    gateway, sent = Gateway(FakeDriver()), []
+    body = memoryview(bytes(size))
+
+    def answer(exchange: Exchange) -> None:
+        exchange.on_sent = lambda: sent.append(exchange.age_ns)
+        exchange.reply(200, (b"{}", body), content_type="application/octet-stream")
+
+    server = HttpServer(answer, bodies=BodyMemory(1000), requests_max=100, settings=settings)
+    gateway.port = thread.serve(server)
+    return server, gateway, sent
+
+
+def test_a_reader_that_stalls_is_closed(thread: LoopThread) -> None:
+    server, gateway, sent = large_answers(thread, 2**24, QUICK)
+    with closing(socket.create_connection(("127.0.0.1", gateway.port), timeout=10)) as wire:
+        wire.sendall(LIVE)
+        deadline = time.monotonic() + 20
+        while not server.expired and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert dict(server.expired) == {"answer": 1}
+    assert server.unsent_bytes == 0
+    assert len(sent) == 1
+    thread.call(server.close(0.2))
+
+
+def test_a_slow_reader_gets_the_whole_answer(thread: LoopThread) -> None:
+    server, gateway, sent = large_answers(thread, 2**23, HttpSettings(send_s=0.5))
+    with closing(socket.socket()) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        wire.settimeout(10)
+        wire.connect(("127.0.0.1", gateway.port))
+        wire.sendall(LIVE * 3)
+        received = wire.makefile("rb")
+        for _ in range(3):
+            answer = one_answer(received)
+            assert len(answer.body) == 2**23 + 2
+            time.sleep(0.05)
+    assert len(sent) == 3
+    assert server.unsent_bytes == 0
+    thread.call(server.close(0.2))
+
+
+def test_answers_that_nobody_takes_are_bounded(thread: LoopThread) -> None:
+    settings = HttpSettings(answers_bytes_max=2**25)
+    server, gateway, _ = large_answers(thread, 2**23, settings)
+    with ExitStack() as stack:
+        for _ in range(12):
+            wire = stack.enter_context(closing(socket.create_connection(("127.0.0.1", gateway.port), timeout=10)))
+            wire.sendall(LIVE)
+        deadline = time.monotonic() + 20
+        while server.expired["answer"] < 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server.unsent_bytes <= 2**25
+        assert len(server.sending) >= 2, "no more are closed than have to be"
+        assert len(converse(gateway, LIVE)[0].body) == 2**23 + 2, "who takes its answer gets it"
+    thread.call(server.close(0.2))
+    tight, gateway, _ = large_answers(thread, 2**23, HttpSettings(answers_bytes_max=2**20))
+    (answer,) = converse(gateway, LIVE)
+    assert answer.status == 500
+    assert "the limit is 1048576" in answer.error
+    thread.call(tight.close(0.2))
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "vanish"])
+def test_who_leaves_is_forgotten(doors: Callable[..., Door], how: str) -> None:
+    """In a head, in a body, while the model works, and in mid-answer."""
+    door = doors(QUICK)
+    driver = door.gateway.driver
+    driver.respond = lambda _: None  # it works for ever
+    for sent in (b"GET /v2", HEAD + KEY + b"\r\ncontent-length: 99\r\n\r\n{", AUTHORISED, AUTHORISED * 3 + b"GET"):
+        wire = door.connect()
+        wire.sendall(sent)
+        if sent.startswith(AUTHORISED):
+            door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        if how == "reset":
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "vanish":
+            wire.shutdown(socket.SHUT_WR)
+        else:
+            wire.close()
+        door.until(lambda: not door.server.listener.connections)
+        wire.close()
+        driver.heard.clear()
+    assert len(driver.cancelled) == 2
+    assert door.look(lambda: (door.bodies.held_bytes, door.server.open_requests, door.server.unread_bytes)) == (0, 0, 0)
+
+
+# Connections
+
+
+def test_idle_connections_make_room_for_new_ones(doors: Callable[..., Door]) -> None:
+    door = doors(HttpSettings(connections_max=20, each_address_max=20))
+    driver = door.gateway.driver
+    driver.respond = lambda _: None
+    with many(door, 1, AUTHORISED) as (busy,):
+        door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        with many(door, 60, b"") as wires:
+            driver.respond = None
+            assert door.serves()
+            door.until(lambda: len(door.server.listener.connections) <= 20)
+            assert wires[0].recv(10) == b"", "the one that has been idle longest"
+            busy.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                busy.recv(1)
+    assert door.server.listener.made_room >= 40
+
+
+def test_half_sent_requests_make_room_too(doors: Callable[..., Door]) -> None:
+    door = doors(HttpSettings(connections_max=20))
+    with many(door, 60, HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n{"):
+        assert door.serves()
+    assert door.server.listener.made_room >= 40
+
+
+def test_busy_connections_are_never_closed_for_new_ones(
+    doors: Callable[..., Door], caplog: pytest.LogCaptureFixture
+) -> None:
+    door = doors(HttpSettings(connections_max=10, each_address_max=10))
+    door.gateway.driver.respond = lambda _: None
+    with many(door, 10, AUTHORISED):
+        door.until(lambda: len(door.gateway.driver.seen) == 10)
+        with closing(door.connect()) as refused:
+            assert refused.recv(10) == b""
+    assert sum(door.server.listener.refused.values()) == 1
+    assert "too many connections" in caplog.text
+
+
+def test_one_address_cannot_take_all(thread: LoopThread) -> None:
+    class Silent(ServerConnection):
+        """Never idle."""
+
+    made: list[Listener] = []
+
+    def factory() -> ServerConnection:
+        return Silent(made[0])
+
+    async def scenario() -> tuple[int, bytes]:
+        made.append(Listener(factory, connections_max=10, each_address_max=4))
+        sock = listen("127.0.0.1", 0)
+        made[0].start(sock)
+        near = [await open_from("127.0.0.1", sock) for _ in range(6)]
+        far = await open_from("127.0.0.2", sock)
+        while made[0].by_address["127.0.0.2"] == 0 or made[0].refused["address"] < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        found = made[0].by_address["127.0.0.1"], await near[-1][0].read(1)
+        for _, writer in (*near, far):
+            writer.close()
+        await made[0].close(1)
+        return found
+
+    async def open_from(address: str, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(*sock.getsockname(), local_addr=(address, 0))
+
+    assert thread.call(scenario()) == (4, b"")
+    assert made[0].by_address == {}
+
+
+def test_without_descriptors_accepting_pauses_and_says_so(
+    doors: Callable[..., Door], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = doors()
+    tries = 0
+    monkeypatch.setattr(listening, "PAUSE_S", 0.05)
+
+    class Exhausted:
+        """A listening socket in a process that has no descriptor left, four times."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+
+        def accept(self) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries <= 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.sock.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.sock, name)
+
+    listener = door.server.listener
+    listener._socket = Exhausted(listener._socket)  # type: ignore[assignment,arg-type]
+    assert door.serves()
+    assert listener.refused["descriptors"] == 4
+    assert caplog.text.count("no file descriptor is left") == 1
+    assert tries < 10, "the same connection was not tried again and again"
+
+
+def test_the_limit_of_descriptors_is_raised_or_complained_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = [(256, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    assert raise_descriptor_limit() == 1024
+    assert limits[-1] == (1024, 1024)
+    assert f"port takes {default_connections()} connections" in caplog.text
+    caplog.clear()
+    limits.append((1024, 2**20))
+    assert raise_descriptor_limit() == 2**20
+    assert caplog.text == ""
+    assert default_connections() == listening.CONNECTIONS_MAX
+
+
+def test_sockets_of_clients_are_kept_alive(doors: Callable[..., Door]) -> None:
+    door = doors()
+    with many(door, 1, LIVE) as (wire,):
+        assert one_answer(wire.makefile("rb")).status == 200
+        (connection,) = door.server.listener.connections
+        assert connection.transport is not None
+        sock = connection.transport.get_extra_info("socket")
+        for level, option, value in listening.OPTIONS:
+            assert sock.getsockopt(level, option) == value
+
+
+# Pipelines
+
+
+def test_pipelined_requests_are_parsed_a_few_at_a_time(doors: Callable[..., Door]) -> None:
+    door = doors()
+    driver = door.gateway.driver
+    driver.respond = lambda _: None
+    with closing(door.connect()) as wire:
+        wire.setblocking(False)
+        sent = 0
+        with suppress(BlockingIOError):
+            while True:
+                sent += wire.send(AUTHORISED * 500)
+        door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        door.until(lambda: not next(iter(door.server.listener.connections)).transport.is_reading())  # type: ignore[union-attr]
+        assert len(driver.seen) == 1
+        assert door.look(lambda: door.server.unread_bytes) < 2**20 < sent
+        assert door.look(lambda: door.bodies.held_bytes) < module.AHEAD_BYTES
+    door.thread.call(door.server.close(0.1))
+    assert (door.bodies.held_bytes, door.server.unread_bytes) == (0, 0)
+
+
+def test_a_pipeline_of_large_and_small_bodies_is_answered_in_order(doors: Callable[..., Door]) -> None:
+    door = doors()
+    large = BODY[:-1] + b" " * 300_000 + b"}"
+    found = converse(door.gateway, (post(large, KEY) + LIVE + AUTHORISED) * 3)
+    assert [answer.status for answer in found] == [200] * 9
+    assert [b"live" in answer.body for answer in found] == [False, True, False] * 3
+
+
+# The end
+
+
+def test_a_drain_closes_what_is_idle_and_every_other_one_after_its_answer(doors: Callable[..., Door]) -> None:
+    door = doors()
+    driver = door.gateway.driver
+    with many(door, 1, LIVE) as (idle,), many(door, 1, b"GET /v2/hea") as (half,):
+        assert one_answer(idle.makefile("rb")).status == 200
+        door.until(lambda: len(door.server.heads_due) == 1)
+        driver.respond = lambda _: None
+        with many(door, 1, AUTHORISED):
+            door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+            door.look(door.server.drain)
+            assert idle.recv(10) == b""
+            half.sendall(b"lth/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = one_answer(half.makefile("rb"))
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert converse(door.gateway, LIVE)[0].headers["connection"] == "close", "new ones get their answer too"
+
+
+def test_closing_waits_for_no_client(doors: Callable[..., Door]) -> None:
+    door = doors()
+    door.gateway.driver.respond = lambda _: None
+    half = HEAD + KEY + b"\r\ncontent-length: 100\r\n\r\n{"
+    with many(door, 3, b"GET /"), many(door, 3, half), many(door, 3, AUTHORISED), many(door, 3, b""):
+        door.until(lambda: len(door.gateway.driver.seen) == 3)
+        door.until(lambda: len(door.server.listener.connections) == 12)
+        door.thread.call(asyncio.wait_for(door.server.close(0.2), 5))
+        assert not door.server.listener.connections
+        assert door.bodies.held_bytes == 0
+
+
+# Overload
+
+
+def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(doors: Callable[..., Door]) -> None:
+    door = doors(requests_max=1)
+    driver = door.gateway.driver
+    driver.respond = lambda _: None  # the first occupies the only place
+    with many(door, 1, AUTHORISED) as (first,):
+        door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        late = post(BODY, KEY, b"x-slo-ms: 400")
+        partial = HEAD + KEY + b"\r\nx-slo-ms: 400\r\ncontent-length: 5\r\n\r\n{"
+        with many(door, 3, late) as old, many(door, 1, partial) as (half,), many(door, 1, LIVE) as (probe,):
+            door.until(lambda: len(door.server.deferred) == 5)
+            time.sleep(0.25)
+            with many(door, 2, post(BODY, KEY, b"x-slo-ms: 60000")) as (second, third):
+                door.until(lambda: len(door.server.deferred) == 7)
+                driver.respond = None
+                first.close()
+                assert one_answer(third.makefile("rb")).status == 200
+                assert one_answer(second.makefile("rb")).status == 200
+                assert one_answer(probe.makefile("rb")).status == 200
+                for wire in (*old, half):
+                    answer = one_answer(wire.makefile("rb"))
+                    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+                    assert "waited for half its deadline" in answer.error
+                assert answer.headers["connection"] == "close", "half a request was refused"
+                old[0].sendall(AUTHORISED)
+                assert one_answer(old[0].makefile("rb")).status == 200, "the connection was kept"
+    assert door.server.intake.refused == 4
+
+
+def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection(doors: Callable[..., Door]) -> None:
+    door = doors(requests_max=1)
+    driver = door.gateway.driver
+    driver.respond = lambda _: None
+    patient = post(BODY, KEY, b"x-slo-ms: 60000")
+    with many(door, 1, AUTHORISED), many(door, 1, patient):
+        door.until(lambda: len(door.server.deferred) == 1)
+        listener = door.server.listener
+        door.look(lambda: door.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
+        late = post(BODY, KEY, b"x-slo-ms: 2")
+        with many(door, 2, late) as wires, many(door, 1, patient), many(door, 1, b""):
+            time.sleep(0.05)
+            door.look(listener._resume)
+            for wire in wires:
+                received = wire.makefile("rb")
+                answer = one_answer(received)
+                assert (answer.status, answer.headers["connection"]) == (503, "close")
+                assert received.read() == b""
+            door.until(lambda: len(listener.connections) == 4 and len(door.server.deferred) == 2)
+            begun_ns = door.look(lambda: min(each.deferred_ns for each in list(door.server.deferred)[1:]))  # type: ignore[attr-defined]
+            assert door.look(time.monotonic_ns) - begun_ns >= 40_000_000, "its wait there counts"
+
+
+def test_requests_beyond_the_limit_wait_for_their_turn(doors: Callable[..., Door]) -> None:
+    door = doors(requests_max=2)
+    with many(door, 30, post(BODY, KEY, b"x-slo-ms: 60000")) as wires:
+        assert [one_answer(wire.makefile("rb")).status for wire in wires] == [200] * 30
+    assert door.look(lambda: door.server.open_requests) == 0
+
+
+# Garbage
+
+
+def alive() -> int:
+    """Requests and connections that exist, whether anything still needs them or not."""
+    return sum(type(each).__name__ in ("Exchange", "HttpConnection") for each in gc.get_objects())
+
+
+class Slow:
+    """Answers at once, with an error, or when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Exchange] = []
+
+    def answer(self, exchange: Exchange) -> None:
+        if exchange.path == "/later":
+            exchange.on_gone = lambda: None
+            self.waiting.append(exchange)
+        elif exchange.path == "/refused":
+            exchange.refuse(Refusal(404, "no"))
+        else:
+            exchange.reply(200, b"{}")
+
+    async def round(self, port: int) -> None:
+        """One connection whose last request is left by the client."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for path in (b"now", b"refused", b"later", b"left"):
+            last = path == b"left"
+            writer.write(post(b"{}").replace(b"/v2/models/demo/infer", b"/later" if last else b"/" + path))
+            if path == b"later" or last:
+                while not self.waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0.12)
+            if not last:
+                if self.waiting:
+                    self.waiting.pop().reply(200, b"{}")
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.read(100)
+        writer.close()
+        await writer.wait_closed()
+        while self.waiting[-1].is_open:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        self.waiting.clear()
+        await asyncio.sleep(0.01)
+
+
+def test_a_request_leaves_no_cycle_however_long_it_stays(thread: LoopThread) -> None:
+    """Not when it is served at once, later, refused, or left by its client."""
+    slow = Slow()
+    server = HttpServer(slow.answer, bodies=BodyMemory(1000), requests_max=64)
+    port = thread.serve(server)
+
+    async def scenario() -> int:
+        await slow.round(port)
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            for _ in range(5):
+                await slow.round(port)
+            return alive() - before
+        finally:
+            gc.enable()
+
+    assert thread.call(scenario()) <= 0
+    thread.call(server.close(0.2))
+
+
+# TLS
+
+
+def make_certificate(folder: Path, name: str, *, issuer: str = "") -> None:
+    """A key and a certificate, issued by itself or another one in the folder."""
+    base = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    extra = ["-CA", str(folder / f"{issuer}.pem"), "-CAkey", str(folder / f"{issuer}.key")] if issuer else []
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
+    files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
+    subprocess.run([*base, *extra, *subject, *files], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    for name, issuer in (("authority", ""), ("server", "authority"), ("client", "authority"), ("stranger", "")):
+        make_certificate(folder, name, issuer=issuer)
+    return folder
+
+
+def ask_securely(door: Door, folder: Path, client: str = "") -> int:
+    """The status of a request over TLS, with the certificate of a client."""
+    context = ssl.create_default_context(cafile=str(folder / "authority.pem"))
+    if client:
+        context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
+    with door.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
+        assert wire.version() in ("TLSv1.2", "TLSv1.3")
+        wire.sendall(AUTHORISED)
+        return one_answer(wire.makefile("rb")).status
+
+
+def test_tls_and_mutual_tls(doors: Callable[..., Door], certificates: Path) -> None:
+    files = {"cert": certificates / "server.pem", "key": certificates / "server.key"}
+    door = doors(HttpSettings(tls=Tls(**files)))
+    assert ask_securely(door, certificates) == 200
+    with door.connect() as plain:
+        plain.sendall(AUTHORISED)
+        assert not plain.recv(100).startswith(b"HTTP"), "nothing is answered in the clear"
+    mutual = doors(HttpSettings(tls=Tls(**files, client_ca=certificates / "authority.pem")))
+    assert ask_securely(mutual, certificates, "client") == 200
+    for other in ("", "stranger"):
+        with pytest.raises((ssl.SSLError, ConnectionError, pytest.fail.Exception)):
+            ask_securely(mutual, certificates, other)
+    mutual.until(lambda: not mutual.server.listener.connections)
+
+
+def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificates: Path) -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.reply(200, (exchange.body, b"!"), content_type="application/octet-stream")
+
+    settings = HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key"))
+    server = HttpServer(answer, bodies=BodyMemory(2**24), requests_max=8, settings=settings)
+    port = thread.serve(server)
+    context = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
+        for size in (3, 2**22, 10):
+            wire.sendall(post(b"a" * size, b"inference-header-content-length: 1"))
+            assert one_answer(wire.makefile("rb")).body == b"a" * size + b"!"
+    thread.call(server.close(0.2))
+
+
+def test_a_handshake_that_never_comes_has_an_end(
+    doors: Callable[..., Door], certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
+    door = doors(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    with many(door, listening.HANDSHAKES_MAX + 6, b"\x16\x03\x01"):
+        assert ask_securely(door, certificates) == 200
+        door.until(lambda: not door.server.listener.connections)
+
+
+def test_certificates_are_read_again_when_they_change(
+    doors: Callable[..., Door], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listening, "REFRESH_S", 0.05)
+    for name, issuer in (("authority", ""), ("server", "authority")):
+        make_certificate(tmp_path, name, issuer=issuer)
+    door = doors(HttpSettings(tls=Tls(tmp_path / "server.pem", tmp_path / "server.key")))
+
+    def serial() -> str:
+        context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+        with door.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
+            found: Any = wire.getpeercert()
+            return str(found["serialNumber"])
+
+    first = serial()
+    (tmp_path / "server.pem").write_text("half written")
+    door.until(lambda: "stays what it was" in caplog.text)
+    assert serial() == first
+    make_certificate(tmp_path, "server", issuer="authority")
+    door.until(lambda: door.server.listener._files == Tls(tmp_path / "server.pem", tmp_path / "server.key").changed())
+    while serial() == first:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "client_ca", "told"),
+    [
+        ("missing.pem", "server.key", None, "missing.pem: cannot be read"),
+        ("server.pem", "client.key", None, "not a certificate in PEM format and its key"),
+        ("server.key", "server.key", None, "not a certificate in PEM format and its key"),
+        ("server.pem", "locked.key", None, "its unencrypted key"),
+        ("server.pem", "server.key", "server.key", "not a certificate in PEM format"),
+        ("server.pem", "server.key", "missing.pem", "missing.pem: cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(
+    certificates: Path, cert: str, key: str, client_ca: str | None, told: str
+) -> None:
+    command = ["openssl", "ec", "-aes256", "-passout", "pass:word", "-in", str(certificates / "server.key")]
+    subprocess.run([*command, "-out", str(certificates / "locked.key")], check=True, capture_output=True)
+    ca = None if client_ca is None else certificates / client_ca
+    with pytest.raises(InputError) as caught:
+        Tls(certificates / cert, certificates / key, ca).context("http/1.1")
+    assert told in f"{caught.value} {caught.value.help}"

@@ -1,0 +1,219 @@
+"""The intake under more load than the door can take: simulated, with costs in place of clocks."""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.serve.edge import intake as module
+from sloop.serve.edge.intake import Intake, is_whole, target_of
+
+MS = 1_000_000
+DEADLINE_NS = 50 * MS
+SERVE_NS, READ_NS, REFUSE_NS, OPEN_NS, POLL_NS = 60_000, 4_000, 8_000, 40_000, 5_000
+TURN_NS = 300_000
+"""What a turn costs beside, if it takes up a request: the core's instant, frames to workers, the log."""
+CAPACITY_RPS = 10**9 / (SERVE_NS + READ_NS + TURN_NS / 64)
+"""With 64 requests in a turn."""
+
+
+@dataclass
+class Loop:
+    """An event loop in virtual time; every act adds its cost."""
+
+    now_ns: int = 1
+    soon: deque[Callable[[], object]] = field(default_factory=deque)
+    timers: list[tuple[int, int, Callable[[], object]]] = field(default_factory=list)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        self.soon.append(call)
+
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
+        heapq.heappush(self.timers, (self.now_ns + round(delay_s * 1e9), id(call), call))
+
+    def turn(self) -> None:
+        """What was ready when the turn began."""
+        while self.timers and self.timers[0][0] <= self.now_ns:
+            self.soon.append(heapq.heappop(self.timers)[2])
+        for _ in range(len(self.soon)):
+            self.soon.popleft()()
+
+
+class Door:
+    """Clients in an open loop, each with one connection at a time from a pool of 4,096, and a server with an intake."""
+
+    def __init__(self, *, is_first_come: bool = False) -> None:
+        self.loop = Loop()
+        self.intake = Intake(lambda: True)
+        self.intake.start(self.loop)  # type: ignore[arg-type]
+        self.is_first_come = is_first_come
+        self.arrived: deque[int] = deque()
+        """Requests in the kernel, by when they came."""
+        self.idle, self.opened, self.overflows = 0, 0, 0
+        self.has_served = False
+        self.outcomes: list[tuple[int, str]] = []
+        """When each request came, and how it ended."""
+
+    def run(self, arrivals: list[int], until_ns: int) -> None:
+        """Play arrivals, sorted by time, until then."""
+        place = 0
+        while self.loop.now_ns < until_ns:
+            self.loop.now_ns += POLL_NS
+            while place < len(arrivals) and arrivals[place] <= self.loop.now_ns:
+                self._come(arrivals[place])
+                place += 1
+            for _ in range(len(self.arrived)):
+                self._read(self.arrived.popleft())
+            self.loop.turn()
+            if self.has_served:
+                self.loop.now_ns += TURN_NS
+                self.has_served = False
+
+    def _come(self, at_ns: int) -> None:
+        if self.idle:
+            self.idle -= 1
+        elif self.opened < 4096:
+            self.opened += 1
+            self.loop.now_ns += OPEN_NS
+        else:
+            self.overflows += 1
+            return
+        self.arrived.append(at_ns)
+
+    def _read(self, at_ns: int) -> None:
+        self.loop.now_ns += READ_NS
+        request = Request(self, at_ns, self.loop.now_ns)
+        if self.is_first_come or not self.intake.is_behind(self.loop.now_ns):
+            request.start()
+        else:
+            self.intake.defer(request, is_page=False)
+
+    def end(self, at_ns: int, outcome: str) -> None:
+        self.idle += 1
+        self.outcomes.append((at_ns, outcome))
+
+    def goodput(self, begin_ns: int, end_ns: int) -> int:
+        """Requests of this time that were answered in time."""
+        return sum(outcome == "served" and begin_ns <= at_ns < end_ns for at_ns, outcome in self.outcomes)
+
+
+@dataclass
+class Request:
+    """A request that was read; what it waits in the kernel is not known to the server."""
+
+    door: Door
+    came_ns: int
+    deferred_ns: int
+    patience_ns: int = DEADLINE_NS // 2
+
+    def start(self) -> None:
+        self.door.loop.now_ns += SERVE_NS
+        self.door.has_served = True
+        self.door.end(self.came_ns, "served" if self.door.loop.now_ns - self.came_ns <= DEADLINE_NS else "late")
+
+    def refuse_deferred(self) -> None:
+        self.door.loop.now_ns += REFUSE_NS
+        self.door.end(self.came_ns, "refused")
+
+
+def poisson(rate_rps: float, begin_ns: int, end_ns: int, seed: int) -> list[int]:
+    chance = random.Random(seed)
+    found, at_ns = [], float(begin_ns)
+    while (at_ns := at_ns + chance.expovariate(rate_rps / 1e9)) < end_ns:
+        found.append(round(at_ns))
+    return found
+
+
+@pytest.fixture
+def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Door]:
+    """Plays a second at a multiple of the capacity, then a second at half of it."""
+
+    def play(factor: float, **options: Any) -> Door:
+        door = Door(**options)
+        monkeypatch.setattr(module.time, "monotonic_ns", door.loop.monotonic_ns)  # type: ignore[attr-defined]
+        arrivals = poisson(factor * CAPACITY_RPS, 0, 1000 * MS, 1)
+        arrivals += poisson(0.5 * CAPACITY_RPS, 1000 * MS, 2000 * MS, 2)
+        door.run(arrivals, 2100 * MS)
+        return door
+
+    return play
+
+
+def test_goodput_holds_at_five_times_the_load_and_recovers(overloaded: Callable[..., Door]) -> None:
+    goodput = {}
+    for factor in (0.7, 1, 1.5, 2, 3, 5):
+        door = overloaded(factor)
+        goodput[factor] = door.goodput(200 * MS, 1000 * MS) / 0.8 / CAPACITY_RPS
+        calm = door.goodput(1100 * MS, 2000 * MS) / 0.9 / CAPACITY_RPS
+        assert calm > 0.45, f"recovered within 0.1 s after {factor} ×"
+        ends = len(door.outcomes) + door.overflows
+        assert ends == len(poisson(factor * CAPACITY_RPS, 0, 1000 * MS, 1)) + len(
+            poisson(0.5 * CAPACITY_RPS, 1000 * MS, 2000 * MS, 2)
+        ), "each request ends exactly once"
+    assert goodput[0.7] > 0.68
+    assert min(goodput.values()) >= 0.7 * max(goodput.values()) - 0.01 or goodput[0.7] == min(goodput.values())
+    assert goodput[5] >= 0.7 * max(goodput.values()), goodput
+
+
+def test_first_come_first_served_would_not_hold(overloaded: Callable[..., Door]) -> None:
+    """The same load without an intake, as it was: nearly nothing is in time."""
+    assert overloaded(2, is_first_come=True).goodput(200 * MS, 1000 * MS) < 0.1 * CAPACITY_RPS
+
+
+def test_pages_are_answered_while_inference_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door()
+    monkeypatch.setattr(module.time, "monotonic_ns", door.loop.monotonic_ns)  # type: ignore[attr-defined]
+    waits: list[int] = []
+
+    class Page(Request):
+        def start(self) -> None:
+            waits.append(door.loop.now_ns - self.came_ns)
+
+    def probe() -> None:
+        door.intake.defer(Page(door, door.loop.now_ns, door.loop.now_ns, 1000 * MS), is_page=True)
+        door.loop.call_later(0.01, probe)
+
+    probe()
+    door.run(poisson(3 * CAPACITY_RPS, 0, 500 * MS, 1), 500 * MS)
+    assert len(waits) >= 20
+    assert max(waits[1:]) < 10 * MS, "only while thousands of connections are opened does one wait"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    body=st.binary(max_size=30),
+    extra=st.binary(max_size=3),
+    missing=st.integers(0, 3),
+    fields=st.lists(st.sampled_from([b"x: y\r\n", b"host: a\r\n", b"x-content-length: 9\r\n"]), max_size=3),
+)
+def test_only_a_whole_request_is_taken_for_one(body: bytes, extra: bytes, missing: int, fields: list[bytes]) -> None:
+    head = b"POST /a HTTP/1.1\r\n" + b"".join(fields) + b"Content-Length: %d\r\n\r\n" % len(body)
+    whole = head + body
+    assert is_whole(whole)
+    assert is_whole(whole + extra) == (not extra)
+    assert is_whole(whole[: len(whole) - missing]) == (missing == 0)
+    assert not is_whole(head.replace(b"\r\n\r\n", b"\r\ncontent-length: 1\r\n\r\n") + body)
+    assert not is_whole(whole.replace(b"Content-Length:", b"Transfer-Encoding: chunked\r\nContent-Length:"))
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"POST /v2/models/a/infer?x=y HTTP/1.1\r\nX-SLO-ms:  70\r\n\r\n{}", ("/v2/models/a/infer", "70")),
+        (b"POST /v2/models/a/infer HTTP/1.1\r\nx-slo-ms: 1e3\r\n\r\n", ("/v2/models/a/infer", "1")),
+        (b"POST /v2/models/a/infer HTTP/1.1\r\nhost: a\r\n\r\n", ("/v2/models/a/infer", "")),
+        (b"nothing", ("", "")),
+        (b"", ("", "")),
+    ],
+)
+def test_path_and_deadline_are_found_without_a_parser(data: bytes, found: tuple[str, str]) -> None:
+    assert target_of(data) == found

@@ -1,0 +1,517 @@
+"""gRPC over a real socket, with messages of our own making."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from sloop.app.application import Limits
+from sloop.serve.edge import rpc as rpc_module
+from sloop.serve.edge.bodies import BodyMemory
+from sloop.serve.edge.hpack import encode
+from sloop.serve.edge.http2 import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
+from sloop.serve.edge.inputs import InputValidator
+from sloop.serve.edge.listener import Tls
+from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.rpc import SERVICE, Rpc, check_fields, message_class
+from sloop.serve.edge.service import EXTENSIONS
+from sloop.serve.protocols import ModelState, Readiness, RequestResult
+from sloop.tensor import Tensor
+from sloop.units import ms, s
+from sloop.vocabulary import Outcome
+from tests.serve.edge.fakes import SIGNATURE, FakeDriver, Gateway, LoopThread, make_service, scaled
+from tests.serve.edge.test_attacks import make_certificate
+from tests.serve.edge.test_http2 import FLOODS, Peer, data, prefixed
+
+pytestmark = pytest.mark.live
+
+Infer = message_class("ModelInferRequest")
+
+
+class Stub:
+    """A blocking client."""
+
+    def __init__(self, port: int, credentials: grpc.ChannelCredentials | None = None) -> None:
+        options = [("grpc.max_receive_message_length", -1)]
+        if credentials is None:
+            self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
+        else:
+            self.channel = grpc.secure_channel(f"localhost:{port}", credentials, options=options)
+
+    def call(self, method: str, request: Any, **options: Any) -> tuple[Any, grpc.Call]:
+        invoke = self.channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=message_class(f"{method}Request").SerializeToString,
+            response_deserializer=message_class(f"{method}Response").FromString,
+        )
+        options.setdefault("timeout", 10)
+        return invoke.with_call(request, **options)
+
+    def refused_raw(self, method: str, message: bytes) -> grpc.RpcError:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)(message, timeout=20)
+        return caught.value
+
+    def refused(self, method: str, request: Any, **options: Any) -> grpc.RpcError:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, request, **options)
+        return caught.value
+
+
+@pytest.fixture
+def stub(gateway: Gateway) -> Iterator[Stub]:
+    stub = Stub(gateway.grpc_port)
+    yield stub
+    stub.channel.close()
+
+
+def trailing(call: Any) -> dict[str, str]:
+    return dict(call.trailing_metadata() or ())
+
+
+def infer(x: list[float] | None = None, rows: int = 1, **fields: Any) -> Any:
+    request = Infer(model_name="demo", **fields)
+    request.inputs.add(name="x", datatype="FP32", shape=[rows, 4]).contents.fp32_contents.extend(x or [1, 2, 3, 4])
+    request.inputs.add(name="k", datatype="INT64", shape=[rows, 1]).contents.int64_contents.extend([2] * rows)
+    return request
+
+
+def infer_raw() -> Any:
+    request = Infer(model_name="demo", id="raw")
+    request.inputs.add(name="x", datatype="FP32", shape=[2, 4])
+    request.inputs.add(name="k", datatype="INT64", shape=[2, 1])
+    request.raw_input_contents.extend([np.arange(8, dtype="<f4").tobytes(), np.array([1, 2], "<i8").tobytes()])
+    return request
+
+
+def test_describes_server_and_model(stub: Stub, gateway: Gateway) -> None:
+    assert stub.call("ServerLive", message_class("ServerLiveRequest")())[0].live
+    assert stub.call("ServerReady", message_class("ServerReadyRequest")())[0].ready
+    gateway.why_unready = "starting"
+    assert not stub.call("ModelReady", message_class("ModelReadyRequest")(name="demo"))[0].ready
+    server, _ = stub.call("ServerMetadata", message_class("ServerMetadataRequest")())
+    assert (server.name, list(server.extensions)) == ("sloop", [*EXTENSIONS])
+    model, _ = stub.call("ModelMetadata", message_class("ModelMetadataRequest")(name="demo", version="1"))
+    assert [(port.name, port.datatype, list(port.shape)) for port in model.inputs] == [
+        ("x", "FP32", [-1, 4]),
+        ("k", "INT64", [-1, 1]),
+    ]
+
+
+def test_a_resting_model_is_ready_and_says_so(stub: Stub, gateway: Gateway) -> None:
+    ready = message_class("ModelReadyRequest")(name="demo", version="1")
+    gateway.states["demo"] = Readiness(ModelState.RESTING)
+    answer, call = stub.call("ModelReady", ready)
+    assert (answer.ready, trailing(call)["x-sloop-state"]) == (True, "resting")
+    gateway.states["demo"] = Readiness(ModelState.WAITING, "no replicas are planned")
+    answer, call = stub.call("ModelReady", ready)
+    assert (answer.ready, trailing(call)["x-sloop-state"]) == (False, "waiting")
+
+
+def test_names_and_versions_decide_where_a_call_goes(stub: Stub, gateway: Gateway) -> None:
+    service = gateway.service
+    assert service is not None
+    service.add(replace(service.models["demo"], name="other", versions=["1", "2"]))
+    request = infer(model_version="2")
+    request.model_name = "other"
+    gateway.driver.respond = lambda tensors: structs.replace(scaled(tensors), version="2")
+    answer, _ = stub.call("ModelInfer", request)
+    assert (answer.model_name, answer.model_version) == ("other", "2")
+    assert gateway.driver.asked == [("other", "2")]
+    model, _ = stub.call("ModelMetadata", message_class("ModelMetadataRequest")(name="other"))
+    assert (model.name, list(model.versions)) == ("other", ["1", "2"])
+    service.remove("other")
+    error = stub.refused("ModelInfer", request)
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.details() == "unknown model 'other'; help: this server has the model 'demo'"
+
+
+def test_a_model_at_its_limit_refuses_calls(stub: Stub, gateway: Gateway) -> None:
+    service = gateway.service
+    assert service is not None
+    service.add(replace(service.models["demo"], limits=Limits(requests=1, bytes=300)))
+    quota = service.bodies.quotas["demo"]
+    quota.requests = 1
+    error = stub.refused("ModelInfer", infer())
+    assert (error.code(), trailing(error)["retry-after"]) == (grpc.StatusCode.UNAVAILABLE, "1")
+    assert (error.details() or "").startswith("rejected: model 'demo' has 1 open request; its limit is 1")
+    assert stub.call("ModelReady", message_class("ModelReadyRequest")(name="demo"))[0].ready
+    quota.requests = 0
+    assert stub.refused("ModelInfer", infer(id="i" * 300)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert stub.call("ModelInfer", infer())[0].outputs
+    assert (quota.requests, quota.held_bytes) == (0, 0)
+    service.add(replace(service.models["demo"], limits=Limits()))
+    assert not service.bodies.quotas
+
+
+def test_infers_from_typed_contents(stub: Stub, gateway: Gateway) -> None:
+    metadata = (("x-request-id", "a-1"), ("traceparent", f"00-{32 * '1'}-{16 * '2'}-01"))
+    answer, call = stub.call("ModelInfer", infer(id="typed"), metadata=metadata)
+    assert (answer.model_name, answer.id) == ("demo", "typed")
+    assert [(out.name, out.datatype, list(out.shape)) for out in answer.outputs] == [
+        ("y", "FP32", [1, 4]),
+        ("n", "INT64", [1, 1]),
+    ]
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [2, 4, 6, 8]
+    assert trailing(call)["x-slo-met"] == "true"
+    assert gateway.driver.seen[0][0]["x"] == Tensor("FP32", (1, 4), np.array([1, 2, 3, 4], "<f4").tobytes())
+    assert trailing(call)["x-request-id"] == "a-1"
+    assert gateway.driver.names[-1:] == [("a-1", f"{32 * '1'}-{16 * '2'}-01")]
+
+
+def test_infers_from_raw_contents_and_returns_what_was_asked_for(stub: Stub) -> None:
+    request = infer_raw()
+    request.outputs.add(name="y")
+    answer, _ = stub.call("ModelInfer", request)
+    assert [out.name for out in answer.outputs] == ["y"]
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [0, 1, 2, 3, 8, 10, 12, 14]
+
+
+def test_the_budget_comes_from_metadata_parameters_or_the_clients_deadline(stub: Stub, gateway: Gateway) -> None:
+    request = infer()
+    request.parameters["x-slo-ms"].int64_param = 60
+    request.parameters["x-elapsed-ms"].double_param = 1.5
+    stub.call("ModelInfer", request)
+    stub.call("ModelInfer", request, metadata=(("x-slo-ms", "70"),))
+    stub.call("ModelInfer", infer(), timeout=100)
+    assert [seen[1:] for seen in gateway.driver.seen] == [(ms(60), ms(1.5)), (ms(70), ms(1.5)), (None, 0)]
+    stub.call("ModelInfer", infer(), timeout=0.15)
+    slo_ns = gateway.driver.seen[3][1]
+    assert slo_ns is not None
+    assert 0 < slo_ns < ms(200)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "retry"),
+    [
+        (RequestResult(Outcome.DROPPED, why="slack 3 ms"), grpc.StatusCode.DEADLINE_EXCEEDED, None),
+        (RequestResult(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)), grpc.StatusCode.UNAVAILABLE, "3"),
+        (RequestResult(Outcome.FAILED, why="bad weights"), grpc.StatusCode.INTERNAL, None),
+    ],
+)
+def test_says_how_a_request_ended(
+    stub: Stub, gateway: Gateway, ended: RequestResult, code: grpc.StatusCode, retry: str | None
+) -> None:
+    gateway.driver.respond = lambda _: ended
+    error = stub.refused("ModelInfer", infer())
+    assert error.code() is code
+    assert ended.why in (error.details() or "")
+    assert trailing(error).get("retry-after") == retry
+
+
+def test_a_late_answer_is_an_answer_and_says_so(stub: Stub, gateway: Gateway) -> None:
+    gateway.driver.respond = lambda tensors: RequestResult(Outcome.LATE, scaled(tensors).outputs)
+    _, call = stub.call("ModelInfer", infer())
+    assert trailing(call)["x-slo-met"] == "false"
+
+
+def test_bad_input_is_refused_by_name(stub: Stub) -> None:
+    truncated, extra, mixed, wrong, unknown, twice, absurd = (infer_raw() for _ in range(7))
+    truncated.raw_input_contents[0] = truncated.raw_input_contents[0][:-1]
+    extra.raw_input_contents.append(b"")
+    mixed.inputs[0].contents.fp32_contents.append(1)
+    wrong.inputs[0].datatype = "FP64"
+    unknown.outputs.add(name="z")
+    twice.inputs[1].CopyFrom(twice.inputs[0])
+    absurd.parameters["x-slo-ms"].string_param = "nan"
+    few, other = infer([1, 2]), infer()
+    other.inputs[0].contents.int_contents.append(1)
+    for request, says in (
+        (truncated, "raw_input_contents[0]: 31 bytes, but FP32 [2, 4] has 32"),
+        (extra, "raw_input_contents: 3 for 2 inputs"),
+        (mixed, "inputs[0].contents: the request has raw_input_contents as well"),
+        (wrong, "inputs[0].datatype: 'FP64' for input 'x'"),
+        (unknown, "outputs[0].name: unknown output 'z'"),
+        (twice, "inputs[1].name: input 'x' occurs twice"),
+        (absurd, "x-slo-ms: 'nan' is out of range"),
+        (few, "inputs[0].contents.fp32_contents: 2 elements, but shape [1, 4] has 4"),
+        (other, "inputs[0].contents.int_contents: 1 elements for FP32"),
+        (Infer(model_name="demo"), "inputs: input 'x', 'k' is missing"),
+        (infer([1.0] * 36, rows=9), "inputs: 9 rows (first dimension) exceed the limit of 8"),
+    ):
+        error = stub.refused("ModelInfer", request)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (error.details() or "").startswith(says), error.details()
+    for method, wrong in (
+        ("ModelInfer", Infer(model_name="demo", model_version="7")),
+        ("ModelReady", message_class("ModelReadyRequest")(name="demo", version="7")),
+        ("ModelMetadata", message_class("ModelMetadataRequest")(name="demo", version="7")),
+    ):
+        error = stub.refused(method, wrong)
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert (error.details() or "").startswith("model 'demo' has no version '7' that serves")
+    error = stub.refused("ModelInfer", Infer(model_name="other"))
+    assert (error.code(), (error.details() or "")[:21]) == (grpc.StatusCode.NOT_FOUND, "unknown model 'other'")
+    assert stub.call("ModelInfer", infer())[0].outputs
+
+
+def test_an_oversized_message_and_an_inner_error_leave_the_server_serving(stub: Stub, gateway: Gateway) -> None:
+    huge = Infer(model_name="demo", raw_input_contents=[bytes(1_000_000)])
+    assert stub.refused("ModelInfer", huge).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def respond(_: object) -> RequestResult:
+        raise RuntimeError("boom")
+
+    gateway.driver.respond = respond
+    assert stub.refused("ModelInfer", infer()).code() is grpc.StatusCode.INTERNAL
+    gateway.driver.respond = None
+    assert stub.call("ModelInfer", infer())[0].outputs
+
+
+def test_a_client_that_gives_up_is_cancelled(stub: Stub, gateway: Gateway, loop_thread: LoopThread) -> None:
+    gateway.driver.respond = lambda _: None
+    assert stub.refused("ModelInfer", infer(), timeout=0.2).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    loop_thread.call(asyncio.wait_for(gateway.driver.gone.wait(), 5))
+    assert gateway.driver.cancelled == [1]
+
+
+def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
+    rpc = Rpc(make_service(Gateway(FakeDriver()), api_key="secret"), requests_max=8)
+    stub = Stub(loop_thread.serve(rpc))
+    assert stub.refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAUTHENTICATED
+    wrong = stub.refused("ModelInfer", infer(), metadata=(("x-api-key", "no"),))
+    assert (wrong.details() or "").startswith("the API key is wrong")
+    assert stub.call("ModelInfer", infer(), metadata=(("authorization", "Bearer secret"),))[0].outputs
+    assert stub.call("ServerLive", message_class("ServerLiveRequest")())[0].live
+    stub.channel.close()
+    loop_thread.call(rpc.close(0.5))
+
+
+def test_without_a_key_a_message_is_neither_received_nor_parsed(loop_thread: LoopThread) -> None:
+    service = make_service(Gateway(FakeDriver()), api_key="secret", bodies=BodyMemory(40_000_000))
+    rpc = Rpc(service, requests_max=8)
+    stub = Stub(loop_thread.serve(rpc))
+    huge = Infer(model_name="demo", raw_input_contents=[bytes(30_000_000)])
+    assert stub.refused("ModelInfer", huge).code() is grpc.StatusCode.UNAUTHENTICATED
+    assert service.keys.refused == {"missing": 1}
+    assert service.bodies.held_bytes == 0
+    stub.channel.close()
+    loop_thread.call(rpc.close(0.5))
+
+
+@pytest.mark.parametrize("method", ["ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata"])
+def test_methods_without_tensors_take_no_large_message(stub: Stub, method: str) -> None:
+    """Protobuf would keep a million unknown fields."""
+    error = stub.refused_raw(method, b"\x2a\x00" * 1_000_000)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (error.details() or "").startswith("the message has 2000000 bytes; the limit is 16384")
+
+
+def test_a_message_of_many_small_parts_is_refused_before_it_is_parsed(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(rpc_module, "message_class", parsed.append)
+    whole = Infer(model_name="demo", id="i" * 20_000).SerializeToString()
+    for part in (b"\x2a\x00", b"\x3a\x00", b"\x32\x00", b"\x22\x00", b"\x08\x01", b"\x2a\x04\x2a\x02\x42\x00"):
+        error = stub.refused_raw("ModelInfer", whole + part * 17_000)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (error.details() or "").startswith("message: more than 8192 fields")
+    for wrong in (whole + b"\x0b", whole + b"\x0a", whole + b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"):
+        assert stub.refused_raw("ModelInfer", wrong).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not parsed
+
+
+def test_a_large_message_of_many_small_parts_is_refused_by_its_beginning(loop_thread: LoopThread) -> None:
+    async def ask() -> tuple[str, int]:
+        peer = Peer(Rpc(make_service(Gateway(FakeDriver())), requests_max=8))
+        fields = [(":method", "POST"), (":path", f"/{SERVICE}/ModelInfer"), ("content-type", "application/grpc")]
+        peer.send(frame(HEADERS, END_HEADERS, 1, encode(*fields)))
+        peer.send(data(1, prefixed(b"\x2a\x00" * 50_000)[:48_000], ends=False))
+        return peer.answers()[1][1]["grpc-status"], peer.bodies.held_bytes
+
+    assert loop_thread.call(ask()) == ("8", 0)
+
+
+def test_what_is_no_message_is_refused(stub: Stub) -> None:
+    for wrong in (b"\x0a\x05ab", b"\x0a\x01\xff", b"\xff" * 30_000):
+        error = stub.refused_raw("ModelInfer", wrong)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (error.details() or "").startswith("message: ")
+    assert stub.refused_raw("Nothing", b"").code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=5),
+    names=st.lists(st.text(max_size=5), max_size=4),
+    strings=st.lists(st.binary(max_size=3), max_size=6),
+)
+def test_fields_are_counted_as_protobuf_has_them(counts: list[int], names: list[str], strings: list[bytes]) -> None:
+    request = Infer(model_name="m" * len(names), raw_input_contents=strings)
+    for count in counts:
+        tensor = request.inputs.add(name="n", shape=range(count))
+        tensor.contents.bytes_contents.extend(strings)
+        tensor.contents.fp32_contents.extend(range(count))
+        for name in names:
+            tensor.parameters[name].int64_param = count
+            request.outputs.add(name=name).parameters[name].string_param = name
+    message, fields = request.SerializeToString(), count_of(request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rpc_module, "FIELDS_MAX", fields)
+        check_fields(message, "ModelInferRequest")
+        if fields:
+            patch.setattr(rpc_module, "FIELDS_MAX", fields - 1)
+            with pytest.raises(Refusal, match="more than"):
+                check_fields(message, "ModelInferRequest")
+
+
+def count_of(message: Any) -> int:
+    """The fields of a message as it is sent: a packed list is one, each entry of a map has two and is one."""
+    total = 0
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            total += sum(3 + count_of(inner) for inner in value.values())
+        elif field.message_type is not None:
+            total += sum(1 + count_of(inner) for inner in (value if hasattr(value, "append") else [value]))
+        elif hasattr(value, "append"):
+            total += 1 if field.is_packed else len(value)
+        else:
+            total += 1
+    return total
+
+
+def test_typed_contents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_module, "TYPED_BYTES_MAX", 20_000)
+    request = Infer(model_name="demo")
+    request.inputs.add(name="x", datatype="FP32", shape=[5001]).contents.fp32_contents.extend([0.0] * 5001)
+    with pytest.raises(Refusal, match="the limit of typed contents is 20000"):
+        check_fields(request.SerializeToString(), "ModelInferRequest")
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_calls_are_understood(stub: Stub, compression: grpc.Compression) -> None:
+    answer, _ = stub.call("ModelInfer", infer(id="i" * 10_000), compression=compression)
+    assert answer.id == "i" * 10_000
+
+
+def test_large_tensors_come_and_go_whole(loop_thread: LoopThread) -> None:
+    gateway = Gateway(FakeDriver())
+    gateway.driver.respond = lambda tensors: RequestResult(Outcome.SERVED, {"y": tensors["x"], "n": tensors["k"]})
+    service = make_service(gateway, bodies=BodyMemory(40_000_000))
+    many = InputValidator(structs.replace(SIGNATURE, rows_max=10_000_000))
+    service.add(replace(service.models["demo"], validator=many))
+    rpc = Rpc(service, requests_max=8)
+    stub = Stub(loop_thread.serve(rpc))
+    x = np.random.default_rng(1).normal(size=(1_000_000, 4)).astype("<f4").tobytes()
+    request = Infer(model_name="demo")
+    request.inputs.add(name="x", datatype="FP32", shape=[1_000_000, 4])
+    request.inputs.add(name="k", datatype="INT64", shape=[1_000_000, 1])
+    request.raw_input_contents.extend([x, bytes(8_000_000)])
+    answer, _ = stub.call("ModelInfer", request)
+    assert list(answer.raw_output_contents) == [x, bytes(8_000_000)]
+    assert (service.bodies.held_bytes, rpc.server.open_calls) == (0, 0)
+    stub.channel.close()
+    loop_thread.call(rpc.close(0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-slo-ms", "\u00b2"),
+        ("x-slo-ms", "\u00a05"),
+        ("x-slo-ms", "9" * 5000),
+        ("x-elapsed-ms", "\u00e9"),
+        ("grpc-timeout", "5"),
+        ("grpc-timeout", "123456789S"),
+        ("grpc-timeout", "\u00b2S"),
+    ],
+)
+def test_a_wrong_deadline_in_metadata_is_refused(loop_thread: LoopThread, name: str, value: str) -> None:
+    async def ask() -> dict[str, str]:
+        service = make_service(Gateway(FakeDriver()))
+        peer = Peer(Rpc(service, requests_max=8))
+        fields = [(":method", "POST"), (":path", f"/{SERVICE}/ModelInfer"), ("content-type", "application/grpc")]
+        message = infer().SerializeToString()
+        peer.send(frame(HEADERS, END_HEADERS, 1, encode(*fields, (name, value))))
+        peer.send(data(1, prefixed(message)))
+        return peer.answers()[1][1]
+
+    answer = loop_thread.call(ask())
+    assert answer["grpc-status"] == "3"
+    assert answer["grpc-message"].startswith(name)
+
+
+def test_calls_that_have_not_arrived_do_not_hold_up_the_end(loop_thread: LoopThread) -> None:
+    rpc = Rpc(make_service(Gateway(FakeDriver())), requests_max=8)
+    port = loop_thread.serve(rpc)
+    fields = ((":method", "POST"), (":path", f"/{SERVICE}/ModelInfer"), ("content-type", "application/grpc"))
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, encode(*fields)))
+        client.sendall(data(1, prefixed(bytes(1000))[:500], ends=False))
+        client.settimeout(20)
+        client.recv(1000)
+        loop_thread.call(rpc.close(60))  # at once: nothing here can be finished
+        assert rpc.server.open_calls == 0
+        while client.recv(1000):
+            pass
+
+
+def test_a_port_of_grpc_is_closed_to_other_protocols(gateway: Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.grpc_port), timeout=20) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        received = b""
+        while part := client.recv(1000):
+            received += part
+    assert b"this port speaks gRPC" in received
+
+
+@pytest.mark.parametrize("flood", ["rapid resets", "wrong keys", "pings", "settings", "empty continuations"])
+def test_a_flood_from_the_network_ends_and_others_are_served(loop_thread: LoopThread, flood: str) -> None:
+    service = make_service(Gateway(FakeDriver()), api_key="secret")
+    rpc = Rpc(service, requests_max=8)
+    stub = Stub(port := loop_thread.serve(rpc))
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as attacker:
+        attacker.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        with contextlib.suppress(ConnectionError):
+            for number in range(1, 20_001, 2):
+                attacker.sendall(FLOODS[flood](number))
+            while attacker.recv(2**16):
+                pass
+    assert stub.call("ModelInfer", infer(), metadata=(("x-api-key", "secret"),))[0].outputs
+    assert sum(rpc.server.closed.values()) == 1
+    assert (rpc.server.open_calls, service.bodies.held_bytes) == (0, 0)
+    stub.channel.close()
+    loop_thread.call(rpc.close(0.5))
+
+
+def test_idle_connections_make_room_for_others(loop_thread: LoopThread) -> None:
+    rpc = Rpc(make_service(Gateway(FakeDriver())), requests_max=8, connections_max=10, each_address_max=10)
+    port = loop_thread.serve(rpc)
+    with contextlib.ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        stub = Stub(port)
+        assert stub.call("ModelInfer", infer())[0].outputs
+        stub.channel.close()
+    assert rpc.server.listener.made_room >= 21
+    assert not rpc.server.listener.refused
+    loop_thread.call(rpc.close(0.5))
+
+
+def test_tls_and_mutual_tls(loop_thread: LoopThread, tmp_path: Path) -> None:
+    for name, issuer in (("authority", ""), ("server", "authority"), ("client", "authority")):
+        make_certificate(tmp_path, name, issuer=issuer)
+    root, pem, key = ((tmp_path / name).read_bytes() for name in ("authority.pem", "client.pem", "client.key"))
+    for client_ca in (None, tmp_path / "authority.pem"):
+        tls = Tls(tmp_path / "server.pem", tmp_path / "server.key", client_ca)
+        rpc = Rpc(make_service(Gateway(FakeDriver())), requests_max=8, tls=tls)
+        port = loop_thread.serve(rpc)
+        secured = Stub(port, grpc.ssl_channel_credentials(root, key, pem))
+        assert secured.call("ModelInfer", infer(id="i" * 90_000))[0].id == "i" * 90_000
+        others = [Stub(port), Stub(port, grpc.ssl_channel_credentials(root))]
+        assert others[0].refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAVAILABLE
+        if client_ca is not None:
+            assert others[1].refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAVAILABLE
+        for each in (secured, *others):
+            each.channel.close()
+        loop_thread.call(rpc.close(0.5))

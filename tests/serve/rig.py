@@ -1,0 +1,56 @@
+"""What tests and benchmarks put around single parts: a stage alone, a batch of tensors, an edge without ports."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from sloop.app.application import Limits
+from sloop.serve.blocks import Block, BlockReader, write_block
+from sloop.serve.dataflow import APPLICATION, Assembly, Need, Source, StageWiring
+from sloop.serve.driver import Driver, ServedVersion
+from sloop.serve.edge.http import HttpSettings
+from sloop.serve.edge.process import EdgeSettings
+from sloop.serve.edge.sink import EdgeSink
+from sloop.serve.edges import edge_within
+from sloop.serve.messages import OfferModel, Question, Run
+from sloop.serve.protocols import Servable
+from sloop.shared_memory import Arenas
+from sloop.tensor import Signature, Tensor
+
+EDGE = EdgeSettings(HttpSettings(), 1 << 20, 1 << 22, 1 << 20, 1 << 10)
+
+
+def alone(stage: str, signature: Signature) -> StageWiring:
+    """A stage whose inputs are what the client sends."""
+    sources = tuple((Source(APPLICATION, place),) for place in range(len(signature.inputs)))
+    return StageWiring(stage, Assembly(sources, (Need(APPLICATION, "whole"),)))
+
+
+def wirings_of(servables: Mapping[tuple[str, str], Servable]) -> dict[str, StageWiring]:
+    """Each stage alone."""
+    return {stage: alone(stage, servable.signature) for (stage, _), servable in servables.items()}
+
+
+def run_of(requests: Sequence[Sequence[Tensor]]) -> Run:
+    """A batch, whatever its size, without shared memory."""
+    return Run(len(requests), [write_block(tensors, None) for tensors in requests])
+
+
+def tensors_in(blocks: Sequence[Block | None], holder: int = 0) -> list[list[Tensor]]:
+    """The tensors of blocks; this process holds the arenas."""
+    reader = BlockReader(holder or os.getpid())
+    return [reader.tensors(block) for block in blocks if block is not None]
+
+
+class NoPages:
+    """Answers no question."""
+
+    def ask(self, question: Question, then: Callable[[bytes], None]) -> None: ...
+
+
+def sink_before(driver: Driver, served: ServedVersion, arenas: Arenas) -> EdgeSink:
+    """An edge in this process without ports, which offers one version."""
+    port, edge = edge_within(driver, NoPages(), arenas, EDGE)
+    answers = {served.version: served.wiring.answer}
+    signature = served.wiring.signature
+    port.tell(OfferModel(served.application, served.slo_ns, signature, Limits(), {}, (served.version,), answers))
+    return edge.sink

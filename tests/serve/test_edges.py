@@ -1,0 +1,343 @@
+"""Edges as processes: what they send and are told, what their death costs, and that nothing that clients send is parsed
+in the deciding process."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sloop.actions import End
+from sloop.app.load import load_application, load_deployment
+from sloop.errors import InputError, MachineError
+from sloop.runlog import read_log
+from sloop.serve.edge.http import HttpConnection, HttpSettings
+from sloop.serve.edge.listener import Tls
+from sloop.serve.edge.process import EdgeServer, EdgeSettings
+from sloop.serve.edges import open_ports
+from sloop.serve.messages import EdgeCounts, FromEdge, Submit
+from sloop.serve.protocols import Servable
+from sloop.serve.server import Serving, Settings, serving
+from sloop.serve.transport import FrameKind, ProcessChannel, RecordLink, socket_pair
+from sloop.shared_memory import Address, Arena, Arenas
+from sloop.systems.replay import rebuild, replay_log
+from sloop.systems.setup import set_up
+from sloop.tensor import Port, Signature
+from sloop.vocabulary import Request
+from tests.serve.edge.test_sink import OFFER
+from tests.serve.path import Wire
+from tests.serve.test_live import ECHO, setup_of
+
+pytestmark = pytest.mark.live
+
+
+def test_settings_of_an_edge_read_back() -> None:
+    tls = Tls(Path("/a"), Path("/b"))
+    settings = EdgeSettings(HttpSettings(tls=tls), 1, 2, 3, 4, "secret", Path("/keys"), access_log="-")
+    assert EdgeSettings.decode(settings.encode()) == settings
+
+
+def test_a_taken_port_is_refused_also_if_edges_would_share_it() -> None:
+    with contextlib.ExitStack() as stack:
+        ports = open_ports("127.0.0.1", 0, 0, 3)
+        for pair in ports:
+            for sock in pair:
+                stack.enter_context(sock)
+        numbers = {pair[0].getsockname()[1] for pair in ports}
+        assert (len(ports), len(numbers)) == (3, 1)
+        with pytest.raises(MachineError, match="is in use"):
+            open_ports("127.0.0.1", numbers.pop(), 0, 2)
+
+
+def test_records_of_one_turn_are_one_frame() -> None:
+    async def main() -> None:
+        ours, theirs = socket_pair()
+        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, lambda _: None, lambda _: None)
+        for number in range(3):
+            link.send(Submit(number, "demo", b"x", 7))
+        await asyncio.sleep(0)
+        link.send(EdgeCounts(held_bytes=5))
+        await asyncio.sleep(0)
+        with theirs:
+            frames = [ProcessChannel(theirs).receive() for _ in range(2)]
+        link.close()
+        decode = msgspec.msgpack.Decoder(list[FromEdge]).decode
+        assert [frame.kind for frame in frames if frame is not None] == [FrameKind.RECORDS] * 2
+        assert [decode(frame.payload) for frame in frames if frame is not None] == [
+            [Submit(number, "demo", b"x", 7) for number in range(3)],
+            [EdgeCounts(held_bytes=5)],
+        ]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x91\xc0", msgspec.msgpack.encode([[99, 1]])])
+def test_an_edge_that_sends_something_else_is_given_up(payload: bytes) -> None:
+    async def main() -> None:
+        ours, theirs = socket_pair()
+        ends: list[str] = []
+        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, lambda _: None, ends.append)
+        with theirs:
+            ProcessChannel(theirs).send(FrameKind.RECORDS, payload=[payload])
+            async with asyncio.timeout(5):
+                while not ends:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        link.close()
+        assert len(ends) == 1
+
+    asyncio.run(main())
+
+
+def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
+    """What an edge makes of a large body, and what it sends."""
+
+    async def main() -> None:
+        arenas, sent = Arenas(), list[FromEdge]()
+        held = arenas.make(64 << 20, lambda _: None)
+        if held is None:
+            pytest.skip("this system has no memory to share")
+        settings = EdgeSettings(HttpSettings(), 16 << 20, 64 << 20, 9 << 20, 8)
+        edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
+        wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
+        edge.on_record(msgspec.structs.replace(OFFER, signature=wide))
+        edge.web.intake.start(asyncio.get_running_loop())
+        numbers = b",".join([b"123"] * (2 << 20))
+        body = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%b]}]}' % (2 << 20, numbers)
+        connection, wire = HttpConnection(edge.web), Wire()
+        connection.connection_made(wire)
+        head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        connection.data_received(head)
+        for at in range(0, len(body), 1 << 18):
+            connection.data_received(body[at : at + (1 << 18)])
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while not sent and not wire.statuses:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert not wire.statuses
+        (submit,) = sent
+        assert isinstance(submit, Submit)
+        assert isinstance(submit.block, Address)
+        assert submit.block.size > 2 << 20
+        assert len(msgspec.msgpack.encode(submit)) < 200
+        arenas.abandon(held)
+
+    asyncio.run(main())
+
+
+class Running:
+    """A server in this process, on a loop in a thread, with edges of its own."""
+
+    def __init__(self, folder: Path, edges: int = 1, **settings: Any) -> None:
+        self.folder = folder
+        self.server: Serving | None = None
+        self._settings = Settings(http_port=0, grpc_port=0, state_folder=folder, edges=edges, drain_s=5, **settings)
+        self._ready, self._stop = threading.Event(), asyncio.Event()
+        self.errors: list[BaseException] = []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self._thread.start()
+        assert self._ready.wait(30)
+        if self.errors:
+            self._thread.join(10)
+            raise self.errors[0]
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        setup = setup_of({"name": "static", "replicas": 1, "cores": 0.5})
+        models = {("only", "v"): Servable("fake:sleep:5:0", ECHO)}
+        try:
+            async with serving(setup, models, self._settings) as self.server:
+                self._ready.set()
+                await self._stop.wait()
+        except BaseException as error:
+            self.errors.append(error)
+            self._ready.set()
+
+    @property
+    def running(self) -> Serving:
+        assert self.server is not None
+        return self.server
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self.errors:
+            raise self.errors[0]
+
+    def ask(self, body: bytes = b"", timeout_s: float = 20) -> int:
+        """The status of an inference, or of a question if there is no body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.running.http_port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            if body:
+                connection.request("POST", "/v2/models/live/infer", body)
+            else:
+                connection.request("GET", "/v2/health/ready")
+            response = connection.getresponse()
+            response.read()
+            return response.status
+
+    def try_ask(self, body: bytes) -> str:
+        """The same as text; `closed` if the connection breaks."""
+        try:
+            return str(self.ask(body))
+        except (OSError, http.client.HTTPException):
+            return "closed"
+
+    def until_ready(self) -> None:
+        until_s = time.monotonic() + 20
+        while self.ask() != 200:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+
+    def pids(self) -> list[int]:
+        return [slot.pid for slot in self.running.edges.slots if slot.pid is not None]
+
+
+def body_of(text: bytes) -> bytes:
+    data = [list(text)]
+    tensor = {"name": "x", "datatype": "UINT8", "shape": [1, len(text)], "data": data}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path / "state")
+    try:
+        running.until_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+def test_an_edge_that_dies_under_load_loses_its_connections_and_nothing_else(server: Running) -> None:
+    outcomes: Counter[str] = Counter()
+    stop = threading.Event()
+
+    def load(large: bool) -> None:
+        body = body_of(b"x" * (20_000 if large else 4))
+        while not stop.is_set():
+            outcomes[server.try_ask(body)] += 1
+
+    clients = [threading.Thread(target=load, args=(number % 2 == 0,)) for number in range(6)]
+    for client in clients:
+        client.start()
+    for death in range(3):
+        time.sleep(0.3)
+        (pid,) = server.pids()
+        os.kill(pid, signal.SIGKILL)
+        until_s = time.monotonic() + 20
+        while server.running.edges.deaths <= death or server.pids() in ([], [pid]):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+    answered = outcomes["200"]
+    until_s = time.monotonic() + 20
+    while outcomes["200"] < answered + 20:
+        assert time.monotonic() < until_s, outcomes
+        time.sleep(0.02)
+    stop.set()
+    for client in clients:
+        client.join(30)
+    assert outcomes.keys() <= {"200", "closed"}, outcomes
+    assert outcomes["closed"] <= 3 * len(clients), "only what the dead edges had"
+    arenas = server.running.edges._arenas
+    until_s = time.monotonic() + 10
+    while any(arena.blocks for arena in arenas._held.values()) or len(arenas) > 2:
+        assert time.monotonic() < until_s, [arena.blocks for arena in arenas._held.values()]
+        time.sleep(0.02)
+
+
+def test_the_log_of_a_server_whose_edge_died_replays_with_one_end_for_each_request(tmp_path: Path) -> None:
+    running = Running(tmp_path / "state")
+    try:
+        running.until_ready()
+        assert running.ask(body_of(b"abcd")) == 200
+        late = threading.Thread(target=lambda: running.try_ask(body_of(b"x" * 9)))
+        late.start()
+        time.sleep(0.002)
+        os.kill(running.pids()[0], signal.SIGKILL)
+        late.join(20)
+        running.until_ready()
+        assert running.ask(body_of(b"abcd")) == 200
+    finally:
+        running.stop()
+    log = read_log(tmp_path / "state")
+    requests = [record.id for _, record in log if isinstance(record, Request)]
+    ends = [record.request for _, record in log if isinstance(record, End)]
+    assert sorted(ends) == requests
+    played = replay_log(log, rebuild(log.header).core(), definitions=log.header.definitions)
+    assert played.difference is None
+
+
+def test_several_edges_share_the_ports(tmp_path: Path) -> None:
+    running = Running(tmp_path / "state", edges=3)
+    try:
+        running.until_ready()
+        assert len(set(running.pids())) == 3
+        assert {running.ask(body_of(b"ab")) for _ in range(20)} == {200}
+        os.kill(running.pids()[0], signal.SIGKILL)
+        assert {running.ask(body_of(b"ab")) for _ in range(20)} == {200}, "connections wait for the one that follows"
+    finally:
+        running.stop()
+
+
+def test_an_edge_knows_the_key_but_neither_its_arguments_nor_its_environment_say_it(tmp_path: Path) -> None:
+    running = Running(tmp_path / "state", api_key="very-secret")
+    try:
+        (pid,) = running.pids()
+        for name in ("cmdline", "environ"):
+            assert b"very-secret" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        connection = http.client.HTTPConnection("127.0.0.1", running.running.http_port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/v2", headers={"x-api-key": "very-secret"})
+            response = connection.getresponse()
+            assert (response.status, json.loads(response.read())["name"]) == (200, "sloop")
+        assert running.ask(body_of(b"x")) == 401
+        until_s = time.monotonic() + 10
+        while running.running.edges.counts().keys_refused.get("missing") != 1:
+            assert time.monotonic() < until_s, "it reports what it has counted"
+            time.sleep(0.05)
+    finally:
+        running.stop()
+
+
+def test_an_edge_that_cannot_start_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EdgeSettings, "encode", lambda _: b"nonsense")
+    with pytest.raises(MachineError, match="an edge has ended at its start"):
+        Running(tmp_path / "state")
+
+
+def test_no_edge_outlives_the_server_and_ports_are_free_again(tmp_path: Path) -> None:
+    running = Running(tmp_path / "state")
+    pids, port = running.pids(), running.running.http_port
+    running.stop()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_edges_are_declared_by_a_deployment(tmp_path: Path) -> None:
+    application = load_application({"name": "a", "slo_ms": 10, "stages": [{"name": "s", "variants": [VARIANT]}]})
+    assert application.name == "a"
+    document = {"name": "d", "applications": [{"name": "a", "slo_ms": 10, "stages": [STAGE]}], "edges": 2}
+    deployment = load_deployment(document)
+    assert (deployment.edges, Settings().edges_of(deployment)) == (2, 2)
+    assert Settings(edges=0).edges_of(deployment) == 0
+    with pytest.raises(InputError, match="edges"):
+        load_deployment({**document, "edges": -1})
+    assert set_up(deployment).deployment.edges == 2
+
+
+LATENCY = {"form": "quadratic", "alpha": 0.0, "beta": 0.01, "gamma": 0.1}
+VARIANT = {"name": "v", "profile": {"latency_ms": LATENCY, "max_batch": 4, "max_cores": 1}}
+STAGE = {"name": "s", "variants": [VARIANT]}

@@ -1,0 +1,319 @@
+"""The log of a server on disk: segments that end, are compressed and deleted, a disk that is full, samples."""
+
+import gzip
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloop.actions import End, StartBatch, StartReplica
+from sloop.app.load import load_application
+from sloop.errors import InputError, MachineError
+from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.runlog import Header, Record, Unlogged, read_log
+from sloop.runlog.fold import DeploymentState, Kept
+from sloop.runlog.segments import segment_path, segments_in
+from sloop.runlog.summary import RunSummary
+from sloop.serve import journal as module
+from sloop.serve.archive import archive, expired
+from sloop.serve.journal import Journal, LogLimits, Observed
+from sloop.systems.replay import beginning_of, header_of, replay_log, with_beginning
+from sloop.systems.setup import build, set_up
+from sloop.units import ms, s
+from sloop.vocabulary import Outcome, Request, RequestId
+
+HEADER = Header(origin="live", name="demo", system="static", definitions={})
+DECLARED = {
+    "name": "one",
+    "slo_ms": 900,
+    "stages": [{"name": "a", "profile": "ResNet-T"}],
+    "system": {"name": "hpa"},
+    "cluster": {"nodes": [{"hardware": "c5.4xlarge"}]},
+}
+SMALL = LogLimits(bytes_max=2**20)
+"""Segments of 64 KiB."""
+
+
+class Server:
+    """A core with a journal, as a driver runs them."""
+
+    def __init__(self, folder: Path, limits: LogLimits = SMALL, *, has_snapshots: bool = True) -> None:
+        made = set_up(load_application(DECLARED))
+        self.core = made.core()
+        self.fold = DeploymentState(made.parts(), nodes=made.deployment.cluster, build=build, kept=Kept(seconds=1))
+        observed = Observed(self.core, self.fold) if has_snapshots else None
+        self.journal = Journal(folder, header_of(made, origin="live"), limits, observed)
+        self.records: list[tuple[int, Record]] = []
+        self.number, self.now_ns, self.running = 0, 0, StartBatch
+        for action in self.handle(WOKE):
+            if isinstance(action, StartReplica):
+                self.handle(ReplicaReady(action.replica))
+
+    def handle(self, event: Event) -> list[Any]:
+        """One event, a millisecond after the one before; returns the actions."""
+        self.now_ns += ms(1)
+        actions = self.core.handle(self.now_ns, event)
+        records: list[Record] = [event, *actions]
+        for record in records:
+            self.fold.append(self.now_ns, record)
+        self.journal.extend(self.now_ns, records)
+        self.records += [(self.now_ns, record) for record in records]
+        return actions
+
+    def serve(self, count: int, *, late: bool = False, name: str = "", trace: str = "") -> None:
+        """Serve requests, one after the other."""
+        for _ in range(count):
+            self.number += 1
+            times_ns = self.now_ns, self.now_ns, self.now_ns + ms(900)
+            request = Request(RequestId(self.number), *times_ns, client_id=name, trace=trace)
+            (start,) = (each for each in self.handle(request) if isinstance(each, StartBatch))
+            self.now_ns += ms(940) if late else 0
+            self.handle(Finished(start.batch, start.replica, ms(1)))
+
+    def settle(self, until: Callable[[], bool]) -> None:
+        """Flush as a server does, until something has happened."""
+        for _ in range(400):
+            self.journal.flush()
+            if until():
+                return
+            time.sleep(0.01)
+        raise AssertionError("it did not happen")
+
+    def run_to_segment(self, number: int) -> None:
+        """Serve until a segment has begun."""
+        for present in range(self.journal.segment, number):
+            self.serve(600)
+            self.settle(lambda present=present: self.journal.segment > present)  # type: ignore[misc]
+
+
+def numbers(folder: Path) -> list[int]:
+    return [segment.number for segment in segments_in(folder)]
+
+
+# Segments
+
+
+def test_a_run_in_segments_is_read_back_whole(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.run_to_segment(3)
+    server.serve(10)
+    server.journal.close()
+    server.journal.close()
+    log = read_log(tmp_path)
+    assert numbers(tmp_path) == [1, 2, 3]
+    assert log.is_whole
+    assert log.missing == ()
+    assert list(log) == server.records
+
+
+def test_compressed_segments_are_read_like_others_and_the_oldest_are_deleted(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.run_to_segment(4)
+    server.journal.close()
+    active = segments_in(tmp_path)[-1].path
+    archive(tmp_path, active, 2**30, 0, time.time())
+    size = active.stat().st_size + sum(len(gzip.decompress(path.read_bytes())) for path in tmp_path.glob("*.gz"))
+    assert [segment.is_compressed for segment in segments_in(tmp_path)] == [True, True, True, False]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 0.5 * size
+    assert list(read_log(tmp_path)) == server.records
+    two = sum(segment.path.stat().st_size for segment in segments_in(tmp_path)[2:])
+    archive(tmp_path, active, two, 0, time.time())
+    log = read_log(tmp_path)
+    assert numbers(tmp_path) == [3, 4]
+    assert list(log) == [row for row in server.records if row[0] >= log.header.from_ns]
+    (missing,) = log.missing
+    assert missing.startswith(f"the log begins {log.header.from_ns / 1e9:.3f} s after the start of the run")
+
+
+def test_old_segments_are_deleted_whatever_their_size(tmp_path: Path) -> None:
+    paths = [segment_path(tmp_path, "20260101T000000000Z", number) for number in (1, 2, 3)]
+    for age_s, path in zip((300, 200, 100), paths, strict=True):
+        path.write_bytes(b"x")
+        os.utime(path, (1000 - age_s, 1000 - age_s))
+    assert expired(segments_in(tmp_path), 2**30, 150, 1000) == paths[:2]
+    assert expired(segments_in(tmp_path), 2**30, 0, 1000) == []
+    assert expired(segments_in(tmp_path), 1, 0, 1000) == paths[:2]
+
+
+def test_a_compressed_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.run_to_segment(2)
+    server.journal.close()
+    archive(tmp_path, segments_in(tmp_path)[-1].path, 2**30, 0, time.time())
+    path = segments_in(tmp_path)[0].path
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(InputError, match="compressed file is damaged"):
+        list(read_log(path))
+
+
+def test_the_log_of_an_earlier_run_stays_and_is_named(tmp_path: Path) -> None:
+    for _ in range(2):
+        server = Server(tmp_path)
+        server.serve(1)
+        server.journal.close()
+        time.sleep(0.002)
+    log = read_log(tmp_path)
+    assert list(log) == server.records
+    assert "1 earlier run can be read by name" in log.missing[0]
+    assert list(read_log(segments_in(tmp_path)[0].path)) == server.records
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no log in this folder"):
+        read_log(tmp_path)
+
+
+# What goes on from a snapshot
+
+
+def test_every_segment_replays_from_its_snapshot(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.run_to_segment(3)
+    server.serve(20)
+    server.journal.close()
+    for segment in segments_in(tmp_path)[1:]:
+        log = read_log(segment.path)
+        assert log.header.has_snapshot
+        core, fold = beginning_of(log)
+        played = replay_log(log, core)
+        assert played.difference is None
+        assert played.actions > 20
+        for now_ns, record in log:
+            fold.append(now_ns, record)
+        assert fold.only.open == {}
+    summary = RunSummary(set_up(load_application(DECLARED)).parts()).fold(with_beginning(log))
+    assert summary.requests == sum(isinstance(record, Request) for _, record in log)
+    assert sum(summary.batch_sizes().values()) == summary.requests
+
+
+def test_a_segment_without_a_snapshot_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path, has_snapshots=False)
+    server.run_to_segment(2)
+    server.journal.close()
+    log = read_log(segments_in(tmp_path)[1].path)
+    assert list(log) == [row for row in server.records if row[0] >= log.header.from_ns]
+    with pytest.raises(InputError, match="segment 2 has no snapshot"):
+        beginning_of(log)
+    assert read_log(tmp_path).is_whole
+
+
+def test_state_that_cannot_be_saved_costs_the_snapshot_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(tmp_path)
+    object.__setattr__(server.core, "secret", lambda: None)
+    server.run_to_segment(2)
+    server.serve(1)
+    server.journal.close()
+    assert "segment 2 of the log has no snapshot: .secret is the function" in caplog.text
+    assert list(read_log(tmp_path)) == server.records
+
+
+# The disk
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
+def test_a_full_disk_leaves_a_gap_and_the_log_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    server = Server(tmp_path)
+    server.serve(5)
+    server.settle(lambda: server.journal._writer is not None and not server.journal._writer._backlog_bytes)
+    before = len(server.records)
+    writer = server.journal._writer
+    assert writer is not None
+    kept, writer._fd = writer._fd, os.open("/dev/full", os.O_WRONLY)
+    os.close(kept)
+    server.serve(7)
+    server.settle(lambda: server.journal.segment == 2)
+    lost = len(server.records) - before
+    server.serve(3)
+    server.journal.close()
+    assert "the event log has a gap from now on, the server continues" in caplog.text
+    log = read_log(tmp_path)
+    assert log.header.segment == 2
+    assert log.header.lost is not None
+    assert log.header.lost.records == lost
+    assert f"{lost} records between" in log.missing[0]
+    assert "No space left on device" in log.missing[0]
+    assert "1 earlier segment of the run can be read by name" in log.missing[1]
+    assert list(log) == server.records[before + lost :]
+    core, _ = beginning_of(log)
+    assert replay_log(log, core).difference is None
+    assert list(read_log(segments_in(tmp_path)[0].path)) == server.records[:before]
+
+
+def test_a_disk_that_is_too_slow_costs_records_not_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKLOG_BYTES_MAX", 0)
+    server = Server(tmp_path)
+    server.serve(5)
+    server.journal.flush()
+    assert server.journal.lost is not None
+    assert server.journal.lost.records == len(server.records)
+    assert server.journal.lost.why == "the disk is too slow"
+    server.journal.close()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_help(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    with pytest.raises(MachineError, match="cannot be written") as caught:
+        Journal(tmp_path / "log", HEADER)
+    assert "--log off" in caught.value.help
+
+
+# Samples
+
+
+def test_a_sample_keeps_all_that_missed_all_decisions_and_exact_counts(tmp_path: Path) -> None:
+    server = Server(tmp_path, LogLimits(sample=0.1))
+    server.serve(300)
+    server.serve(5, late=True)
+    server.journal.flush()
+    server.handle(WOKE)
+    server.journal.close()
+    log = read_log(tmp_path)
+    rows = list(log)
+    ends = [record for _, record in rows if isinstance(record, End)]
+    assert sum(end.outcome is Outcome.LATE for end in ends) == 5
+    served = sum(end.outcome is Outcome.SERVED for end in ends)
+    assert 10 <= served <= 60
+    assert sum(record.served for _, record in rows if isinstance(record, Unlogged)) == 300 - served
+    about = (Request, StartBatch, Finished, End, Unlogged)
+    assert [row for row in rows if not isinstance(row[1], about)] == [
+        row for row in server.records if not isinstance(row[1], about)
+    ]
+    kept = {record.id for _, record in rows if isinstance(record, Request)}
+    assert [row for row in rows if not isinstance(row[1], Unlogged)] == [
+        row for row in server.records if not is_about_others(row[1], kept, server.records)
+    ]
+    summary = RunSummary(set_up(load_application(DECLARED)).parts()).fold(log)
+    assert summary.requests == 305
+    assert sum(second.served for second in summary.seconds()) == 300
+    assert "only 10.000% are in the log" in log.missing[0]
+
+
+def is_about_others(record: Record, kept: set[RequestId], records: list[tuple[int, Record]]) -> bool:
+    """Whether a record is about requests that are not kept."""
+    batches = {each.batch: each.requests for _, each in records if isinstance(each, StartBatch)}
+    if isinstance(record, Finished):
+        return not kept.intersection(batches[record.batch])
+    if isinstance(record, StartBatch):
+        return not kept.intersection(record.requests)
+    if isinstance(record, Request | End):
+        return (record.id if isinstance(record, Request) else record.request) not in kept
+    return False
+
+
+def test_a_request_that_stays_long_is_written_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_S_MAX", 0.5)
+    server = Server(tmp_path, LogLimits(sample=0.0))
+    server.number += 1
+    request = Request(RequestId(1), server.now_ns, server.now_ns, server.now_ns + s(900))
+    (start,) = (each for each in server.handle(request) if isinstance(each, StartBatch))
+    for _ in range(700):
+        server.handle(WOKE)
+    server.handle(Finished(start.batch, start.replica, ms(1)))
+    server.journal.close()
+    assert list(read_log(tmp_path)) == server.records

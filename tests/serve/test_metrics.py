@@ -1,0 +1,473 @@
+"""The exposition against a log by hand, and against plain counting over the logs of random worlds with faults.
+
+The run state behind it has tests of its own, in `tests/runlog`.
+"""
+
+from collections import Counter, defaultdict
+
+import pytest
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from sloop.actions import (
+    AcquireNode,
+    Assigned,
+    Decided,
+    End,
+    RequestPlan,
+    ResizeReplica,
+    Rollout,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+    VersionState,
+)
+from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.graph import Each, Graph
+from sloop.core.views import Belief
+from sloop.events import Deployed, Finished, NodeReady, Planned, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
+from sloop.runlog import MemoryLog, Record
+from sloop.runlog.summary import RunSummary
+from sloop.serve.messages import EdgeCounts
+from sloop.serve.metrics import RECORDS_MAX, SAMPLES_MAX, Metrics
+from sloop.sim import simulate
+from sloop.sim.fuzz import random_world
+from sloop.systems.setup import build, set_up
+from sloop.units import ms, s
+from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from tests.core.scene import request
+
+Scraped = dict[tuple[str, tuple[str, ...]], float]
+
+ONE = Application("demo", 200, (Stage("only", (Variant("v"),)),), SystemChoice("static"))
+DIAMOND = Application(
+    "demo",
+    200,
+    tuple(
+        Stage(name, (Variant("v"),), after)
+        for name, after in {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}.items()
+    ),
+    SystemChoice("static"),
+)
+
+
+class Version(Struct):
+    """A version of an application, as the fold reads it."""
+
+    graph: Graph
+    name: str = "demo"
+    version: str = "1"
+    beliefs: dict[tuple[str, str, str], Belief] = {}  # msgspec copies it
+
+    @property
+    def key(self) -> str:
+        return self.name if self.version == "1" else f"{self.name}@{self.version}"
+
+
+def metrics_of(application: Application) -> Metrics:
+    return Metrics([Version(application.graph)])
+
+
+def scrape(metrics: Metrics) -> Scraped:
+    """Every sample, by name and label values in the order of the labels' names; without model, version and hardware."""
+    return {
+        (name, tuple(value for key, value in labels if key not in ("model", "version", "hardware"))): value
+        for name, labels, value in samples(metrics)
+    }
+
+
+def samples(metrics: Metrics) -> list[tuple[str, list[tuple[str, str]], float]]:
+    """Name, sorted labels and value of every sample."""
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return [
+        (sample.name, sorted(sample.labels.items()), sample.value) for family in families for sample in family.samples
+    ]
+
+
+def rows(metrics: Metrics, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The samples of a name that are not 0, by the values of these labels."""
+    found = [(dict(pairs), value) for each, pairs, value in samples(metrics) if each == name]
+    return {tuple(pairs[label] for label in labels): value for pairs, value in found if value}
+
+
+def told(application: Application, *records: tuple[float, Record]) -> Scraped:
+    metrics = metrics_of(application)
+    for at_ms, record in records:
+        metrics.state.append(ms(at_ms), record)
+    return scrape(metrics)
+
+
+def start(replica: int, stage: str = "only", cores: float = 2) -> StartReplica:
+    return StartReplica(ReplicaId(replica), ReplicaSpec(stage, "v", Slot(cores)))
+
+
+def batch(number: int, replica: int, *requests: int, stage: str = "only") -> StartBatch:
+    return StartBatch(BatchId(number), ReplicaId(replica), stage, tuple(map(RequestId, requests)))
+
+
+def finished(number: int, replica: int, service_ms: float = 1) -> Finished:
+    return Finished(BatchId(number), ReplicaId(replica), ms(service_ms))
+
+
+def test_follows_a_request_from_queue_to_answer() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, ReplicaReady(ReplicaId(0))),
+        (10, request(1, at_ms=10, elapsed_ms=5)),
+        (12, request(2, at_ms=12)),
+        (14, batch(0, 0, 1, 2)),
+        (30, finished(0, 0, service_ms=15)),
+        (30, End(RequestId(1), Outcome.SERVED)),
+        (30, End(RequestId(2), Outcome.LATE, "late")),
+        (31, request(3, at_ms=31)),
+        (32, request(4, at_ms=32)),
+        (33, batch(1, 0, 3)),
+    )
+    assert seen["sloop_requests_total", ("served",)] == seen["sloop_requests_total", ("late",)] == 1
+    assert seen["sloop_attainment_ratio", ()] == 0.5
+    assert seen["sloop_requests_open", ()] == 2
+    assert seen["sloop_queue_length", ("only",)] == 1
+    assert seen["sloop_queue_wait_seconds_count", ("only",)] == 3
+    assert seen["sloop_queue_wait_seconds_sum", ("only",)] == pytest.approx(0.004 + 0.002 + 0.002)
+    assert seen["sloop_queue_wait_seconds_bucket", ("0.0025", "only")] == 2
+    assert seen["sloop_batch_size_sum", ("only", "v")] == 3
+    assert seen["sloop_service_time_seconds_sum", ("only", "v")] == pytest.approx(0.015)
+    assert seen["sloop_request_duration_seconds_sum", ("served",)] == pytest.approx(0.025)
+    assert seen["sloop_cores_allocated", ("only",)] == seen["sloop_cores_in_use", ("only",)] == 2
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.033)
+
+
+def test_a_stage_with_two_before_it_is_entered_when_both_are_done() -> None:
+    places = {"a": 0, "b": 1, "c": 2, "d": 3}
+    seen = told(
+        DIAMOND,
+        *((0, start(replica, stage)) for stage, replica in places.items()),
+        (10, request(1, at_ms=10)),
+        (10, batch(0, 0, 1, stage="a")),
+        (20, finished(0, 0)),
+        (21, batch(1, 1, 1, stage="b")),
+        (22, batch(2, 2, 1, stage="c")),
+        (30, finished(2, 2)),
+        (40, finished(1, 1)),
+        (44, batch(3, 3, 1, stage="d")),
+    )
+    waits = {stage: seen["sloop_queue_wait_seconds_sum", (stage,)] for stage in places}
+    assert waits == pytest.approx({"a": 0, "b": 0.001, "c": 0.002, "d": 0.004})
+    assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in places)
+
+
+FANNED = Application(
+    "fanned",
+    1000,
+    (
+        Stage("a", (Variant("v"),)),
+        Stage("b", (Variant("v"),), ("a",), each=Each("a", "rows")),
+        Stage("c", (Variant("v"),), ("b",), join=True),
+    ),
+    SystemChoice("static"),
+)
+
+
+def test_parts_wait_each_for_itself_and_what_is_given_up_is_counted_where_it_waited() -> None:
+    seen = told(
+        FANNED,
+        *((0, start(replica, stage)) for stage, replica in {"a": 0, "b": 1, "c": 2}.items()),
+        (10, request(1, at_ms=10)),
+        (10, batch(0, 0, 1, stage="a")),
+        (20, Finished(BatchId(0), ReplicaId(0), ms(1), ((3,),))),
+        (21, StartBatch(BatchId(1), ReplicaId(1), "b", (RequestId(1), RequestId(1)), (0, 2))),
+        (30, finished(1, 1)),
+        (32, End(RequestId(1), Outcome.DROPPED, "too late")),
+    )
+    assert seen["sloop_queue_wait_seconds_sum", ("b",)] == pytest.approx(0.002)
+    assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in "abc")
+    assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 1, 0]
+
+
+def test_who_waits_on_two_branches_is_given_up_on_one() -> None:
+    seen = told(
+        DIAMOND,
+        *((0, start(replica, stage)) for stage, replica in {"a": 0, "b": 1, "c": 2}.items()),
+        (10, request(1, at_ms=10)),
+        (10, batch(0, 0, 1, stage="a")),
+        (20, finished(0, 0)),
+        (32, End(RequestId(1), Outcome.DROPPED, "too late", stage="c")),
+    )
+    assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 0, 1]
+
+
+def test_a_cold_start_is_told_step_by_step() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (1, ReplicaProgressed(ReplicaId(0), "spawning")),
+        (100, ReplicaProgressed(ReplicaId(0), "loading")),
+        (400, ReplicaReady(ReplicaId(0))),
+        (500, ResizeReplica(ReplicaId(0), 4)),
+        (505, Resized(ReplicaId(0), 4)),
+        (600, start(1)),
+        (650, StopReplica(ReplicaId(0), "why")),
+    )
+    steps = {
+        step: seen["sloop_cold_start_seconds_sum", ("only", step, "v")] for step in ("spawning", "loading", "total")
+    }
+    assert steps == pytest.approx({"spawning": 0.099, "loading": 0.3, "total": 0.4})
+    assert seen["sloop_resize_seconds_sum", ("only",)] == pytest.approx(0.005)
+    assert seen["sloop_cores_allocated", ("only",)] == 6
+    assert [seen["sloop_replicas", (life, "only", "v")] for life in ("starting", "ready", "draining")] == [1, 0, 1]
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.5 + 4 * 0.15 + 2 * 0.05)
+
+
+def test_what_a_lost_replica_ran_waits_again() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, start(1)),
+        (1, request(1, at_ms=1)),
+        (1, batch(0, 0, 1)),
+        (5, ReplicaLost(ReplicaId(0), "gone")),
+        (5, Decided("lost", "gone", "only")),
+        (8, batch(1, 1, 1)),
+        (9, finished(0, 0)),
+    )
+    assert seen["sloop_queue_wait_seconds_sum", ("only",)] == pytest.approx(0.003)
+    assert seen["sloop_replicas_lost_total", ("only", "v")] == 1
+    assert seen["sloop_decisions_total", ("lost",)] == 1
+    assert seen["sloop_cores_in_use", ("only",)] == 2
+    assert ("sloop_service_time_seconds_sum", ("only", "v")) not in seen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
+    world = random_world(seed)
+    log, metrics = MemoryLog(), Metrics(set_up(world.deployment).parts(), build=build)
+    simulate(world, [log])
+    for now_ns, record in log:
+        metrics.state.append(now_ns, record)
+    seen = scrape(metrics)
+    ends = Counter(record.outcome for _, record in log if isinstance(record, End))
+    assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
+        outcome: ends[outcome] for outcome in Outcome
+    }
+    assert sum(record_is_open(log).values()) == seen["sloop_requests_open", ()] == 0
+    of_replica = {r.replica: (r.spec.stage, r.spec.variant) for _, r in log if isinstance(r, StartReplica)}
+    sizes: dict[tuple[str, ...], int] = defaultdict(int)
+    batches: Counter[tuple[str, ...]] = Counter()
+    for _, record in log:
+        if isinstance(record, StartBatch):
+            sizes[of_replica[record.replica]] += len(record.requests)
+            batches[of_replica[record.replica]] += 1
+    for key, total in sizes.items():
+        assert seen["sloop_batch_size_sum", key] == total
+        assert seen["sloop_batch_size_count", key] == batches[key]
+        assert seen["sloop_batch_size_bucket", ("+Inf", *key)] == batches[key]
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_length") == 0
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == sum(sizes.values())
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
+        isinstance(record, Decided) for _, record in log
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 4, 9])
+def test_no_figure_is_counted_twice(seed: int) -> None:
+    """What `/metrics` shows of a run is what its summary, and so tables and pages, say of it."""
+    world = random_world(seed)
+    metrics, summary = metrics_of(world.application), RunSummary(world.application.graph)
+    simulate(world, [metrics.state, summary])
+    seen, row = scrape(metrics), summary.row(system="any", seed=seed)
+    assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
+        outcome: getattr(row, outcome.value) for outcome in Outcome
+    }
+    assert seen["sloop_attainment_ratio", ()] == pytest.approx(row.attainment)
+    for stage in row.stages:
+        wait_s, count = (seen.get((f"sloop_queue_wait_seconds_{k}", (stage.stage,)), 0.0) for k in ("sum", "count"))
+        assert count == stage.visits
+        assert wait_s == pytest.approx(1e-3 * (stage.mean_wait_ms or 0.0) * stage.visits)
+        assert seen["sloop_drops_total", (stage.stage,)] == stage.dropped
+    core_s = sum(value for (name, _), value in seen.items() if name == "sloop_core_seconds_total")
+    assert core_s == pytest.approx(row.core_seconds)
+
+
+def record_is_open(log: MemoryLog) -> Counter[RequestId]:
+    """+1 for each arrival, -1 for each end."""
+    balance: Counter[RequestId] = Counter()
+    for _, record in log:
+        if isinstance(record, Request):
+            balance[record.id] += 1
+        elif isinstance(record, End):
+            balance[record.request] -= 1
+    return balance
+
+
+def test_nothing_has_been_missed_before_the_first_end() -> None:
+    assert scrape(metrics_of(ONE))["sloop_attainment_ratio", ()] == 1
+
+
+def test_samples_are_sorted_into_histograms_before_they_become_many() -> None:
+    metrics = metrics_of(ONE)
+    metrics.state.append(0, start(0))
+    for id in range(SAMPLES_MAX + 100):
+        metrics.state.append(ms(id), request(id, at_ms=id))
+        metrics.state.append(ms(id), batch(id, 0, id))
+        metrics.state.append(ms(id), finished(id, 0))
+        metrics.state.append(ms(id), End(RequestId(id), Outcome.SERVED))
+    run = metrics.state.records[0].run
+    assert len(run.served_ns) < SAMPLES_MAX
+    assert len(run.seconds) == 1
+    seen = scrape(metrics)
+    assert seen["sloop_requests_total", ("served",)] == SAMPLES_MAX + 100
+    assert seen["sloop_request_duration_seconds_bucket", ("0.0005", "served")] == SAMPLES_MAX + 100
+    assert seen["sloop_service_time_seconds_count", ("only", "v")] == SAMPLES_MAX + 100
+    assert scrape(metrics) == seen, "a scrape changes nothing"
+
+
+def test_growing_replicas_hold_their_cores_from_the_order_on() -> None:
+    """As tables and pages count them: `/metrics` used to count them from the effect."""
+    seen = told(ONE, (0, start(0)), (100, ResizeReplica(ReplicaId(0), 4)), (200, End(RequestId(9), Outcome.SERVED)))
+    assert seen["sloop_cores_allocated", ("only",)] == 4
+    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.1 + 4 * 0.1)
+
+
+# Several models
+
+
+def several(*names: str) -> Metrics:
+    """Metrics of models of one stage each, `NAME/only`, to which version 2 can be deployed."""
+
+    def version(name: str, number: str, _: object) -> Version:
+        made = Version(ONE.graph, name, number)
+        graph = Application(name, 200, (Stage(f"{made.key}/only", (Variant("v"),)),), SystemChoice("static")).graph
+        return Version(graph, name, number)
+
+    nodes = [Node("n0", "c5", 4, 100, usd_per_h=1.8), Node("n1", "c5", 4, 100, usd_per_h=1.8, on_demand=True)]
+    return Metrics([version(name, "1", {}) for name in names], nodes=nodes, build=version)
+
+
+def served(metrics: Metrics, id: int, model: str, *, at_ms: float, outcome: Outcome = Outcome.SERVED) -> None:
+    """A request that is served 10 ms later."""
+    metrics.state.append(ms(at_ms), request(id, at_ms=at_ms, application=model))
+    metrics.state.append(ms(at_ms + 10), End(RequestId(id), outcome))
+
+
+def test_every_family_about_an_application_names_it() -> None:
+    metrics = several("a", "b")
+    metrics.state.append(0, start(0, "a/only"))
+    metrics.state.append(0, ReplicaReady(ReplicaId(0)))
+    served(metrics, 1, "a", at_ms=1)
+    served(metrics, 2, "b", at_ms=2, outcome=Outcome.LATE)
+    metrics.state.append(ms(20), request(3, at_ms=20, application="b"))
+    assert rows(metrics, "sloop_requests_total", "model", "outcome") == {("a", "served"): 1, ("b", "late"): 1}
+    assert rows(metrics, "sloop_attainment_ratio", "model") == {("a",): 1}
+    assert rows(metrics, "sloop_requests_open", "model") == {("b",): 1}
+    assert rows(metrics, "sloop_replicas", "model", "version", "stage", "life") == {("a", "1", "only", "ready"): 1}
+    assert metrics.ended() == {Outcome.SERVED: 1, Outcome.LATE: 1}
+    assert metrics.ended("b") == {Outcome.LATE: 1}
+    about_all = {
+        *("sloop_plan_duration_seconds_bucket", "sloop_plan_duration_seconds_count", "sloop_plan_duration_seconds_sum"),
+        *("sloop_nodes", "sloop_node_seconds_total", "sloop_node_usd_total"),
+        *("sloop_body_bytes", "sloop_bodies_refused_total", "sloop_answer_bytes", "sloop_longest_turn_seconds"),
+        *("sloop_connections", "sloop_connections_refused_total", "sloop_connections_expired_total"),
+        *("sloop_key_requests_total", "sloop_key_refused_total"),
+    }
+    for name, labels, _ in samples(metrics):
+        assert (name in about_all) != ("model" in dict(labels)), name
+
+
+def test_the_counters_of_a_model_do_not_fall_when_a_version_ends() -> None:
+    metrics = several("a", "b")
+    state = metrics.state
+    served(metrics, 1, "a", at_ms=1)
+    state.append(ms(20), Deployed("a", "2", {}))
+    state.append(ms(20), Rollout("a", "2", VersionState.STARTING, 0.0, "deployed"))
+    state.append(ms(30), Rollout("a", "2", VersionState.CANARY, 0.25, "it is ready"))
+    state.append(ms(31), request(2, at_ms=31, application="a"))
+    state.append(ms(31), Assigned(RequestId(2), "a@2"))
+    state.append(ms(40), End(RequestId(2), Outcome.LATE))
+    assert rows(metrics, "sloop_version_share", "model", "version") == {
+        ("a", "1"): 0.75,
+        ("a", "2"): 0.25,
+        ("b", "1"): 1,
+    }
+    assert rows(metrics, "sloop_version_requests_total", "version", "outcome") == {("1", "served"): 1, ("2", "late"): 1}
+    states = rows(metrics, "sloop_version_state", "model", "version", "state")
+    assert states.keys() == {("a", "1", "serving"), ("a", "2", "canary"), ("b", "1", "serving")}
+    for version, last in (("2", VersionState.SERVING), ("1", VersionState.RETIRED)):
+        state.append(ms(50), Rollout("a", version, last, float(version == "2"), "promoted"))
+    assert rows(metrics, "sloop_version_requests_total", "version", "outcome") == {("2", "late"): 1}
+    assert rows(metrics, "sloop_requests_total", "model", "outcome") == {("a", "served"): 1, ("a", "late"): 1}
+    assert rows(metrics, "sloop_request_duration_seconds_count", "model", "outcome").keys() == {
+        ("a", "served"),
+        ("a", "late"),
+    }
+    assert rows(metrics, "sloop_rollouts_total", "model", "state")["a", "serving"] == 1
+    assert {record.key for record in state.records} == {"a@2", "b"}
+    state.append(ms(60), Rollout("a", "2", VersionState.RETIRED, 0.0, "it was removed"))
+    assert rows(metrics, "sloop_requests_total", "model", "outcome") == {}
+    of_versions = [
+        labels["model"] for labels in (dict(pairs) for _, pairs, _ in samples(metrics)) if "version" in labels
+    ]
+    assert set(of_versions) == {"b"}, "a model that is gone has no rows"
+
+
+def test_versions_that_have_ended_are_forgotten_without_a_scrape() -> None:
+    metrics = several("a")
+    state = metrics.state
+    for number in range(2, 2 * RECORDS_MAX):
+        at_ns = s(number)
+        state.append(at_ns, Deployed("a", str(number), {}))
+        state.append(at_ns, Rollout("a", str(number), VersionState.STARTING, 0.0, "deployed"))
+        state.append(at_ns, Rollout("a", str(number), VersionState.SERVING, 1.0, "it is ready"))
+        state.append(at_ns, Rollout("a", str(number - 1), VersionState.RETIRED, 0.0, "replaced"))
+        served(metrics, number, "a", at_ms=1000 * number + 1)
+    assert len(state.records) <= RECORDS_MAX + 1
+    assert rows(metrics, "sloop_requests_total", "outcome") == {("served",): 2 * RECORDS_MAX - 2}
+    assert len(state.records) == 1
+
+
+def test_nodes_and_plans_are_counted_for_the_cluster() -> None:
+    metrics = several("a")
+    state = metrics.state
+    state.append(0, request(1, application="a"))
+    state.append(s(10), AcquireNode("n1"))
+    state.append(s(20), NodeReady(Node("n1", "c5", 4, 100, usd_per_h=1.8, on_demand=True)))
+    state.append(s(20), RequestPlan(1))
+    state.append(s(20) + ms(300), Planned(1, {}, {"a": "ValueError: no"}))
+    state.append(s(20) + ms(300), Decided("planner", "no new plan: ValueError: no", application="a"))
+    state.append(s(20) + ms(300), Decided("node", "n1 is needed"))
+    state.append(s(30), End(RequestId(1), Outcome.SERVED))
+    assert rows(metrics, "sloop_nodes", "hardware", "state") == {("c5", "ready"): 2}
+    assert rows(metrics, "sloop_node_seconds_total", "hardware") == {("c5",): pytest.approx(50)}
+    assert rows(metrics, "sloop_node_usd_total", "hardware") == {("c5",): pytest.approx(50 * 1.8 / 3600)}
+    assert rows(metrics, "sloop_plan_duration_seconds_sum") == {(): pytest.approx(0.3)}
+    assert rows(metrics, "sloop_decisions_total", "model", "kind") == {("a", "planner"): 1, ("", "node"): 1}
+
+
+def test_limits_of_models_are_shown_where_there_are_any() -> None:
+    counts = EdgeCounts()
+    metrics = Metrics([Version(ONE.graph)], lambda: counts)
+    assert rows(metrics, "sloop_bodies_refused_total", "bound") == {}
+    first = EdgeCounts(held_bytes=7, connections=2, refused={"each": 1}, models={"demo": (7, {"bytes": 3})})
+    counts = first.ended().plus(first)
+    assert rows(metrics, "sloop_bodies_refused_total", "bound") == {("each",): 2}
+    assert rows(metrics, "sloop_body_bytes") == {(): 7}, "an edge that has ended holds nothing"
+    assert rows(metrics, "sloop_connections") == {(): 2}
+    assert rows(metrics, "sloop_model_body_bytes", "model") == {("demo",): 7}
+    assert rows(metrics, "sloop_model_refused_total", "model", "bound") == {("demo", "bytes"): 6}
+
+
+@pytest.mark.parametrize("value", ['quo"te', "back\\slash", "new\nline", "plain"])
+def test_label_values_survive_the_text_format(value: str) -> None:
+    assert rows(Metrics([Version(ONE.graph, value)]), "sloop_version_share", "model") == {(value,): 1}
+
+
+def test_families_have_the_types_of_the_text_format_and_no_samples_of_openmetrics() -> None:
+    metrics = several("a")
+    metrics.state.append(0, start(0, "a/only"))
+    metrics.state.append(ms(5), ReplicaReady(ReplicaId(0)))
+    served(metrics, 1, "a", at_ms=10)
+    text = metrics.exposition().decode()
+    assert "_created" not in text
+    assert "# TYPE sloop_requests_total counter\n" in text
+    assert "# TYPE sloop_requests_open gauge\n" in text
+    assert "# TYPE sloop_request_duration_seconds histogram\n" in text

@@ -1,0 +1,280 @@
+"""A core that is restored from a snapshot decides as the core would have that was saved."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.actions import Action, RequestPlan
+from sloop.app.load import load_application
+from sloop.core import Core
+from sloop.errors import InputError
+from sloop.events import WOKE, Deployed
+from sloop.runlog import EVENTS, MemoryLog, Record
+from sloop.runlog.fold import DeploymentState, Kept
+from sloop.sim import World, simulate
+from sloop.sim.fuzz import random_deployment, random_world
+from sloop.systems import SYSTEMS
+from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
+from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_policies
+from sloop.units import s
+
+Records = Sequence[tuple[int, Record]]
+Run = tuple[Core, DeploymentState]
+
+
+def fresh(setup: Setup) -> Run:
+    kept = Kept(seconds=11, routes=False)
+    return setup.core(), DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=kept)
+
+
+def play(run: Run, records: Records) -> list[list[Action]]:
+    """Feed the events among these records to a core, and all records to its fold; returns the core's answers. Plans are
+    as they were recorded, and made again, so that policies remember them."""
+    core, fold = run
+    events = [(now_ns, record) for now_ns, record in records if isinstance(record, EVENTS)]
+    answers: list[list[Action]] = []
+    for place, (now_ns, event) in enumerate(events):
+        more = place + 1 < len(events) and events[place + 1][0] == now_ns
+        answers.append(core.handle(now_ns, event, more))
+        if any(isinstance(action, RequestPlan) for action in answers[-1]):
+            assert core.plan_input is not None
+            core.planner.plan(core.plan_input)
+    for now_ns, record in records:
+        fold.append(now_ns, record)
+    return answers
+
+
+def through_json(snapshot: Snapshot) -> Snapshot:
+    return msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
+
+
+def restored(run: Run, setup: Setup, at_ns: int, records: Iterable[tuple[int, Record]]) -> Run:
+    """The core and the fold after a snapshot has been written and read, as by another process."""
+    definitions = [definition_of(each) for each in setup.applications]
+    definitions += [record.definition for _, record in records if isinstance(record, Deployed)]
+    parts = {}
+    for each in msgspec.json.decode(msgspec.json.encode(definitions)):
+        application = application_in(each)
+        parts[application.key] = build(application.name, application.version, each)
+    core, fold = restore(through_json(save(run[0], at_ns, fold=run[1])), list(parts.values()), build)
+    assert fold is not None
+    return core, fold
+
+
+def cut_after(records: Records, at: int) -> int:
+    """The first place from here on where an instant begins."""
+    while at < len(records) and (at == 0 or records[at - 1][0] == records[at][0]):
+        at += 1
+    return at
+
+
+def check(world: World, fraction: float) -> bool:
+    """Simulate a world, save the core after a fraction of the records, and compare what both cores do afterwards. False
+    if there is nothing to compare."""
+    try:
+        setup = world.setup()
+    except InputError:  # the system cannot serve such a graph
+        return False
+    log = MemoryLog()
+    simulate(world, [log], check_first=0)
+    records = log.records
+    run, done = fresh(setup), 0
+    cut = cut_after(records, round(fraction * len(records)))
+    while True:
+        play(run, records[done:cut])
+        if run[0].plan_input is None or cut == len(records):
+            break
+        done, cut = cut, cut_after(records, cut + 1)
+    if cut == len(records):
+        return False
+    other = restored(run, setup, records[cut - 1][0], records[:cut])
+    assert play(other, records[cut:]) == play(run, records[cut:])
+    if run[0].plan_input is None:
+        one, two = [msgspec.to_builtins(through_json(save(core, 0, fold=fold))) for core, fold in (other, run)]
+        assert (one["core"][2], one["fold"]) == (two["core"][2], two["fold"]), (
+            "queues, replicas, counts are the same, too"
+        )
+    return True
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), fraction=st.floats(0.02, 0.95), several=st.booleans())
+def test_a_restored_core_decides_as_the_saved_one(system: str, seed: int, fraction: float, several: bool) -> None:
+    check((random_deployment if several else random_world)(seed, system), fraction)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_is_compared_with_its_state(system: str) -> None:
+    assert any(check(random_world(seed, system), 0.5) for seed in range(20))
+
+
+# What is refused
+
+ONE = {
+    "name": "one",
+    "slo_ms": 900,
+    "stages": [{"name": "a", "profile": "ResNet-T"}],
+    "cluster": {"nodes": [{"hardware": "c5.4xlarge"}]},
+}
+
+OWN = """
+from dataclasses import dataclass, field, replace
+from sloop.policies import targets
+from sloop.systems import build_system
+from sloop.vocabulary import Plan
+
+class Own:
+    pass
+
+@dataclass(slots=True)
+class Slow:
+    period_ns: int = 10**9
+    step: int = 1
+    calls: int = field(default=0, init=False)
+    past: dict = field(default_factory=dict, init=False)
+
+    def plan(self, now_ns, view):
+        self.calls += self.step
+        self.past[now_ns] = STATE
+        (stage,) = view.stages
+        belief = targets.belief_of(stage)
+        return Plan((targets.equal_replicas(stage, belief, count=self.calls, cores=1.0, batch_max=1),), "more")
+
+static = build_system("static")
+SYSTEM = replace(static, name="slow", policies=replace(static.policies, scale=Slow()))
+"""
+
+
+def own_system(folder: Path, state: str) -> Setup:
+    path = folder / "own.py"
+    path.write_text(OWN.replace("STATE", state))
+    return set_up(load_application(ONE | {"system": {"name": str(path), "step": 2}}))
+
+
+def test_policies_of_users_are_saved_if_their_state_is_plain(tmp_path: Path) -> None:
+    setup = own_system(tmp_path, "[now_ns, (1.5, None), {'a'}, float('inf'), -2**70]")
+    run = fresh(setup)
+    for second in range(3):
+        run[0].handle(s(second), WOKE)
+        assert run[0].plan_input is not None
+        run[0].handle(s(second), run[0].planner.plan(run[0].plan_input))
+    core, _ = restored(run, setup, s(2), [])
+    scale: Any = core.planner.policies["one"].scale
+    assert (scale.calls, scale.step) == (6, 2)
+    assert scale.past == {s(second): [s(second), (1.5, None), {"a"}, float("inf"), -(2**70)] for second in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("Own()", r"past\[0\] is a sloop_user_own_\w+:Own"),
+        ("lambda: 1", r"past\[0\] is the function"),
+        ("__import__('threading').Lock()", r"past\[0\] is a _thread:lock"),
+        ("Own", r"past\[0\] is or has class"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: str, says: str) -> None:
+    core = own_system(tmp_path, state).core()
+    core.handle(0, WOKE)
+    assert core.plan_input is not None
+    core.handle(0, core.planner.plan(core.plan_input))
+    with pytest.raises(SnapshotError, match=says):
+        save(core, 0)
+
+
+def test_a_core_that_waits_for_a_plan_is_not_saved(tmp_path: Path) -> None:
+    core = own_system(tmp_path, "1").core()
+    core.handle(0, WOKE)
+    with pytest.raises(SnapshotError, match="a plan is being made"):
+        save(core, 0)
+
+
+def test_the_policies_of_a_planner_process_take_the_place_of_the_cores(tmp_path: Path) -> None:
+    setup, beside = own_system(tmp_path, "1"), own_system(tmp_path, "1")
+    core, planner = setup.core(), beside.core().planner
+    core.handle(0, WOKE)
+    assert core.plan_input is not None
+    core.handle(0, planner.plan(core.plan_input))
+    own: Any = core.planner.policies["one"].scale
+    assert own.calls == 0
+    state = through_json(save_policies(beside.parts(), planner.policies))
+    core, _ = restore(through_json(save(core, 0, planner=state)), own_system(tmp_path, "1").parts(), build)
+    scale: Any = core.planner.policies["one"].scale
+    assert scale.calls == 2
+
+
+def snapshot() -> Snapshot:
+    core = set_up(load_application(ONE)).core()
+    core.handle(0, WOKE)
+    return through_json(save(core, 0))
+
+
+def test_a_snapshot_runs_no_code_and_makes_only_objects_of_sloop() -> None:
+    good = snapshot()
+    parts = set_up(load_application(ONE)).parts()
+    for tree, says in [
+        (["fn", "os:system"], "os:system is not something"),
+        (["m", ["fn", "os:system"], "x"], "os:system is not something"),
+        (["e", "subprocess:Popen", "true"], "subprocess:Popen is not something"),
+        (["e", "sloop.core.planner:Planner", "true"], "sloop.core.planner:Planner is not something"),
+        (["o", len(good.classes), "true"], "is not a class that a snapshot may have"),
+        (["x", "other/graph"], "refers to 'other/graph'"),
+        (["k", "builtins:eval"], "builtins:eval is not something"),
+        (["?"], "cannot be read"),
+        (["@", 7], "cannot be read"),
+    ]:
+        bad = msgspec.structs.replace(good, core=["l", tree], classes=[*good.classes, ("subprocess:Popen", ["args"])])
+        with pytest.raises(InputError, match=says):
+            restore(bad, parts, build)
+
+
+def test_a_snapshot_of_other_classes_is_refused() -> None:
+    good = snapshot()
+    classes = [
+        (name, ["unknown", *names[1:]] if name.endswith(":BatchLimits") else names) for name, names in good.classes
+    ]
+    with pytest.raises(InputError, match=r"cannot be read: .*BatchLimits has no field 'unknown'") as caught:
+        restore(msgspec.structs.replace(good, classes=classes), set_up(load_application(ONE)).parts(), build)
+    assert "release of sloop that wrote it" in caught.value.help
+
+
+@dataclass
+class Held:
+    period_ns: int = 10**9
+    value: Any = field(default=None, init=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.float64(0.1),
+        np.zeros((0, 2)),
+        float("-inf"),
+        b"\x00\xff",
+        frozenset({1, "a"}),
+        {("a", 1): [1, [2, {}]]},
+    ],
+)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    setup = set_up(load_application(ONE))
+    (parts,) = setup.parts()
+    mine = replace(parts, policies=replace(parts.policies, scale=Held()))  # type: ignore[arg-type]
+    theirs = replace(parts, policies=replace(parts.policies, scale=Held()))  # type: ignore[arg-type]
+    mine.policies.scale.value = (value, value)  # type: ignore[attr-defined]
+    core = Core([mine], setup.deployment.cluster, build)
+    found = through_json(save_policies([mine], {"one": mine.policies}))
+    core, _ = restore(through_json(save(core, 0, planner=found)), [theirs], build)
+    back = core.planner.policies["one"].scale.value  # type: ignore[attr-defined]
+    assert type(back[0]) is type(value)
+    assert np.array_equal(back[0], value) if isinstance(value, np.ndarray) else back[0] == value
+    if isinstance(value, dict | np.ndarray):
+        assert back[0] is back[1], "shared objects stay shared"
