@@ -50,6 +50,7 @@ from sloop.serve.edge.http2 import (
     frame,
 )
 from sloop.serve.edge.rpc import SERVICE, message_class
+from sloop.serve.planner import set_priority, stay_aside
 from sloop.workload import Trace, trace_from
 
 KEY: Final = "an-attacker-does-not-know-this"
@@ -410,8 +411,8 @@ for _name, (_what, _make) in REGISTERED_FLOODS.items():
 
 def be_attacker(name: str, target: Target) -> None:
     """Run an attack in this process, with the CPU time that others leave."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    set_priority(0, humble=True)
+    stay_aside()
     asyncio.run(ATTACKS[name][1](target))  # type: ignore[arg-type]  # a coroutine
 
 
@@ -423,7 +424,7 @@ def attacked(name: str, target: Target) -> Iterator[None]:
         return
     numbers = [str(target.http_port), str(target.grpc_port), str(target.until_s)]
     command = [sys.executable, "-m", "benchmarks.attacks", "--attacker", name, target.model, *numbers]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, start_new_session=True)  # the lowest priority counts for a session (autogroup)
     try:
         yield
         with contextlib.suppress(subprocess.TimeoutExpired):

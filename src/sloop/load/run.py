@@ -219,10 +219,16 @@ def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> Pro
 
 @contextmanager
 def _sender(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """The sending process and its standard output; the process is killed at the end of the block."""
+    """The sending process and its standard output; the process is killed at the end of the block.
+
+    It has a session of its own: Linux divides CPU time between sessions (`autogroup`), and in that of a server its
+    priority would take the server's time.
+    """
     command = [sys.executable, "-m", "sloop.load", str(folder)]
     with (folder / STDERR).open("wb") as errors:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
     assert process.stdout is not None, "stdout is a pipe"
     try:
         yield process, process.stdout

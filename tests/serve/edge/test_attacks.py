@@ -10,6 +10,7 @@ import ssl
 import struct
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from sloop.serve.edge import listener as listening
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
 from sloop.serve.edge.http import HttpServer, HttpSettings
+from sloop.serve.edge.intake import Intake
 from sloop.serve.edge.listener import (
     Listener,
     ServerConnection,
@@ -483,6 +485,38 @@ def test_a_pipeline_of_large_and_small_bodies_is_answered_in_order(doors: Callab
     found = converse(door.gateway, (post(large, KEY) + LIVE + AUTHORISED) * 3)
     assert [answer.status for answer in found] == [200] * 9
     assert [b"live" in answer.body for answer in found] == [False, True, False] * 3
+
+
+def test_one_pipeline_does_not_hold_the_others_up(doors: Callable[..., Door], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests have arrived on one connection, a turn of the loop takes up few of them."""
+    door = doors()
+    parsed: list[int] = []
+    turns: list[int] = []
+    take_up, go_on = module.HttpConnection._has_taken_up, Intake._go_on
+
+    def count(connection: module.HttpConnection, exchange: Exchange) -> bool:
+        parsed.append(len(turns))
+        return take_up(connection, exchange)
+
+    def turn(intake: Intake) -> None:
+        turns.append(len(parsed))
+        go_on(intake)
+
+    monkeypatch.setattr(module.HttpConnection, "_has_taken_up", count)
+    monkeypatch.setattr(Intake, "_go_on", turn)
+    assert [answer.status for answer in converse(door.gateway, LIVE * 2000)] == [200] * 2000
+    at_once = max(Counter(parsed).values())
+    assert len(parsed) == 2000
+    assert at_once <= module.AHEAD_BYTES // len(LIVE) + 8, "one piece of a pipeline a turn"
+
+
+def test_nothing_is_read_after_a_refused_key_in_a_pipeline(doors: Callable[..., Door]) -> None:
+    door = doors()
+    (alone,) = converse(door.gateway, post(BODY))
+    assert (alone.status, "connection" in alone.headers) == (401, False)
+    (first,) = converse(door.gateway, post(BODY) + AUTHORISED * 3)
+    assert (first.status, first.headers["connection"]) == (401, "close")
+    assert door.serves()
 
 
 # The end

@@ -332,7 +332,12 @@ async def test_compressed_messages_are_inflated_within_the_bound(encoding: str) 
 
 @pytest.mark.parametrize(
     ("encoding", "message", "status"),
-    [("br", b"x", "12"), ("gzip", b"not gzip", "3"), ("gzip", gzip.compress(b"x", mtime=0)[:-1], "3"), ("identity", b"x", "12")],
+    [
+        ("br", b"x", "12"),
+        ("gzip", b"not gzip", "3"),
+        ("gzip", gzip.compress(b"x", mtime=0)[:-1], "3"),
+        ("identity", b"x", "12"),
+    ],
 )
 @in_loop
 async def test_what_cannot_be_inflated_is_refused(encoding: str, message: bytes, status: str) -> None:

@@ -2,7 +2,7 @@
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,6 +167,61 @@ def test_goodput_holds_at_five_times_the_load_and_recovers(overloaded: Callable[
 def test_first_come_first_served_would_not_hold(overloaded: Callable[..., Door]) -> None:
     """The same load without an intake, as it was: nearly nothing is in time."""
     assert overloaded(2, is_first_come=True).goodput(200 * MS, 1000 * MS) < 0.1 * CAPACITY_RPS
+
+
+@pytest.mark.parametrize("length_ms", [5, 20])
+def test_a_short_burst_waits_and_is_served_whole(monkeypatch: pytest.MonkeyPatch, length_ms: int) -> None:
+    door = Door()
+    door.idle = 4096  # connections are open
+    monkeypatch.setattr(module.time, "monotonic_ns", door.loop.monotonic_ns)  # type: ignore[attr-defined]
+    arrivals = poisson(1.5 * CAPACITY_RPS, 0, length_ms * MS, 1)
+    arrivals += poisson(0.5 * CAPACITY_RPS, length_ms * MS, 200 * MS, 2)
+    door.run(arrivals, 300 * MS)
+    assert [outcome for _, outcome in door.outcomes] == ["served"] * len(arrivals)
+
+
+@given(clients=st.integers(2, 20), pieces=st.lists(st.integers(1, 30), min_size=2, max_size=20))
+def test_each_that_goes_on_later_gets_its_turn(clients: int, pieces: list[int]) -> None:
+    """Round robin, and no more than `PIECES_NS` and one piece in a turn."""
+    loop, done, turns = Loop(), [], []
+    intake = Intake(lambda: True)
+    intake.start(loop)  # type: ignore[arg-type]
+    left = {client: pieces[client % len(pieces)] for client in range(clients)}
+
+    def piece(client: int) -> None:
+        loop.now_ns += MS // 5
+        done.append(client)
+        left[client] -= 1
+        if left[client]:
+            intake.go_on_later(lambda: piece(client))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.time, "monotonic_ns", loop.monotonic_ns)  # type: ignore[attr-defined]
+        for client in range(clients):
+            intake.go_on_later(lambda client=client: piece(client))  # type: ignore[misc]
+        while loop.soon:
+            begun_ns = loop.now_ns
+            loop.turn()
+            turns.append(loop.now_ns - begun_ns)
+    assert max(turns) <= module.PIECES_NS + MS // 5
+    assert not any(left.values())
+    for client in range(clients):
+        # Before its last piece, another one got at most one piece more than it.
+        last = len(done) - 1 - done[::-1].index(client)
+        counts = Counter(done[: last + 1])
+        assert max(counts.values()) <= counts[client] + 1
+
+
+def test_a_piece_that_fails_does_not_stop_the_others() -> None:
+    loop, done = Loop(), []
+    intake = Intake(lambda: True)
+    intake.start(loop)  # type: ignore[arg-type]
+    intake.go_on_later(lambda: 1 // 0)
+    intake.go_on_later(lambda: done.append(1))
+    with pytest.raises(ZeroDivisionError):
+        loop.turn()
+    loop.turn()
+    assert done == [1]
 
 
 def test_pages_are_answered_while_inference_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:

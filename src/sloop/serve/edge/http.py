@@ -128,6 +128,7 @@ class HttpConnection(ServerConnection):
         "_began_ns",
         "_broken",
         "_fields",
+        "_has_taken",
         "_head_bytes",
         "_incoming",
         "_is_admitted",
@@ -142,6 +143,7 @@ class HttpConnection(ServerConnection):
         "_unsent",
         "_url",
         "_wait",
+        "_waits_for_turn",
         "sent_by_s",
     )
 
@@ -168,6 +170,10 @@ class HttpConnection(ServerConnection):
         self._unread: Buffer = b""
         """Bytes that have arrived and were not parsed yet."""
         self._is_advancing = self._is_lingering = self._is_sending = False
+        self._waits_for_turn = False
+        """Whether further requests wait for the turn of this connection."""
+        self._has_taken = False
+        """Whether a request was taken up since `_advance` began."""
         self._is_admitted = False
         """Whether the next request was deferred and is taken up now."""
         self._lingered_bytes = self._unsent = 0
@@ -486,7 +492,7 @@ class HttpConnection(ServerConnection):
 
     def _advance(self) -> None:
         """Answer what is complete, then parse what waits."""
-        self._is_advancing = True
+        self._is_advancing, self._has_taken = True, False
         while self.transport is not None and self._is_next_done():
             pass
         self._is_advancing = False
@@ -506,11 +512,27 @@ class HttpConnection(ServerConnection):
         elif incoming is not None and incoming.refusal is not None and self._is_refused_early(incoming):
             self._refuse_early(incoming, incoming.refusal)
         elif self._unread:
+            if self._has_taken:
+                self._parse_later()
+                return False
             self._parse_unread()
             return True
         else:
             self._rest()
         return False
+
+    def _parse_later(self) -> None:
+        """The client has sent further requests at once: they are taken up when it is this connection's turn."""
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self._wait_for(None)
+            self._server.intake.go_on_later(self._parse_next)
+
+    def _parse_next(self) -> None:
+        self._waits_for_turn = False
+        if self._unread and self._answering is None and self.transport is not None and not self._is_lingering:
+            self._parse_unread()
+            self._advance()
 
     def _parse_unread(self) -> None:
         data = self._unread[: self._parsed_at_once()]
@@ -528,11 +550,13 @@ class HttpConnection(ServerConnection):
             self._defer()
             return False
         self._ready.popleft()
-        self._answering = exchange
+        self._answering, self._has_taken = exchange, True
         server.open_requests += 1
         if self._wait is not None:
             self._wait_for(None)
         if exchange.refusal is not None:
+            if exchange.refusal.status == HTTPStatus.UNAUTHORIZED and (self._ready or self._unread):
+                exchange.is_last = True  # of what follows nothing will be read: guessing keys costs a connection each
             exchange.refuse(exchange.refusal)
         else:
             server.answer(exchange)

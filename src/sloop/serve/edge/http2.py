@@ -66,7 +66,7 @@ GLANCE_BYTES: Final = 32 * 1024
 BUFFERED_BYTES_MAX: Final = 256 * 1024
 """What is written ahead of a client that reads slowly."""
 
-TURN_NS: Final = NS_PER_MS
+TURN_NS: Final = NS_PER_MS // 5
 """How long the frames of one connection are handled before others get their turn."""
 FRAMES_PER_LOOK: Final = 8
 """The clock is read once for so many frames."""
@@ -342,7 +342,7 @@ class Http2Connection(ServerConnection):
             if not is_done and not self._waits_for_turn:
                 self._waits_for_turn = True
                 self._transport.pause_reading()
-                self._loop.call_soon(self._go_on)
+                self.server.intake.go_on_later(self._go_on)
 
     def _go_on(self) -> None:
         self._waits_for_turn = False

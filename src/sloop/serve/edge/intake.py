@@ -1,10 +1,16 @@
 """Which requests are taken up while there is more to do than can be done.
 
 In each turn of the event loop, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have
-arrived, they wait unparsed, the newest on top, because it is the one that can still be answered in time. While some
-wait, a turn takes up requests for only `SLICE_NS`, so that what has been taken up is soon passed on and answered, but
-at least `TAKEN_MIN`: each turn costs something as well, and with too few requests in it the server could do less under
-overload than before, and would not come out of it.
+arrived, they wait unparsed. The oldest is taken up first, so that a short burst only waits, unless it has waited for
+more than `CALM_SHARE` of its patience: then there is more than can be done, and the newest is the one that can still be
+answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015). While some wait, a turn takes up
+requests for only `SLICE_NS`, so that what has been taken up is soon passed on and answered, but at least `TAKEN_MIN`:
+each turn costs something as well, and with too few requests in it the server could do less under overload than before,
+and would not come out of it.
+
+Work that comes in pieces (frames that follow each other on a connection, requests sent before the answer to the one
+before) gets `PIECES_NS` of each turn in all, one piece of each connection after the other: however much one client
+sends at once, and from however many connections, requests of others wait for a fraction of a millisecond.
 
 What has waited for half its deadline is refused, and refusing may take `REFUSING_SHARE` of the time: sending an answer
 costs the kernel alone a tenth of what a served request costs in all, so refusing everything at once would leave too
@@ -24,6 +30,8 @@ from sloop.units import NS_PER_MS, NS_PER_S
 TURN_NS: Final = 4 * NS_PER_MS
 SLICE_NS: Final = NS_PER_MS // 2
 TAKEN_MIN: Final = 32
+PIECES_NS: Final = NS_PER_MS // 2
+CALM_SHARE: Final = 0.5
 REFUSING_SHARE: Final = 0.1
 PAGES_SHARE: Final = 0.25
 """The share of a slice for requests that are not inference, such as those for health and metrics."""
@@ -66,7 +74,10 @@ class Intake:
         self._fresh: deque[Waiting] = deque()
         self._stale: deque[Waiting] = deque()
         self._pages: deque[Waiting] = deque()
-        self._is_turn = False
+        self._pieces: deque[Callable[[], None]] = deque()
+        self._is_turn = self._has_pieces = False
+        self._is_calm = True
+        """Whether those that wait are taken up in their order, and what arrives waits behind them."""
         self._turn_ns = self._refused_ns = self._taken = 0
         self._allowed_ns = 0.0
         """How long refusing may take before the share of the time from `_refused_ns` on is added."""
@@ -85,7 +96,7 @@ class Intake:
         """Whether a request that has arrived must wait."""
         if not self._is_turn:
             self._begin_turn(now_ns)
-        if self._has_taken_enough(now_ns - self._turn_ns) or not self._has_room():
+        if (self._is_calm and self._fresh) or self._has_taken_enough(now_ns - self._turn_ns) or not self._has_room():
             return True
         self._taken += 1
         return False
@@ -102,6 +113,30 @@ class Intake:
             self._begin_turn(time.monotonic_ns())
         (self._pages if is_page else self._fresh).append(waiting)
 
+    def go_on_later(self, piece: Callable[[], None]) -> None:
+        """Call `piece` in a later turn, when it is its turn among all that wait. It should take a fraction of a
+        millisecond; if more is to be done, it calls this again."""
+        self._pieces.append(piece)
+        if not self._has_pieces:
+            self._has_pieces = True
+            self._go_on_soon()
+
+    def _go_on(self) -> None:
+        until_ns = time.monotonic_ns() + PIECES_NS
+        try:
+            for _ in range(len(self._pieces)):
+                self._pieces.popleft()()
+                if time.monotonic_ns() > until_ns:
+                    break
+        finally:
+            self._has_pieces = bool(self._pieces)
+            if self._has_pieces:
+                self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon(self._go_on)
+
     def _begin_turn(self, now_ns: int) -> None:
         assert self._loop is not None
         self._is_turn = True
@@ -116,7 +151,7 @@ class Intake:
             return
         now_ns = time.monotonic_ns()
         self._take_up_pages(now_ns + round(PAGES_SHARE * SLICE_NS))
-        self._take_up_newest(now_ns)
+        self._take_up_waiting(now_ns)
         self._refuse_stale()
         if self.has_waiting and not self._is_turn:
             assert self._loop is not None
@@ -129,12 +164,23 @@ class Intake:
         while self._pages and self._has_room() and time.monotonic_ns() < until_ns:
             self._start(self._pages.popleft())
 
-    def _take_up_newest(self, begun_ns: int) -> None:
+    def _take_up_waiting(self, begun_ns: int) -> None:
         """Go on with what had arrived earlier, for as long as the turn may take up requests."""
         spent_ns = begun_ns - self._turn_ns
+        self._is_calm = self._has_waited_briefly(begun_ns)
+        take = self._fresh.popleft if self._is_calm else self._fresh.pop
         while self._fresh and self._has_room() and not self._has_taken_enough(spent_ns):
-            self._start(self._fresh.pop())
+            self._start(take())
             spent_ns = time.monotonic_ns() - self._turn_ns
+
+    def _has_waited_briefly(self, now_ns: int) -> bool:
+        """Whether even the oldest has waited for a short time only."""
+        while self._fresh:
+            oldest = self._fresh[0]
+            if oldest.deferred_ns:
+                return now_ns - oldest.deferred_ns <= CALM_SHARE * oldest.patience_ns
+            self._fresh.popleft()
+        return True
 
     def _start(self, found: Waiting) -> None:
         """Take up a request, unless its client has gone or it has waited too long."""

@@ -27,7 +27,7 @@ from sloop.units import NS_PER_MS
 
 BACKLOG: Final = 4096
 """Connections that wait in the kernel; if they are more, clients try again after a second."""
-ACCEPTS_MAX: Final = 16
+ACCEPTS_MAX: Final = 4
 """Connections accepted in one turn of the event loop, so that a flood of them does not hold it."""
 ACCEPTING_SHARE: Final = 0.1
 """The share of the time for accepting while the connections that are here have more to do than can be done."""
