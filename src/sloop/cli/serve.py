@@ -3,7 +3,6 @@
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +39,7 @@ from sloop.serve.profiles import FirstProfile, first_profile, kept_profile, with
 from sloop.serve.server import Serving, Settings
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
+from sloop.serve.stderr import never_waiting
 from sloop.systems import build_system
 from sloop.text import counted, listed, number
 
@@ -223,6 +223,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
     show_default=True,
     help="Seconds to finish open requests after SIGTERM before they fail.",
 )
+@never_waiting()
 def serve(
     apps: tuple[Path, ...],
     host: str,
@@ -258,7 +259,6 @@ def serve(
     As soon as the server listens it prints its addresses and the path of its event log. `sloop deploy` adds, replaces
     and removes applications while it serves.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     os.environ.pop(KEY_VARIABLE, None)  # user code, which loading an application may run, need not see it
     context = click.get_current_context()
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:

@@ -355,7 +355,7 @@ class Edges:
         settings = structs.replace(self._settings, arena=arena.number if arena is not None else 0)
         fds = [theirs.fileno(), *(sock.fileno() for sock in slot.ports), *([arena.fd] if arena is not None else [])]
         arguments = (*fds[:3], arena.fd if arena is not None else -1, os.getpid())
-        output = 1 if settings.access_log == STDOUT else 2
+        output = 1 if settings.access_log == STDOUT else None
         try:
             with theirs:
                 process = spawn("sloop.serve.edge.process", arguments, fds, stdin=subprocess.PIPE, stdout=output)

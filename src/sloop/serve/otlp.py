@@ -20,6 +20,7 @@ from sloop import __version__
 from sloop.runlog import Record
 from sloop.serve.archive import NICE
 from sloop.serve.spans import RequestSpans, SpannedRequest, Spent, is_wanted, lines_of
+from sloop.serve.stderr import log_directly
 from sloop.vocabulary import Outcome
 
 SPANS_MAX: Final = 512
@@ -111,7 +112,7 @@ class SpanExporter:
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process: socket, folder, run, deployment, Unix time of instant 0, URL, ratio."""
     fd, folder, run, name, zero_unix_ns, url, ratio = arguments
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    log_directly(logging.WARNING)
     os.nice(NICE)
     exporter, fold = SpanExporter(name, int(zero_unix_ns), url, float(ratio)), RequestSpans()
     decode = msgspec.json.Decoder(tuple[int, Record]).decode

@@ -5,12 +5,15 @@ None outlives the server: on Linux the kernel kills them with it, elsewhere they
 
 import contextlib
 import ctypes
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+from sloop.serve.stderr import pipe_of_child
 
 ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Limits NumPy's thread pools, which would compete with models for cores."""
@@ -28,21 +31,27 @@ def spawn(
     fds: Sequence[int] = (),
     *,
     stdin: int = subprocess.DEVNULL,
-    stdout: int = 2,
+    stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `python -m module ARGUMENTS` in a process group of its own. It inherits the file descriptors `fds`.
 
     What it prints goes to stderr unless `stdout` says otherwise, so that libraries cannot write into the server's own
-    output. (`asyncio` would fork the whole server, and call gRPC's handlers of forks.)
+    output; see `sloop.serve.stderr`. (`asyncio` would fork the whole server, and call gRPC's handlers of forks.)
     """
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, arguments)],
-        stdin=stdin,
-        stdout=stdout,
-        env=without_secrets(os.environ) | ONE_THREAD,
-        pass_fds=fds,
-        start_new_session=True,
-    )
+    output = pipe_of_child()
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, arguments)],
+            stdin=stdin,
+            stdout=stdout if stdout is not None else output or 2,
+            stderr=output,
+            env=without_secrets(os.environ) | ONE_THREAD,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+    finally:
+        if output is not None:
+            os.close(output)
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
@@ -70,9 +79,11 @@ def return_large_memory() -> None:
 
 
 def begin(parent: int, fds: Sequence[int]) -> None:
-    """The first call of a child: it ends with the server, ignores signals meant for the server, and does not pass the
-    inherited file descriptors on to processes of its own."""
+    """The first call of a child: it ends with the server, ignores signals meant for the server, shows what it prints at
+    once, and does not pass the inherited file descriptors on to processes of its own."""
     die_with(parent)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     # Service managers signal every process of a group; the server stops its children itself after it has drained.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

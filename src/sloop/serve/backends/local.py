@@ -12,10 +12,10 @@ change its threads; the quota then follows after `SHRINK_S_MAX` regardless. Whil
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Iterable, Mapping
@@ -65,6 +65,8 @@ SHRINK_S_MAX: Final = 0.010
 """How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
+
+_log: Final = logging.getLogger("sloop.backend")
 
 
 class _Replica:
@@ -382,7 +384,7 @@ class LocalBackend:
         try:
             grant = self._actuator.resize(replica.process.pid, cores)
         except MachineError as error:
-            sys.stderr.write(f"sloop: replica {replica.id} keeps {replica.cores:g} cores: {error}\n")
+            _log.warning("replica %d keeps %g cores: %s", replica.id, replica.cores, error)
             self._report(Resized(replica.id, replica.cores))
             return None
         replica.cores = grant.cores

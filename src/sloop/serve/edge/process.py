@@ -8,7 +8,6 @@ lost, and ends when its socket closes.
 
 import asyncio
 import gc
-import logging
 import os
 import socket
 import sys
@@ -44,6 +43,7 @@ from sloop.serve.messages import (
     WithdrawModel,
 )
 from sloop.serve.processes import begin, return_large_memory
+from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Arena
 
@@ -56,7 +56,6 @@ COUNT_S: Final = 1.0
 GARBAGE_MIN: Final = 50_000
 """Allocations before Python searches for cyclic garbage. Requests create none; with Python's default of 700, the search
 took a third of a request's time."""
-LOG_FORMAT: Final = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
 class EdgeSettings(Struct, frozen=True):
@@ -224,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
     link, web, grpc, memory, parent = map(int, arguments)
     begin(parent, (link, web, grpc, memory))
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
+    log_directly()
     settings = EdgeSettings.decode(sys.stdin.buffer.read())
     arena = Arena(settings.arena, memory) if memory >= 0 else None
 

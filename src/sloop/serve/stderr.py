@@ -1,0 +1,279 @@
+"""What a server and its processes write to stderr: the log, tracebacks, what models print. Nobody waits for who reads
+it.
+
+A pipe takes 64 KiB. If nobody reads it, whoever writes to it stops; and O_NONBLOCK would hold for all programs that
+share the terminal or pipe. So a thread of the deciding process writes, and what waits for it has a bound: lines beyond
+it are dropped, and a line in their place says how many. Each of the other processes has a pipe of its own as its stdout
+and stderr, which the deciding process always reads. So what a model prints may be dropped, but stops no worker.
+
+What clients can cause thousands of times a second is bounded as well: beyond `REPEATS_MAX`, lines of one kind are left
+out.
+"""
+
+import logging
+import os
+import select
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Final
+
+LOG_FORMAT: Final = "%(asctime)s %(name)s %(levelname)s %(message)s"
+WAITING_BYTES_MAX: Final = 2**20
+"""What may wait to be written. Processes other than the deciding one may use half of it."""
+CHUNK_BYTES: Final = 2**16
+"""Read from a process at a time; also the longest line that is not divided."""
+PAUSE_S: Final = 0.005
+"""After a full chunk, so that a process that prints without end costs the deciding process little."""
+FLUSH_S_MAX: Final = 1.0
+REPEATS_MAX: Final = 200
+TRACES_MAX: Final = 5
+"""Lines of one kind that are written in `REPEATS_S`; with a traceback, fewer."""
+REPEATS_S: Final = 10.0
+KINDS_MAX: Final = 256
+"""Kinds that are told apart; all others count as one."""
+DROPPED: Final = "%d lines were dropped here, because they were not read fast enough"
+
+Write = Callable[[bytes], None]
+
+
+class StderrWriter:
+    """Writes to a file descriptor in a thread. All methods may be called from any thread."""
+
+    def __init__(self, fd: int = 2) -> None:
+        self._fd = fd
+        self.dropped = 0
+        """Lines that were dropped, in all."""
+        self._waiting: deque[bytes | int] = deque()
+        """Lines, and the numbers of those that were dropped between them."""
+        self._waiting_bytes = 0
+        """Of what waits and of what is being written."""
+        self._is_writing = self._is_closed = False
+        self._changed = threading.Condition()
+        self._reading = threading.Lock()
+        """Held from reading what a process has printed until it waits to be written."""
+        self._children: selectors.BaseSelector | None = None
+        threading.Thread(target=self._write_for_ever, name="stderr", daemon=True).start()
+
+    def write(self, lines: bytes, bytes_max: int = WAITING_BYTES_MAX) -> None:
+        """Write lines soon, or drop them if more than `bytes_max` would wait then."""
+        with self._changed:
+            if self._waiting_bytes + len(lines) > bytes_max:
+                count = lines.count(b"\n")
+                self.dropped += count
+                last = self._waiting[-1] if self._waiting else b""
+                if isinstance(last, int):
+                    self._waiting[-1] = last + count
+                else:
+                    self._waiting.append(count)
+            else:
+                self._waiting.append(lines)
+                self._waiting_bytes += len(lines)
+            self._changed.notify_all()
+
+    def pipe(self) -> int:
+        """The writing end of a pipe for a process, whose output is passed on until the process ends. Close it when the
+        process has it. Raises `OSError`."""
+        reading, writing = os.pipe()
+        with self._reading:
+            if self._children is None:
+                self._children = children = selectors.DefaultSelector()
+                threading.Thread(target=self._relay_for_ever, args=(children,), name="output", daemon=True).start()
+            self._children.register(reading, selectors.EVENT_READ, bytearray())
+        return writing
+
+    def flush(self, within_s: float = FLUSH_S_MAX) -> None:
+        """Wait until all that processes have printed is written, but no longer than `within_s`."""
+        until_s = time.monotonic() + within_s
+        while self._is_printed() and time.monotonic() < until_s:
+            time.sleep(PAUSE_S)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not (self._waiting or self._is_writing), max(0.0, until_s - time.monotonic())
+            )
+
+    def close(self) -> None:
+        """Write what is left, for a bounded time, and end."""
+        self.flush()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _is_printed(self) -> bool:
+        """Whether a process has printed what is not yet read."""
+        if self._children is None:
+            return False
+        poll = select.poll()
+        with self._reading:
+            for key in list((self._children.get_map() or {}).values()):
+                poll.register(key.fd, select.POLLIN)
+            return any(event & select.POLLIN for _, event in poll.poll(0))
+
+    # The thread that writes
+
+    def _write_for_ever(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                waiting = list(self._waiting)
+                self._waiting.clear()
+                self._is_writing = True
+            size = sum(len(each) for each in waiting if isinstance(each, bytes))
+            try:
+                self._write_all(
+                    b"".join(each if isinstance(each, bytes) else _notice(DROPPED, each) for each in waiting)
+                )
+            except OSError:  # nobody will read it: the pipe is closed, or the disk is full
+                with self._changed:
+                    self.dropped += sum(each.count(b"\n") for each in waiting if isinstance(each, bytes))
+            with self._changed:
+                self._waiting_bytes -= size
+                self._is_writing = False
+                self._changed.notify_all()
+
+    def _write_all(self, lines: bytes) -> None:
+        rest = memoryview(lines)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest[:CHUNK_BYTES]) :]
+            except BlockingIOError:  # another program has made the pipe or terminal non-blocking
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll()
+
+    # The thread that reads
+
+    def _relay_for_ever(self, children: selectors.BaseSelector) -> None:
+        while True:
+            ready = children.select()
+            is_full = False
+            with self._reading:
+                for key, _ in ready:
+                    is_full |= self._relay(children, key.fd, key.data) >= CHUNK_BYTES
+            if is_full:
+                time.sleep(PAUSE_S)
+
+    def _relay(self, children: selectors.BaseSelector, fd: int, tail: bytearray) -> int:
+        """Pass on whole lines of a process, and keep the rest in `tail`; returns how many bytes it had printed."""
+        found = os.read(fd, CHUNK_BYTES)
+        tail += found
+        end = tail.rfind(b"\n") + 1
+        if not found:
+            children.unregister(fd)
+            os.close(fd)
+            if tail:
+                tail += b"\n"
+            end = len(tail)
+        elif len(tail) - end > CHUNK_BYTES:
+            end = len(tail)
+        if end:
+            self.write(bytes(tail[:end]), WAITING_BYTES_MAX // 2)
+            del tail[:end]
+        return len(found)
+
+
+class LogHandler(logging.Handler):
+    """Formats records as `LOG_FORMAT` says and passes them to `write`: in `REPEATS_S`, at most `REPEATS_MAX` of one
+    kind, or `TRACES_MAX` if they have a traceback, and then how many were left out. The logger and the text before its
+    values are filled in make a kind."""
+
+    def __init__(self, write: Write, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self._write, self._clock = write, clock
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+        """By kind, when its first line was written, and how many there have been since."""
+        self._left_out: dict[tuple[str, str], logging.LogRecord] = {}
+        """The first that was left out of each kind."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        try:
+            if self._has_room(record):
+                self._write(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Say what was left out until now."""
+        with self.lock or nullcontext():
+            for kind in list(self._left_out):
+                self._forget(kind)
+
+    def _has_room(self, record: logging.LogRecord) -> bool:
+        now_s = self._clock()
+        for kind in [kind for kind in self._left_out if now_s - self._kinds[kind][0] >= REPEATS_S]:
+            self._forget(kind)
+        kind = record.name, str(record.msg)
+        if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            self._kinds = {key: own for key, own in self._kinds.items() if now_s - own[0] < REPEATS_S}
+            kind = kind if len(self._kinds) < KINDS_MAX else ("", "")
+        began_s, count = self._kinds.get(kind, (now_s, 0))
+        if now_s - began_s >= REPEATS_S:
+            began_s, count = now_s, 0
+        self._kinds[kind] = began_s, count + 1
+        if count < (TRACES_MAX if record.exc_info else REPEATS_MAX):
+            return True
+        self._left_out.setdefault(kind, record)
+        return False
+
+    def _forget(self, kind: tuple[str, str]) -> None:
+        record = self._left_out.pop(kind)
+        _, count = self._kinds.pop(kind)
+        left_out = count - (TRACES_MAX if record.exc_info else REPEATS_MAX)
+        self._write(_notice("%d more lines were left out, such as: %.200s", left_out, record.getMessage()))
+
+
+def _notice(text: str, *values: object) -> bytes:
+    """A line about the log itself."""
+    record = logging.LogRecord("sloop.stderr", logging.WARNING, __file__, 0, text, values, None)
+    return f"{_FORMATTER.format(record)}\n".encode("utf-8", "backslashreplace")
+
+
+_FORMATTER: Final = logging.Formatter(LOG_FORMAT)
+_writers: Final[list[StderrWriter]] = []
+"""That of this process, if it has one."""
+
+
+@contextmanager
+def never_waiting() -> Iterator[StderrWriter]:
+    """In the deciding process: log to stderr, and pass on what the processes that it starts print, without waiting for
+    who reads it. At the end, what is left is written, for a bounded time."""
+    writer = StderrWriter()
+    handler = LogHandler(writer.write)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    _writers.append(writer)
+    try:
+        yield writer
+    finally:
+        handler.flush()
+        _writers.remove(writer)
+        logging.getLogger().removeHandler(handler)
+        writer.close()
+
+
+def log_directly(level: int = logging.INFO) -> None:
+    """In a process that the deciding process has started: log to stderr, which is always read."""
+    logging.basicConfig(level=level, handlers=[LogHandler(_write_now)])
+
+
+def pipe_of_child() -> int | None:
+    """The writing end of a pipe for the output of a process that is about to be started; None if it may have the stderr
+    of this process. Raises `OSError`."""
+    return _writers[-1].pipe() if _writers else None
+
+
+def lines_dropped() -> int:
+    """Lines that this process has not passed on to stderr."""
+    return sum(writer.dropped for writer in _writers)
+
+
+def _write_now(lines: bytes) -> None:
+    rest = memoryview(lines)
+    while rest:
+        rest = rest[os.write(2, rest) :]
