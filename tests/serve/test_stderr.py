@@ -21,7 +21,7 @@ from sloop.serve.stderr import (
     REPEATS_S,
     TRACES_MAX,
     WAITING_BYTES_MAX,
-    LogHandler,
+    StderrLog,
     StderrWriter,
     never_waiting,
 )
@@ -140,11 +140,11 @@ class Lines:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.written: list[str] = []
-        self.handler = LogHandler(lambda line: self.written.append(line.decode()), lambda: self.now_s)
+        self.stderr = StderrLog(lambda line: self.written.append(line.decode()), lambda: self.now_s)
 
     def log(self, text: str, *values: object, error: BaseException | None = None, name: str = "sloop.x") -> None:
         info = None if error is None else (type(error), error, None)
-        self.handler.handle(logging.LogRecord(name, logging.ERROR, __file__, 1, text, values, info))
+        self.stderr.handle(logging.LogRecord(name, logging.ERROR, __file__, 1, text, values, info))
 
     def take(self) -> list[str]:
         found, self.written = self.written, []
@@ -175,7 +175,7 @@ def test_tracebacks_are_bounded_more_tightly_and_the_end_says_what_is_missing() 
     for _ in range(TRACES_MAX + 2):
         log.log("it broke", error=ValueError("no"))
     assert log.take() == TRACES_MAX * ["x ERROR it broke\nValueError: no"]
-    log.handler.flush()
+    log.stderr.flush()
     assert log.take() == ["stderr WARNING 2 more lines were left out, such as: it broke"]
 
 

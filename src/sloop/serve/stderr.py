@@ -177,7 +177,7 @@ class StderrWriter:
         return len(found)
 
 
-class LogHandler(logging.Handler):
+class StderrLog(logging.Handler):
     """Formats records as `LOG_FORMAT` says and passes them to `write`: in `REPEATS_S`, at most `REPEATS_MAX` of one
     kind, or `TRACES_MAX` if they have a traceback, and then how many were left out. The logger and the text before its
     values are filled in make a kind."""
@@ -245,21 +245,21 @@ def never_waiting() -> Iterator[StderrWriter]:
     """In the deciding process: log to stderr, and pass on what the processes that it starts print, without waiting for
     who reads it. At the end, what is left is written, for a bounded time."""
     writer = StderrWriter()
-    handler = LogHandler(writer.write)
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log = StderrLog(writer.write)
+    logging.basicConfig(level=logging.INFO, handlers=[log])
     _writers.append(writer)
     try:
         yield writer
     finally:
-        handler.flush()
+        log.flush()
         _writers.remove(writer)
-        logging.getLogger().removeHandler(handler)
+        logging.getLogger().removeHandler(log)
         writer.close()
 
 
 def log_directly(level: int = logging.INFO) -> None:
     """In a process that the deciding process has started: log to stderr, which is always read."""
-    logging.basicConfig(level=level, handlers=[LogHandler(_write_now)])
+    logging.basicConfig(level=level, handlers=[StderrLog(_write_now)])
 
 
 def pipe_of_child() -> int | None:
