@@ -635,10 +635,14 @@ class Slow:
         else:
             exchange.reply(200, b"{}")
 
+    def authorise(self, exchange: Exchange) -> None:
+        if exchange.path == "/unknown":
+            raise Refusal(401, "no")
+
     async def round(self, port: int) -> None:
         """One connection whose last request is left by the client."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for path in (b"now", b"refused", b"later", b"left"):
+        for path in (b"now", b"refused", b"unknown", b"later", b"left"):
             last = path == b"left"
             writer.write(post(b"{}").replace(b"/v2/models/demo/infer", b"/later" if last else b"/" + path))
             if path == b"later" or last:
@@ -659,9 +663,9 @@ class Slow:
 
 
 def test_a_request_leaves_no_cycle_however_long_it_stays(thread: LoopThread) -> None:
-    """Not when it is served at once, later, refused, or left by its client."""
+    """Not when it is served at once, later, refused, refused on its head, or left by its client."""
     slow = Slow()
-    server = HttpServer(slow.answer, bodies=BodyMemory(1000), requests_max=64)
+    server = HttpServer(slow.answer, bodies=BodyMemory(1000), requests_max=64, authorise=slow.authorise)
     port = thread.serve(server)
 
     async def scenario() -> int:

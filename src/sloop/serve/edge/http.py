@@ -47,7 +47,7 @@ from sloop.serve.edge.refusal import Refusal
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
 
-AHEAD_BYTES: Final = 8 * 1024
+AHEAD_BYTES: Final = 2 * 1024
 """Bytes parsed at a time where requests may follow each other, which bounds the requests that are parsed ahead."""
 UNREAD_BYTES_MAX: Final = 64 * 1024
 """Bytes that wait behind an unanswered request before reading from the connection pauses."""
@@ -279,7 +279,7 @@ class HttpConnection(ServerConnection):
                 self._continue(exchange)
         except Refusal as refusal:
             exchange.drop()
-            exchange.refusal = refusal
+            exchange.refusal = refusal.with_traceback(None)  # whose frames know the exchange: a cycle
             # Whether a client that waits for permission still sends its body, nobody can know.
             exchange.is_last = exchange.is_last or "expect" in fields or refusal.status in BREAKING
 
@@ -292,7 +292,7 @@ class HttpConnection(ServerConnection):
                 exchange.receive(part, self._server.bodies)
             except Refusal as refusal:
                 exchange.drop()
-                exchange.refusal = refusal
+                exchange.refusal = refusal.with_traceback(None)
 
     def on_message_complete(self) -> None:
         exchange, self._incoming = self._incoming, None
@@ -302,7 +302,7 @@ class HttpConnection(ServerConnection):
                 exchange.complete()
             except Refusal as refusal:
                 exchange.drop()
-                exchange.refusal = refusal
+                exchange.refusal = refusal.with_traceback(None)
         self._ready.append(exchange)
 
     # One request after another
