@@ -236,6 +236,15 @@ async def test_without_a_key_nothing_is_received_and_the_connection_goes_on() ->
 
 
 @in_loop
+async def test_a_refusal_has_the_name_that_the_client_gave_the_call() -> None:
+    peer = Peer()
+    for number, name in enumerate(("a-1", "a 1", 129 * "a")):
+        peer.send(head(2 * number + 1, key="no", more=(("x-request-id", name),)))
+    answers = peer.answers()
+    assert [answers[number][1].get("x-request-id") for number in (1, 3, 5)] == ["a-1", None, None]
+
+
+@in_loop
 async def test_the_announced_length_is_refused_before_the_message() -> None:
     peer = Peer()
     peer.send(head(1) + data(1, b"\0" + (LIMIT + 1).to_bytes(4, "big"), ends=False))
@@ -683,6 +692,7 @@ async def test_under_overload_what_has_waited_too_long_is_refused() -> None:
     second.start()
     assert {number: answer["grpc-status"] for number, (_, answer) in peer.answers().items()} == {1: "14", 3: "0"}
     assert (peer.server.open_calls, peer.bodies.held_bytes) == (0, 0)
+    assert peer.bodies.refused == {"age": 1}
 
 
 @in_loop

@@ -214,6 +214,7 @@ class Call:
         """Refuse the call, which has waited too long to be answered in time."""
         what = "rejected: the server has more to do than it can; this call has waited too long to be answered in time"
         refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1)
+        self._connection.server.bodies.refused["age"] += 1
         self._connection.server.refuse(self, refusal)
 
     @property
@@ -665,6 +666,8 @@ class Http2Connection(ServerConnection):
         said = quote(shortened(text, 2000), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
         if code in LATE_OR_BUSY:  # which is not the client's fault
             self._credit = min(CREDIT_MAX, self._credit + CREDIT_PER_ANSWER)
+        if name := named(call.metadata.get(REQUEST_ID)):
+            trailers = *trailers, (REQUEST_ID, name)
         block = _HEAD + encode(("grpc-status", str(code)), ("grpc-message", said), *trailers)
         self._finish(call, frame(HEADERS, END_HEADERS | END_STREAM, call.number, block))
 
