@@ -79,6 +79,7 @@ def test_samples_and_counts_of_rare_things() -> None:
     }
     assert {key: list(found) for key, found in state.resize_ns.items()} == {"classify": [ms(50)]}
     assert state.lost_replicas == {("classify", "small"): 1}
+    assert state.failed_tries == {("classify", "small", "worker"): 1}
     assert state.cold_starts == 2
 
 
@@ -148,6 +149,7 @@ def test_a_failed_batch_waits_again() -> None:
     state = state_at(999, rows)
     assert list(state.stages["classify"].waits_ns) == [ms(10), ms(5)]
     assert state.failed_batches == {("classify", "small"): 2}
+    assert state.failed_tries == {("classify", "small", "raised"): 2}
 
 
 def test_records_about_unknown_requests_batches_and_replicas_change_nothing() -> None:

@@ -229,6 +229,8 @@ def test_a_full_disk_leaves_a_gap_and_the_log_goes_on(
     server.serve(7)
     server.settle(lambda: server.journal.segment == 2)
     lost = len(server.records) - before
+    assert server.journal.lost is None
+    assert server.journal.lost_records == lost, "of the whole run"
     server.serve(3)
     server.journal.close()
     assert "the event log has a gap from now on, the server continues" in caplog.text

@@ -25,7 +25,18 @@ from sloop.actions import (
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, Graph
 from sloop.core.views import Belief
-from sloop.events import Deployed, Finished, NodeReady, Planned, ReplicaLost, ReplicaProgressed, ReplicaReady, Resized
+from sloop.events import (
+    BatchFailed,
+    Cancelled,
+    Deployed,
+    Finished,
+    NodeReady,
+    Planned,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    Resized,
+)
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.summary import RunSummary
 from sloop.serve.messages import EdgeCounts
@@ -368,7 +379,7 @@ def test_every_family_about_an_application_names_it() -> None:
         *("sloop_nodes", "sloop_node_seconds_total", "sloop_node_usd_total"),
         *("sloop_body_bytes", "sloop_bodies_refused_total", "sloop_answer_bytes", "sloop_longest_turn_seconds"),
         *("sloop_connections", "sloop_connections_refused_total", "sloop_connections_expired_total"),
-        *("sloop_key_requests_total", "sloop_key_refused_total"),
+        *("sloop_key_requests_total", "sloop_key_refused_total", "sloop_log_lost_total"),
     }
     for name, labels, _ in samples(metrics):
         assert (name in about_all) != ("model" in dict(labels)), name
@@ -454,6 +465,35 @@ def test_limits_of_models_are_shown_where_there_are_any() -> None:
     assert rows(metrics, "sloop_connections") == {(): 2}
     assert rows(metrics, "sloop_model_body_bytes", "model") == {("demo",): 7}
     assert rows(metrics, "sloop_model_refused_total", "model", "bound") == {("demo", "bytes"): 6}
+
+
+def test_requests_by_key_and_what_the_logs_have_lost() -> None:
+    counts = EdgeCounts(keys={"": 1, "robot": 5}, keys_refused={"wrong": 2}, lines_dropped=3)
+    both = counts.plus(EdgeCounts(keys={"robot": 1}, lines_dropped=1)).plus(counts.ended())
+    metrics = Metrics([Version(ONE.graph)], lambda: both, lost=lambda: {"events": 7, "stderr": 9})
+    assert rows(metrics, "sloop_key_requests_total", "key") == {("",): 2, ("robot",): 11}
+    assert rows(metrics, "sloop_key_refused_total", "reason") == {("wrong",): 4}
+    assert rows(metrics, "sloop_log_lost_total", "log") == {("events",): 7, ("access",): 7, ("stderr",): 9}
+
+
+def test_tries_that_come_to_nothing_are_counted() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, ReplicaReady(ReplicaId(0))),
+        *((1, request(id, at_ms=1)) for id in (1, 2, 3)),
+        (2, batch(0, 0, 1, 2)),
+        (3, BatchFailed(BatchId(0), ReplicaId(0), "the model raised ValueError")),
+        (4, batch(1, 0, 1)),
+        (5, finished(1, 0)),
+        (5, End(RequestId(1), Outcome.SERVED)),
+        (6, batch(2, 0, 2, 3)),
+        (7, Cancelled(RequestId(3))),
+        (7, End(RequestId(3), Outcome.DROPPED)),
+        (8, ReplicaLost(ReplicaId(0), "killed")),
+    )
+    assert seen["sloop_request_tries_failed_total", ("raised", "only", "v")] == 2
+    assert seen["sloop_request_tries_failed_total", ("worker", "only", "v")] == 1
 
 
 @pytest.mark.parametrize("value", ['quo"te', "back\\slash", "new\nline", "plain"])

@@ -283,8 +283,9 @@ class RunState:
         """By stage, variant and step."""
         self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(_samples)
         """By stage, the times in ns from the order of a resize to its effect."""
-        self.failed_batches: Counter[tuple[str, str]] = Counter()
-        self.lost_replicas: Counter[tuple[str, str]] = Counter()
+        self.failed_batches, self.lost_replicas = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self.failed_tries: Counter[tuple[str, str, str]] = Counter()
+        """Visits that came to nothing, by stage, variant, and whether the model `raised` or the `worker` was lost."""
         self.on_second: Callable[[], None] | None = None
         """Called at the first record after the end of a second, so that a consumer can empty the samples."""
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
@@ -489,9 +490,9 @@ class RunState:
         replica = self.replicas.get(failed.replica)
         if replica is not None and replica.running is not None and replica.running.batch == failed.batch:
             self.failed_batches[replica.group.key] += 1
-            self._requeue(now_ns, replica)
+            self._requeue(now_ns, replica, "raised")
 
-    def _requeue(self, now_ns: int, replica: ReplicaRecord) -> None:
+    def _requeue(self, now_ns: int, replica: ReplicaRecord, reason: str) -> None:
         """A batch will not finish: its requests wait again from `now_ns` on."""
         batch, replica.running = replica.running, None
         if batch is None:
@@ -503,6 +504,7 @@ class RunState:
                 self._queue(now_ns, request, [(batch.stage, part)])
             elif request is not None:
                 request.since_ns = now_ns
+            self.failed_tries[(*replica.group.key, reason)] += request is not None
 
     # Replicas
 
@@ -563,7 +565,7 @@ class RunState:
         if replica is not None:
             self._drain(now_ns, replica)
             # A stuck replica: its batch may run elsewhere before the replica has stopped.
-            self._requeue(now_ns, replica)
+            self._requeue(now_ns, replica, "worker")
 
     def _drain(self, now_ns: int, replica: ReplicaRecord) -> None:
         if replica.life is not Life.DRAINING:
@@ -581,7 +583,7 @@ class RunState:
         self.cost.release(now_ns, id)
         replica = self.replicas.pop(id, None)
         if replica is not None:
-            self._requeue(now_ns, replica)
+            self._requeue(now_ns, replica, "worker")
         return replica
 
     def decide(self, now_ns: int, decided: Decided) -> None:

@@ -195,6 +195,11 @@ class Journal:
         return self._header.segment - (self._writer is not None and self._writer.is_opening)
 
     @property
+    def lost_records(self) -> int:
+        """How many records of this run could not be written."""
+        return self._writer.lost_records if self._writer is not None else 0
+
+    @property
     def lost(self) -> Loss | None:
         """What could not be written since the present segment began."""
         return self._writer.loss if self._writer is not None else None
@@ -341,6 +346,8 @@ class _DiskWriter:
         """Of the present segment."""
         self.loss: Loss | None = None
         """What could not be written since the present segment began."""
+        self.lost_records = 0
+        """How many could not be written, in all."""
         self.has_room_again = False
         """Whether there is a loss, and a new segment can be begun."""
         self.is_opening = False
@@ -418,6 +425,7 @@ class _DiskWriter:
 
     def _lose(self, chunk: Chunk, why: str) -> None:
         with self._lock:
+            self.lost_records += chunk.records
             before = self.loss
             if before is None:
                 _log.warning("the event log has a gap from now on, the server continues: %s: %s", self._path, why)

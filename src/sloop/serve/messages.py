@@ -178,6 +178,8 @@ class EdgeCounts(Struct, array_like=True, tag=6):
     """Requests without a key (`missing`) or with another one (`wrong`)."""
     models: dict[str, tuple[int, dict[str, int]]] = {}
     """For each model with limits, the bytes of its open requests, and its refused requests by bound."""
+    lines_dropped: int = 0
+    """Lines of the access log that could not be written."""
 
     def plus(self, other: "EdgeCounts") -> "EdgeCounts":
         """Both together."""
@@ -195,6 +197,7 @@ class EdgeCounts(Struct, array_like=True, tag=6):
             _sum(self.keys, other.keys),
             _sum(self.keys_refused, other.keys_refused),
             models,
+            self.lines_dropped + other.lines_dropped,
         )
 
     def ended(self) -> "EdgeCounts":

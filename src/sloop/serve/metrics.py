@@ -187,7 +187,7 @@ class Texts(dict[bytes, list[bytes]]):
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
     whose `counts` the event log does not have. `longest_turn_ns` says for how long its loop was held since the last
-    call.
+    call, `lost` how many records or lines its logs have lost, by log.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
     """
@@ -198,6 +198,7 @@ class Metrics:
         counts: Callable[[], EdgeCounts] = EdgeCounts,
         *,
         longest_turn_ns: Callable[[], int] = int,
+        lost: Callable[[], dict[str, int]] = dict,
         nodes: Iterable[Node] = (),
         build: Build | None = None,
     ) -> None:
@@ -209,7 +210,7 @@ class Metrics:
             on_second=self._bound_samples,
         )
         self._counts, self._counted = counts, EdgeCounts()
-        self._longest_turn_ns = longest_turn_ns
+        self._longest_turn_ns, self._lost = longest_turn_ns, lost
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
         self._rows: dict[VersionRecord, VersionRows] = {}
@@ -438,6 +439,11 @@ class Metrics:
         replicas = GaugeMetricFamily("sloop_replicas", "Replicas by life.", labels=(*GROUP, "life"))
         failed = CounterMetricFamily("sloop_batches_failed", "Batches on which the model raised.", labels=VARIANT)
         lost = CounterMetricFamily("sloop_replicas_lost", "Replicas that went without being asked.", labels=VARIANT)
+        tries = CounterMetricFamily(
+            "sloop_request_tries_failed",
+            "Tries of requests that came to nothing: the model raised, or its worker was lost or stuck.",
+            labels=(*VARIANT, "reason"),
+        )
         for rows in present:
             run = rows.run
             lives: dict[Labels, Counter[Life]] = {}
@@ -450,7 +456,9 @@ class Metrics:
             for family, found in ((failed, run.failed_batches), (lost, run.lost_replicas)):
                 for (name, variant), count in found.items():
                     family.add_metric((*rows.stages[name], variant), count)
-        yield from (replicas, failed, lost)
+            for (name, variant, reason), count in run.failed_tries.items():
+                tries.add_metric((*rows.stages[name], variant, reason), count)
+        yield from (replicas, failed, lost, tries)
 
     def _limit_families(self, model: str) -> Iterator[Metric]:
         held = GaugeMetricFamily(
@@ -530,6 +538,13 @@ class Metrics:
                 "reason",
                 counts.keys_refused,
                 ("missing", "wrong"),
+            ),
+            (
+                "sloop_log_lost",
+                "Records of the event log, and lines of the access log and of stderr, that could not be written.",
+                "log",
+                {**self._lost(), "access": counts.lines_dropped},
+                ("events", "access", "stderr"),
             ),
         ):
             family = CounterMetricFamily(name, about, labels=(label,))

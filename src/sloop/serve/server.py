@@ -59,6 +59,7 @@ from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import return_large_memory
 from sloop.serve.protocols import Servable
 from sloop.serve.spans import SpanProcess, SpanSettings
+from sloop.serve.stderr import lines_dropped
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, build, definition_of, set_up
@@ -256,6 +257,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             setup.parts(),
             lambda: edges.counts(),  # noqa: PLW0108  # they come later
             longest_turn_ns=lambda: driver.longest_turn_ns(),  # noqa: PLW0108  # likewise
+            lost=lambda: {"events": 0 if journal is None else journal.lost_records, "stderr": lines_dropped()},
             nodes=deployment.cluster,
             build=build,
         )

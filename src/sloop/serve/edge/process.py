@@ -162,6 +162,7 @@ class EdgeServer:
             keys=dict(self.keys.accepted),
             keys_refused=dict(self.keys.refused),
             models={name: (quota.held_bytes, dict(quota.refused)) for name, quota in bodies.quotas.items()},
+            lines_dropped=self._access.dropped if self._access is not None else 0,
         )
 
     def _trim(self) -> None:
