@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Request
+from tests.serve.edge.test_attacks import make_certificate
 from tests.serve.edge.test_sink import OFFER
 from tests.serve.path import Wire
 from tests.serve.test_live import ECHO, setup_of
@@ -307,6 +309,38 @@ def test_an_edge_knows_the_key_but_neither_its_arguments_nor_its_environment_say
         while running.running.edges.counts().keys_refused.get("missing") != 1:
             assert time.monotonic() < until_s, "it reports what it has counted"
             time.sleep(0.05)
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("edges", [0, 2])
+def test_certificates_are_read_again_on_order(tmp_path: Path, edges: int) -> None:
+    for name, issuer in (("authority", ""), ("server", "authority")):
+        make_certificate(tmp_path, name, issuer=issuer)
+    cert, key = tmp_path / "server.pem", tmp_path / "server.key"
+    running = Running(tmp_path / "state", edges=edges, http=HttpSettings(tls=Tls(cert, key)))
+    context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+
+    def serials() -> list[str]:
+        found = []
+        for port in (running.running.http_port, running.running.grpc_port):
+            plain = socket.create_connection(("localhost", port), timeout=10)
+            with plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
+                shown: Any = wire.getpeercert()
+                found.append(shown["serialNumber"])
+        return found
+
+    try:
+        first = serials()
+        written = [path.stat().st_mtime_ns for path in (cert, key)]
+        make_certificate(tmp_path, "server", issuer="authority")
+        for path, ns in zip((cert, key), written, strict=True):
+            os.utime(path, ns=(ns, ns))  # so that nothing but the order lets them be read
+        running._loop.call_soon_threadsafe(running.running.edges.reload)
+        until_s = time.monotonic() + 20
+        while set(serials() + serials()) & set(first):  # with two edges, either may answer
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
     finally:
         running.stop()
 

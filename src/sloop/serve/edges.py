@@ -42,7 +42,7 @@ from sloop.serve.messages import (
     OfferModel,
     Page,
     Release,
-    ReloadKeys,
+    ReloadFiles,
     RequestEnded,
     Submit,
     ToEdge,
@@ -250,9 +250,9 @@ class Edges:
         if self.models.pop(name, None) is not None:
             self._tell(WithdrawModel(name))
 
-    def reload_keys(self) -> None:
-        """Let all read their key file again."""
-        self._tell(ReloadKeys())
+    def reload(self) -> None:
+        """Let all read their keys and certificates again."""
+        self._tell(ReloadFiles())
 
     def counts(self) -> EdgeCounts:
         """What all edges have counted, and what they hold."""

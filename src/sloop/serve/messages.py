@@ -271,8 +271,8 @@ class CloseEdge(Struct, frozen=True, array_like=True, tag=7):
     """Give clients a moment to take their answers, then end."""
 
 
-class ReloadKeys(Struct, frozen=True, array_like=True, tag=8):
-    """Read the key file again."""
+class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
+    """Read keys and certificates again."""
 
 
-ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadKeys
+ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles

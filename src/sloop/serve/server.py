@@ -228,7 +228,7 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         async with serving(setup, models, settings) as server:
-            loop.add_signal_handler(signal.SIGHUP, server.edges.reload_keys)
+            loop.add_signal_handler(signal.SIGHUP, server.edges.reload)
             on_start(server)
             await stop_requested.wait()
 

@@ -337,17 +337,21 @@ class Listener:
         self._timers["refresh"] = self._loop.call_later(REFRESH_S, self._refresh)
 
     def _refresh(self) -> None:
-        """Read the certificates again if a file has changed; new connections use them."""
         assert self._tls is not None
-        files = self._tls.changed()
-        if files != self._files:
-            self._files = files
-            try:
-                self._context = self._tls.context(*self._protocols)
-                _log.info("%s: the certificate has been read again", self._tls.cert)
-            except InputError as error:
-                _log.error("the certificate stays what it was: %s", error)
+        if self._tls.changed() != self._files:
+            self.reload()
         self._refresh_later()
+
+    def reload(self) -> None:
+        """Read the certificates again, whether they have changed or not; new connections use them."""
+        if self._tls is None:
+            return
+        self._files = self._tls.changed()
+        try:
+            self._context = self._tls.context(*self._protocols)
+            _log.info("%s: the certificate has been read again", self._tls.cert)
+        except InputError as error:
+            _log.error("the certificate stays what it was: %s", error)
 
 
 def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

@@ -37,7 +37,7 @@ from sloop.serve.messages import (
     FromEdge,
     OfferModel,
     Page,
-    ReloadKeys,
+    ReloadFiles,
     RequestEnded,
     ToEdge,
     WithdrawModel,
@@ -127,7 +127,7 @@ class EdgeServer:
             OfferModel: self._offer,
             WithdrawModel: self._withdraw,
             DrainEdge: lambda _: self.web.drain(),
-            ReloadKeys: lambda _: self.keys.reload(),
+            ReloadFiles: lambda _: self._reload(),
         }
 
     def start(self, web: socket.socket, grpc: socket.socket) -> None:
@@ -171,6 +171,11 @@ class EdgeServer:
             if arena.allocated_bytes == self._allocated_bytes:
                 arena.trim()
             self._allocated_bytes = arena.allocated_bytes
+
+    def _reload(self) -> None:
+        self.keys.reload()
+        self.web.listener.reload()
+        self.rpc.server.listener.reload()
 
     def _offer(self, record: OfferModel) -> None:
         self.sink.offer(record)
