@@ -74,6 +74,11 @@ class Signature(Struct, frozen=True):
         fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
         return fixed[0] if fixed else None
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first dimension of every input and output is variable: its size is then the number of rows."""
+        return all(port.shape[:1] == (-1,) for port in (*self.inputs, *self.outputs))
+
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """The bytes of an array, copied first if it is not in C order. Empty for text, which NumPy stores as objects."""

@@ -143,7 +143,14 @@ class Deciding:
         self.recorders: Sequence[Recorder] = (metrics.state, journal)
         planner = PlannerProcess(asyncio.get_running_loop())
         self.driver = Driver(self.core, Echo(), [served], planner=planner, recorders=self.recorders)
-        insight = Insight(self.core, metrics, deployment="path", system=setup.system, clock=lambda: self.driver.now_ns)
+        insight = Insight(
+            self.core,
+            metrics,
+            deployment="path",
+            system=setup.system,
+            clock=lambda: self.driver.now_ns,
+            answered_rows=self.driver.answered_rows,
+        )
         self.insight, self.offer = insight, offer_of(application, [served], ["1"])
         self._port = EdgePort(self.driver, insight, Arenas(), self._tell)
         self._told: list[Struct] = []

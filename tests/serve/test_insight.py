@@ -37,6 +37,7 @@ class Observed:
             deployment="scene",
             system=System("static", "baseline", "", policies),
             clock=lambda: s(2),
+            answered_rows=lambda model, version: 17,
             failure=lambda: self.failure,
         )
 
@@ -303,7 +304,7 @@ def test_statistics_count_what_requests_and_batches_took(monkeypatch: pytest.Mon
     (found,) = json.loads(server.insight.statistics())["model_stats"]
     stats = found["inference_stats"]
     assert (found["name"], found["version"]) == ("", "1")
-    assert (found["inference_count"], found["execution_count"]) == (3, 2)
+    assert (found["inference_count"], found["execution_count"]) == (17, 2)
     assert stats["success"] == {"count": 3, "ns": ms(15 + 13 + 18)}
     assert stats["fail"] == {"count": 1, "ns": ms(36)}
     assert stats["queue"] == {"count": 3, "ns": ms(5 + 3 + 12)}

@@ -201,6 +201,33 @@ def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
     assert decisions["decisions"][0]["why"]
 
 
+def test_statistics_count_rows_requests_and_batches(running: Running) -> None:
+    clients = [
+        module.InferenceServerClient(f"127.0.0.1:{port}")
+        for module, port in ((http_client, running.server.http_port), (grpc_client, running.server.grpc_port))
+    ]
+
+    def counts() -> list[tuple[int, ...]]:
+        """Inferences, requests and batches, as each client is told."""
+        found = []
+        for client in clients:
+            options = {"as_json": True} if client is clients[1] else {}
+            (stats,) = client.get_inference_statistics("demo", **options)["model_stats"]
+            numbers = stats["inference_count"], stats["inference_stats"]["success"]["count"], stats["execution_count"]
+            found.append(tuple(map(int, numbers)))
+        return found
+
+    before = counts()
+    for client, module, rows in zip(clients, (http_client, grpc_client), (3, 5), strict=True):
+        tensor = module.InferInput("x", (rows, 4), "FP32")
+        tensor.set_data_from_numpy(np.zeros((rows, 4), np.float32))
+        client.infer("demo", [tensor])
+    for (inferences, requests, batches), now in zip(before, counts(), strict=True):
+        assert now == (inferences + 8, requests + 2, batches + 4), "of two stages"
+    for client in clients:
+        client.close()
+
+
 def infer_body(rows: int) -> object:
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [0.5] * (4 * rows)}]}
 

@@ -79,7 +79,17 @@ class ServedVersion:
     """A version of an application: how its tensors flow, and the deadline of its requests. `key` is that of the
     core."""
 
-    __slots__ = ("answer_needs", "application", "key", "labels", "needs", "slo_ns", "version", "wiring")
+    __slots__ = (
+        "answer_needs",
+        "answered_rows",
+        "application",
+        "key",
+        "labels",
+        "needs",
+        "slo_ns",
+        "version",
+        "wiring",
+    )
 
     def __init__(
         self,
@@ -97,6 +107,8 @@ class ServedVersion:
         self.needs = {stage: wiring.of(stage).inputs.needs for stage in wiring.inputs}
         """By stage, the blocks that its batches read."""
         self.answer_needs = wiring.answer.needs
+        self.answered_rows = 0
+        """Of the requests that it has served, in time or late."""
 
 
 class OpenRequest(Struct):
@@ -110,6 +122,7 @@ class OpenRequest(Struct):
     """By stage, of its visits to stages that run once per request; the client's tensors are under `APPLICATION`."""
     served: ServedVersion
     """The version that serves it; until a batch of it runs, the version that serves most requests."""
+    rows: int = 1
     fault: str = ""
     """Why its tensors fit no edge of the graph; empty if they do. The core receives only the failure."""
     parts: dict[str, dict[int, Block]] | None = None
@@ -286,6 +299,11 @@ class Driver:
         """The version of an application that serves most of its requests; None for an unknown application."""
         return self._main.get(application)
 
+    def answered_rows(self, application: str, version: str) -> int:
+        """The rows of the requests that a version has served, in time or late; 0 for one that has ended."""
+        served = self._served.get((application, version))
+        return 0 if served is None else served.answered_rows
+
     def versions(self, application: str) -> list[ServedVersion]:
         """All versions of an application that have not ended."""
         return [served for (name, _), served in self._served.items() if name == application]
@@ -303,9 +321,10 @@ class Driver:
         began_ns: int | None = None,
         request_id: str = "",
         trace: str = "",
+        rows: int = 1,
     ) -> RequestId:
-        """Submit a request, whose tensors are in `block`. `edge`, which calls it `number`, is told once how it ended,
-        possibly before `submit` returns, but not after `cancel`.
+        """Submit a request of `rows`, whose tensors are in `block`. `edge`, which calls it `number`, is told once how
+        it ended, possibly before `submit` returns, but not after `cancel`.
 
         For the options see `sloop.serve.protocols.RequestSink`.
         """
@@ -323,7 +342,7 @@ class Driver:
         sent_ns = arrived_ns - elapsed_ns
         deadline_ns = sent_ns + (slo_ns or served.slo_ns)
         edge.requests[number] = request
-        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served)
+        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows)
         if type(block) is not bytes:
             opened.share(block)  # type: ignore[arg-type]  # an address
         if self._has_several_applications or version or request_id or trace:
@@ -550,6 +569,8 @@ class Driver:
         found = self._open.pop(end.request)
         found.has_ended = True
         edge, served = found.edge, found.served
+        if end.outcome in ANSWERED:
+            served.answered_rows += found.rows
         if edge is not None:
             blocks: list[GivenBlocks] = []
             if end.outcome in ANSWERED:

@@ -160,6 +160,7 @@ class EdgePort:
             began_ns=record.began_ns,
             request_id=record.request_id,
             trace=record.trace,
+            rows=record.rows,
         )
 
     def _cancel(self, record: Cancel) -> None:

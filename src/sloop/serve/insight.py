@@ -56,7 +56,8 @@ class Insight:
     """What the edges show of a run (`sloop.serve.protocols.Pages`), from the state that `metrics` keeps, and from
     `core` for traffic and free room.
 
-    `clock` returns the core's time in ns; `failure` why the server cannot serve at all, empty if it can.
+    `clock` returns the core's time in ns; `answered_rows` how many rows the requests had that a version of a model has
+    served; `failure` why the server cannot serve at all, empty if it can.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class Insight:
         deployment: str,
         system: System,
         clock: Callable[[], int],
+        answered_rows: Callable[[str, str], int],
         failure: Callable[[], str] = str,
     ) -> None:
         self._core, self._metrics, self._run = core, metrics, metrics.state
         self._deployment, self._system = deployment, system
-        self._clock, self._failure = clock, failure
+        self._clock, self._failure, self._answered_rows = clock, failure, answered_rows
         self.repository: Repository | None = None
         """What loads and ends models as clients order."""
         self._scrapes: list[Callable[[bytes], None]] = []
@@ -214,7 +216,8 @@ class Insight:
             for rows in self._metrics.totals()
             if model in ("", rows.version[0]) and version in ("", rows.version[1])
         ]
-        return msgspec.json.encode({"model_stats": [_statistics(each, epoch_ns) for each in rows]})
+        found = [_statistics(each, self._answered_rows(*each.version), epoch_ns) for each in rows]
+        return msgspec.json.encode({"model_stats": found})
 
     def state(self, model: str = "") -> bytes:
         """The versions of one model or of all that have not ended, each with its plan, stages, queues, traffic and
@@ -264,7 +267,7 @@ def _decision(decided: Decided | Rollout, name: str, version: str) -> dict[str, 
     return {**row, "application": name, **({"version": version} if version else {})}
 
 
-def _statistics(rows: VersionRows, epoch_ns: int) -> dict[str, Any]:
+def _statistics(rows: VersionRows, inferences: int, epoch_ns: int) -> dict[str, Any]:
     """`$model_stat`. Each request counts the whole duration of its batches, as in Triton. Copying of inputs and outputs
     is part of a batch, so its own counters have no time."""
     answered, missed = Total(), Total()
@@ -279,7 +282,7 @@ def _statistics(rows: VersionRows, epoch_ns: int) -> dict[str, Any]:
         "name": name,
         "version": version,
         "last_inference": 0 if rows.last_ns is None else (epoch_ns + rows.last_ns) // NS_PER_MS,
-        "inference_count": answered.count,
+        "inference_count": inferences,
         "execution_count": sum(total.count for total in rows.batches.values()),
         "inference_stats": {
             "success": answered,

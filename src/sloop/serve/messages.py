@@ -133,6 +133,7 @@ class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
     elapsed_ns: int = 0
     request_id: str = ""
     trace: str = ""
+    rows: int = 1
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):

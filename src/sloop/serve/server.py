@@ -267,6 +267,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             deployment=deployment.name,
             system=setup.applications[0].system,
             clock=lambda: driver.now_ns,
+            answered_rows=lambda model, version: driver.answered_rows(model, version),  # noqa: PLW0108  # likewise
             failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
         )
         journal = open_journal(setup, folder, settings.log, Observed(core, metrics.state, planner.save))

@@ -59,7 +59,14 @@ class Resting:
         before = tracemalloc.get_traced_memory()[0]
         self.metrics = Metrics(setup.parts(), nodes=setup.deployment.cluster, build=build)
         system = setup.applications[0].system
-        self.insight = Insight(core, self.metrics, deployment="many", system=system, clock=lambda: s(5))
+        self.insight = Insight(
+            core,
+            self.metrics,
+            deployment="many",
+            system=system,
+            clock=lambda: s(5),
+            answered_rows=lambda model, version: 0,
+        )
         self.service = InferenceService(FakeDriver(), self.insight, BodyMemory(1000))
         for application in setup.deployment.applications:
             validator = InputValidator(SIGNATURE)

@@ -50,7 +50,6 @@ from sloop.serve.transport import (
 )
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
-from sloop.tensor import Signature
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 
@@ -236,7 +235,7 @@ class LocalBackend:
             arguments = (*own, *((arena.number, arena.fd) if arena else (0, -1)))
             replica.process = spawn("sloop.serve.worker", arguments, fds)
         signature = replica.servable.signature
-        batchable = not replica.servable.obstacle and is_batchable(signature)
+        batchable = not replica.servable.obstacle and signature.has_rows
         setup = StageSetup(self._wirings[spec.stage], signature, batchable)
         replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
         replica.cores = cores
@@ -400,11 +399,6 @@ class LocalBackend:
     ) -> None:
         if self._listener is not None:
             self._listener.on_event(event)
-
-
-def is_batchable(signature: Signature) -> bool:
-    """Whether requests may share a forward pass: the first dimension of every input and output is variable."""
-    return all(port.shape[:1] == (-1,) for port in (*signature.inputs, *signature.outputs))
 
 
 def _text(frame: Frame) -> str:

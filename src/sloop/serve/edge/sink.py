@@ -38,6 +38,7 @@ class _Offered:
     def __init__(self, offer: OfferModel) -> None:
         self.inputs = [port.name for port in offer.signature.inputs]
         self.outputs = [port.name for port in offer.signature.outputs]
+        self.has_rows = offer.signature.has_rows
         self.answers = {version: Assembler(assembly) for version, assembly in offer.answers.items()}
         """By version."""
 
@@ -93,7 +94,8 @@ class EdgeSink:
         self._last = number = self._last + 1
         self._waiting[number] = offered, on_end
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
-        rest = (version, slo_ns, elapsed_ns, request_id, trace)
+        rows = tensors[offered.inputs[0]].shape[0] if offered.has_rows else 1
+        rest = (version, slo_ns, elapsed_ns, request_id, trace, rows)
         self._send(Submit(number, application, block, began_ns, *rest))
         return RequestId(number)
 

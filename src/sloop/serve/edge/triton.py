@@ -115,7 +115,7 @@ def configuration(model: Model) -> dict[str, Any]:
     """The model's configuration as far as clients use it. The number of rows is not among the `dims` if the model has
     a `max_batch_size`."""
     signature = model.validator.signature
-    has_rows = all(port.shape[:1] == (-1,) for port in (*signature.inputs, *signature.outputs))
+    has_rows = signature.has_rows
 
     def described(port: Port) -> dict[str, Any]:
         return {
