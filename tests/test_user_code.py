@@ -43,6 +43,37 @@ def test_a_file_that_has_changed_is_executed_again(tmp_path: Path) -> None:
     assert first is module_in(written(tmp_path, "class Kept: pass\nvalue = 1")), "what was executed stays"
 
 
+def test_a_module_beside_a_file_that_has_changed_is_imported_again(tmp_path: Path) -> None:
+    """Also one that is imported by another, within the second, and with a text of the same length."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "inner.py").write_text("VALUE = 1")
+    (tmp_path / "outer_one.py").write_text("from parts.inner import VALUE\nclass Kept: pass")
+    path = written(tmp_path, "import math, outer_one\nfrom outer_one import VALUE, Kept\nclass Own: pass")
+    first = module_in(path)
+    assert module_in(path) is first
+    (folder / "inner.py").write_text("VALUE = 2")
+    second = module_in(path)
+    assert (first.VALUE, second.VALUE) == (1, 2)
+    assert second.outer_one is not first.outer_one
+    assert first.outer_one.VALUE == 1, "what was executed before keeps what it has"
+    assert first.math is second.math, "only what is beside the file"
+    assert first.Own.__module__ == second.Own.__module__, "as in another process, which reads a snapshot"
+    assert module_in(path) is second
+
+
+def test_a_neighbour_that_comes_too_late_or_goes_is_noticed(tmp_path: Path) -> None:
+    path = written(tmp_path, "from late_one import VALUE")
+    with pytest.raises(InputError, match="late_one"):
+        module_in(path)
+    (tmp_path / "late_one.py").write_text("VALUE = 1")
+    assert module_in(path).VALUE == 1
+    (tmp_path / "late_one.py").unlink()
+    with pytest.raises(InputError, match="late_one"):
+        module_in(path)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -3,8 +3,9 @@
 Any exception in such a file becomes an `InputError` with file and line. The file's folder becomes the first entry of
 the import path, as for `python FILE`. What a model raises while it serves becomes a `ModelFailure` (`failure_of`).
 
-A file that has changed is executed again: a running server must not serve a new version with old code. What the file
-imports is not, because Python keeps imported modules.
+A file that has changed is executed again, also if only a module beside it has changed: a running server must not serve
+a new version with old code. Python keeps imported modules, so those that files of users have imported from their own
+folders are forgotten first. What was executed before keeps the modules that it has.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
@@ -31,34 +32,84 @@ MESSAGE_CHARS_MAX: Final = 300
 TRACE_CHARS_MAX: Final = 8_000
 """Bounds of what is kept of an exception: one request must not fill the server's log."""
 
+_executed: Final[dict[tuple[Path, bytes, tuple[bytes, ...]], ModuleType]] = {}
+"""By path, content, and the contents of the files beside it."""
+_beside: Final[dict[tuple[Path, bytes], tuple[Path, ...]]] = {}
+"""By path and content, the files of the modules beside it that were imported."""
+_imported: Final[dict[str, tuple[Path, bytes]]] = {}
+"""The modules that files of users have imported from their folders: of each, by name, file and content."""
+
 
 def module_in(path: Path) -> ModuleType:
-    """The module in a file, which is executed by the first call, and again after it has changed. InputError if that
-    fails."""
+    """The module in a file, which is executed by the first call, and again after it or a module beside it has changed.
+    InputError if that fails."""
     try:
         source = path.read_bytes()
     except OSError as error:
         raise InputError("there is no such file", where=str(path), help="give the path of a Python file") from error
-    return _executed(path, source)
+    contents = _contents(_beside.get((path, source), ()))
+    found = _executed.get((path, source, contents))
+    if found is None:
+        folder = path.resolve().parent
+        _forget_changed(folder)
+        found = _execute(path, source, folder)
+        files = tuple(sorted({file for file, _ in _imported.values() if folder in file.parents}))
+        _beside[path, source] = files
+        _executed[path, source, _contents(files)] = found
+    return found
 
 
-@cache
-def _executed(path: Path, source: bytes) -> ModuleType:
-    # The stem alone could shadow a library; the digest keeps classes of an earlier content apart from these.
+def _contents(files: Iterable[Path]) -> tuple[bytes, ...]:
+    """A digest of each file; empty for one that is not there."""
+    found = []
+    for file in files:
+        try:
+            found.append(hashlib.sha256(file.read_bytes()).digest())
+        except OSError:
+            found.append(b"")
+    return tuple(found)
+
+
+def _forget_changed(folder: Path) -> None:
+    """Let Python import again what users' files have imported from a folder, if any of it has changed: modules may have
+    taken names from each other."""
+    own = {name: known for name, known in _imported.items() if folder in known[0].parents}
+    if _contents(file for file, _ in own.values()) != tuple(content for _, content in own.values()):
+        for name, (file, _) in own.items():
+            sys.modules.pop(name, None)
+            del _imported[name]
+            with contextlib.suppress(OSError):  # it would be taken if size and second of change are the same
+                os.unlink(importlib.util.cache_from_source(str(file)))
+
+
+def _note_imports(folder: Path, before: frozenset[str]) -> None:
+    """Keep in mind which modules have been imported from a folder since there were those `before`."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name not in before and file and not file.startswith(LIBRARIES) and folder in Path(file).resolve().parents:
+            _imported[name] = Path(file).resolve(), _contents([Path(file)])[0]
+
+
+def _execute(path: Path, source: bytes, folder: Path) -> ModuleType:
+    # The stem alone could shadow a library; the digest keeps classes of an earlier content apart from these. It is the
+    # same in every process, because snapshots name classes.
     name = f"sloop_user_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module there
-    folder = str(path.resolve().parent)
-    if sys.path[0] != folder:
-        sys.path.insert(0, folder)
+    if sys.path[0] != str(folder):
+        sys.path.insert(0, str(folder))
+    before = frozenset(sys.modules)
+    importlib.invalidate_caches()
     try:
         # Not by the loader: it takes a cached .pyc for this source if size and second of change are the same.
         with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the command, which may print JSON there
             exec(compile(source, str(path.absolute()), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         raise_user_error(error, path, "it cannot be imported")
+    finally:
+        _note_imports(folder, before)
     return module
 
 
