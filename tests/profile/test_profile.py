@@ -4,10 +4,12 @@ import itertools
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.profile import (
@@ -19,6 +21,7 @@ from sloop.profile.profile import (
     Region,
     Sample,
     digest,
+    digest_of_model,
     is_of,
     likely,
     load_profile,
@@ -216,3 +219,49 @@ def test_profile_matches_only_the_measured_model(tmp_path: Path) -> None:
     assert is_of(RESNET_T, tmp_path / "m.onnx")  # nothing says otherwise
     assert is_of(structs.replace(RESNET_T, model_digest=digest(tmp_path / "m.onnx")), tmp_path / "m.onnx")
     assert not is_of(structs.replace(RESNET_T, model_digest="0"), tmp_path / "m.onnx")
+
+
+def weights_apart(path: Path, value: float, *, constant: bool = False) -> None:
+    """A model that adds a weight which lies in `weights.bin`."""
+    tensor = numpy_helper.from_array(np.full(64, value, np.float32), "w")
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    if constant:
+        nodes.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [] if constant else [tensor])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.with_name("weights.bin").unlink(missing_ok=True)
+    save(
+        model,
+        str(path),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+        convert_attribute=constant,
+    )
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_weights_in_other_files_belong_to_the_model(tmp_path: Path, constant: bool) -> None:
+    path = tmp_path / "m.onnx"
+    weights_apart(path, 1.0, constant=constant)
+    graph, profile = digest(path), structs.replace(RESNET_T, model_digest=digest_of_model(path))
+    assert is_of(profile, path)
+    assert profile.model_digest != graph
+    weights_apart(path, 2.0, constant=constant)
+    assert digest(path) == graph, "the graph is the same"
+    assert not is_of(profile, path)
+    weights_apart(path, 1.0, constant=constant)
+    assert is_of(profile, path)
+    (tmp_path / "weights.bin").unlink()
+    assert not is_of(profile, path)
+
+
+def test_a_model_without_other_files_has_the_digest_of_its_file(tmp_path: Path) -> None:
+    for name, content in (("m.py", b"location"), ("m.onnx", b"no model with a location"), ("e.onnx", b"")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert digest_of_model(path) == digest(path)
+    named = helper.make_model(helper.make_graph([], "location", [], []))
+    save(named, str(tmp_path / "n.onnx"))
+    assert digest_of_model(tmp_path / "n.onnx") == digest(tmp_path / "n.onnx")

@@ -41,7 +41,7 @@ from sloop.profile.model import (
     synthesise,
 )
 from sloop.profile.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
-from sloop.profile.profile import digest
+from sloop.profile.profile import digest_of_model
 from sloop.tensor import Signature, floats_of
 from sloop.text import listed
 from sloop.user_code import failure_of, raise_user_error
@@ -245,10 +245,10 @@ def _with_open_batch(path: Path, batch: int, shapes: Mapping[str, tuple[int, ...
 def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401
     """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
 
-    Its name has a digest of the file that it was made from, so that the copy of an earlier version is not used.
+    Its name has a digest of the model that it was made from, so that the copy of an earlier version is not used.
     MachineError if it can be written nowhere.
     """
-    made_of = hashlib.sha256(f"{digest(path)} {COPIES}".encode()).hexdigest()[:12]
+    made_of = hashlib.sha256(f"{digest_of_model(path)} {COPIES}".encode()).hexdigest()[:12]
     name = f"{path.name}.{change}-{made_of}.onnx"
     # Weights in other files are found in the folder of the model only.
     folders = [path.parent, *([folder] if folder is not None and not has_external_weights(model) else [])]

@@ -34,7 +34,7 @@ from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.examine import RefusedModel
 from sloop.profile.fit import Percentile, fit_all
 from sloop.profile.passes import in_service_samples
-from sloop.profile.profile import Pass, Profile, Sample, Startup, digest, sample_of
+from sloop.profile.profile import Pass, Profile, Sample, Startup, digest_of_model, sample_of
 from sloop.profile.service_load import ServiceLoad, service_load
 from sloop.profile.timed_process import (
     LAST,
@@ -487,7 +487,7 @@ def _profile(
             filter(None, (reports[0].software, f"Python {platform.python_version()}", platform.system()))
         ),
         date=datetime.now(UTC).date().isoformat(),
-        model_digest=digest(path),
+        model_digest=digest_of_model(path),
         shapes=shapes,
         samples=tuple(samples),
         passes=tuple(passes),

@@ -8,6 +8,7 @@ The messages are described here with the fields that are needed, so that serving
 other field of a file is kept as it is. Source: onnx.proto, version 1.16.
 """
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +40,7 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     ),
     "Tensor": (
         *(("dims", "int64[]", 1), ("data_type", "int32", 2), ("int64_data", "int64[]", 7), ("name", "string", 8)),
-        *(("raw_data", "bytes", 9), ("data_location", "int32", 14)),
+        *(("raw_data", "bytes", 9), ("external_data", "Entry[]", 13), ("data_location", "int32", 14)),
     ),
     "Value": (("name", "string", 1), ("type", "Type", 2)),
     "Type": (("tensor_type", "TensorType", 1), ("sequence_type", "Other", 4)),
@@ -59,6 +60,8 @@ INT64: Final = 7
 """Element types of tensors."""
 EXTERNAL: Final = 1
 """The `data_location` of a tensor that lies in another file."""
+LOCATION: Final = "location"
+"""The key under which such a tensor names its file."""
 SHAPE_SIZES_MAX: Final = 16
 """A constant with more elements is no shape."""
 ML_DOMAIN: Final = "ai.onnx.ml"
@@ -106,7 +109,29 @@ def write_onnx(model: Message, path: Path) -> None:
 
 def has_external_weights(model: Any) -> bool:  # noqa: ANN401
     """Whether weights lie in other files, whose paths are relative to the folder of the model."""
-    return any(tensor.data_location == EXTERNAL for graph in _graphs(model.graph) for tensor in graph.initializer)
+    return any(tensor.data_location == EXTERNAL for tensor in _tensors(model))
+
+
+def external_files(path: Path) -> tuple[str, ...]:
+    """The names of the other files with weights of a model, relative to its folder. InputError if it is no model."""
+    with path.open("rb") as file:
+        try:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # it is empty
+            return ()
+        with content:
+            if content.find(LOCATION.encode()) < 0:  # to parse a model with all its weights in it takes as much memory
+                return ()
+    tensors = [tensor for tensor in _tensors(read_onnx(path)) if tensor.data_location == EXTERNAL]
+    return tuple(sorted({each.value for tensor in tensors for each in tensor.external_data if each.key == LOCATION}))
+
+
+def _tensors(model: Any) -> Iterator[Any]:  # noqa: ANN401
+    """The weights of a model, and the tensors in its constants."""
+    for graph in _graphs(model.graph):
+        yield from graph.initializer
+        for node in graph.node:
+            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
 
 
 def _graphs(graph: Any) -> Iterator[Any]:  # noqa: ANN401

@@ -265,7 +265,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str = ""
     """ISO date of the measurement or publication."""
     model_digest: str = ""
-    """SHA-256 of the measured model file, to detect that the file has changed."""
+    """See `digest_of_model`; to detect that the model has changed."""
     shapes: dict[str, tuple[int, ...]] = {}  # msgspec copies the empty dict for each profile
     """One row's shape of the inputs with open dimensions, with which it was measured."""
     measured: Region | None = None
@@ -356,9 +356,29 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of_model(path: Path) -> str:
+    """What tells a model from other versions of it: the digest of its file, or, of an ONNX model whose weights lie in
+    other files, of all of them together."""
+    from sloop.profile.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
+
+    own = digest(path)
+    try:
+        names = external_files(path) if path.suffix == ".onnx" else ()
+    except InputError:  # whoever opens it will say so
+        names = ()
+    if not names:
+        return own
+    files = [path.parent / name for name in names]
+    parts = [
+        own,
+        *(f"{name} {digest(file) if file.is_file() else ''}" for name, file in zip(names, files, strict=True)),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def is_of(profile: Profile, model_path: Path) -> bool:
-    """Whether the profile may belong to this model file: False if the file it was measured on had another digest."""
-    return not profile.model_digest or profile.model_digest == digest(model_path)
+    """Whether the profile may belong to this model: False if the one it was measured on had another digest."""
+    return not profile.model_digest or profile.model_digest == digest_of_model(model_path)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

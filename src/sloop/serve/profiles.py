@@ -13,7 +13,16 @@ from sloop.app.application import Application, Deployment, Variant
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.measure import measure_briefly
-from sloop.profile.profile import SUFFIX, Profile, Sample, digest, is_of, load_profile, path_beside, save_profile
+from sloop.profile.profile import (
+    SUFFIX,
+    Profile,
+    Sample,
+    digest_of_model,
+    is_of,
+    load_profile,
+    path_beside,
+    save_profile,
+)
 from sloop.serve.cpu_quota import confined
 
 PROFILES: Final = "profiles"
@@ -80,7 +89,7 @@ def first_profile(
 
 
 def _file_in(folder: Path, model: Path) -> Path:
-    return folder / PROFILES / f"{model.name}.{digest(model)[:12]}{SUFFIX}"
+    return folder / PROFILES / f"{model.name}.{digest_of_model(model)[:12]}{SUFFIX}"
 
 
 def with_profiles(deployment: Deployment, found: Mapping[Path, FirstProfile]) -> Deployment:
