@@ -48,6 +48,12 @@ class Loop:
             self.soon.popleft()()
 
 
+def run_on(loop: Loop, patch: pytest.MonkeyPatch) -> None:
+    """Let the intake read the clocks of this loop."""
+    patch.setattr(module.time, "monotonic_ns", loop.monotonic_ns)  # type: ignore[attr-defined]
+    patch.setattr(module.time, "thread_time_ns", loop.monotonic_ns)  # type: ignore[attr-defined]
+
+
 class Door:
     """Clients in an open loop, each with one connection at a time from a pool of 4,096, and a server with an intake."""
 
@@ -115,6 +121,9 @@ class Request:
     deferred_ns: int
     patience_ns: int = DEADLINE_NS // 2
 
+    def age_ns(self) -> int:
+        return self.door.loop.now_ns - self.deferred_ns
+
     def start(self) -> None:
         self.door.loop.now_ns += SERVE_NS
         self.door.has_served = True
@@ -139,7 +148,7 @@ def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Door]:
 
     def play(factor: float, **options: Any) -> Door:
         door = Door(**options)
-        monkeypatch.setattr(module.time, "monotonic_ns", door.loop.monotonic_ns)  # type: ignore[attr-defined]
+        run_on(door.loop, monkeypatch)
         arrivals = poisson(factor * CAPACITY_RPS, 0, 1000 * MS, 1)
         arrivals += poisson(0.5 * CAPACITY_RPS, 1000 * MS, 2000 * MS, 2)
         door.run(arrivals, 2100 * MS)
@@ -173,7 +182,7 @@ def test_first_come_first_served_would_not_hold(overloaded: Callable[..., Door])
 def test_a_short_burst_waits_and_is_served_whole(monkeypatch: pytest.MonkeyPatch, length_ms: int) -> None:
     door = Door()
     door.idle = 4096  # connections are open
-    monkeypatch.setattr(module.time, "monotonic_ns", door.loop.monotonic_ns)  # type: ignore[attr-defined]
+    run_on(door.loop, monkeypatch)
     arrivals = poisson(1.5 * CAPACITY_RPS, 0, length_ms * MS, 1)
     arrivals += poisson(0.5 * CAPACITY_RPS, length_ms * MS, 200 * MS, 2)
     door.run(arrivals, 300 * MS)
@@ -196,7 +205,7 @@ def test_each_that_goes_on_later_gets_its_turn(clients: int, pieces: list[int]) 
             intake.go_on_later(lambda: piece(client))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.time, "monotonic_ns", loop.monotonic_ns)  # type: ignore[attr-defined]
+        run_on(loop, patch)
         for client in range(clients):
             intake.go_on_later(lambda client=client: piece(client))  # type: ignore[misc]
         while loop.soon:
@@ -226,7 +235,7 @@ def test_a_piece_that_fails_does_not_stop_the_others() -> None:
 
 def test_pages_are_answered_while_inference_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door()
-    monkeypatch.setattr(module.time, "monotonic_ns", door.loop.monotonic_ns)  # type: ignore[attr-defined]
+    run_on(door.loop, monkeypatch)
     waits: list[int] = []
 
     class Page(Request):

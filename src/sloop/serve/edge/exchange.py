@@ -54,6 +54,8 @@ class Exchange(Struct, eq=False):
     """By lower-case name: `headers.get("x-slo-ms")`. The values of a repeated header are joined by commas."""
     began_ns: int
     """When the first byte of the request arrived, in `time.monotonic_ns`."""
+    taken_ns: int = 0
+    """When it was taken up, if it had to wait for that and is for inference."""
     path: str = ""
     query_string: str = ""
     """The parts of the URL before and after the question mark; percent-encoding in the path is decoded."""

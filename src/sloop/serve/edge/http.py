@@ -42,7 +42,7 @@ from sloop.serve.edge.exchange import (
 )
 from sloop.serve.edge.identity import REQUEST_ID, named
 from sloop.serve.edge.intake import PAGE_PATIENCE_NS, Intake, is_whole, target_of
-from sloop.serve.edge.listener import Listener, ServerConnection, Tls
+from sloop.serve.edge.listener import Listener, ServerConnection, Tls, waited_in_kernel_ns
 from sloop.serve.edge.refusal import Refusal
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
@@ -314,6 +314,16 @@ class HttpConnection(ServerConnection):
             return 0
         return self._ready[0].began_ns if self._ready else self._began_ns
 
+    def age_ns(self) -> int:
+        """How long the request that was deferred has waited, in the kernel too: under overload, and where the CPU time
+        of this process is limited, that is long."""
+        now_ns, transport = time.monotonic_ns(), self.transport
+        if self._ready or transport is None:
+            return now_ns - self.deferred_ns
+        in_kernel_ns = waited_in_kernel_ns(transport.get_extra_info("socket"))  # since the last bytes came
+        self._began_ns = min(self._began_ns, now_ns - in_kernel_ns)
+        return now_ns - self._began_ns
+
     @property
     def patience_ns(self) -> int:
         """How long the request that was deferred may wait."""
@@ -364,6 +374,8 @@ class HttpConnection(ServerConnection):
     ) -> None:
         """Send the answer of a request, which `Exchange.reply` calls once."""
         server, transport = self._server, self.transport
+        if server.intake.has_waiting and exchange.taken_ns and status == HTTPStatus.OK:
+            server.intake.note_stay(time.monotonic_ns() - exchange.taken_ns)
         bytes_in = exchange.held_bytes
         exchange.drop()
         if transport is None:
@@ -551,6 +563,8 @@ class HttpConnection(ServerConnection):
             return False
         self._ready.popleft()
         self._answering, self._has_taken = exchange, True
+        if self._is_admitted and exchange.method == "POST":
+            exchange.taken_ns = time.monotonic_ns()
         server.open_requests += 1
         if self._wait is not None:
             self._wait_for(None)
@@ -772,7 +786,7 @@ class HttpServer:
             protocols=("http/1.1",),
         )
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
-        self.listener.is_behind = lambda: self.intake.has_waiting
+        self.listener.is_behind = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
         self.cors: Fields = ()
         if settings.cors_origin:
@@ -879,11 +893,11 @@ class HttpServer:
         return exchange.held_bytes > LARGE_BYTES and self.intake.is_behind(time.monotonic_ns())
 
     def patience_ns(self, path: str, slo_ms: str) -> int:
-        """How long a deferred request may wait: half its deadline. `slo_ms` is its own in whole ms, if it has one."""
+        """How long a deferred request may wait. `slo_ms` is its own deadline in whole ms, if it has one."""
         deadline_ns = self._deadline_ns(path)
         if deadline_ns is None:
             return PAGE_PATIENCE_NS
-        return (int(slo_ms) * NS_PER_MS if slo_ms else deadline_ns) // 2
+        return self.intake.patience_ns(int(slo_ms) * NS_PER_MS if slo_ms else deadline_ns)
 
     def prepared(
         self,

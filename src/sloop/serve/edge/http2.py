@@ -183,6 +183,10 @@ class Call:
         """When the call came; 0 if nobody waits for its answer any more."""
         return self.began_ns if self.is_open else 0
 
+    def age_ns(self) -> int:
+        """How long it has waited."""
+        return time.monotonic_ns() - self.began_ns
+
     @property
     def patience_ns(self) -> int:
         """How long it may wait until it is looked at."""
@@ -839,7 +843,7 @@ class Http2Server:
     def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns."""
         self.intake.start(asyncio.get_running_loop())
-        self.listener.is_behind = lambda: self.intake.has_waiting
+        self.listener.is_behind = lambda: self.intake.is_overloaded
         self.listener.start(sock)
         self._sweep()
 

@@ -3,18 +3,23 @@
 In each turn of the event loop, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have
 arrived, they wait unparsed. The oldest is taken up first, so that a short burst only waits, unless it has waited for
 more than `CALM_SHARE` of its patience: then there is more than can be done, and the newest is the one that can still be
-answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015). While some wait, a turn takes up
-requests for only `SLICE_NS`, so that what has been taken up is soon passed on and answered, but at least `TAKEN_MIN`:
-each turn costs something as well, and with too few requests in it the server could do less under overload than before,
-and would not come out of it.
+answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015).
+
+While some wait, a turn takes up requests for only `SLICE_NS`, so that what has been taken up is soon passed on and
+answered, but at least the most of `TAKEN_MIN`: each turn costs something as well, and with too few requests in it the
+server could do less under overload than before, and would not come out of it. On a slow machine, or with a quota, so
+many take too long: while requests stay for more than half their deadline after they were taken up, the number falls by
+one a turn, to the least of `TAKEN_MIN`.
 
 Work that comes in pieces (frames that follow each other on a connection, requests sent before the answer to the one
 before) gets `PIECES_NS` of each turn in all, one piece of each connection after the other: however much one client
 sends at once, and from however many connections, requests of others wait for a fraction of a millisecond.
 
-What has waited for half its deadline is refused, and refusing may take `REFUSING_SHARE` of the time: sending an answer
-costs the kernel alone a tenth of what a served request costs in all, so refusing everything at once would leave too
-little at five times the load. What is not even refused yet occupies its client's connection, which cannot send more.
+What has waited for half its deadline is refused, or sooner if requests that were taken up lately needed more than the
+other half (mean and twice the mean deviation, as TCP estimates round trips: RFC 6298). Refusing may take
+`REFUSING_SHARE` of the time: sending an answer costs the kernel alone a tenth of what a served request costs in all, so
+refusing everything at once would leave too little at five times the load. What is not even refused yet occupies its
+client's connection, which cannot send more.
 """
 
 import asyncio
@@ -29,13 +34,18 @@ from sloop.units import NS_PER_MS, NS_PER_S
 
 TURN_NS: Final = 4 * NS_PER_MS
 SLICE_NS: Final = NS_PER_MS // 2
-TAKEN_MIN: Final = 32
+TAKEN_MIN: Final = 8, 32
 PIECES_NS: Final = NS_PER_MS // 2
 CALM_SHARE: Final = 0.5
 REFUSING_SHARE: Final = 0.1
+REFUSED_PER_LOOK: Final = 4
+"""The clock of CPU time, which costs a system call, is read once for so many refusals."""
 PAGES_SHARE: Final = 0.25
 """The share of a slice for requests that are not inference, such as those for health and metrics."""
 PAGE_PATIENCE_NS: Final = NS_PER_S
+PATIENCE_SHARES: Final = 0.25, 0.5
+"""The shares of its deadline that a request may wait to be taken up: at least, and at most."""
+STAY_GAIN: Final = 1 / 16
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
 SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})", re.IGNORECASE)
@@ -53,6 +63,10 @@ class Waiting(Protocol):
     @property
     def patience_ns(self) -> int:
         """How long the request may wait."""
+        ...
+
+    def age_ns(self) -> int:
+        """How long the request has waited, in the kernel too if that can be found out."""
         ...
 
     def start(self) -> None:
@@ -81,6 +95,11 @@ class Intake:
         self._turn_ns = self._refused_ns = self._taken = 0
         self._allowed_ns = 0.0
         """How long refusing may take before the share of the time from `_refused_ns` on is added."""
+        self._taken_min = TAKEN_MIN[1]
+        self._is_slow = False
+        """Whether requests that were taken up lately stay too long."""
+        self._stay_ns = self._spread_ns = 0.0
+        """How long requests stay after they were taken up, and its mean deviation."""
         self.refused = 0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,6 +110,11 @@ class Intake:
     def has_waiting(self) -> bool:
         """Whether requests wait."""
         return bool(self._fresh or self._stale or self._pages)
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether requests wait that can still be answered in time: what else comes in would delay them."""
+        return bool(self._fresh or self._pages)
 
     def is_behind(self, now_ns: int) -> bool:
         """Whether a request that has arrived must wait."""
@@ -103,9 +127,22 @@ class Intake:
 
     def _has_taken_enough(self, spent_ns: int) -> bool:
         """Whether the turn, which has taken so long, should take up no more requests."""
-        if self._fresh and self._taken >= TAKEN_MIN:
+        if self._fresh and self._taken >= self._taken_min:
             return spent_ns > SLICE_NS
         return spent_ns > self.turn_ns
+
+    def note_stay(self, stay_ns: int) -> None:
+        """A request was answered so long after it was taken up. To be called while some wait."""
+        error_ns = stay_ns - self._stay_ns
+        self._stay_ns += STAY_GAIN * error_ns
+        self._spread_ns += STAY_GAIN * (abs(error_ns) - self._spread_ns)
+
+    def patience_ns(self, deadline_ns: int) -> int:
+        """How long a request with this deadline may wait to be taken up."""
+        least, most = PATIENCE_SHARES
+        left_ns = deadline_ns - self._stay_ns - 2.0 * self._spread_ns
+        self._is_slow = left_ns < most * deadline_ns
+        return round(min(most * deadline_ns, max(least * deadline_ns, left_ns)))
 
     def defer(self, waiting: Waiting, *, is_page: bool) -> None:
         """Take up a request later. Pages are taken up in their order, so that a probe of health is not overtaken."""
@@ -149,6 +186,8 @@ class Intake:
         self._is_turn = False
         if not self.has_waiting:
             return
+        least, most = TAKEN_MIN
+        self._taken_min = max(least, self._taken_min - 1) if self._is_slow else min(most, self._taken_min + 1)
         now_ns = time.monotonic_ns()
         self._take_up_pages(now_ns + round(PAGES_SHARE * SLICE_NS))
         self._take_up_waiting(now_ns)
@@ -184,26 +223,28 @@ class Intake:
 
     def _start(self, found: Waiting) -> None:
         """Take up a request, unless its client has gone or it has waited too long."""
-        began_ns = found.deferred_ns
-        if began_ns and time.monotonic_ns() - began_ns > found.patience_ns:
+        if not found.deferred_ns:
+            return
+        if found.age_ns() > found.patience_ns:
             self._stale.append(found)
-        elif began_ns:
+        else:
             self._taken += 1
             found.start()
 
     def _refuse_stale(self) -> None:
-        """Refuse what has waited too long: within the share of the time, or as long as nothing else waits."""
-        begun_ns = now_ns = time.monotonic_ns()
+        """Refuse what has waited too long: within the share of the CPU time, or as long as nothing else waits."""
+        begun_ns = now_ns = time.thread_time_ns()  # where a quota holds this process, most time is not its own
         allowed_ns = self._allowed_ns + REFUSING_SHARE * (now_ns - self._refused_ns)
         allowed_ns = min(allowed_ns, float(SLICE_NS)) if self._fresh else float(SLICE_NS)
         self._refused_ns = now_ns
         while self._stale and now_ns - begun_ns < allowed_ns:
-            found = self._stale.popleft()
-            if found.deferred_ns:
-                self.refused += 1
-                found.refuse_deferred()
-            now_ns = time.monotonic_ns()
-        self._allowed_ns = max(0.0, allowed_ns - (now_ns - begun_ns))
+            for _ in range(min(REFUSED_PER_LOOK, len(self._stale))):
+                found = self._stale.popleft()
+                if found.deferred_ns:
+                    self.refused += 1
+                    found.refuse_deferred()
+            now_ns = time.thread_time_ns()
+        self._allowed_ns = allowed_ns - (now_ns - begun_ns)
 
 
 def is_whole(data: Buffer) -> bool:

@@ -234,7 +234,7 @@ class Listener:
 
     def _accept(self) -> None:
         is_behind = self.is_behind()
-        begun_ns = time.monotonic_ns()
+        begun_ns = time.thread_time_ns()
         allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
         self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
         for _ in range(ACCEPTS_MAX):
@@ -256,7 +256,7 @@ class Listener:
             else:
                 self._admit(sock, str(address[0]), waited_ns)
                 self._allowed_ns -= OPENING_NS
-        self._allowed_ns -= time.monotonic_ns() - begun_ns
+        self._allowed_ns -= time.thread_time_ns() - begun_ns
 
     def _admit(self, sock: socket.socket, address: str, waited_ns: int) -> None:
         """Open a connection, or close it if there are too many."""

@@ -365,14 +365,14 @@ class Rpc:
             reply(call, answer)
 
     def patience_ns(self, call: Call) -> int:
-        """Half the deadline of a call, as far as it can be told without its message."""
+        """How long a call may wait, as far as its deadline can be told without its message."""
         models = self.service.models.values()
         own_ns = max((model.slo_ns for model in models), default=0)
         try:
             slo_ns, _ = budget_ns(call.metadata.get(SLO), None, own_ns=own_ns, remaining_ns=call.remaining_ns())
         except Refusal:  # it is refused for that when it is looked at
             slo_ns = None
-        return (own_ns if slo_ns is None else slo_ns) // 2
+        return self.server.intake.patience_ns(own_ns if slo_ns is None else slo_ns)
 
     def _ServerLive(self, _request: object, _call: Call) -> Message:
         return message_class("ServerLiveResponse")(live=True)  # type: ignore[no-any-return]
