@@ -21,8 +21,8 @@ from sloop.cli.command import with_open_sizes
 from sloop.errors import InputError, MachineError
 from sloop.profile import RESNET_T, Profile
 from sloop.profile.examine import examine
-from sloop.profile.profile import digest, load_profile, path_beside, save_profile
-from sloop.serve.profiles import FirstProfile, first_profile, kept_profile, with_profiles, without_profile
+from sloop.profile.measure import first_profile, kept_profile
+from sloop.profile.profile import FirstProfile, digest, load_profile, path_beside, save_profile
 
 
 def run(*arguments: object, typed: str = "") -> Result:
@@ -108,9 +108,9 @@ def test_what_is_measured_is_kept_in_the_state_folder_if_the_models_cannot_be_wr
             raise MachineError("read-only")
         save_profile(profile, path)
 
-    monkeypatch.setattr("sloop.serve.profiles.save_profile", saves)
+    monkeypatch.setattr("sloop.profile.measure.save_profile", saves)
     measured = structs.replace(RESNET_T, model_digest=digest(model))
-    monkeypatch.setattr("sloop.serve.profiles.measure_briefly", lambda *_, **__: measured)
+    monkeypatch.setattr("sloop.profile.measure.measure_briefly", lambda *_, **__: measured)
     state = tmp_path / "state"
     assert kept_profile(model, state) is None
     first = first_profile(model, examine(model), {}, state)
@@ -130,16 +130,16 @@ def test_only_models_without_a_profile_get_one(model: Path) -> None:
     stages = f"[{{name: s, variants: {variants}}}, {{name: t, after: s, model: tiny.onnx}}]"
     app.write_text(f"name: app\nslo_ms: 900\nstages: {stages}\n")
     deployment = load_deployment(app)
-    assert without_profile(deployment) == (model,)
+    assert deployment.without_profile == (model,)
     first = first_of(model)
-    (made,) = with_profiles(deployment, {model: first}).applications
+    (made,) = deployment.with_profiles({model: first}).applications
     assert [variant.profile and variant.profile.source for stage in made.stages for variant in stage.variants] == [
         first.profile.source,
         made.by_name["s"].variant("b").profile.source,  # type: ignore[union-attr]  # it has one
         first.profile.source,
     ]
     assert made.by_name["t"].variant("t").file_on("local") == str(path_beside(model))
-    assert without_profile(with_profiles(deployment, {model: first})) == ()
+    assert deployment.with_profiles({model: first}).without_profile == ()
 
 
 def first_of(model: Path) -> FirstProfile:

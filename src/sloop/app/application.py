@@ -8,12 +8,13 @@ meaning of a system's parameters.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path as FilePath
 
 from msgspec import structs
 
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.options import Value, limited
-from sloop.profile.profile import Profile
+from sloop.profile.profile import FirstProfile, Profile
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
 
@@ -345,6 +346,34 @@ class Deployment:
             for each in self.applications
         ]
         return replace(self, applications=tuple(applications), system=choice)
+
+    @property
+    def without_profile(self) -> tuple[FilePath, ...]:
+        """The model files that have no profile at all, each once."""
+        return tuple(
+            dict.fromkeys(
+                FilePath(variant.model)
+                for application in self.applications
+                for stage in application.stages
+                for variant in stage.variants
+                if variant.model is not None and variant.profile is None and not variant.profiles
+            )
+        )
+
+    def with_profiles(self, found: Mapping[FilePath, FirstProfile]) -> "Deployment":
+        """This deployment, in which variants without a profile have the one of their model."""
+
+        def of_variant(variant: Variant) -> Variant:
+            first = found.get(FilePath(variant.model)) if variant.model is not None else None
+            if first is None or variant.profile is not None or variant.profiles:
+                return variant
+            return replace(variant, profile=first.profile, files={"": str(first.file)})
+
+        def of_application(application: Application) -> Application:
+            stages = (replace(each, variants=tuple(map(of_variant, each.variants))) for each in application.stages)
+            return replace(application, stages=tuple(stages))
+
+        return replace(self, applications=tuple(map(of_application, self.applications)))
 
     @cached_property
     def by_name(self) -> Mapping[str, Application]:

@@ -6,7 +6,7 @@ the place, the problem and the fix. Exit codes: 0 success, 1 failure, 2 wrong us
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -25,8 +25,9 @@ from sloop.app.document import parse_yaml
 from sloop.app.load import is_model_application, load_deployment, load_scenario, with_deadline
 from sloop.app.stages import SLO_MS_MAX
 from sloop.errors import InputError, SloopError
-from sloop.profile.examine import ExaminedModel
+from sloop.profile.examine import ExaminedModel, examine
 from sloop.profile.model import row_shapes
+from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
 from sloop.systems.system import is_system_file
 from sloop.text import counted, listed
@@ -34,6 +35,8 @@ from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
 from sloop.workload.trace import Trace
 
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 JSON: Final = "sloop.cli.json"
 """Key of click's `meta`: whether `--json` was given."""
 PROGRESS_AFTER_S: Final = 2.0
@@ -308,6 +311,23 @@ def is_terminal() -> bool:
 
 Shapes = Mapping[str, tuple[int, ...]]
 """One row's shape by input."""
+
+
+def examined(
+    model: Path, shapes: dict[str, tuple[int, ...]], *, folder: Path | None = None
+) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
+    """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal."""
+    shapes = shapes or _kept_shapes(model)
+    known = examine(model, shapes, folder=folder)
+    complete = with_open_sizes(model, known, shapes)
+    return (known if complete == shapes else examine(model, complete, folder=folder)), complete
+
+
+def _kept_shapes(model: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes that the profile beside the model was measured with."""
+    with suppress(InputError):
+        return dict(load_profile(path_beside(model)).shapes)
+    return {}
 
 
 def with_open_sizes(model: Path, known: ExaminedModel, shapes: Shapes) -> dict[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from sloop.cli.command import CommandOutput, command, progress, table
+from sloop.cli.command import FOLDER, CommandOutput, command, progress, table
 from sloop.demo import write_example
 from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import demonstrate
@@ -20,12 +20,12 @@ sloop demo --seconds 30 --out /tmp/demo --json
 @command("demo", example=EXAMPLE)
 @click.option(
     "--files",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Only write a small trained model, an application and a scenario to this folder, to try the other commands.",
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     default=Path("out/demo"),
     show_default=True,
     help="Folder for the model, the logs and the report.",

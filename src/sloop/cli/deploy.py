@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from sloop.cli.command import CommandOutput, Number, command, table
+from sloop.cli.command import FILE, FOLDER, CommandOutput, Number, command, table
 from sloop.report.tables import Table
 from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
 from sloop.vocabulary import Canary
@@ -44,10 +44,10 @@ class Share(click.ParamType[float]):
 
 
 @command("deploy", example=EXAMPLE, notes=NOTES)
-@click.argument("app", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("app", required=False, type=FILE)
 @click.option(
     "--server",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="State folder of the server [default: the only one in .sloop].",
 )
 @click.option(

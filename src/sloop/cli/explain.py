@@ -8,7 +8,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from sloop.cli.command import CommandOutput, Number, command, table
+from sloop.cli.command import FILE, CommandOutput, Number, command, table
 from sloop.errors import InputError
 from sloop.events import Deployed
 from sloop.report import tables
@@ -63,7 +63,7 @@ sloop explain run.jsonl --page run.html
 )
 @click.option(
     "--page",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Also write a report of the whole run to this HTML file.",
 )
 def explain(log: Path, name: str | None, at_s: float | None, application: str, page: Path | None) -> CommandOutput:

@@ -7,7 +7,18 @@ from typing import Final
 import click
 import msgspec
 
-from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, link_at, progress, shape, trace_at
+from sloop.cli.command import (
+    FILE,
+    TRACE_HELP,
+    CommandOutput,
+    Number,
+    command,
+    facts,
+    link_at,
+    progress,
+    shape,
+    trace_at,
+)
 from sloop.errors import InputError
 from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load
 from sloop.load.plan import only_model, split_url
@@ -33,7 +44,7 @@ sloop load http://localhost:8000 --model words --version 2 --trace '{kind: equal
 )
 @click.option(
     "--api-key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help=f"File whose first line is the key for the server, as KEY or NAME KEY [default: the variable {KEY_VARIABLE}].",
 )
 @click.option(

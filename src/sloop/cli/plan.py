@@ -10,6 +10,7 @@ import click
 from rich.console import RenderableType
 
 from sloop.cli.command import (
+    FILE,
     CommandOutput,
     Rate,
     chosen_system,
@@ -52,9 +53,7 @@ arrivals_option = click.option(
     show_default=True,
     help="Whether the requests of a second arrive evenly spaced or all at once.",
 )
-apps_argument = click.argument(
-    "apps", metavar="APP...", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path)
-)
+apps_argument = click.argument("apps", metavar="APP...", nargs=-1, required=True, type=FILE)
 
 
 @command("plan", example=EXAMPLE, notes=NOTES)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from math import isclose
 from pathlib import Path
 from typing import Final
@@ -13,20 +12,21 @@ from rich.console import RenderableType
 
 from sloop.app.document import NAME
 from sloop.cli.command import (
+    FILE,
     CommandOutput,
     Number,
     Shapes,
     command,
     counts,
+    examined,
     numbers,
     progress,
     shape_option,
     table,
-    with_open_sizes,
 )
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import ExaminedModel, examine
+from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import Percentile
 from sloop.profile.measure import PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
@@ -51,7 +51,7 @@ sloop profile --from-log .sloop/digits
 
 
 @command("profile", example=EXAMPLE)
-@click.argument("model", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("model", required=False, type=FILE)
 @click.option(
     "--from-log",
     type=click.Path(path_type=Path),
@@ -187,23 +187,6 @@ def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] |
         what = f"{known.obstacle}, so that requests cannot share a forward pass"
         help_text = f"measure single requests with --batches {known.batches_alone[0]}"
         raise InputError(what, where=str(model), help=help_text)
-
-
-def examined(
-    model: Path, shapes: dict[str, tuple[int, ...]], *, folder: Path | None = None
-) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
-    """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal."""
-    shapes = shapes or _kept_shapes(model)
-    known = examine(model, shapes, folder=folder)
-    complete = with_open_sizes(model, known, shapes)
-    return (known if complete == shapes else examine(model, complete, folder=folder)), complete
-
-
-def _kept_shapes(model: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes that the profile beside the model was measured with."""
-    with suppress(InputError):
-        return dict(load_profile(path_beside(model)).shapes)
-    return {}
 
 
 class _ServicePasses:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from sloop.cli.command import CommandOutput, command, progress, table
+from sloop.cli.command import FOLDER, CommandOutput, command, progress, table
 from sloop.reproduce import REPRODUCTIONS, Reproduction
 from sloop.reproduce import reproduce as reproduced
 
@@ -30,9 +30,7 @@ sloop reproduce all --data ~/traces --page out/reproduce --json
     show_default=True,
     help="Number of parallel processes; 0 uses one per core.",
 )
-@click.option(
-    "--page", type=click.Path(file_okay=False, path_type=Path), help="Also write a report to this folder, as NAME.html."
-)
+@click.option("--page", type=FOLDER, help="Also write a report to this folder, as NAME.html.")
 def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: Path | None) -> CommandOutput:
     """Repeat the experiments of a publication and compare each result with the published figure."""
     names = list(REPRODUCTIONS) if name == "all" else [name]

@@ -13,11 +13,14 @@ from click.core import ParameterSource
 from sloop.app.application import Deployment, SystemChoice
 from sloop.app.load import EDGES_MAX
 from sloop.cli.command import (
+    FILE,
+    FOLDER,
     CommandOutput,
     Number,
     Shapes,
     chosen_system,
     command,
+    examined,
     loaded,
     print_output,
     progress,
@@ -25,17 +28,16 @@ from sloop.cli.command import (
     slo_option,
     with_deadlines,
 )
-from sloop.cli.profile import examined
 from sloop.errors import InputError
 from sloop.profile.examine import examine
-from sloop.profile.measure import BRIEF_S
-from sloop.profile.profile import Profile, Sample
+from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
+from sloop.profile.profile import FirstProfile, Profile, Sample
+from sloop.serve.cpu_quota import confined
 from sloop.serve.deploy import COPIES
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
-from sloop.serve.profiles import FirstProfile, first_profile, kept_profile, with_profiles, without_profile
 from sloop.serve.server import Serving, Settings
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
@@ -54,7 +56,6 @@ sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
 sloop serve app.yaml --host 0.0.0.0 --api-key-file /etc/sloop/keys
 """
 _log = logging.getLogger("sloop.cli")
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -115,7 +116,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
 
 
 @command("serve", example=EXAMPLE)
-@click.argument("apps", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("apps", nargs=-1, required=True, type=FILE)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all.")
 @click.option("--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one.")
 @click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one.")
@@ -132,14 +133,14 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
 )
 @click.option(
     "--api-key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again when it "
     "changes, and on SIGHUP.",
 )
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for lock, control socket and event log [default: .sloop/NAME].",
 )
 @click.option(
@@ -213,7 +214,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
 @connection_options
 @click.option(
     "--repository",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Let clients with a key load and unload the files NAME.yaml of this folder (Triton's model repository).",
 )
 @click.option(
@@ -282,7 +283,7 @@ def serve(
     first: dict[Path, FirstProfile] = {}
     if not no_profile:
         first = first_profiles(deployment, choice, settings.folder_of(deployment), dict(shapes))
-    deployment, notes = with_deadlines(with_profiles(deployment, first), slo_ms)
+    deployment, notes = with_deadlines(deployment.with_profiles(first), slo_ms)
     for note in notes:
         click.echo(note, err=True)
 
@@ -297,7 +298,7 @@ def first_profiles(
     deployment: Deployment, choice: SystemChoice | None, folder: Path, shapes: Shapes
 ) -> dict[Path, FirstProfile]:
     """Profiles for the models that have none: kept in the state folder, or measured now."""
-    missing = without_profile(deployment)
+    missing = deployment.without_profile
     for application in (deployment.under(choice) if choice else deployment).applications if missing else ():
         build_system(application.system.name, application.system.declared)  # a mistake there is told before measuring
     found = {model: kept for model in missing if (kept := kept_profile(model, folder)) is not None}
@@ -332,7 +333,7 @@ def _measured(model: Path, folder: Path, shapes: Shapes) -> FirstProfile:
         def update(share: float, sample: Sample) -> None:
             advance(share, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
 
-        first = first_profile(model, known, rows, folder, update)
+        first = first_profile(model, known, rows, folder, limit=confined, progress=update)
     click.echo(f"{model.name}: {_speed(first.profile)}", err=True)
     full = f"sloop profile {shlex.quote(str(model))}"
     click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one, with ranges", err=True)

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
-from sloop.cli.command import CommandOutput, command, progress, table
+from sloop.cli.command import FILE, CommandOutput, command, progress, table
 from sloop.report import tables
 from sloop.report.tables import Table
 from sloop.runlog.summary import RunRow
@@ -27,7 +27,7 @@ sloop simulate burst.yaml --recorded .sloop/digits
 
 
 @command("simulate", example=EXAMPLE)
-@click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("scenario", type=FILE)
 @click.option("--system", "names", metavar="A,B", help="Systems to run instead of those that SCENARIO names.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: the scenario's].")
 @click.option(

@@ -31,10 +31,23 @@ from msgspec import structs
 
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
-from sloop.profile.examine import RefusedModel
+from sloop.profile.examine import ExaminedModel, RefusedModel
 from sloop.profile.fit import Percentile, fit_all
 from sloop.profile.passes import in_service_samples
-from sloop.profile.profile import Pass, Profile, Sample, Startup, digest_of_model, sample_of
+from sloop.profile.profile import (
+    SUFFIX,
+    FirstProfile,
+    Pass,
+    Profile,
+    Sample,
+    Startup,
+    digest_of_model,
+    is_of,
+    load_profile,
+    path_beside,
+    sample_of,
+    save_profile,
+)
 from sloop.profile.service_load import ServiceLoad, service_load
 from sloop.profile.timed_process import (
     LAST,
@@ -50,6 +63,8 @@ from sloop.profile.timed_process import (
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
 from sloop.units import NS_PER_MS, NS_PER_S
 
+PROFILES: Final = "profiles"
+"""The folder, in a state folder, of profiles of models whose own folder cannot be written."""
 BATCHES: Final = (1, 2, 4, 8)
 PASSES: Final = 3
 SECONDS: Final = 0.75
@@ -221,6 +236,50 @@ def measure_briefly(
     took_s = (perf_counter_ns() - begin_ns) / NS_PER_S
     source = f"a short measurement: {len(samples)} cells in {took_s:.0f} s, p99"
     return _profile(model_path, samples, [one], reports, "p99", source, shapes or {})
+
+
+def kept_profile(model: Path, folder: Path) -> FirstProfile | None:
+    """The profile that an earlier start kept in a state folder; None if there is none of this model as it is now."""
+    file = _file_in(folder, model)
+    try:
+        profile = load_profile(file)
+    except InputError:  # none, or of another version of sloop
+        return None
+    return FirstProfile(model, profile, file) if is_of(profile, model) else None
+
+
+def first_profile(  # those of `measure_briefly`
+    model: Path,
+    known: ExaminedModel,
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path,
+    *,
+    limit: Limit = by_affinity,
+    progress: Callable[[float, Sample], None] = lambda share, sample: None,
+) -> FirstProfile:
+    """Measure a model briefly (`measure_briefly`), and keep the profile: beside the model, as `sloop profile` does, or
+    in the state folder where that place cannot be written. InputError and MachineError as for `measure`, and if it can
+    be kept nowhere."""
+    profile = measure_briefly(
+        model,
+        file=Path(known.file),
+        batches=known.batches_alone or None,
+        shapes=dict(shapes),
+        limit=limit,
+        progress=progress,
+    )
+    try:
+        file = path_beside(model)
+        save_profile(profile, file)
+    except MachineError:
+        file = _file_in(folder, model)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_profile(profile, file)
+    return FirstProfile(model, profile, file)
+
+
+def _file_in(folder: Path, model: Path) -> Path:
+    return folder / PROFILES / f"{model.name}.{digest_of_model(model)[:12]}{SUFFIX}"
 
 
 def _beside(load: ServiceLoad | None) -> str:

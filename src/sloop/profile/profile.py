@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
@@ -354,6 +354,14 @@ def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class FirstProfile(NamedTuple):
+    """A profile that was found or made for a model without one, and the file in which it is kept."""
+
+    model: Path
+    profile: Profile
+    file: Path
 
 
 def digest_of_model(path: Path) -> str:
