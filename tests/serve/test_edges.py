@@ -20,14 +20,15 @@ import msgspec
 import pytest
 
 from sloop.actions import End
+from sloop.app.application import Limits
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve.edge.http import HttpConnection, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
-from sloop.serve.edges import open_ports
-from sloop.serve.messages import EdgeCounts, FromEdge, Submit
+from sloop.serve.edges import EdgePort, Edges, open_ports
+from sloop.serve.messages import EdgeCounts, FromEdge, OfferModel, Submit, ToEdge
 from sloop.serve.protocols import Servable
 from sloop.serve.server import Serving, Settings, serving
 from sloop.serve.transport import FrameKind, ProcessChannel, RecordLink, socket_pair
@@ -39,6 +40,7 @@ from sloop.vocabulary import Request
 from tests.serve.edge.test_attacks import make_certificate
 from tests.serve.edge.test_sink import OFFER
 from tests.serve.path import Wire
+from tests.serve.rig import NoPages
 from tests.serve.test_live import ECHO, setup_of
 
 pytestmark = pytest.mark.live
@@ -358,6 +360,31 @@ def test_no_edge_outlives_the_server_and_ports_are_free_again(tmp_path: Path) ->
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+def test_what_edges_share_and_what_each_has() -> None:
+    """As docs/serving.md says."""
+
+    async def main() -> None:
+        told: list[ToEdge] = []
+        http_settings = HttpSettings(connections_max=10, each_address_max=5, answers_bytes_max=1 << 20)
+        settings = EdgeSettings(http_settings, 1 << 20, 1 << 21, 1 << 20, 10)
+        with contextlib.ExitStack() as stack:
+            ports = open_ports("127.0.0.1", 0, 0, 4)
+            for pair in ports:
+                for sock in pair:
+                    stack.enter_context(sock)
+            edges = Edges(None, NoPages(), Arenas(), settings, ports)  # type: ignore[arg-type]  # nobody submits
+            edges.slots[0].port = EdgePort(None, NoPages(), Arenas(), told.append)  # type: ignore[arg-type]
+            edges.offer(msgspec.structs.replace(OFFER, limits=Limits(requests=10, bytes=100)))
+        own = edges._settings
+        assert (own.bodies_bytes_max, own.body_bytes_max, own.requests_max) == (1 << 19, 1 << 19, 3)
+        assert own.http == http_settings, "of each edge"
+        (model,) = told
+        assert isinstance(model, OfferModel)
+        assert model.limits == Limits(requests=3, bytes=25)
+
+    asyncio.run(main())
 
 
 def test_edges_are_declared_by_a_deployment(tmp_path: Path) -> None:

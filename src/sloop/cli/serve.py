@@ -73,20 +73,21 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--connections",
             type=click.IntRange(min=1),
-            help="Most open HTTP connections; at the limit, idle ones are closed for new ones "
-            "[default: 16384, or what the limit of file descriptors allows].",
+            help="Most open connections of each edge over HTTP, and again over gRPC; at the limit, idle ones are closed "
+            "for new ones [default: 16384, or what the limit of file descriptors allows].",
         ),
         click.option(
             "--connections-each",
             type=click.IntRange(min=1),
-            help="Most open HTTP connections from one address [default: half of --connections].",
+            help="The same from one address [default: half of --connections].",
         ),
         click.option(
             "--answers-bytes",
             type=click.IntRange(min=1),
             default=2**28,
             show_default=True,
-            help="Memory for answers that clients have not taken; beyond it, stalled connections are closed.",
+            help="Memory of each edge for answers that clients have not taken; beyond it, stalled connections are "
+            "closed.",
         ),
     )
     for option in reversed(options):
