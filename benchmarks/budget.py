@@ -2,7 +2,7 @@
 
     python -m benchmarks.budget [--seconds 5]
 
-The steps are those of tests/serve/path.py: the real gateway, driver, core and log between a connection and a backend
+The steps are those of tests/serve/path.py: the real edge, driver, core and log between a connection and a backend
 that take no time, with 32 requests at once. The threads are those of `sloop serve` with 64 connections.
 """
 

@@ -1,4 +1,4 @@
-"""Tensors and signatures: the values that gateway, driver and workers exchange, as raw bytes with a type and a shape.
+"""Tensors and signatures: the values that edges, driver and workers exchange, as raw bytes with a type and a shape.
 
 Types have the names of the Open Inference Protocol v2 ("Tensor Data Types"); elements lie in C order, little-endian,
 without padding. A BYTES element is its length as 4 little-endian bytes, then that many bytes (the protocol's binary

@@ -38,7 +38,7 @@ def test_a_request_is_told_from_its_sending_to_its_end(log: Path) -> None:
     story = explain(log, "--request", "3")
     parts = [
         story[part]
-        for part in ("network_ms", "gateway_ms", "wait_ms", "service_ms", "transport_ms", "lost_ms", "unaccounted_ms")
+        for part in ("network_ms", "edge_ms", "wait_ms", "service_ms", "transport_ms", "lost_ms", "unaccounted_ms")
     ]
     assert story["total_ms"] == pytest.approx(sum(float(str(part)) for part in parts))
     shown = CliRunner().invoke(main, ["explain", str(log), "--request", "3"]).stdout

@@ -198,7 +198,7 @@ def test_a_profile_is_also_measured_in_service(model: Path) -> None:
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.stderr
     alone, in_service = json.loads(result.stdout)["passes"]
-    assert "stand-in for gateway and clients" in alone["beside"]
+    assert "stand-in for edge and clients" in alone["beside"]
     assert in_service["in_service"]
     assert "the server and a load generator" in in_service["beside"]
     kept = load_profile(model.with_name("tiny.onnx.profile.json"))

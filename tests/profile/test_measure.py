@@ -122,7 +122,7 @@ def test_every_pass_is_kept_and_what_service_shows_replaces_its_cells(model: Pat
     )
     assert seen == [[1, 2], [1, 2]]
     assert [one.in_service for one in profile.passes] == [False, True, False, True]
-    assert "stand-in for gateway and clients" in profile.passes[0].beside
+    assert "stand-in for edge and clients" in profile.passes[0].beside
     one, two = profile.samples
     assert (one.mean_ms, one.n, one.scaled) == (7.0, 60, 1.0)
     assert two.scaled > 1

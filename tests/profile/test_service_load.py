@@ -1,4 +1,4 @@
-"""The stand-in for gateway and clients: requests come at about the rate that was set, and are answered."""
+"""The stand-in for edge and clients: requests come at about the rate that was set, and are answered."""
 
 import socket
 from time import perf_counter_ns

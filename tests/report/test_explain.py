@@ -73,14 +73,14 @@ def explain_decision(records: Iterable[tuple[int, Record]], at_ns: int, graph: G
 
 
 def sum_of_parts(story: RequestStory) -> float:
-    parts_ms = story.network_ms, story.gateway_ms, story.wait_ms, story.service_ms, story.transport_ms, story.lost_ms
+    parts_ms = story.network_ms, story.edge_ms, story.wait_ms, story.service_ms, story.transport_ms, story.lost_ms
     return sum(parts_ms)
 
 
 def test_a_late_request() -> None:
     story = explain_request(STORY, 2, GRAPH)
     assert (story.outcome, story.why, story.total_ms) == ("late", "20 ms past its deadline", 220)
-    assert (story.network_ms, story.gateway_ms, story.wait_ms) == (10, 0, 60)
+    assert (story.network_ms, story.edge_ms, story.wait_ms) == (10, 0, 60)
     assert (story.service_ms, story.transport_ms, story.lost_ms, story.unaccounted_ms) == (148, 2, 0, 0)
     assert story.summary == (
         "late: 20 ms past its deadline. "
@@ -91,7 +91,7 @@ def test_a_late_request() -> None:
         (0.11, "sent; an answer is due within 200.0 ms", ""),
         (
             0.12,
-            "arrived after 10.0 ms in the network and 0.0 ms in the gateway, 190.0 ms left; "
+            "arrived after 10.0 ms in the network and 0.0 ms in the edge, 190.0 ms left; "
             "0 requests waiting, 1 replica ready, 1 busy",
             "",
         ),
@@ -172,7 +172,7 @@ def test_plans_and_shortages_while_it_waited() -> None:
     story = explain_request(rows, 1, Graph([GraphStage("a")]))
     assert [step.what for step in story.steps] == [
         "sent; an answer is due within 1000.0 ms",
-        "arrived after 0.0 ms in the network and 0.0 ms in the gateway, 1000.0 ms left; "
+        "arrived after 0.0 ms in the network and 0.0 ms in the edge, 1000.0 ms left; "
         "0 requests waiting, 0 replicas ready",
         "while it waited, a new plan: nothing",
         "while it waited, the cluster fell short of the plan",
@@ -204,13 +204,13 @@ def test_tries_of_a_request_that_shared_a_failed_batch() -> None:
     assert (story.service_ms, story.total_ms) == (10, 10)
 
 
-def test_time_in_the_gateway_is_time() -> None:
+def test_time_in_the_edge_is_time() -> None:
     """Live, the core hears of a request at the end of the event loop's turn: some 0.9 ms after it arrived."""
     rows: Rows = [STORY[1], (ms(10.9), Request(RequestId(1), ms(10), ms(10), ms(210))), started(10.9, 0, 0, 1)]
     rows += [(ms(15), Finished(BatchId(0), ReplicaId(0), ms(3))), ended(15, 1, Outcome.SERVED)]
     story = explain_request(rows, 1, GRAPH)
-    assert (story.network_ms, story.gateway_ms, story.total_ms) == (0, 0.9, 5)
-    assert "0.0 ms in the network and 0.9 ms in the gateway" in story.steps[1].what
+    assert (story.network_ms, story.edge_ms, story.total_ms) == (0, 0.9, 5)
+    assert "0.0 ms in the network and 0.9 ms in the edge" in story.steps[1].what
     assert sum_of_parts(story) == pytest.approx(5)
 
 
@@ -453,7 +453,7 @@ def test_a_request_names_its_application_and_its_version_and_why_it_went_there()
     assert [(step.what, step.why) for step in story.steps] == [
         ("sent; an answer is due within 100.0 ms", ""),
         (
-            "arrived after 0.0 ms in the network and 0.0 ms in the gateway, 100.0 ms left, for application a; "
+            "arrived after 0.0 ms in the network and 0.0 ms in the edge, 100.0 ms left, for application a; "
             "0 requests waiting, 1 replica ready, 1 busy (the next one free in an estimated 70.0 ms)",
             "",
         ),

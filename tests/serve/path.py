@@ -1,4 +1,4 @@
-"""A request's whole way through the server's own process, without sockets: gateway, driver, core, log and back.
+"""A request's whole way through the server's own process, without sockets: edge, driver, core, log and back.
 
 The wire hands over a body and takes an answer; the backend echoes at the next turn of the loop. All between is real.
 """
@@ -217,7 +217,7 @@ class Way(Deciding):
         return connections
 
     async def walk(self, count: int, *, at_once: bool = False) -> None:
-        """So many requests at one time, to their answers; `at_once` from the door, without a look at what they want."""
+        """So many requests at one time, to their answers; `at_once` without a look at what they want."""
         wanted = len(self.wire.statuses) + count
         for connection in (self._at_once if at_once else self._connections)[:count]:
             connection.data_received(REQUEST)

@@ -371,7 +371,7 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
     assert "the core failed" in caplog.text
 
 
-def test_a_gateway_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLog):
         def extend(self, now_ns: int, records: Sequence[Record]) -> None:
             raise MachineError("the disk is full")

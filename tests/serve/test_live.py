@@ -55,7 +55,7 @@ def setup_of(system: Mapping[str, object], stages: Mapping[str, Sequence[str]] |
 
 @dataclass
 class Live:
-    """A running server without its gateway, and all answers so far by the order of asking."""
+    """A running server without its edges, and all answers so far by the order of asking."""
 
     driver: Driver
     backend: LocalBackend
@@ -98,7 +98,7 @@ async def serving(setup: Setup, *models: Servable) -> AsyncIterator[Live]:
 async def live_driver(
     setup: Setup, servables: Mapping[tuple[str, str], Servable], wiring: Wiring
 ) -> AsyncIterator[Live]:
-    """Core, driver, planner and workers, and no gateway."""
+    """Core, driver, planner and workers, and no edge."""
     served, arenas, log = ServedVersion("live", "live", "1", setup.application.slo_ns, wiring), Arenas(), MemoryLog()
     backend = LocalBackend(servables, deploy.wirings_of(served), detect().actuator, arenas=arenas, threads_prepared=2)
     planner = planner_of(setup)

@@ -73,8 +73,8 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--connections",
             type=click.IntRange(min=1),
-            help="Most open connections of each edge over HTTP, and again over gRPC; at the limit, idle ones are closed "
-            "for new ones [default: 16384, or what the limit of file descriptors allows].",
+            help="Most open connections of each edge over HTTP, and again over gRPC; at the limit, idle ones are "
+            "closed for new ones [default: 16384, or what the limit of file descriptors allows].",
         ),
         click.option(
             "--connections-each",

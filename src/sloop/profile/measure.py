@@ -3,7 +3,7 @@
 A run is timed as a server sees it: from sending the inputs to a process until the outputs are back. Each core count is
 measured in a new process, so that loading and memory are clean and threads start inside their cores. The speed of a
 machine varies over time, so every cell is measured in several passes spread over the whole measurement, and the profile
-keeps each pass. Meanwhile a stand-in for gateway and clients shares the machine (`service_load`),
+keeps each pass. Meanwhile a stand-in for edge and clients shares the machine (`service_load`),
 and runs pause now and then as they do below saturation, because a process that has just slept starts slower.
 
 The caller chooses how a process is confined to cores (`Limit`); the default is CPU affinity, for whole cores.
@@ -154,7 +154,7 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
 
     `file` is what is opened instead of the model's own file (`sloop.profile.examine`). `shapes` gives one row's shape
     for inputs with open dimensions, unless the model has an example. `percentile` is the latency that `latency_ms` is
-    fitted to. `alone` leaves out the stand-in for gateway and clients. `in_service`, if given, is called after each
+    fitted to. `alone` leaves out the stand-in for edge and clients. `in_service`, if given, is called after each
     pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). InputError for a
     model or choice that cannot be measured, MachineError if a process dies.
     """
@@ -283,7 +283,7 @@ def _file_in(folder: Path, model: Path) -> Path:
 
 
 def _beside(load: ServiceLoad | None) -> str:
-    return f"a stand-in for gateway and clients, {load.answered} requests" if load else "nothing"
+    return f"a stand-in for edge and clients, {load.answered} requests" if load else "nothing"
 
 
 def _checked_batches(batches: Sequence[int]) -> tuple[int, ...]:

@@ -316,7 +316,7 @@ def _runtime() -> Any:  # noqa: ANN401  # a module without types
 def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # noqa: ANN401  # a class without types
     """An ONNX Runtime CPU session as a replica uses it. InputError for an unusable file.
 
-    Its idle threads sleep: spinning, the default, would take CPU time from the gateway and from other replicas.
+    Its idle threads sleep: spinning, the default, would take CPU time from the edges and from other replicas.
     """
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give the path of an ONNX model")

@@ -1,4 +1,4 @@
-"""A stand-in for the clients and the gateway that share the machine with a replica in service.
+"""A stand-in for the clients and the edge that share the machine with a replica in service.
 
 A model measured on an otherwise idle machine is faster than it will be in service: there, the process that waits for
 its answer also parses requests, and clients on the same machine send them. So while a profile is measured, a second
@@ -40,7 +40,7 @@ ANSWER: Final = msgspec.json.encode(
 
 
 class ServiceLoad:
-    """The gateway's side of the stand-in: answers the clients while the caller waits for a replica."""
+    """The edge's side of the stand-in: answers the clients while the caller waits for a replica."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", connections: Sequence[socket.socket]) -> None:
         self._process = process

@@ -78,7 +78,7 @@ class RequestStory(Struct, frozen=True, kw_only=True):
     total_ms: float | None
     network_ms: float
     """From sending to arrival, as reported by the client or the simulator."""
-    gateway_ms: float
+    edge_ms: float
     """From arrival until the core receives it: reading, checking, and the rest of the event loop's turn."""
     wait_ms: float
     service_ms: float
@@ -368,11 +368,11 @@ class _Follower:
         """The first two steps; `then` says what it met."""
         request, known_ns = self.request, self._known_ns
         assert request is not None
-        gateway_ns = known_ns - request.arrived_ns
+        edge_ns = known_ns - request.arrived_ns
         self._add(request.sent_ns, f"sent; an answer is due within {in_ms(request.slo_ns)}")
         self._add(
             known_ns,
-            f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(gateway_ns)} in the gateway, "
+            f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(edge_ns)} in the edge, "
             f"{in_ms(request.deadline_ns - known_ns)} left{then}",
         )
 
@@ -504,10 +504,10 @@ class _Follower:
         request, end = self.request, self.end
         assert request is not None
         critical = self._critical()
-        gateway_ns = self._known_ns - request.arrived_ns
+        edge_ns = self._known_ns - request.arrived_ns
         spent_ns = {
             "network": request.elapsed_ns,
-            "gateway": gateway_ns,
+            "edge": edge_ns,
             "wait": sum(visit.wait_ns for visit in critical),
             "service": sum(visit.service_ns for visit in critical),
             "transport": sum(visit.transport_ns for visit in critical),
@@ -548,7 +548,7 @@ def _spent(
     """One sentence on how the time was spent."""
     places = {
         "network": "in the network",
-        "gateway": "in the gateway",
+        "edge": "in the edge",
         "wait": "in queues",
         "service": "in service",
         "transport": "in transport",

@@ -1,1 +1,1 @@
-"""The live driver: gateway, driver, worker processes. Real time, real sockets; every decision is the core's."""
+"""The live driver: edges, driver, worker processes. Real time, real sockets; every decision is the core's."""

@@ -1,5 +1,5 @@
-"""`sloop serve`: starts core, driver, planner, backend and gateway, all but the planner and the workers in one process
-and one event loop, and stops them again.
+"""`sloop serve`: starts core, driver and backend in one process and one event loop, and with them edges, planner and
+workers, and stops them again.
 
 A port, state folder or model that is not available is reported before anything starts. SIGTERM and SIGINT drain the
 server within a bounded time and stop all workers. Everything that was started is stopped on every way out.

@@ -1,4 +1,4 @@
-"""A gateway on free ports of loopback, before a fake driver."""
+"""An edge on free ports of loopback, before a fake driver."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def loop_thread() -> Iterator[LoopThread]:
 
 @pytest.fixture(scope="module")
 def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
-    """One gateway per test module; `gateway` hands it out with a clean driver."""
+    """One edge per test module; `gateway` hands it out with a clean driver."""
     gateway = Gateway(FakeDriver())
     gateway.service = service = make_service(gateway)
     listener = web_server(service)

@@ -135,7 +135,7 @@ def statistics_of(name: str, version: str) -> dict[str, object]:
 
 @dataclass
 class Gateway:
-    """A running gateway and the knobs of what stands behind it; the run whose pages it shows."""
+    """A running edge and the knobs of what stands behind it; the run whose pages it shows."""
 
     driver: FakeDriver
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The intake under more load than the door can take: simulated, with costs in place of clocks."""
+"""The intake under more load than the edge can take: simulated, with costs in place of clocks."""
 
 import heapq
 import random

@@ -1,4 +1,4 @@
-"""A gateway with 200 models that rest: its memory, and what they cost when somebody asks about one or all of them."""
+"""An edge with 200 models that rest: its memory, and what they cost when somebody asks about one or all of them."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ def setup_of(models: int) -> Setup:
 
 
 class Resting:
-    """A gateway whose models have had a replica each and rest now."""
+    """An edge whose models have had a replica each and rest now."""
 
     def __init__(self, models: int) -> None:
         self.models = models

@@ -503,7 +503,7 @@ def test_an_error_inside_is_a_500_and_the_server_serves_on(ask: Ask, gateway: Ga
         raise RuntimeError("boom")
 
     gateway.driver.respond = respond
-    assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: internal error of the gateway")
+    assert ask("POST", INFER, {"inputs": [X, K]}).error.startswith("failed: internal error of the server")
     gateway.driver.respond = None
     assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
 

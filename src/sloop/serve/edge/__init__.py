@@ -1,4 +1,4 @@
-"""The gateway: the Open Inference Protocol v2 over HTTP and gRPC, metrics, and the state pages.
+"""An edge: the Open Inference Protocol v2 over HTTP and gRPC, metrics, and the state pages.
 
 It takes no decisions about requests: it validates them, passes them to a `RequestSink`, and sends the answers.
 """

@@ -210,8 +210,8 @@ class Call:
             server.refuse(self, refusal)
             self._connection.charge_ns(time.monotonic_ns() - begun_ns)
         except Exception:
-            _log.exception("a call of %s broke the gateway", quoted(self.path))
-            what = "failed: internal error of the gateway"
+            _log.exception("a call of %s broke the edge", quoted(self.path))
+            what = "failed: internal error of the server"
             server.refuse(self, Refusal(500, what, "see the server's log, and report it"))
 
     def refuse_deferred(self) -> None:

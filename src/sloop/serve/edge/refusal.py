@@ -1,4 +1,4 @@
-"""Errors of the gateway: each names the field, its value and the correction, and carries an HTTP status.
+"""Errors of an edge: each names the field, its value and the correction, and carries an HTTP status.
 
 gRPC maps the status to its own codes. Requests that the core dropped, rejected or failed use the same class, so that
 both protocols report them in the same way.

@@ -255,8 +255,8 @@ class Rest:
 
     def _break(self, exchange: Exchange, error: Exception) -> None:
         """Answer after an unexpected exception, which is a bug."""
-        _log.error("the gateway failed on a request to %s", exchange.path, exc_info=error)
-        exchange.reply_error(500, "failed: internal error of the gateway", "see the server's log, and report it")
+        _log.error("the edge failed on a request to %s", exchange.path, exc_info=error)
+        exchange.reply_error(500, "failed: internal error of the server", "see the server's log, and report it")
 
     def _server(self, exchange: Exchange) -> None:
         say(

@@ -507,8 +507,8 @@ class Rpc:
         except Refusal as refusal:
             self.server.refuse(call, refusal)
         except Exception:
-            _log.exception("the gateway failed on an answer of %s", model.name)
-            what = "failed: internal error of the gateway"
+            _log.exception("the edge failed on an answer of %s", model.name)
+            what = "failed: internal error of the server"
             self.server.refuse(call, Refusal(500, what, "see the server's log, and report it"))
 
 

@@ -5,7 +5,7 @@ A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (Spong
 * `delay`: sent at t, arrives at t + transfer(t), deadline t + SLO. Later requests may overtake earlier ones.
 * `attach`: arrives at t with the transfer time already elapsed: sent at t − transfer(t), deadline sent + SLO.
 
-Without a link, requests arrive when they are sent. A recorded run's delays include the time that the gateway takes
+Without a link, requests arrive when they are sent. A recorded run's delays include the time that the edge takes
 before the core handles a request. Request ids follow the order of the trace (`Numbering`). Payloads and SLOs are drawn
 from the random streams `payload` and `slo`. Flows between nodes, which transfers of weights would need, belong here,
 too.
@@ -36,7 +36,7 @@ Arrival = tuple[int, Request]
 Ingress = Iterator[tuple[int, Event]]
 """All events from outside the server, in order of time."""
 Delay = tuple[int, int]
-"""Delays of a request in ns: from sending to the gateway, and from there until the core handles it."""
+"""Delays of a request in ns: from sending to the edge, and from there until the core handles it."""
 
 AHEAD: Final = 256
 """Requests that are generated per block if there is no link."""
