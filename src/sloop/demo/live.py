@@ -82,10 +82,7 @@ def serving(app: Path, state: Path) -> Iterator[ServerReport]:
     stderr = state / "server.txt"
     with stderr.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "--http-port", "0", "--grpc-port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=file,
-            start_new_session=True,  # a share of the CPU of its own, as a server started by itself has (`autogroup`)
+            [*command, "--http-port", "0", "--grpc-port", "0"], stdout=subprocess.PIPE, stderr=file
         )
     try:
         yield _listening(process, stderr)
