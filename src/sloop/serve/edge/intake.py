@@ -225,7 +225,7 @@ class Intake:
         """Take up a request, unless its client has gone or it has waited too long."""
         if not found.deferred_ns:
             return
-        if found.age_ns() > found.patience_ns:
+        if not self._is_calm and found.age_ns() > found.patience_ns:
             self._stale.append(found)
         else:
             self._taken += 1
