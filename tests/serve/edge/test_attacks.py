@@ -566,7 +566,7 @@ def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(door
             door.until(lambda: len(door.server.deferred) == 5)
             time.sleep(0.25)
             with many(door, 2, post(BODY, KEY, b"x-slo-ms: 60000")) as (second, third):
-                door.until(lambda: len(door.server.deferred) == 7)
+                door.until(lambda: len(door.server.deferred) == 3)  # the others are refused by now
                 driver.respond = None
                 first.close()
                 assert one_answer(third.makefile("rb")).status == 200

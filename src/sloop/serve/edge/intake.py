@@ -38,6 +38,8 @@ TAKEN_MIN: Final = 8, 32
 PIECES_NS: Final = NS_PER_MS // 2
 CALM_SHARE: Final = 0.5
 REFUSING_SHARE: Final = 0.1
+ASIDE_MAX: Final = 64
+"""Of those that have waited too long, how many are set aside in a turn."""
 REFUSED_PER_LOOK: Final = 4
 """The clock of CPU time, which costs a system call, is read once for so many refusals."""
 PAGES_SHARE: Final = 0.25
@@ -213,13 +215,18 @@ class Intake:
             spent_ns = time.monotonic_ns() - self._turn_ns
 
     def _has_waited_briefly(self, now_ns: int) -> bool:
-        """Whether even the oldest has waited for a short time only."""
-        while self._fresh:
+        """Whether even the oldest has waited for a short time only. Those that have waited too long are set aside."""
+        for _ in range(ASIDE_MAX):
+            if not self._fresh:
+                break
             oldest = self._fresh[0]
             if oldest.deferred_ns:
-                return now_ns - oldest.deferred_ns <= CALM_SHARE * oldest.patience_ns
+                waited_ns, patience_ns = now_ns - oldest.deferred_ns, oldest.patience_ns
+                if waited_ns <= patience_ns:
+                    return waited_ns <= CALM_SHARE * patience_ns
+                self._stale.append(oldest)
             self._fresh.popleft()
-        return True
+        return not self._fresh
 
     def _start(self, found: Waiting) -> None:
         """Take up a request, unless its client has gone or it has waited too long."""
