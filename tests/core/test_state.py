@@ -88,6 +88,15 @@ def test_batches_and_rates_belong_to_the_group_of_a_slot() -> None:
     assert limits.batch_max("c", fast) == 7
 
 
+def test_a_group_without_a_limit_of_its_own_has_that_of_the_plan_and_not_of_another_group() -> None:
+    """Found by a random schedule."""
+    limits = BatchLimits()
+    small, large = Slot(1), Slot(2)
+    groups = (Group(ReplicaSpec("s", "a", small), 1), Group(ReplicaSpec("s", "a", large), 1, batch_max=8))
+    limits.follow(StagePlan("s", groups, batch_max=2))
+    assert (limits.batch_max("a", small), limits.batch_max("a", large)) == (2, 8)
+
+
 def test_a_replica_under_resize_counts_with_the_smaller_number_of_cores() -> None:
     made = stage(1)
     replica = made.pool.replicas[ReplicaId(0)]

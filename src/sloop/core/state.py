@@ -208,8 +208,8 @@ class BatchLimits:
         variant on its kind of hardware.
         """
         group = self._by_slot.get((variant, slot))
-        if group is not None and group.batch_max:
-            return group.batch_max
+        if group is not None:
+            return group.batch_max or self.default
         return self._by_kind.get((variant, slot.hardware), self.default)
 
     def weight(self, variant: str, slot: Slot) -> float:
