@@ -5,9 +5,10 @@ from msgspec import structs
 
 from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
 from sloop.app.graph import Each
-from sloop.events import WOKE, Finished, NodeReady, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import WOKE, Finished, NodeReady, Removed, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.policies.drop import Never
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Node, Path, ReplicaId, RequestId, StagePlan
+from sloop.vocabulary import BatchId, Group, Node, Path, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
 from tests.core.scene import Scene, graph, one_each, plan_of, request
 
 R0, R1 = ReplicaId(0), ReplicaId(1)
@@ -284,3 +285,26 @@ def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
     scene = Scene(structs.replace(plan, stages=(structs.replace(plan.stages[0], wait_ns=ms(7)),)))
     scene.warm_up()
     assert scene.application.stages["only"].limits.wait_ns == ms(7)
+
+
+@pytest.mark.parametrize("cores", [(1, 0), (1, 9)])
+def test_a_version_that_retires_is_planned_again_if_a_stage_with_requests_gets_no_replica(
+    cores: tuple[float, float],
+) -> None:
+    """Found by random schedules. Its plan stays as it was when it began to retire: without a replica for the second
+    stage, or with one that has no room. Its requests would wait there for ever."""
+
+    def plan(*cores: float) -> Plan:
+        stages = zip("ab", cores, strict=True)
+        groups = {name: (Group(ReplicaSpec(name, "a", Slot(each)), 1),) if each else () for name, each in stages}
+        return Plan(tuple(StagePlan(name, own, 4) for name, own in groups.items()), why="the test says so")
+
+    scene = Scene(plan(*cores), application=graph(a={}, b={"after": ("a",)}), drop=Never())
+    scene.warm_up()
+    scene.act(10, request(1, at_ms=10), request(2, at_ms=10))
+    scene.act(30, Finished(BatchId(0), R0, ms(20)))
+    scene.act(40, Removed(""))
+    scene.script.target = plan(1, 1)
+    (order,) = orders(scene.act(1000, WOKE))
+    assert isinstance(order, StartReplica)
+    assert order.spec.stage == "b"

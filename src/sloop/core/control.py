@@ -109,8 +109,16 @@ class ControlledApplication:
 
     @property
     def is_stranded(self) -> bool:
-        """Whether requests wait although the plan has no replicas."""
-        return not self.state.is_idle and not (self.plan and any_replica(self.plan))
+        """Whether requests wait at a stage that gets no replicas: the plan has none, or there is no room for any."""
+        if self.plan is None:
+            return not self.state.is_idle
+        for target in self.plan.stages:
+            stage = self.state.stages[target.stage]
+            if stage.queue.visits and not any(group.count for group in target.groups):
+                return True
+            if stage.queue.visits and self.progress is PlanProgress.NO_ROOM and not stage.pool.replicas:
+                return True
+        return False
 
     @property
     def weight(self) -> float:
