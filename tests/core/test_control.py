@@ -287,6 +287,29 @@ def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
     assert scene.application.stages["only"].limits.wait_ns == ms(7)
 
 
+def test_a_replica_that_the_plan_wants_on_its_node_is_not_moved_to_another() -> None:
+    """Found by a random schedule: a larger one was started elsewhere, was of no use to the plan, was stopped, and so on
+    for ever, because each stop was a reason to compare again."""
+    scene = Scene(nodes=(Node("n0", "local", 4, 1000), Node("n1", "local", 8, 1000)))
+
+    def plan(cores: float, node: str | None) -> Plan:
+        groups = (
+            Group(ReplicaSpec("only", "a", Slot(cores), node), 1),
+            Group(ReplicaSpec("only", "b", Slot(3)), 1),
+        )
+        return Plan((StagePlan("only", groups, 4),), why="the test says so")
+
+    scene.script.target = plan(1, None)
+    scene.warm_up()
+    assert {replica.node for replica in scene.core.state.replicas.values()} == {"n0"}
+    scene.script.target = plan(2, "n0")
+    actions = scene.act(1000, WOKE)
+    assert not orders(actions)
+    assert notes(actions) == ["plan", "shortage"]
+    scene.script.target = plan(2, None)
+    assert [type(order) for order in orders(scene.act(2000, WOKE))] == [StartReplica]
+
+
 @pytest.mark.parametrize("cores", [(1, 0), (1, 9)])
 def test_a_version_that_retires_is_planned_again_if_a_stage_with_requests_gets_no_replica(
     cores: tuple[float, float],

@@ -33,7 +33,7 @@ def rate_rps(spec: ReplicaSpec) -> float:
 
 def test_a_stage_that_matches_its_plan_needs_nothing() -> None:
     change = diff([replica(0), replica(1)], plan(2))
-    assert change == Difference((), (), (), (), (), ())
+    assert change == Difference((), (), (), (), (), (), ())
 
 
 def test_a_replica_that_only_differs_in_cores_is_resized() -> None:

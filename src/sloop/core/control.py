@@ -505,7 +505,7 @@ class ControlPath:
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
         moves = False
         if shortage is not None:
-            left = self._move(now_ns, stage, difference.grow, out)
+            left = self._move(now_ns, stage, difference, out)
             application.unplaced += left
             moves = not left
             if moves:
@@ -532,14 +532,14 @@ class ControlPath:
         return PlanProgress.WAITING if difference.holds or moves else PlanProgress.MET
 
     def _move(
-        self, now_ns: int, stage: StageState, grow: Resizes, out: list[Action]
+        self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]
     ) -> list[tuple[ReplicaSpec, Belief]]:
         """Start a larger replica on another node for each one that cannot grow on its own, until one has no room;
         returns those without room. The smaller one serves until the larger one is ready."""
         left: list[tuple[ReplicaSpec, Belief]] = []
         is_too_soon = now_ns < stage.backoff.not_before_ns
-        for replica, cores in [(self._state.replicas[id], cores) for id, cores in grow]:
-            spec = replica.spec.with_cores(cores)
+        for (id, cores), spec in zip(difference.grow, difference.grown, strict=True):
+            replica = self._state.replicas[id]
             if replica.target_cores == cores:
                 continue
             if is_too_soon or left or not self._place(now_ns, stage, spec, out):

@@ -18,6 +18,8 @@ class Difference:
 
     grow: Resizes
     """Replicas that get more cores."""
+    grown: tuple[ReplicaSpec, ...]
+    """What the plan wants instead of each of them: it may name their node or device."""
     shrink: Resizes
     """Replicas that may get fewer cores now."""
     hold_shrink: Resizes
@@ -53,12 +55,12 @@ def diff(
     spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
 
     _, missing = _match(wanted, spare, same_cores=True)
-    resized: list[tuple[ReplicaView, float]] = []
+    resized: list[tuple[ReplicaView, ReplicaSpec]] = []
     if plan.in_place:
         resized, missing = _match(missing, spare, same_cores=False)
 
     if not resized and not spare:
-        return Difference((), (), (), tuple(missing), (), ())
+        return Difference((), (), (), (), tuple(missing), (), ())
     left_rps = sum(present_rps(replica.id) for replica in replicas if replica.life is Life.READY)
     # Relative: the same rates, summed in another order, differ by some units in the last place.
     needed_rps = min(left_rps, sum(map(rate_rps, wanted))) * (1 - ROUNDING)
@@ -71,11 +73,14 @@ def diff(
         return True
 
     grow: list[tuple[ReplicaId, float]] = []
+    grown: list[ReplicaSpec] = []
     shrink: list[tuple[ReplicaId, float]] = []
     hold_shrink: list[tuple[ReplicaId, float]] = []
-    for replica, cores in resized:
+    for replica, wanted_spec in resized:
+        cores = wanted_spec.cores
         if cores >= replica.spec.cores:
             grow.append((replica.id, cores))
+            grown.append(wanted_spec)
             continue
         spec = replica.spec.with_cores(cores)
         loses_rps = present_rps(replica.id) - rate_rps(spec) if replica.life is Life.READY else 0.0
@@ -85,25 +90,27 @@ def diff(
     for replica in reversed(spare):
         if replica.life is Life.READY:
             (stop if may_lose(present_rps(replica.id)) else hold).append(replica.id)
-    return Difference(tuple(grow), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold))
+    return Difference(
+        tuple(grow), tuple(grown), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold)
+    )
 
 
 def _match(
     wanted: list[ReplicaSpec], spare: list[ReplicaView], *, same_cores: bool
-) -> tuple[list[tuple[ReplicaView, float]], list[ReplicaSpec]]:
-    """Move a matching replica out of `spare` for each wanted spec. Returns the replicas with their target cores, and
-    the specs without a match."""
+) -> tuple[list[tuple[ReplicaView, ReplicaSpec]], list[ReplicaSpec]]:
+    """Move a matching replica out of `spare` for each wanted spec. Returns the replicas with their specs, and the specs
+    without a match."""
     by_kind: dict[tuple[object, ...], list[ReplicaView]] = {}
     for replica in reversed(spare):
         by_kind.setdefault(_kind(replica.spec, same_cores), []).append(replica)
-    matched: list[tuple[ReplicaView, float]] = []
+    matched: list[tuple[ReplicaView, ReplicaSpec]] = []
     missing: list[ReplicaSpec] = []
     for spec in wanted:
         found = _pop(by_kind.get(_kind(spec, same_cores), []), spec)
         if found is None:
             missing.append(spec)
         else:
-            matched.append((found, spec.cores))
+            matched.append((found, spec))
     taken = {replica.id for replica, _ in matched}
     spare[:] = [replica for replica in spare if replica.id not in taken]
     return matched, missing
