@@ -8,12 +8,12 @@ It serves one application or several, each in one version or more (`sloop.core.r
 events go straight to its data path.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
 from sloop.actions import Action, Assigned, End, Rollout, VersionState
-from sloop.core.control import ControlPath
+from sloop.core.control import ControlledApplication, ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.planner import Planner
@@ -40,7 +40,7 @@ from sloop.events import (
     Resized,
     Woke,
 )
-from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request
+from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, RequestId
 
 __all__ = ["ApplicationParts", "Beliefs", "Core"]
 
@@ -173,6 +173,15 @@ class Core:
     def is_resting(self, key: str) -> bool:
         """Whether an application version has given up its replicas because it had no requests."""
         return self._control.of(key).is_resting
+
+    def control_of(self, key: str) -> ControlledApplication:
+        """The control state of an application version."""
+        return self._control.of(key)
+
+    @property
+    def compared_requests(self) -> Collection[RequestId]:
+        """Open requests of versions that are compared with each other."""
+        return self._in_comparison
 
     @property
     def is_idle(self) -> bool:

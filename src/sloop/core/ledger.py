@@ -157,6 +157,10 @@ class Ledger:
         """Whether no replica has a reservation on the node."""
         return not self._free[node].replicas
 
+    def free_millicores(self, node: str) -> int:
+        """The cores of a node that no replica has reserved, in thousandths."""
+        return self._free[node].millicores
+
     def reserve(self, replica: ReplicaId, wanted: Reservation) -> bool:
         """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""
         assert replica not in self.reservations, f"replica {replica} reserved twice"

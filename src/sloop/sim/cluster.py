@@ -255,7 +255,7 @@ class Cluster:
         if node is not None and node.state is not NodeState.READY:
             self._lose(now_ns, id, f"node {spec.node} is not ready")
             return
-        length_ns = truths.cold_start.draw_ns(now_ns, spec)
+        length_ns = self._start_ns(now_ns, order, truths)
         if not self._healed:
             if truths.faults.strikes("slow_start", self._rates.slow_start):
                 length_ns = round(length_ns * self._rates.slow_start_factor)
@@ -264,6 +264,10 @@ class Cluster:
         if length_ns:
             self._push(now_ns, ReplicaProgressed(id, LOADING))
         self._push(now_ns + length_ns, ReplicaReady(id))
+
+    def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
+        """How long a replica takes to start."""
+        return truths.cold_start.draw_ns(now_ns, order.spec)
 
     def _stop(self, now_ns: int, id: ReplicaId) -> None:
         replica = self._replicas.pop(id, None)
