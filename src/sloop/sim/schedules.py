@@ -77,7 +77,7 @@ REQUESTS: Final = (205, 260)
 """How many requests a schedule has, at least and at most."""
 FAULTS: Final = (5, 14)
 """How many faults."""
-DURATION_S: Final = (4.0, 14.0)
+DURATION_S: Final = (3.0, 9.0)
 """Over how many seconds."""
 WHOLE_NS: Final = s(200)
 """How long after the last fault the core may take to be whole: a response timeout, the longest delay of a restart, a
@@ -285,7 +285,10 @@ def _scene(seed: int, random: Random) -> Scene:
         nodes.append(Node(f"node-{number}", kind.hardware, kind.cores, kind.memory_bytes, kind.devices, 1.0, on_demand))
     kinds = list(dict.fromkeys(node.hardware for node in nodes))
     count = random.choice((1, 1, 1, 1, 1, 2, 2, 3))
-    applications = [_application(random, name, kinds, tuple(nodes)) for name in ("red", "green", "blue")[:count]]
+    applications = [
+        _application(random, name, kinds, tuple(nodes), is_alone=count == 1)
+        for name in ("red", "green", "blue")[:count]
+    ]
     policies = {verb: random.choice(names) for verb, names in CHOICES.items()}
     return Scene(
         seed,
@@ -306,8 +309,11 @@ def _scene(seed: int, random: Random) -> Scene:
     )
 
 
-def _application(random: Random, name: str, kinds: Sequence[str], nodes: tuple[Node, ...]) -> Application:
-    graph = random.choice((GRAPHS[0], GRAPHS[0], *GRAPHS))
+def _application(
+    random: Random, name: str, kinds: Sequence[str], nodes: tuple[Node, ...], *, is_alone: bool
+) -> Application:
+    # Small applications: they take less time, and nearly every mistake shows itself in them.
+    graph = random.choice((GRAPHS[0], GRAPHS[0], *GRAPHS) if is_alone else (*4 * GRAPHS[:1], *GRAPHS[2:5]))
     edges: dict[str, Edges] = {stage: {"after": after} for stage, after in graph.items()}
     if len(graph) > 1 and random.random() < 0.5:
         edges = random.choice(BRANCHING)
