@@ -225,7 +225,7 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     use_before_ready: "not ready|count as idle",
     use_while_it_drains: "count as idle|not ready|is not idle",
     use_twice: "count as idle|still runs",
-    move_a_deadline: "the deadline of request . has moved",
+    move_a_deadline: r"the deadline of request \d+ has moved",
     admit_all: "visits wait at .*, where at most",
     replace_nothing: "s after the last fault",
     wait_for_ever: "s after the last fault",

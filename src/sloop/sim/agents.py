@@ -190,7 +190,19 @@ class OpenRequests:
 class AgentLink:
     """The connection to the agent of a node, as the driver sees it."""
 
-    __slots__ = ("cut", "cuts", "delay_ns", "downs", "held", "is_open", "last_ns", "replicas", "session", "usual_ns", "was_down")
+    __slots__ = (
+        "cut",
+        "cuts",
+        "delay_ns",
+        "downs",
+        "held",
+        "is_open",
+        "last_ns",
+        "replicas",
+        "session",
+        "usual_ns",
+        "was_down",
+    )
 
     def __init__(self, delay_ns: int, *, is_open: bool) -> None:
         self.usual_ns = self.delay_ns = delay_ns
@@ -387,6 +399,7 @@ class RemoteCluster(Cluster):
         self._check_cores(node)
         if self._active[FaultKind.FAILED_STARTS, node]:
             self._push(now_ns + ms(hashed(order.replica)), Crashed(order.replica))
+
     def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
         is_slow = self._active[FaultKind.SLOW_STARTS, self._node_of[order.replica]]
         return super()._start_ns(now_ns, order, truths) * (SLOW_START if is_slow else 1)
@@ -476,7 +489,6 @@ class RemoteCluster(Cluster):
         """The driver closes a connection: nothing of it counts any more."""
         link.is_open = link.was_down = False
         link.session += 1
-        link.held.clear()
         link.replicas.clear()
 
     def _declare_lost(self, now_ns: int, name: str, why: str) -> int:
@@ -514,6 +526,10 @@ class RemoteCluster(Cluster):
         if link.was_down or not link.is_open:
             self._push(now_ns + RECONNECT_NS, AgentConnects(name, link.cut))  # type: ignore[arg-type]
             return
+        self._let_pass(now_ns, link)
+
+    def _let_pass(self, now_ns: int, link: AgentLink) -> None:
+        """What the network has held arrives."""
         held, link.held = link.held, []
         for passing in held:
             self._push(now_ns, passing)  # type: ignore[arg-type]
@@ -526,6 +542,7 @@ class RemoteCluster(Cluster):
         if node.state is NodeState.READY:
             self._kill_all(now_ns, event.node)
             self._connect(link)
+            self._let_pass(now_ns, link)
             self._report(told_ns, NodeReady(node.node))
 
     # Faults
@@ -533,42 +550,63 @@ class RemoteCluster(Cluster):
     def _fault_begins(self, now_ns: int, fault: FaultBegins) -> None:
         if self._healed:
             return
-        kind, name = fault.kind, fault.node
         if fault.span_ns:
             self._push(now_ns + fault.span_ns, FaultEnds(fault))  # type: ignore[arg-type]
-        if kind in (FaultKind.NODE_DOWN, FaultKind.CUT):
-            link = self._links[name]
-            if self._nodes[name].state is not NodeState.READY:
-                return
-            was_reachable = link.is_reachable
-            if kind is FaultKind.CUT:
-                link.cuts += 1
-            else:
-                link.downs += 1
-                link.was_down = True
-                self._kill_all(now_ns, name)
-            if was_reachable:
-                self._unreachable(now_ns, name, at_once=kind is FaultKind.NODE_DOWN and fault.detail % 2 == 0)
-        elif kind is FaultKind.SLOW_LINK:
-            self._links[name].delay_ns += ms(5 * (1 + hashed(fault.detail)))
-        elif kind is FaultKind.CRASH or kind is FaultKind.HANG:
-            self._hurt_worker(now_ns, fault)
-        elif kind is FaultKind.CANCEL:
-            ids = list(self._opened.by_id)
-            latest = range(max(0, self._opened.last - 2), self._opened.last + 1)
-            for id in sorted({*ids[fault.detail % 7 :: 3][:5], *latest}):
-                self._report(now_ns, Cancelled(RequestId(id)))
-        elif kind is FaultKind.EDGE_DOWN or kind is FaultKind.EDGE_CUT:
-            at_ns = now_ns
-            if kind is FaultKind.EDGE_CUT:
-                at_ns += SILENT_NS
-            if kind is FaultKind.EDGE_DOWN or fault.span_ns > SILENT_NS:
-                self._push(at_ns, EdgeClosed(fault.detail))  # type: ignore[arg-type]
-        elif kind is FaultKind.STRAY_WAKES:
-            for index in range(5):
-                self._report(now_ns + ms(index * (fault.detail % 50)), WOKE)
+        begin = BEGINNINGS.get(fault.kind)
+        if begin is None:
+            self._active[fault.kind, fault.node] += 1 + fault.detail % 5
         else:
-            self._active[kind, name] += 1 + fault.detail % 5
+            begin(self, now_ns, fault)
+
+    def _cut_off(self, now_ns: int, fault: FaultBegins) -> None:
+        """A node is cut off or goes down."""
+        link = self._links[fault.node]
+        if self._nodes[fault.node].state is not NodeState.READY:
+            return
+        was_reachable = link.is_reachable
+        if fault.kind is FaultKind.CUT:
+            link.cuts += 1
+        else:
+            link.downs += 1
+            link.was_down = True
+            self._kill_all(now_ns, fault.node)
+        if was_reachable:
+            at_once = fault.kind is FaultKind.NODE_DOWN and fault.detail % 2 == 0
+            self._unreachable(now_ns, fault.node, at_once=at_once)
+
+    def _slow_down(self, now_ns: int, fault: FaultBegins) -> None:
+        """The messages of a node take longer."""
+        self._links[fault.node].delay_ns += ms(5 * (1 + hashed(fault.detail)))
+
+    def _hurt_worker(self, now_ns: int, fault: FaultBegins) -> None:
+        """One worker of a node dies or hangs, if there are any."""
+        own = [id for id, replica in self._replicas.items() if replica.spec.node == fault.node]
+        if not own:
+            return
+        id = own[fault.detail % len(own)]
+        if fault.kind is FaultKind.CRASH:
+            self._lose(now_ns, id, "the worker process died")
+        else:
+            self._hung.add(id)
+            self._abandon_batch(now_ns, self._replicas[id])
+
+    def _leave_clients(self, now_ns: int, fault: FaultBegins) -> None:
+        """Some clients leave; the requests of some have just ended."""
+        ids = list(self._opened.by_id)
+        latest = range(max(0, self._opened.last - 2), self._opened.last + 1)
+        for id in sorted({*ids[fault.detail % 7 :: 3][:5], *latest}):
+            self._report(now_ns, Cancelled(RequestId(id)))
+
+    def _cut_edge(self, now_ns: int, fault: FaultBegins) -> None:
+        """An edge dies, or is cut off for so long that the driver closes its connection."""
+        if fault.kind is FaultKind.EDGE_DOWN:
+            self._push(now_ns, EdgeClosed(fault.detail))  # type: ignore[arg-type]
+        elif fault.span_ns > SILENT_NS:
+            self._push(now_ns + SILENT_NS, EdgeClosed(fault.detail))  # type: ignore[arg-type]
+
+    def _wake_core(self, now_ns: int, fault: FaultBegins) -> None:
+        for index in range(5):
+            self._report(now_ns + ms(index * (fault.detail % 50)), WOKE)
 
     def _fault_ends(self, now_ns: int, event: FaultEnds) -> None:
         if self._healed:
@@ -600,18 +638,6 @@ class RemoteCluster(Cluster):
             if not was_reachable:
                 self._restored(now_ns, name)
 
-    def _hurt_worker(self, now_ns: int, fault: FaultBegins) -> None:
-        """One worker of a node dies or hangs, if there are any."""
-        own = [id for id, replica in self._replicas.items() if replica.spec.node == fault.node]
-        if not own:
-            return
-        id = own[fault.detail % len(own)]
-        if fault.kind is FaultKind.CRASH:
-            self._lose(now_ns, id, "the worker process died")
-        else:
-            self._hung.add(id)
-            self._abandon_batch(now_ns, self._replicas[id])
-
     def _edge_closed(self, now_ns: int, event: EdgeClosed) -> None:
         """The driver cancels the open requests of an edge that is gone."""
         edge_of = self._opened.edge_of
@@ -624,6 +650,19 @@ def hashed(number: int) -> int:
     """A number from 0 to 255 that looks random."""
     return (number * 2654435761 + 0x9E3779B9) >> 13 & 0xFF
 
+
+BEGINNINGS: Final[dict[FaultKind, Any]] = {
+    FaultKind.NODE_DOWN: RemoteCluster._cut_off,
+    FaultKind.CUT: RemoteCluster._cut_off,
+    FaultKind.SLOW_LINK: RemoteCluster._slow_down,
+    FaultKind.CRASH: RemoteCluster._hurt_worker,
+    FaultKind.HANG: RemoteCluster._hurt_worker,
+    FaultKind.CANCEL: RemoteCluster._leave_clients,
+    FaultKind.EDGE_DOWN: RemoteCluster._cut_edge,
+    FaultKind.EDGE_CUT: RemoteCluster._cut_edge,
+    FaultKind.STRAY_WAKES: RemoteCluster._wake_core,
+}
+"""How faults begin that are more than a state for a while."""
 
 FAULT_STEPS: Final[dict[type, Any]] = {
     FaultBegins: RemoteCluster._fault_begins,

@@ -2,11 +2,11 @@
 
 A seed gives a *scene* (nodes, applications, policies, speeds) and a list of *operations*: requests, faults of every
 kind (`agents.FaultKind`), changes of plans, and deployments, promotions and removals. `play` simulates them with the
-core behind `RemoteCluster`. After each event, the log is checked by `Checkers` and the core's state by `Audit`. When the
-last operation is over, faults stop, and every application gets a plan that fits. The core must then become whole within
+core behind `RemoteCluster`. After each event, `Checkers` check the log and `Audit` the core's state. When the last
+operation is over, faults stop, and every application gets a plan that fits. The core must then become whole within
 `WHOLE_NS`: every request has ended, every planned replica is ready, nothing is left of what was lost; and a further
-request to each application must be served. Then all applications are removed, and everything that was acquired must
-be released within `RELEASED_NS`.
+request to each application must be served. Then all applications are removed, and everything that was acquired must be
+released within `RELEASED_NS`.
 
 Guarantees that the same operations of the same seed always do the same. Each operation has its own numbers, so the
 others mean the same without it: a schedule that fails is shrunk by leaving out operations (`shrink`).
@@ -46,7 +46,8 @@ from sloop.sim.agents import (
 )
 from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths, Truths
-from sloop.sim.engine import Ingress, play as run
+from sloop.sim.engine import Ingress
+from sloop.sim.engine import play as run
 from sloop.sim.fuzz import BRANCHING, CHOICES, GRAPHS, PATHS, Edges
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
@@ -99,6 +100,7 @@ OTHERS: Final = (
     Node("", "cpu", 2.0, 8 << 30),
     Node("", "gpu", 8.0, 32 << 30, (Device("gpu-0", "T4", 16 << 30, 3), Device("gpu-1", "T4", 16 << 30))),
 )
+SMALL: Final = "a small plan of one replica for each stage"
 CORES: Final = (0.5, 1.0, 1.0, 2.0, 3.7, 8.0)
 SLOWDOWNS: Final = (0.3, 1.0, 1.0, 1.0, 2.0)
 """True over believed durations."""
@@ -225,7 +227,9 @@ def _node_text(node: Node) -> str:
 
 
 def _application_text(application: Application) -> str:
-    stages = [f"{stage.name} after {'+'.join(stage.after)}" if stage.after else stage.name for stage in application.stages]
+    stages = [
+        f"{stage.name} after {'+'.join(stage.after)}" if stage.after else stage.name for stage in application.stages
+    ]
     return f"{application.name}: {', '.join(stages)}, SLO {application.slo_ms:g} ms"
 
 
@@ -398,7 +402,7 @@ def _small_plan(application: Application) -> Plan:
     for stage in application.stages:
         spec = ReplicaSpec(stage.name, stage.variants[0].name, Slot(0.5, "cpu"))
         stages.append(StagePlan(stage.name, (Group(spec, 1),), 4))
-    return Plan(tuple(stages), "small")
+    return Plan(tuple(stages), SMALL)
 
 
 # What is simulated
@@ -478,9 +482,7 @@ class Setting:
                 for hardware, profile in variant.profiles.items()
             }
             truths = Truths(
-                service=ServiceSampler(
-                    scene.seed, profiles, cv=0.0, errors=dict.fromkeys(profiles, truth["slowdown"])
-                ),
+                service=ServiceSampler(scene.seed, profiles, cv=0.0, errors=dict.fromkeys(profiles, truth["slowdown"])),
                 cold_start=ColdStartSampler(scene.seed, profiles, warm=bool(truth["warm"])),
                 resize=ResizeSampler(scene.seed, delay_ns=ms(truth["resize_ms"])),
                 faults=none,
@@ -488,9 +490,7 @@ class Setting:
             )
             stages |= {stage.name: truths for stage in application.stages}
         kinds = {node.hardware for node in scene.nodes}
-        acquisition = AcquisitionSampler(
-            scene.seed, dict.fromkeys(kinds, truth["acquire_s"]), warm=bool(truth["warm"])
-        )
+        acquisition = AcquisitionSampler(scene.seed, dict.fromkeys(kinds, truth["acquire_s"]), warm=bool(truth["warm"]))
         truths_of_all = ClusterTruths(stages, acquisition, none, ms(truth["plan_ms"]), bool(truth["warm"]))
         made = RemoteCluster(truths_of_all, scene.nodes, opened, delay_ns=scene.delay_ns)
         for op in self.schedule.operations:
@@ -543,8 +543,6 @@ def _fault(op: Operation, scene: Scene) -> FaultBegins:
     return FaultBegins(op.kind, node, op.detail, op.span_ns)
 
 
-
-
 def _deployed_name(op: Operation, applications: Sequence[Application]) -> str:
     """The application of which an operation deploys a version: one that is there, or a new one."""
     name = applications[op.target % len(applications)].name
@@ -595,17 +593,16 @@ class Course:
         """The events, in order of time. The end is looked at by what comes between two of them."""
         schedule = self._setting.schedule
         yield from sorted(self._events(), key=lambda pair: pair[0])
-        at_ns = heals_ns = schedule.heals_ns
-        for at_ns in self._until(heals_ns, WHOLE_NS, lambda: unfinished(self._core, self._opened)):
-            yield at_ns, WOKE
-        self.whole_ns = at_ns - heals_ns
-        probes = list(self._probes(at_ns))
-        yield from probes
-        for at_ns in self._until(at_ns, PROBE_NS, lambda: "a request waits" if self._opened.by_id else ""):
-            yield at_ns, WOKE
+        healed_ns = whole_ns = schedule.heals_ns
+        for whole_ns in self._until(healed_ns, WHOLE_NS, lambda: unfinished(self._core, self._opened)):
+            yield whole_ns, WOKE
+        answered_ns, self.whole_ns = whole_ns, whole_ns - healed_ns
+        yield from list(self._probes(whole_ns))
+        for answered_ns in self._until(whole_ns, PROBE_NS, lambda: "a request waits" if self._opened.by_id else ""):
+            yield answered_ns, WOKE
         for name in dict.fromkeys(application.name for application in self._setting.versions):
-            yield at_ns, Removed(name)
-        for at_ns in self._until(at_ns, RELEASED_NS, lambda: unreleased(self._core)):
+            yield answered_ns, Removed(name)
+        for at_ns in self._until(answered_ns, RELEASED_NS, lambda: unreleased(self._core)):
             yield at_ns, WOKE
 
     def _until(self, from_ns: int, most_ns: int, question: Callable[[], str]) -> Iterator[int]:
@@ -867,30 +864,31 @@ def unfinished(core: Core, opened: OpenRequests) -> str:
     """Why the core is not whole, when there have been no faults for a while; empty if it is."""
     if opened.by_id:
         return f"requests {list(opened.by_id)[:5]} have not ended"
-    state = core.state
-    for name, node in state.ledger.nodes.items():
-        if state.ledger.states[name] in (NodeState.ACQUIRING, NodeState.RELEASING) or (
-            state.ledger.states[name] is NodeState.LOST and not node.on_demand
-        ):
-            return f"{name} is {state.ledger.states[name]}"
-    for key, application in state.applications.items():
-        control = core.control_of(key)
-        versions = core.versions(application.parts.name)
-        version = next(each for each in versions if each.application is application)
-        if version.state in (VersionState.STARTING, VersionState.RETIRING):
-            return f"{key} is {version.state}"
-        if control.is_resting or control.is_frozen:
-            continue
-        if control.plan is None or control.plan.why != "small":
-            return f"the plan of {key} is {control.plan and control.plan.why}"
-        if control.progress is not PlanProgress.MET:
-            return f"{key} works on its plan: {control.progress.name}"
-        for target in control.plan.stages:
-            replicas = state.applications[key].stages[target.stage].pool.replicas.values()
-            lives = [(replica.life, replica.spec.variant, replica.target_cores, replica.resizing) for replica in replicas]
-            wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0) for group in target.groups]
-            if lives != wanted:
-                return f"replicas of {target.stage} are {lives}"
+    ledger = core.state.ledger
+    for name, state in ledger.states.items():
+        is_lost = state is NodeState.LOST and not ledger.nodes[name].on_demand
+        if is_lost or state in (NodeState.ACQUIRING, NodeState.RELEASING):
+            return f"{name} is {state}"
+    return next(filter(None, (_unfinished_version(core, each) for each in core.state.applications.values())), "")
+
+
+def _unfinished_version(core: Core, application: ApplicationState) -> str:
+    """Why a version is not what its plan says; empty if it is."""
+    key, control = application.key, core.control_of(application.key)
+    version = next(each for each in core.versions(application.parts.name) if each.application is application)
+    if version.state in (VersionState.STARTING, VersionState.RETIRING):
+        return f"{key} is {version.state}"
+    if control.is_resting or control.is_frozen:
+        return ""
+    if control.plan is None or control.plan.why != SMALL:
+        return f"the plan of {key} is {control.plan and control.plan.why}"
+    if control.progress is not PlanProgress.MET:
+        return f"{key} works on its plan: {control.progress.name}"
+    for target in control.plan.stages:
+        replicas = application.stages[target.stage].pool.replicas.values()
+        found = [(each.life, each.spec.variant, each.target_cores, each.resizing) for each in replicas]
+        if found != [(Life.READY, group.spec.variant, group.spec.cores, 0) for group in target.groups]:
+            return f"replicas of {target.stage} are {found}"
     return ""
 
 

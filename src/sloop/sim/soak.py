@@ -90,7 +90,7 @@ class Soak:
         )
 
 
-def soak(seed: int, minutes: float, processes: int, out: TextIO = sys.stderr) -> int:
+def soak(seed: int, minutes: float, processes: int, out: TextIO) -> int:
     """Play the schedules of this seed and the next ones until the time is over. Returns 1 if one failed."""
     made, chunks = Soak(minutes, out), _chunks(seed)
     with ProcessPoolExecutor(processes) as pool:
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", help="with --schedule: only the operations with these numbers, as 3,17,40")
     options = parser.parse_args(arguments)
     if options.schedule is None:
-        return soak(options.seed, options.minutes, max(1, options.processes))
+        return soak(options.seed, options.minutes, max(1, options.processes), sys.stderr)
     schedule = schedule_of(options.schedule)
     if options.only:
         schedule = schedule.only([int(number) for number in options.only.split(",")])

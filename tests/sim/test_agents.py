@@ -1,0 +1,181 @@
+"""The cluster behind a network: what a cut, a dead node, a late report and a closed edge are to the core."""
+
+from dataclasses import replace
+from heapq import heappop
+
+import pytest
+
+from sloop.actions import StartBatch, StartReplica, StopReplica
+from sloop.events import Cancelled, Event, Finished, NodeLost, NodeReady, ReplicaLost, ReplicaReady, ReplicaStopped
+from sloop.sim.agents import SILENT_NS, AllHealed, FaultBegins, FaultKind, OpenRequests, RemoteCluster
+from sloop.sim.checkers import Violation
+from sloop.sim.schedules import HOME, Setting, schedule_of
+from sloop.units import s
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Slot
+
+R0 = ReplicaId(0)
+SCHEDULE = schedule_of(25)
+BARE = replace(SCHEDULE.only([]), scene=replace(SCHEDULE.scene, delay_ns=0))
+STAGE = BARE.scene.applications[0].qualified().stages[0]
+
+
+def cluster(opened: OpenRequests | None = None, *faults: tuple[float, FaultBegins | AllHealed]) -> RemoteCluster:
+    """The nodes of a schedule without operations, with these faults, each at a time in seconds."""
+    found = Setting(BARE).cluster(opened or OpenRequests())
+    found.pending = [entry for entry in found.pending if not isinstance(entry[2], AllHealed)]
+    for at_s, fault in faults:
+        found.schedule(s(at_s), fault)
+    return found
+
+
+def fault(kind: FaultKind, span_s: float = 0.0, *, node: str = HOME.name, detail: int = 0) -> FaultBegins:
+    return FaultBegins(kind, node, detail, s(span_s))
+
+
+def events_of(found: RemoteCluster, until_s: float) -> list[tuple[float, Event]]:
+    """What the core is told until then, with the times in seconds."""
+    told: list[tuple[float, Event]] = []
+    while found.pending[0][0] <= s(until_s):
+        at_ns, sequence, happening = heappop(found.pending)
+        event = found.happen(at_ns, sequence, happening)
+        if event is not None:
+            told.append((at_ns / 1e9, event))
+    return told
+
+
+def start(found: RemoteCluster, at_s: float = 0.5, id: int = 0) -> None:
+    spec = ReplicaSpec(STAGE.name, STAGE.variants[0].name, Slot(1.0, "cpu"), HOME.name)
+    found.obey(s(at_s), StartReplica(ReplicaId(id), spec))
+
+
+def batch(found: RemoteCluster, at_s: float, id: int = 0) -> None:
+    found.start_batch(s(at_s), StartBatch(BatchId(id), R0, STAGE.name, (RequestId(1),)))
+
+
+def kinds(told: list[tuple[float, Event]]) -> list[type]:
+    return [type(event) for _, event in told]
+
+
+def test_without_faults_a_worker_starts_and_finishes_its_batch() -> None:
+    found = cluster()
+    start(found)
+    assert ReplicaReady in kinds(events_of(found, 10))
+    batch(found, 10)
+    assert kinds(events_of(found, 12)) == [Finished]
+
+
+def test_what_is_sent_over_a_link_that_is_cut_for_a_short_time_arrives_afterwards_and_in_order() -> None:
+    found = cluster(None, (10, fault(FaultKind.CUT, 1.5)))
+    start(found)
+    events_of(found, 10)
+    batch(found, 10.1)
+    found.obey(s(10.2), StopReplica(R0, "the test says so"))
+    told = events_of(found, 13)
+    assert kinds(told) == [ReplicaStopped], "the batch reached the worker before the order to stop"
+    assert told[0][0] >= 11.5
+
+
+def test_a_node_that_is_cut_off_for_long_is_lost_and_what_it_says_later_counts_no_more() -> None:
+    found = cluster(None, (10, fault(FaultKind.CUT, 6)))
+    start(found)
+    events_of(found, 9.99)
+    batch(found, 9.999)
+    told = events_of(found, 30)
+    assert kinds(told) == [NodeLost, ReplicaLost, NodeReady]
+    assert told[0][0] == 10 + SILENT_NS / 1e9
+    assert told[2][0] > 16
+    assert not found._replicas, "the agent has stopped the old workers before the node is ready"
+
+
+def test_late_reports_of_a_closed_connection_may_reach_the_core() -> None:
+    found = cluster(None, (9, fault(FaultKind.GHOSTS, 30, node="")), (10, fault(FaultKind.CUT, 6)))
+    start(found)
+    events_of(found, 9.99)
+    batch(found, 9.999)
+    assert kinds(events_of(found, 30)) == [NodeLost, ReplicaLost, Finished, NodeReady]
+
+
+@pytest.mark.parametrize(("detail", "lost_s"), [(0, 10.0), (1, 12.0)])
+def test_a_node_that_dies_is_noticed_at_once_or_by_its_silence(detail: int, lost_s: float) -> None:
+    found = cluster(None, (10, fault(FaultKind.NODE_DOWN, 6, detail=detail)))
+    start(found)
+    events_of(found, 9.99)
+    told = events_of(found, 30)
+    assert kinds(told) == [NodeLost, ReplicaLost, NodeReady]
+    assert told[0][0] == lost_s
+
+
+def test_a_node_that_is_back_before_anybody_noticed_is_lost_first_then_ready() -> None:
+    found = cluster(None, (10, fault(FaultKind.NODE_DOWN, 0.5, detail=1)))
+    start(found)
+    events_of(found, 9.99)
+    told = events_of(found, 30)
+    assert kinds(told) == [NodeLost, ReplicaLost, NodeReady]
+    assert told[0][0] == 10.7
+
+
+def test_a_replica_that_is_ordered_on_a_lost_node_is_lost() -> None:
+    found = cluster(None, (10, fault(FaultKind.NODE_DOWN, 6)))
+    events_of(found, 11)
+    start(found, 11)
+    assert kinds(events_of(found, 11.1)) == [ReplicaLost]
+
+
+def test_when_all_is_healed_nodes_come_back_and_hung_workers_stay_hung() -> None:
+    hang, cut = fault(FaultKind.HANG), fault(FaultKind.CUT, 100)
+    found = cluster(None, (10, hang), (11, cut), (12, AllHealed()))
+    start(found)
+    events_of(found, 11.5)
+    batch(found, 11.5)
+    assert kinds(events_of(found, 60)) == []
+    batch(found, 60, 1)
+    assert kinds(events_of(found, 90)) == []
+
+
+def test_a_report_can_be_lost_or_come_twice() -> None:
+    found = cluster(
+        None, (10, fault(FaultKind.LOST_REPORTS, 1)), (12, fault(FaultKind.REPEATED_REPORTS, 1)), (20, AllHealed())
+    )
+    start(found)
+    events_of(found, 10)
+    batch(found, 10)
+    assert kinds(events_of(found, 12)) == []
+    batch(found, 12, 1)
+    assert [event for _, event in events_of(found, 15) if isinstance(event, Finished) and event.batch == 1][1:]
+
+
+def test_an_edge_that_is_gone_takes_its_open_requests_with_it() -> None:
+    opened = OpenRequests()
+    opened.edge_of = {RequestId(1): 0, RequestId(2): 1, RequestId(3): 0}
+    opened.by_id = dict.fromkeys((RequestId(1), RequestId(2)))
+    found = cluster(opened, (10, fault(FaultKind.EDGE_DOWN, node="", detail=0)))
+    assert [event for _, event in events_of(found, 20)] == [Cancelled(RequestId(1))]
+
+
+def test_a_worker_that_gets_a_second_batch_is_a_mistake_of_the_core() -> None:
+    found = cluster()
+    start(found)
+    events_of(found, 10)
+    batch(found, 10)
+    batch(found, 10, 1)
+    with pytest.raises(Violation, match="batch 1 reaches replica 0, which still runs"):
+        events_of(found, 10)
+
+
+def test_workers_with_more_cores_than_their_node_are_a_mistake_of_the_core() -> None:
+    found = cluster()
+    for id in range(33):
+        start(found, 0.5, id)
+    with pytest.raises(Violation, match="the workers on node-0 have 33 cores, the node 32"):
+        events_of(found, 0.5)
+
+
+def test_a_slow_node_slows_its_batches_down() -> None:
+    found = cluster(None, (20, fault(FaultKind.SLOW_NODE, 100, detail=4)))
+    start(found)
+    events_of(found, 10)
+    batch(found, 10)
+    ((quick_s, _),) = events_of(found, 20)
+    batch(found, 20)
+    ((slow_s, _),) = events_of(found, 60)
+    assert slow_s - 20 == pytest.approx(32 * (quick_s - 10))
