@@ -429,7 +429,7 @@ class RemoteCluster(Cluster):
             replica.batch_end = (end_ns, self._push(end_ns, failed), failed)  # type: ignore[assignment]
             return
         counts = replica.branches.taken(order) if replica.branches is not None else ()
-        misfits = ()
+        misfits: tuple[int, ...] = ()
         if FaultKind.MISFIT in faults:
             ill = FaultKind.MISFIT
             misfits = tuple(at for at, id in enumerate(order.requests) if self._opened.faulty.get(id) is ill)

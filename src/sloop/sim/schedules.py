@@ -317,7 +317,7 @@ def _application(
     random: Random, name: str, kinds: Sequence[str], nodes: tuple[Node, ...], *, is_alone: bool
 ) -> Application:
     # Small applications: they take less time, and nearly every mistake shows itself in them.
-    graph = random.choice((GRAPHS[0], GRAPHS[0], *GRAPHS) if is_alone else (*4 * GRAPHS[:1], *GRAPHS[2:5]))
+    graph = random.choice((GRAPHS[0], GRAPHS[0], *GRAPHS) if is_alone else (GRAPHS[0], GRAPHS[0], GRAPHS[0], GRAPHS[0], *GRAPHS[2:5]))
     edges: dict[str, Edges] = {stage: {"after": after} for stage, after in graph.items()}
     if len(graph) > 1 and random.random() < 0.5:
         edges = random.choice(BRANCHING)
@@ -757,12 +757,12 @@ class Audit:
         """The applications that an event can have changed: one, if it is a request or the end of a batch and nothing
         but batches and ends follow. Every 16th time, all of them, as after all other events."""
         self._looks += 1
-        state, kind = self._state_of.state, type(event)
+        state = self._state_of.state
         if self._looks % 16 and QUICK_ACTIONS.issuperset(map(type, actions)):
-            if kind is Request:
+            if isinstance(event, Request):
                 served = {version.application.key for version in self._state_of.versions(event.application)}
                 return [each for key, each in state.applications.items() if key in served]
-            if kind is Finished or kind is BatchFailed:
+            if isinstance(event, Finished | BatchFailed):
                 replica = state.replicas.get(event.replica)
                 return [replica.stage.application] if replica is not None else ()
         self._ledger_is_due = True
