@@ -5,7 +5,7 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test coverage demo fmt lint types contracts check reproduce fuzz bench-peers bench-sim attacks soak-live clean
+.PHONY: help test coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -46,6 +46,12 @@ reproduce: $(READY) ## the published experiments, beside what we measure
 
 fuzz: $(READY) ## a minute of random worlds under all checkers
 	$(BIN)/python -m sloop.sim.fuzz $(FLAGS)
+
+SEED ?= 0
+MINUTES ?= 1
+
+soak: $(READY) ## random faults against the core on all CPU cores, every invariant checked; SEED=N MINUTES=M
+	$(BIN)/python -m sloop.sim.soak --seed $(SEED) --minutes $(MINUTES) $(FLAGS)
 
 bench-sim: $(READY) ## requests simulated per second, beside SimPy, salabim and a bare heap loop
 	$(BIN)/python -m benchmarks.sim_speed $(FLAGS)

@@ -8,7 +8,7 @@ import pytest
 from sloop.sim import soak
 from sloop.sim.checkers import Violation
 from sloop.sim.schedules import Schedule, schedule_of
-from sloop.sim.soak import Chunk, Soak, main, play_chunk, replay, report
+from sloop.sim.soak import PlayedChunk, Soak, main, play_chunk, replay, report
 
 
 def test_a_chunk_counts_what_it_plays() -> None:
@@ -36,8 +36,8 @@ class Terminal(io.StringIO):
 def test_progress_is_one_line_that_renews() -> None:
     out = Terminal()
     made = Soak(1.0, out)
-    made.add(Chunk(16, 3_400, 120, {}))
-    made.add(Chunk(16, 3_400, 120, {7: "Violation: wrong"}))
+    made.add(PlayedChunk(16, 3_400, 120, {}))
+    made.add(PlayedChunk(16, 3_400, 120, {7: "Violation: wrong"}))
     assert out.getvalue().count("\r") == 2
     assert "\n" not in out.getvalue()
     assert "32 schedules with 6,800 requests and 240 faults" in made.summary()

@@ -322,8 +322,8 @@ class RemoteCluster(Cluster):
         if kind is Passing:
             return self._pass(now_ns, event)
         if kind is Reported:
-            told: Event = event.event
-            return told
+            reported: Event = event.event
+            return reported
         if kind in FAULT_STEPS:
             FAULT_STEPS[kind](self, now_ns, event)
             return None
@@ -538,12 +538,12 @@ class RemoteCluster(Cluster):
         link, node = self._links[event.node], self._nodes[event.node]
         if link.cut != event.cut or not link.is_reachable or node.state is not NodeState.READY:
             return
-        told_ns = self._declare_lost(now_ns, event.node, "its agent began anew") if link.is_open else now_ns
+        reported_ns = self._declare_lost(now_ns, event.node, "its agent began anew") if link.is_open else now_ns
         if node.state is NodeState.READY:
             self._kill_all(now_ns, event.node)
             self._connect(link)
             self._let_pass(now_ns, link)
-            self._report(told_ns, NodeReady(node.node))
+            self._report(reported_ns, NodeReady(node.node))
 
     # Faults
 

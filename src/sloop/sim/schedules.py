@@ -317,7 +317,9 @@ def _application(
     random: Random, name: str, kinds: Sequence[str], nodes: tuple[Node, ...], *, is_alone: bool
 ) -> Application:
     # Small applications: they take less time, and nearly every mistake shows itself in them.
-    graph = random.choice((GRAPHS[0], GRAPHS[0], *GRAPHS) if is_alone else (GRAPHS[0], GRAPHS[0], GRAPHS[0], GRAPHS[0], *GRAPHS[2:5]))
+    graph = random.choice(
+        (GRAPHS[0], GRAPHS[0], *GRAPHS) if is_alone else (GRAPHS[0], GRAPHS[0], GRAPHS[0], GRAPHS[0], *GRAPHS[2:5])
+    )
     edges: dict[str, Edges] = {stage: {"after": after} for stage, after in graph.items()}
     if len(graph) > 1 and random.random() < 0.5:
         edges = random.choice(BRANCHING)

@@ -30,7 +30,7 @@ FAILURES_MAX: Final = 200
 Play = Callable[[Schedule], object]
 
 
-class Chunk(Struct, frozen=True):
+class PlayedChunk(Struct, frozen=True):
     """What some schedules came to."""
 
     schedules: int
@@ -40,7 +40,7 @@ class Chunk(Struct, frozen=True):
     """By seed, the kind of failure."""
 
 
-def play_chunk(seeds: Sequence[int]) -> Chunk:
+def play_chunk(seeds: Sequence[int]) -> PlayedChunk:
     """Play the schedules of these seeds, whatever fails."""
     gc.disable()  # it would take a tenth of the time; what is left of a schedule is collected here
     requests, faults, failures = 0, 0, dict[int, str]()
@@ -54,7 +54,7 @@ def play_chunk(seeds: Sequence[int]) -> Chunk:
             requests += played.requests
             faults += played.faults
     gc.collect()
-    return Chunk(len(seeds), requests, faults, failures)
+    return PlayedChunk(len(seeds), requests, faults, failures)
 
 
 class Soak:
@@ -70,7 +70,7 @@ class Soak:
         """Whether no further schedule is to be played."""
         return time.monotonic() >= self._until_s or len(self.failures) >= FAILURES_MAX
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: PlayedChunk) -> None:
         """Count what a process has played."""
         self.schedules += chunk.schedules
         self.requests += chunk.requests
@@ -94,7 +94,7 @@ def soak(seed: int, minutes: float, processes: int, out: TextIO) -> int:
     """Play the schedules of this seed and the next ones until the time is over. Returns 1 if one failed."""
     made, chunks = Soak(minutes, out), _chunks(seed)
     with ProcessPoolExecutor(processes) as pool:
-        running: set[Future[Chunk]] = {pool.submit(play_chunk, next(chunks)) for _ in range(2 * processes)}
+        running: set[Future[PlayedChunk]] = {pool.submit(play_chunk, next(chunks)) for _ in range(2 * processes)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for each in done:
