@@ -331,3 +331,16 @@ def test_a_version_that_retires_is_planned_again_if_a_stage_with_requests_gets_n
     (order,) = orders(scene.act(1000, WOKE))
     assert isinstance(order, StartReplica)
     assert order.spec.stage == "b"
+
+
+def test_a_replica_outside_the_plan_does_not_wait_for_a_resize_that_was_refused() -> None:
+    """Found by a random schedule: it was kept for ever, because the other never got the cores of the plan."""
+    scene = Scene(plan_of(1))
+    scene.warm_up()
+    groups = (Group(ReplicaSpec("only", "a", Slot(2)), 1), Group(ReplicaSpec("only", "b", Slot(1)), 1))
+    scene.script.target = Plan((StagePlan("only", groups, 4),), why="the test says so")
+    scene.act(1000, WOKE)
+    scene.act(1010, ReplicaReady(R1))
+    scene.act(1020, Resized(R0, 1.0))
+    scene.script.target = plan_of(1, cores=2)
+    assert orders(scene.act(2000, WOKE)) == [StopReplica(R1, "the plan has no use for it")]

@@ -485,8 +485,10 @@ class ControlPath:
 
     def _difference(self, application: ControlledApplication, target: StagePlan) -> Difference:
         pool = application.state.stages[target.stage].pool
-        staying = [replica.view() for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
-        return diff(staying, target, pool.present_rps, pool.rate_rps)
+        staying = [replica for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
+        refused = {each.id for each in staying if not each.resizing and each.slot.cores != each.target_cores}
+        views = [replica.view() for replica in staying]
+        return diff(views, target, pool.present_rps, pool.rate_rps, refused)
 
     def _advance(
         self,

@@ -1,6 +1,6 @@
 """What leads a stage to its plan: `diff` compares its replicas with the plan, and says what to resize, start, stop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from sloop.core.ledger import millicores
@@ -41,12 +41,14 @@ def diff(
     plan: StagePlan,
     present_rps: Callable[[ReplicaId], float],
     rate_rps: Callable[[ReplicaSpec], float],
+    refused: Container[ReplicaId] = (),
 ) -> Difference:
     """Which replicas of a stage to keep, resize, start and stop. A pure function of the replicas and the stage's plan.
 
     `replicas` are starting or ready, not draining. `present_rps` gives the visits per second that a replica can serve
     on its present cores, `rate_rps` those of a replica of the plan. Stops and shrinks are held back while they would
-    leave less ready capacity than both the plan and the present replicas have: replacements come first.
+    leave less ready capacity than both the plan and the present replicas have: replacements come first. Replicas in
+    `refused` did not get the cores that were ordered, and will not: nothing waits for their missing capacity.
 
     It keeps exact matches first, then resizes replicas that differ only in cores, if the plan allows it. It prefers
     ready to starting replicas and older to newer ones, so the newest are stopped first.
@@ -54,7 +56,7 @@ def diff(
     wanted = [group.spec for group in plan.groups for _ in range(group.count)]
     spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
 
-    _, missing = _match(wanted, spare, same_cores=True)
+    exact, missing = _match(wanted, spare, same_cores=True)
     resized: list[tuple[ReplicaView, ReplicaSpec]] = []
     if plan.in_place:
         resized, missing = _match(missing, spare, same_cores=False)
@@ -62,8 +64,9 @@ def diff(
     if not resized and not spare:
         return Difference((), (), (), (), tuple(missing), (), ())
     left_rps = sum(present_rps(replica.id) for replica in replicas if replica.life is Life.READY)
+    missing_rps = sum(rate_rps(spec) - present_rps(replica.id) for replica, spec in exact if replica.id in refused)
     # Relative: the same rates, summed in another order, differ by some units in the last place.
-    needed_rps = min(left_rps, sum(map(rate_rps, wanted))) * (1 - ROUNDING)
+    needed_rps = min(left_rps, sum(map(rate_rps, wanted)) - missing_rps) * (1 - ROUNDING)
 
     def may_lose(rps: float) -> bool:
         nonlocal left_rps
