@@ -28,13 +28,11 @@ from sloop.vocabulary import Life, NodeState, Outcome
 SCHEDULES = 60
 
 FAILED_ONCE = {
-    0: "a version that retired had a stage without replicas in its plan, and its requests waited for ever",
-    27: "replicas of a group without a batch limit got batches of another group's limit",
-    78: "a version that retired had no room for a stage, and its requests waited for ever",
-    329: "a replica that could not grow on the node of the plan was moved to another again and again",
+    203087: "a batch on a thousandth of a core takes minutes, which is slow and not a mistake",
+    301616: "a replica outside the plan was kept until another had the cores that it was refused",
 }
-"""Seeds that broke the core once, and what the mistake was. What a seed draws may have changed since: the tests of the
-core have each mistake on its own."""
+"""Seeds that failed once, and why. A seed loses its meaning when what is drawn changes: the tests of the core have each
+mistake on its own."""
 
 
 @pytest.fixture(autouse=True)
