@@ -786,7 +786,8 @@ class HttpServer:
             protocols=("http/1.1",),
         )
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
-        self.listener.is_behind = lambda: self.intake.is_overloaded
+        self.listener.is_behind = lambda: self.intake.has_waiting
+        self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
         self.cors: Fields = ()
         if settings.cors_origin:

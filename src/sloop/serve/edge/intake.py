@@ -115,8 +115,8 @@ class Intake:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether requests wait that can still be answered in time: what else comes in would delay them."""
-        return bool(self._fresh or self._pages)
+        """Whether requests wait for this process, not only for open ones to end: what else comes in delays them."""
+        return bool(self._fresh or self._pages) and self._has_room()
 
     def is_behind(self, now_ns: int) -> bool:
         """Whether a request that has arrived must wait."""

@@ -174,7 +174,9 @@ class Listener:
         self.made_room = 0
         """Idle connections that were closed for new ones."""
         self.is_behind: Callable[[], bool] = lambda: False
-        """Whether those that are here have more to do than can be done."""
+        """Whether requests of those that are here wait."""
+        self.is_overloaded: Callable[[], bool] = lambda: False
+        """Whether those that are here have more to do than can be done, so that accepting has its share only."""
         self.refuses: Callable[[socket.socket, int], bool] = lambda _sock, _waited_ns: False
         """While it is behind, called with a connection whose first bytes have waited so long: True if it was answered
         with a refusal, and need not be opened."""
@@ -233,12 +235,12 @@ class Listener:
                 self._emptied.set()
 
     def _accept(self) -> None:
-        is_behind = self.is_behind()
+        is_behind, is_overloaded = self.is_behind(), self.is_overloaded()
         begun_ns = time.thread_time_ns()
         allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
         self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
         for _ in range(ACCEPTS_MAX):
-            if self._socket is None or len(self._opening) >= HANDSHAKES_MAX or (is_behind and self._allowed_ns <= 0):
+            if self._socket is None or len(self._opening) >= HANDSHAKES_MAX or (is_overloaded and self._allowed_ns <= 0):
                 break
             try:
                 sock, address = self._socket.accept()
