@@ -9,6 +9,7 @@ This module must not depend on HTTP, processes or model files.
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
+from struct import Struct as Layout
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +39,8 @@ ARRAY_TYPES: Final[Mapping[str, np.dtype[Any]]] = {**NUMPY_TYPES, "BF16": np.dty
 """The type of the arrays that models receive and return, for every type of the protocol: BF16 as its 16 bits, BYTES as
 objects of type `bytes`."""
 
-LENGTH_BYTES: Final = 4
+LENGTH: Final = Layout("<I")
+LENGTH_BYTES: Final = LENGTH.size
 """The length before each BYTES element."""
 
 

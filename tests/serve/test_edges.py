@@ -114,7 +114,7 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
         settings = EdgeSettings(HttpSettings(), 16 << 20, 64 << 20, 9 << 20, 8)
         edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
         wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
-        edge.on_record(msgspec.structs.replace(OFFER, signature=wide))
+        edge.on_record(msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
         edge.web.intake.start(asyncio.get_running_loop())
         numbers = b",".join([b"123"] * (2 << 20))
         body = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%b]}]}' % (2 << 20, numbers)

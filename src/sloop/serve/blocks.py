@@ -10,7 +10,7 @@ its shape and its size in bytes, which text does not have otherwise. Tables are 
 model mostly have the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from math import prod
 from struct import Struct as Layout
 from struct import error as LayoutError
@@ -32,6 +32,8 @@ ARENA_BYTES: Final = 4 << 30
 TABLE_BYTES_MAX: Final = 64 * 1024
 TABLES_MAX: Final = 1024
 """Tables that are cached, in each direction."""
+COPIED_BYTES: Final = 128 * 1024
+"""Writing so much into new pages takes some 0.1 ms."""
 RANK_MAX: Final = 16
 
 CODES: Final = (*ITEM_BYTES, "BYTES")
@@ -141,6 +143,25 @@ def write_block(tensors: Sequence[Tensor], arena: Arena | None) -> Block:
     memory[: len(layout.table)] = layout.table
     for tensor, (start, end, _) in zip(tensors, layout.places, strict=True):
         memory[start:end] = tensor.data
+    return block
+
+
+def write_block_in_steps(tensors: Sequence[Tensor], arena: Arena | None) -> Generator[None, None, Block]:
+    """The same in steps, of which none copies more than `COPIED_BYTES`. If they do not finish, the block is freed."""
+    layout = layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
+    if arena is None or layout.size <= COPIED_BYTES:
+        return write_block(tensors, arena)
+    block, memory = arena.allocate(layout.size)
+    try:
+        memory[: len(layout.table)] = layout.table
+        for tensor, (start, end, _) in zip(tensors, layout.places, strict=True):
+            data = memoryview(tensor.data).cast("B")
+            for at in range(0, len(data), COPIED_BYTES):
+                memory[start + at : min(start + at + COPIED_BYTES, end)] = data[at : at + COPIED_BYTES]
+                yield
+    except BaseException:
+        arena.free(block)
+        raise
     return block
 
 

@@ -5,7 +5,7 @@ An edge handles network protocols but no queues, the driver the core but no HTTP
 Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -60,6 +60,11 @@ class RequestSink(Protocol):
         counts. `request_id` and `trace` are what the client calls it (`edge.identity`), for the log. `on_end` is called
         once, possibly before `submit` returns, and never after `cancel`.
         """
+        ...
+
+    def store(self, tensors: Mapping[str, Tensor], application: str) -> Generator[None, None, Mapping[str, Tensor]]:
+        """Copy large tensors to where `submit` needs them, in steps of a fraction of a millisecond. The result is to be
+        submitted instead of them, at once or not at all. If the steps are not finished, the copy is given up."""
         ...
 
     def cancel(self, request: RequestId) -> None:

@@ -33,7 +33,7 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
 def gateway(shared_gateway: Gateway) -> Gateway:
     driver = shared_gateway.driver
     driver.respond, driver.at_once = None, False
-    for record in (driver.seen, driver.asked, driver.names, driver.ages_ns, driver.cancelled):
+    for record in (driver.seen, driver.asked, driver.stored, driver.names, driver.ages_ns, driver.cancelled):
         record.clear()
     driver.heard.clear()
     driver.gone.clear()

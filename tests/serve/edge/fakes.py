@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -52,6 +52,8 @@ class FakeDriver:
     seen: list[tuple[Mapping[str, Tensor], int | None, int]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     """The application and version of each request."""
+    stored: list[str] = field(default_factory=list)
+    """The application of each request that was large."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """What the client calls each request, and its trace."""
     ages_ns: list[int] = field(default_factory=list)
@@ -84,6 +86,11 @@ class FakeDriver:
         elif ended is not None:
             asyncio.get_running_loop().call_soon(on_end, ended)
         return RequestId(len(self.seen))
+
+    def store(self, tensors: Mapping[str, Tensor], application: str) -> Generator[None, None, Mapping[str, Tensor]]:
+        self.stored.append(application)
+        yield
+        return tensors
 
     def cancel(self, request: RequestId) -> None:
         self.cancelled.append(request)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import tracemalloc
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,10 @@ class Wire:
     """Keeps the answer."""
 
     status, body, address = 0, b"", ""
+
+    @staticmethod
+    def later(call: Callable[[], None]) -> None:
+        raise AssertionError(call)
 
     def answer(self, exchange: Exchange, status: int, body: Any, content_type: str, headers: object) -> None:
         self.status, self.body = status, body

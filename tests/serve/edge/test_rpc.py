@@ -25,6 +25,7 @@ from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.rpc import SERVICE, Rpc, check_fields, message_class
 from sloop.serve.edge.service import EXTENSIONS
+from sloop.serve.edge.steps import at_once
 from sloop.serve.protocols import ModelState, Readiness, RequestResult
 from sloop.tensor import Tensor
 from sloop.units import ms, s
@@ -328,6 +329,8 @@ def test_a_large_message_of_many_small_parts_is_refused_by_its_beginning(loop_th
         fields = [(":method", "POST"), (":path", f"/{SERVICE}/ModelInfer"), ("content-type", "application/grpc")]
         peer.send(frame(HEADERS, END_HEADERS, 1, encode(*fields)))
         peer.send(data(1, prefixed(b"\x2a\x00" * 50_000)[:48_000], ends=False))
+        for _ in range(200):
+            await asyncio.sleep(0)
         return peer.answers()[1][1]["grpc-status"], peer.bodies.held_bytes
 
     assert loop_thread.call(ask()) == ("8", 0)
@@ -358,11 +361,11 @@ def test_fields_are_counted_as_protobuf_has_them(counts: list[int], names: list[
     message, fields = request.SerializeToString(), count_of(request)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rpc_module, "FIELDS_MAX", fields)
-        check_fields(message, "ModelInferRequest")
+        at_once(check_fields(message, "ModelInferRequest"))
         if fields:
             patch.setattr(rpc_module, "FIELDS_MAX", fields - 1)
             with pytest.raises(Refusal, match="more than"):
-                check_fields(message, "ModelInferRequest")
+                at_once(check_fields(message, "ModelInferRequest"))
 
 
 def count_of(message: Any) -> int:
@@ -385,7 +388,7 @@ def test_typed_contents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Infer(model_name="demo")
     request.inputs.add(name="x", datatype="FP32", shape=[5001]).contents.fp32_contents.extend([0.0] * 5001)
     with pytest.raises(Refusal, match="the limit of typed contents is 20000"):
-        check_fields(request.SerializeToString(), "ModelInferRequest")
+        at_once(check_fields(request.SerializeToString(), "ModelInferRequest"))
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])

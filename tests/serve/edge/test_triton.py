@@ -12,6 +12,7 @@ from sloop.app.application import Limits
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import Model
+from sloop.serve.edge.steps import at_once
 from sloop.serve.edge.triton import CLASSIFIED_MAX, classified, configuration
 from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor, bfloats_of, split_strings
 
@@ -23,7 +24,7 @@ def model_of(*outputs: Port, **labels: tuple[str, ...]) -> Model:
 
 def classes_of(tensor: Tensor, count: int, shape: tuple[int, ...], *labels: str) -> tuple[tuple[int, ...], list[str]]:
     model = model_of(Port("y", tensor.datatype, shape), y=labels)
-    found = classified({"y": tensor, "other": tensor}, {"y": count}, model)
+    found = at_once(classified({"y": tensor, "other": tensor}, {"y": count}, model))
     assert found["other"] is tensor
     assert found["y"].datatype == "BYTES"
     return found["y"].shape, [element.decode() for element in split_strings(found["y"].data)]

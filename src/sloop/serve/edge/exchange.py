@@ -3,6 +3,7 @@
 What RFC 9110 and 9112 leave to the parser stands here as far as `httptools` does not do it.
 """
 
+import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from msgspec import Struct
 from sloop.serve.edge.bodies import BodyMemory, BodyReservation
 from sloop.serve.edge.identity import REQUEST_ID, named
 from sloop.serve.edge.refusal import Refusal, bad
+from sloop.serve.edge.steps import Later, Steps
 from sloop.text import quoted
 
 JSON: Final = "application/json"
@@ -26,8 +28,10 @@ LINE_BYTES_MAX: Final = 8 * 1024
 LENGTH_DIGITS_MAX: Final = 15
 INFLATERS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Encodings of bodies, and zlib's number for their format."""
-INFLATED_BYTES: Final = 256 * 1024
-"""How much is inflated before room is taken for it."""
+INFLATED_BYTES: Final = 64 * 1024
+"""How much is inflated at a time; what a body has beyond that is inflated in steps, when all of it has arrived."""
+
+_log = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 Fields = tuple[tuple[str, str], ...]
@@ -37,6 +41,11 @@ class Respondent(Protocol):
     """The connection that a request came on."""
 
     address: str
+
+    @property
+    def later(self) -> Later:
+        """How work on its requests goes on in another turn of the event loop."""
+        ...
 
     def answer(
         self, exchange: "Exchange", status: int, body: Buffer | Sequence[Buffer], content_type: str, headers: Fields
@@ -59,7 +68,7 @@ class Exchange(Struct, eq=False):
     path: str = ""
     query_string: str = ""
     """The parts of the URL before and after the question mark; percent-encoding in the path is decoded."""
-    body: bytes = b""
+    body: bytes | bytearray = b""
     limit_bytes: int = 0
     left_bytes: int = 0
     """The most bytes that the body may have, inflated, and how many are announced and have not arrived."""
@@ -68,9 +77,9 @@ class Exchange(Struct, eq=False):
     bodies: BodyMemory | None = None
     hold: BodyReservation | None = None
     """Reserves it also from the quota of a model, if that has one."""
-    parts: list[bytes] | None = None
-    """The body until it is complete, if it arrives in several parts."""
     inflater: "zlib._Decompress | None" = None
+    packed: list[bytes] | None = None
+    """What has arrived of a compressed body and is not inflated yet."""
     is_open: bool = True
     is_last: bool = False
     """Whether the connection is closed after the answer."""
@@ -128,39 +137,51 @@ class Exchange(Struct, eq=False):
             headers = (("www-authenticate", "Bearer"),)
         self.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
 
+    def refuse_for(self, error: Exception, _spent_ns: int = 0) -> None:
+        """Answer after an exception; one that is no `Refusal` is a bug."""
+        if isinstance(error, Refusal):
+            self.refuse(error)
+            return
+        _log.error("the edge failed on a request to %s", self.path, exc_info=error)
+        self.reply_error(500, "failed: internal error of the server", "see the server's log, and report it")
+
     def receive(self, part: bytes, bodies: BodyMemory) -> None:
         """Keep a part of the body. Raises a `Refusal` if there is no room for it."""
         if self.inflater is not None:
-            self._inflate(self.inflater, part, bodies)
-            return
-        size = self.held_bytes + len(part)
+            self._unpack(self.inflater, part, bodies)
+        elif not self.body:
+            self._take(len(part), len(part), bodies)
+            self.body = part
+        else:
+            self._take(len(part), len(self.body) + len(part), bodies)
+            self._grow(part)
+
+    def _grow(self, part: bytes) -> None:
+        if type(self.body) is not bytearray:
+            self.body = bytearray(self.body)
+        self.body += part
+
+    def _take(self, more: int, size: int, bodies: BodyMemory) -> None:
+        """Take room for `more` bytes of a body, or of a compressed one, that then has `size` bytes."""
         if size > self.limit_bytes:
             raise bodies.too_large(size, self.limit_bytes, at_least=True)
         if self.hold is not None:
-            self.hold.take(len(part))
-        elif bodies.held_bytes + len(part) > bodies.all_bytes_max:
+            self.hold.take(more)
+        elif bodies.held_bytes + more > bodies.all_bytes_max:
             raise bodies.full()
         else:
-            bodies.held_bytes += len(part)
+            bodies.held_bytes += more
             self.bodies = bodies
-        self.held_bytes = size
-        if not self.body:
-            self.body = part
-        elif self.parts is None:
-            self.parts = [self.body, part]
-        else:
-            self.parts.append(part)
+        self.held_bytes += more
 
     def complete(self) -> None:
         """The last part of the body has arrived. Raises a 400 if a compressed one is not complete."""
-        if self.inflater is not None and not self.inflater.eof:
+        if self.inflater is not None and self.packed is None and not self.inflater.eof:
             raise Refusal(400, "content-encoding: the compressed body ends too early", "send all of it")
-        if self.parts is not None:
-            self.body, self.parts = b"".join(self.parts), None
 
     def drop(self) -> None:
         """Forget the body and give back its room."""
-        self.body, self.parts = b"", None
+        self.body, self.packed = b"", None
         if self.hold is not None:
             self.hold.drop()
             self.hold = None
@@ -169,20 +190,41 @@ class Exchange(Struct, eq=False):
             self.bodies = None
         self.held_bytes = 0
 
-    def _inflate(self, inflater: "zlib._Decompress", part: bytes, bodies: BodyMemory) -> None:
-        """Decompress piece by piece, so that a small body cannot become a large one without room."""
-        self.inflater = None  # `receive` then keeps what it gets
+    def _unpack(self, inflater: "zlib._Decompress", part: bytes, bodies: BodyMemory) -> None:
+        """Inflate the beginning of a body, and keep the rest."""
+        if self.packed is None and len(self.body) < INFLATED_BYTES:
+            part = self._inflate(inflater, part, bodies)
+            if inflater.eof or not part:
+                return
+        self.packed = self.packed or []
+        self._take(len(part), sum(map(len, self.packed)) + len(part), bodies)
+        self.packed.append(part)
+
+    def inflate_rest(self, bodies: BodyMemory) -> Steps[None]:
+        """Inflate what was kept. Raises a `Refusal` if that is too much, or not what its header says."""
+        inflater = self.inflater
+        assert inflater is not None
+        for part in self.packed or ():
+            left = part
+            while left and self.is_open:
+                left = self._inflate(inflater, left, bodies)
+                yield
+        self.packed = None
+        self.complete()
+
+    def _inflate(self, inflater: "zlib._Decompress", part: bytes, bodies: BodyMemory) -> bytes:
+        """Inflate some of a part, so that a small body cannot become a large one without room. Returns what is left."""
         try:
-            while part and not inflater.eof:
-                self.receive(inflater.decompress(part, INFLATED_BYTES), bodies)
-                part = inflater.unconsumed_tail
+            found = inflater.decompress(part, INFLATED_BYTES)
         except zlib.error as error:
             what = f"content-encoding: the body is not what it says ({error})"
             raise Refusal(400, what, "send gzip or deflate (zlib) as the header says") from None
-        finally:
-            self.inflater = inflater
-        if inflater.unused_data:
+        if found:
+            self._take(len(found), len(self.body) + len(found), bodies)
+            self._grow(found)
+        if inflater.unused_data or (inflater.eof and not (part or found)):
             raise Refusal(400, "content-encoding: bytes follow the compressed body", "send one compressed body")
+        return inflater.unconsumed_tail
 
 
 def error_body(what: str, fix: str = "") -> bytes:

@@ -44,6 +44,7 @@ from sloop.serve.edge.identity import REQUEST_ID, named
 from sloop.serve.edge.intake import PAGE_PATIENCE_NS, Intake, is_whole, target_of
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, waited_in_kernel_ns
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.steps import Later, Steps, do_in_steps
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
 
@@ -297,7 +298,7 @@ class HttpConnection(ServerConnection):
     def on_message_complete(self) -> None:
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
-        if (exchange.parts is not None or exchange.inflater is not None) and exchange.refusal is None:
+        if exchange.inflater is not None and exchange.refusal is None:
             try:
                 exchange.complete()
             except Refusal as refusal:
@@ -306,6 +307,11 @@ class HttpConnection(ServerConnection):
         self._ready.append(exchange)
 
     # One request after another
+
+    @property
+    def later(self) -> Later:
+        """How work on its requests goes on in another turn of the event loop."""
+        return self._server.intake.go_on_later
 
     @property
     def deferred_ns(self) -> int:
@@ -872,8 +878,15 @@ class HttpServer:
         """Answer a complete request, now or later."""
         if self.cors and exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
             exchange.reply(204, b"", headers=CORS_PREFLIGHT)
+        elif exchange.packed is not None:
+            steps = self._inflate_and_answer(exchange)
+            do_in_steps(steps, self.intake.go_on_later, lambda: exchange.is_open, exchange.refuse_for)
         else:
             self._answer(exchange)
+
+    def _inflate_and_answer(self, exchange: Exchange) -> Steps[None]:
+        yield from exchange.inflate_rest(self.bodies)
+        self._answer(exchange)
 
     def refuses(self, sock: socket.socket, waited_ns: int) -> bool:
         """Refuse the request on a new connection, if it has waited too long in the kernel, without opening the

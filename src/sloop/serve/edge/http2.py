@@ -18,7 +18,7 @@ import struct
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final, Protocol
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from sloop.serve.edge.identity import REQUEST_ID, named
 from sloop.serve.edge.intake import Intake
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls
 from sloop.serve.edge.refusal import Refusal, bad
+from sloop.serve.edge.steps import Steps, do_in_steps
 from sloop.text import quoted, shortened
 from sloop.units import NS_PER_MS, NS_PER_S
 
@@ -115,8 +116,8 @@ class Methods(Protocol):
         """The head of a call has come. Returns the size in bytes that its message may have."""
         ...
 
-    def glance(self, call: "Call", beginning: memoryview) -> None:
-        """The first `GLANCE_BYTES` of a large message have come."""
+    def glance(self, call: "Call", beginning: bytes) -> None:
+        """The first `GLANCE_BYTES` of a large message have come, or somewhat more."""
         ...
 
     def answer(self, call: "Call", message: bytes | memoryview) -> None:
@@ -175,8 +176,8 @@ class Call:
         self.queue: deque[memoryview] = deque()
         """What is not yet sent of the answer."""
         self.trailers = b""
-        self._steps: Iterator[None] | None = None
-        """Inflates a compressed message, a part at a time."""
+        self._steps: Steps[None] | None = None
+        """What is done about the message now."""
 
     @property
     def deferred_ns(self) -> int:
@@ -194,23 +195,39 @@ class Call:
 
     def start(self) -> None:
         """Look at the message, which has come."""
-        server = self._connection.server
+        if self.received[0]:
+            self.do(self._inflate_and_answer())
+            return
         begun_ns = time.monotonic_ns()
         try:
-            if self.received[0]:
-                self._steps = self._steps or inflate(self)
-                for _ in self._steps:
-                    if server.intake.is_behind(time.monotonic_ns()):
-                        server.intake.defer(self, is_page=False)
-                        return
-            received, self.received = self.received, b""
-            message = memoryview(received)[PREFIX_BYTES:]
-            server.methods.answer(self, message if len(message) > WINDOW else bytes(message))
-        except Refusal as refusal:
-            server.refuse(self, refusal)
-            self._connection.charge_ns(time.monotonic_ns() - begun_ns)
-        except Exception:
-            _log.exception("a call of %s broke the edge", quoted(self.path))
+            self._answer()
+        except Exception as error:
+            self._fail(error, time.monotonic_ns() - begun_ns)
+
+    def _inflate_and_answer(self) -> Steps[None]:
+        yield from inflate(self)
+        self._answer()
+
+    def _answer(self) -> None:
+        received, self.received = self.received, b""
+        message = memoryview(received)[PREFIX_BYTES:]
+        is_large = len(message) > WINDOW
+        self._connection.server.methods.answer(self, message if is_large else bytes(message))
+
+    def do(self, steps: Steps[None]) -> None:
+        """Do work about the message as long as the client waits, and instead of what was being done about it."""
+        self._steps = steps
+        later = self._connection.server.intake.go_on_later
+        do_in_steps(steps, later, lambda: self.is_open and self._steps is steps, self._fail)
+
+    def _fail(self, error: Exception, spent_ns: int) -> None:
+        """Refuse the call for an exception; one that is no `Refusal` is a bug."""
+        server = self._connection.server
+        if isinstance(error, Refusal):
+            server.refuse(self, error)
+            self._connection.charge_ns(spent_ns)
+        else:
+            _log.error("a call of %s broke the edge", quoted(self.path), exc_info=error)
             what = "failed: internal error of the server"
             server.refuse(self, Refusal(500, what, "see the server's log, and report it"))
 
@@ -536,7 +553,7 @@ class Http2Connection(ServerConnection):
         if missing < 0:
             raise bad("message", "the call has more than one", "send one message in each call")
         if have >= GLANCE_BYTES > have - len(data) and missing and not call.received[0]:
-            self.server.methods.glance(call, memoryview(bytes(call.received))[PREFIX_BYTES:])
+            self.server.methods.glance(call, bytes(memoryview(call.received)[PREFIX_BYTES:]))
         wanted = min(missing, WINDOW_MAX)
         if call.allowed < min(missing, WINDOW_MAX // 2):
             self._write(frame(WINDOW_UPDATE, 0, call.number, struct.pack(">L", wanted - call.allowed)))
@@ -933,7 +950,7 @@ def unpadded(flags: int, payload: bytes) -> bytes:
     return payload[1 : len(payload) - payload[0]]
 
 
-def inflate(call: Call) -> Iterator[None]:
+def inflate(call: Call) -> Steps[None]:
     """Replace the compressed message that a call has received, a part in each step. It takes room as it grows; raises a
     `Refusal` if that is more than the bound."""
     encoding = call.metadata.get("grpc-encoding", "identity")

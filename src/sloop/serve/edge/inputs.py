@@ -13,8 +13,10 @@ Source: Open Inference Protocol v2, "Inference", and Triton's "binary tensor dat
 """
 
 import json
+import secrets
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import inf, isfinite, isnan, nan, prod
 from typing import Any, Final, TypeVar
@@ -23,6 +25,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
+from sloop.serve.edge.lists import HELP, Outline, Text, check_list, outline, pack_list, write_list, write_string
 from sloop.serve.edge.parameters import (
     BINARY,
     BINARY_OUTPUT,
@@ -36,8 +39,10 @@ from sloop.serve.edge.parameters import (
     flag,
 )
 from sloop.serve.edge.refusal import Refusal, bad
+from sloop.serve.edge.steps import LARGE_BYTES, Steps, at_once
 from sloop.tensor import (
     ITEM_BYTES,
+    LENGTH,
     LENGTH_BYTES,
     NUMPY_TYPES,
     Signature,
@@ -67,11 +72,12 @@ NAMED_FLOATS: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 """How numbers that are not finite are written in JSON."""
 JOINED_BYTES_MAX: Final = 64 * 1024
 """Larger binary outputs are sent from where they are; smaller ones are copied, so that they leave with the head."""
+LISTED_BYTES_MAX: Final = 16 * 1024
+"""Larger outputs are written in steps: their JSON takes more than half a millisecond."""
+STRINGS_AT_ONCE: Final = 512
+"""How many strings are looked at in one step."""
 SHAPES_MAX: Final = 1024
 """How many valid input shapes are cached."""
-WORDS_BYTES_MAX: Final = 2**20
-"""The largest JSON in which NaN and Infinity may be words without quotation marks: Python's parser, which takes them,
-needs ten times as long as msgspec."""
 ELEMENTS_MAX: Final = 2**31 - 1
 """The most elements of an input, if its empty dimensions are left out: an empty tensor costs its sender nothing, and
 NumPy refuses one of astronomic size."""
@@ -164,10 +170,12 @@ class InputValidator:
 
 
 def check_raw(datatype: str, shape: tuple[int, ...], data: memoryview | bytes, field: str) -> None:
-    """Check that raw bytes have the length that type and shape require."""
+    """Check that raw bytes have the length that type and shape require. A large BYTES tensor is left to
+    `check_strings_in_steps`."""
     count = prod(shape)
     if datatype == "BYTES":
-        check_strings(memoryview(data), count, field)
+        if len(data) <= LARGE_BYTES:
+            check_strings(memoryview(data), count, field)
     elif len(data) != count * ITEM_BYTES[datatype]:
         raise bad(
             field,
@@ -178,10 +186,26 @@ def check_raw(datatype: str, shape: tuple[int, ...], data: memoryview | bytes, f
 
 def check_strings(data: memoryview, count: int, field: str) -> None:
     """Check that `data` holds `count` strings, each preceded by its length."""
-    at, found = 0, 0
-    while at + LENGTH_BYTES <= len(data) and found <= count:
-        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
-        found += 1
+    at_once(strings_checked(data, count, field))
+
+
+def check_strings_in_steps(tensors: Mapping[str, Tensor]) -> Steps[None]:
+    """Check large BYTES tensors, of which `check_raw` has not looked at the elements."""
+    for name, tensor in tensors.items():
+        if tensor.datatype == "BYTES" and len(tensor.data) > LARGE_BYTES:
+            yield from strings_checked(memoryview(tensor.data), prod(tensor.shape), f"input {name!r}")
+
+
+def strings_checked(data: memoryview, count: int, field: str) -> Steps[None]:
+    """Check that `data` holds `count` strings, each preceded by its length."""
+    at, found, last = 0, 0, len(data) - LENGTH_BYTES
+    while at <= last and found <= count:
+        for _ in range(STRINGS_AT_ONCE):
+            at += LENGTH_BYTES + LENGTH.unpack_from(data, at)[0]
+            found += 1
+            if at > last:
+                break
+        yield
     if at != len(data) or found != count:
         raise bad(
             field,
@@ -196,12 +220,19 @@ def pack(datatype: str, shape: tuple[int, ...], count: int, data: list[Any], fie
         data = flatten(data, field, len(shape))
     raw = pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
     if len(data) != count:
-        raise bad(
-            field,
-            f"{len(data)} elements, but shape {list(shape)} has {count}",
-            "send every element once, in row-major order",
-        )
+        raise miscounted(f"{len(data)}", shape, count, field)
     return raw
+
+
+def miscounted(found: str, shape: tuple[int, ...], count: int, field: str) -> Refusal:
+    """The 400 for a list with another number of elements than its tensor."""
+    what = f"{found} elements, but shape {list(shape)} has {count}"
+    return bad(field, what, "send every element once, in row-major order")
+
+
+def converted(datatype: str, data: list[Any], field: str) -> bytes:
+    """A flat list as raw bytes."""
+    return pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
 
 
 def flatten(data: list[Any], field: str, depth_max: int) -> list[Any]:
@@ -328,35 +359,36 @@ class ParsedRequest(Struct, gc=False):
 
 
 NO_CLASSES: Final[Mapping[str, int]] = {}
+NOTHING_PACKED: Final[Mapping[int, bytearray]] = {}
+NO_MARKS: Final[Mapping[str, str]] = {}
 _DECODER: Final = msgspec.json.Decoder(InferObject)
 _ENCODER: Final = msgspec.json.Encoder()
 T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
 
 
-def decoded(content: bytes | memoryview, decoder: "msgspec.json.Decoder[T]") -> T:
-    """A JSON body as the decoder's type. Raises a 400 that names the field."""
+def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, has_words: bool | None = None) -> T:
+    """A JSON body as the decoder's type. Raises a 400 that names the field. NaN and Infinity may be words without
+    quotation marks; `has_words` says whether they are, in the body of which this is the rest."""
     try:
         try:
             return decoder.decode(content)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            if len(content) > WORDS_BYTES_MAX:
-                raise
             raw = bytes(content)
-            if not (b"NaN" in raw or b"Infinity" in raw):
+            if not (has_words if has_words is not None else b"NaN" in raw or b"Infinity" in raw):
                 raise
             return msgspec.convert(json.loads(raw), decoder.type)
     except msgspec.ValidationError as error:
         raise bad("body", str(error), "/openapi.json describes every request") from None
     except (msgspec.DecodeError, ValueError) as error:
-        fix = "send one JSON object; before binary tensors, its length in Inference-Header-Content-Length"
-        raise bad("body", f"malformed JSON ({error})", fix) from None
+        raise bad("body", f"malformed JSON ({error})", HELP) from None
     except RecursionError:
         raise bad("body", "JSON nested too deeply", "send flat lists of elements") from None
 
 
-def read(body: bytes, header_length: str | None, validator: InputValidator) -> ParsedRequest:
+def read(body: Text, header_length: str | None, validator: InputValidator) -> ParsedRequest:
     """Parse and validate a request body. Raises a 400 that names the field."""
     head, tail = (body, None) if header_length is None else split(body, header_length)
     asked = decoded(head, _DECODER)
@@ -371,7 +403,68 @@ def read(body: bytes, header_length: str | None, validator: InputValidator) -> P
     )
 
 
-def split(body: bytes, header_length: str) -> tuple[memoryview, memoryview]:
+class Asked(Struct, gc=False):
+    """A large body whose JSON was decoded, except for its long lists."""
+
+    request: InferObject
+    outline: Outline
+    tail: memoryview | None
+    """The binary tensors after the JSON."""
+
+
+def ask_in_steps(body: Text, header_length: str | None) -> Steps[Asked]:
+    """Parse the body of a large request as far as its long lists. Raises a 400 that names the field."""
+    size, tail = len(body), None
+    if header_length is not None:
+        head, tail = split(body, header_length)
+        size = len(head)
+    if size > LARGE_BYTES:
+        found = yield from outline(body, size, b"data")
+    else:
+        found = Outline(body[:size], has_words=None)
+    return Asked(decoded(found.rest, _DECODER, has_words=found.has_words), found, tail)
+
+
+def read_in_steps(asked: Asked, validator: InputValidator) -> Steps[ParsedRequest]:
+    """Validate a large request. Raises a 400 that names the field."""
+    parameters = asked.request.parameters or {}
+    if parameters:
+        check(parameters, OF_REQUEST, "parameters")
+    packed = yield from _pack_lists(asked, validator)
+    tensors = validator.complete(read_inputs(asked.request.inputs, asked.tail, validator, packed))
+    yield from check_strings_in_steps(tensors)
+    return ParsedRequest(
+        tensors,
+        UNSET if asked.request.id is None else asked.request.id,
+        parameters,
+        *read_outputs(asked.request.outputs, parameters, validator),
+    )
+
+
+def _pack_lists(asked: Asked, validator: InputValidator) -> Steps[dict[int, bytearray]]:
+    """The elements of the long lists, by the position of their input."""
+    packed: dict[int, bytearray] = {}
+    for index, given in enumerate(asked.request.inputs):
+        found = asked.outline.list_at(given.data)
+        if found is None or (given.parameters and given.parameters.get(BINARY_SIZE) is not None):
+            continue
+        try:
+            shape, convert = given.shape, partial(converted, given.datatype, field="data")
+            count = validator.count(given.name, given.datatype, shape)
+            made = yield from pack_list(
+                found, asked.outline, convert, depth_max=len(shape), count_max=count, field="data"
+            )
+            if made.count != count:
+                raise miscounted(f"{made.count}{' or more' * (made.count > count)}", shape, count, "data")
+        except Refusal as refusal:
+            raise refusal.within(f"inputs[{index}]") from None
+        given.data, packed[index] = None, made.data
+    for each in asked.outline.lists:  # those of fields that mean nothing to this server
+        yield from check_list(each, asked.outline)
+    return packed
+
+
+def split(body: Text, header_length: str) -> tuple[memoryview, memoryview]:
     """Split a body into its JSON and the binary tensors after it."""
     field = "Inference-Header-Content-Length"
     if not (header_length.isascii() and header_length.isdigit()):
@@ -383,8 +476,13 @@ def split(body: bytes, header_length: str) -> tuple[memoryview, memoryview]:
     return view[:length], view[length:]
 
 
-def read_inputs(inputs: list[InputObject], tail: memoryview | None, validator: InputValidator) -> dict[str, Tensor]:
-    """The input tensors by name; binary ones are slices of `tail`, in order."""
+def read_inputs(
+    inputs: list[InputObject],
+    tail: memoryview | None,
+    validator: InputValidator,
+    packed: Mapping[int, bytearray] = NOTHING_PACKED,
+) -> dict[str, Tensor]:
+    """The input tensors by name; binary ones are slices of `tail`, in order. Those in `packed` were converted."""
     tensors: dict[str, Tensor] = {}
     at = 0
     for index, given in enumerate(inputs):
@@ -392,14 +490,16 @@ def read_inputs(inputs: list[InputObject], tail: memoryview | None, validator: I
             count = validator.count(given.name, given.datatype, given.shape)
             if given.name in tensors:
                 raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
-            data: bytes | memoryview
+            data: bytes | bytearray | memoryview
             if given.parameters:
                 check(given.parameters, OF_INPUT, "parameters")
             if given.parameters and given.parameters.get(BINARY_SIZE) is not None:
                 data = binary(given, tail, at)
                 at += len(data)
             elif given.data is None:
-                raise bad("data", "missing", "send data, or parameters.binary_data_size and the bytes")
+                if index not in packed:
+                    raise bad("data", "missing", "send data, or parameters.binary_data_size and the bytes")
+                data = packed[index]
             else:
                 data = pack(given.datatype, given.shape, count, given.data)
         except Refusal as refusal:
@@ -453,10 +553,39 @@ def read_outputs(
 
 def write(
     model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor]
-) -> tuple[bytes | Sequence[bytes | bytearray | memoryview], int | None]:
+) -> tuple[bytes | Sequence[Buffer], int | None]:
     """The response body, large ones in several parts, and the length of its JSON if binary tensors follow."""
+    head, tail = _write(model, version, wanted, outputs, NO_MARKS)
+    if not tail:
+        return head, None
+    is_large = sum(map(len, tail)) > JOINED_BYTES_MAX
+    return (head, *tail) if is_large else b"".join((head, *tail)), len(head)
+
+
+def write_in_steps(
+    model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor]
+) -> Steps[tuple[Sequence[Buffer], int | None]]:
+    """The same for large outputs."""
+    mark = secrets.token_hex(8)
+    texts: dict[str, list[bytes]] = {}
+    for name, is_binary in wanted.outputs.items():
+        tensor = outputs.get(name)
+        if tensor is not None and not is_binary and len(tensor.data) > LISTED_BYTES_MAX:
+            texts[name] = yield from write_list((prod(tensor.shape),), ElementReader(name, tensor).take)
+    head, tail = _write(model, version, wanted, outputs, dict.fromkeys(texts, mark))
+    first, *rests = head.split(b'["%b"]' % mark.encode())
+    parts = [first]
+    for text, rest in zip(texts.values(), rests, strict=True):
+        parts += (*text, rest)
+    return (*parts, *tail), sum(map(len, parts)) if tail else None
+
+
+def _write(
+    model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor], marks: Mapping[str, str]
+) -> tuple[bytes, list[Buffer]]:
+    """The JSON of a response, in which the elements of an output that has a mark are that alone; and what follows."""
     written: list[ResponseOutput] = []
-    tail: list[bytes | bytearray | memoryview] = []
+    tail: list[Buffer] = []
     for name, is_binary in wanted.outputs.items():
         tensor = outputs.get(name)
         if tensor is None:
@@ -466,12 +595,51 @@ def write(
             written.append(ResponseOutput(name, tensor.datatype, tensor.shape, UNSET, size))
             tail.append(tensor.data)
         else:
-            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, listed(name, tensor)))
-    head = _ENCODER.encode(ResponseObject(model, version, written, wanted.id))
-    if not tail:
-        return head, None
-    is_large = sum(map(len, tail)) > JOINED_BYTES_MAX
-    return (head, *tail) if is_large else b"".join((head, *tail)), len(head)
+            data = [marks[name]] if name in marks else listed(name, tensor)
+            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, data))
+    return _ENCODER.encode(ResponseObject(model, version, written, wanted.id)), tail
+
+
+def are_large(outputs: Mapping[str, Tensor]) -> bool:
+    """Whether outputs must be written in steps."""
+    for tensor in outputs.values():  # noqa: SIM110  # `any` takes three times as long
+        if len(tensor.data) > LISTED_BYTES_MAX:
+            return True
+    return False
+
+
+class ElementReader:
+    """Reads the elements of an output one after the other, as JSON has them. BYTES elements are shown as `string` says,
+    those of more than `LARGE_BYTES` as `string_in_steps`; either may raise `UnicodeDecodeError`."""
+
+    def __init__(
+        self,
+        name: str,
+        tensor: Tensor,
+        string: Callable[[memoryview], object] = lambda data: str(data, "utf-8"),
+        string_in_steps: Callable[[memoryview], Steps[object]] = write_string,
+    ) -> None:
+        self._name, self._datatype = name, tensor.datatype
+        self._string, self._string_in_steps = string, string_in_steps
+        self._data, self._at = memoryview(tensor.data).cast("B"), 0
+
+    def take(self, count: int) -> Steps[list[Any]]:
+        """So many of the next elements. Raises a 500 for a string that JSON cannot hold."""
+        if self._datatype != "BYTES":
+            begin, self._at = self._at, self._at + count * ITEM_BYTES[self._datatype]
+            return listed(self._name, Tensor(self._datatype, (count,), self._data[begin : self._at]))
+        found: list[Any] = []
+        for _ in range(count):
+            begin = self._at + LENGTH_BYTES
+            self._at = begin + int.from_bytes(self._data[self._at : begin], "little")
+            data = self._data[begin : self._at]
+            try:
+                found.append(
+                    self._string(data) if len(data) <= LARGE_BYTES else (yield from self._string_in_steps(data))
+                )
+            except UnicodeDecodeError as error:
+                raise not_text(self._name, error) from None
+        return found
 
 
 def listed(name: str, tensor: Tensor) -> list[Any]:
@@ -479,12 +647,17 @@ def listed(name: str, tensor: Tensor) -> list[Any]:
     try:
         elements = unpack(tensor)
     except UnicodeDecodeError as error:
-        fix = "ask for it as binary: outputs[].parameters.binary_data = true"
-        raise Refusal(500, f"output {name!r} is not text ({error.reason})", fix) from None
+        raise not_text(name, error) from None
     # The sum of finite numbers may be infinite; then the elements are looked at for nothing.
     if tensor.datatype in FLOATS and not isfinite(sum(elements)):
         return [element if isfinite(element) else _named(element) for element in elements]
     return elements
+
+
+def not_text(name: str, error: UnicodeDecodeError) -> Refusal:
+    """The 500 for a string that JSON cannot hold."""
+    fix = "ask for it as binary: outputs[].parameters.binary_data = true"
+    return Refusal(500, f"output {name!r} is not text ({error.reason})", fix)
 
 
 def _named(element: float) -> str:

@@ -240,7 +240,11 @@ class Listener:
         allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
         self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
         for _ in range(ACCEPTS_MAX):
-            if self._socket is None or len(self._opening) >= HANDSHAKES_MAX or (is_overloaded and self._allowed_ns <= 0):
+            if (
+                self._socket is None
+                or len(self._opening) >= HANDSHAKES_MAX
+                or (is_overloaded and self._allowed_ns <= 0)
+            ):
                 break
             try:
                 sock, address = self._socket.accept()

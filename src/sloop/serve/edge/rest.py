@@ -4,8 +4,7 @@ Every request is answered, and every answer that is not a success is `{"error": 
 "HTTP/REST"; docs/serving.md lists the status codes and headers.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -16,13 +15,25 @@ import msgspec
 from sloop.serve.edge import service as offered
 from sloop.serve.edge import v1
 from sloop.serve.edge.bodies import MODELS, PREDICT, V1_MODELS, inferred
-from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.exchange import Buffer, Exchange
 from sloop.serve.edge.identity import NAMELESS, REQUEST_ID, TRACEPARENT, identity_of
-from sloop.serve.edge.inputs import HEADER_LENGTH, ParsedRequest, decoded, read, write
+from sloop.serve.edge.inputs import (
+    HEADER_LENGTH,
+    ParsedRequest,
+    are_large,
+    ask_in_steps,
+    decoded,
+    read,
+    read_in_steps,
+    write,
+    write_in_steps,
+)
+from sloop.serve.edge.lists import REST_BYTES_MAX
 from sloop.serve.edge.openapi import describe
 from sloop.serve.edge.parameters import ELAPSED, SLO, TIMEOUT, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of
+from sloop.serve.edge.steps import LARGE_BYTES, Steps, at_once, do_in_steps, within
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
 from sloop.serve.messages import (
     AskDecisions,
@@ -58,8 +69,6 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     ":explain": "models of this server have no explainers",
 }
 """Parts of paths that Triton or KServe has and this server has not, with what to use instead."""
-
-_log = logging.getLogger(__name__)
 
 
 class IndexRequest(msgspec.Struct):
@@ -143,10 +152,8 @@ class Rest:
                 self._infer(exchange, model, "")
             else:
                 self._route(exchange)
-        except Refusal as refusal:
-            exchange.refuse(refusal)
         except Exception as error:
-            self._break(exchange, error)
+            exchange.refuse_for(error)
 
     def _route(self, exchange: Exchange) -> None:
         """Answer any request. Inference without a version does not come here: it has a table of its own."""
@@ -193,15 +200,52 @@ class Rest:
     def _infer(self, exchange: Exchange, model: Model, version: str) -> None:
         if version:
             self.service.model(model.name, version)
+        if len(exchange.body) > LARGE_BYTES:
+            do_in_steps_for(exchange, self._infer_in_steps(exchange, model, version))
+            return
         wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
         write_answer = partial(_write, exchange, model, wanted)
         self._submit(exchange, model, version, wanted.tensors, wanted.parameters, write_answer, wanted.id)
 
+    def _infer_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
+        """The same for a large body."""
+        headers = exchange.headers
+        asked = yield from ask_in_steps(exchange.body, headers.get(HEADER_LENGTH))
+        if asked.tail is None:
+            exchange.body = b""
+        until_ns = _deadline_ns(exchange, model, asked.request.parameters or {})
+        wanted = yield from within(until_ns, read_in_steps(asked, model.validator))
+        del asked
+        tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
+        wanted.tensors = {}  # of which there is a copy now
+        write_answer = partial(_write, exchange, model, wanted)
+        self._submit(exchange, model, version, tensors, wanted.parameters, write_answer, wanted.id)
+
+    def _store(self, model: Model, version: str, tensors: Mapping[str, Tensor]) -> Steps[Mapping[str, Tensor]]:
+        """Store the tensors of a large request. Raises a 404 if the model has gone meanwhile."""
+        self.service.model(model.name, version)
+        stored = yield from self.service.sink.store(tensors, model.name)
+        self.service.model(model.name, version)
+        return stored
+
     def _predict(self, exchange: Exchange, model: Model, version: str) -> None:
         if version:
             self.service.model(model.name, version)
+        if len(exchange.body) > LARGE_BYTES:
+            do_in_steps_for(exchange, self._predict_in_steps(exchange, model, version))
+            return
         wanted = v1.read(exchange.body, model.validator)
         self._submit(exchange, model, version, wanted.tensors, {}, partial(_write_v1, exchange, wanted))
+
+    def _predict_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
+        """The same for a large body."""
+        body, exchange.body = exchange.body, b""
+        until_ns = _deadline_ns(exchange, model, {})
+        wanted = yield from within(until_ns, v1.read_in_steps(body, model.validator))
+        del body
+        tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
+        wanted.tensors = {}
+        self._submit(exchange, model, version, tensors, {}, partial(_write_v1, exchange, wanted))
 
     def _submit(
         self,
@@ -219,12 +263,7 @@ class Rest:
             identity = identity_of(headers.get(REQUEST_ID), headers.get(TRACEPARENT), id)
             exchange.request_id = identity.request_id
         exchange.body = b""
-        slo_ns, elapsed_ns = budget_ns(
-            headers.get(SLO, parameters.get(SLO)),
-            headers.get(ELAPSED, parameters.get(ELAPSED)),
-            timeout=parameters.get(TIMEOUT),
-            own_ns=model.slo_ns,
-        )
+        slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
         request = sink.submit(
             tensors,
             application=model.name,
@@ -248,15 +287,8 @@ class Rest:
             if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
                 raise refusal_of(ended)
             write_answer(ended)
-        except Refusal as refusal:
-            exchange.refuse(refusal)
         except Exception as error:
-            self._break(exchange, error)
-
-    def _break(self, exchange: Exchange, error: Exception) -> None:
-        """Answer after an unexpected exception, which is a bug."""
-        _log.error("the edge failed on a request to %s", exchange.path, exc_info=error)
-        exchange.reply_error(500, "failed: internal error of the server", "see the server's log, and report it")
+            exchange.refuse_for(error)
 
     def _server(self, exchange: Exchange) -> None:
         say(
@@ -272,10 +304,8 @@ class Rest:
         def answer(found: bytes) -> None:
             try:
                 then(found)
-            except Refusal as refusal:
-                exchange.refuse(refusal)
             except Exception as error:
-                self._break(exchange, error)
+                exchange.refuse_for(error)
 
         self.service.pages.ask(question, answer)
 
@@ -308,7 +338,7 @@ class Rest:
         self._ask(exchange, AskModels(), answer)
 
     def _index(self, exchange: Exchange) -> None:
-        asked = decoded(exchange.body, _INDEX).ready if exchange.body else False
+        asked = decoded(_short(exchange.body), _INDEX).ready if exchange.body else False
 
         def answer(found: bytes) -> None:
             models = msgspec.json.decode(found, type=list[dict[str, str]])
@@ -325,7 +355,7 @@ class Rest:
         if exchange.method != "POST":
             self._refuse_method(exchange, ("POST",))
             return
-        parameters = decoded(exchange.body, _CHANGE).parameters if exchange.body else None
+        parameters = decoded(_short(exchange.body), _CHANGE).parameters if exchange.body else None
         check_change(parameters or {}, verb)
 
         def answer(found: bytes) -> None:
@@ -394,11 +424,45 @@ class Rest:
         return name
 
 
+def do_in_steps_for(exchange: Exchange, steps: Steps[None]) -> None:
+    """Do work for a request as long as its client waits."""
+    do_in_steps(steps, exchange.connection.later, lambda: exchange.is_open, exchange.refuse_for)
+
+
+def _deadline_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object]) -> int:
+    """When a large request has had its time, in `time.monotonic_ns`."""
+    slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
+    return exchange.began_ns + (model.slo_ns if slo_ns is None else slo_ns) - elapsed_ns
+
+
+def _budget_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object]) -> tuple[int | None, int]:
+    """(slo_ns, elapsed_ns) of a request from its headers and its parameters."""
+    headers = exchange.headers
+    return budget_ns(
+        headers.get(SLO, parameters.get(SLO)),
+        headers.get(ELAPSED, parameters.get(ELAPSED)),
+        timeout=parameters.get(TIMEOUT),
+        own_ns=model.slo_ns,
+    )
+
+
 def _write(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> None:
     """Answer an inference of V2."""
-    outputs = classified(ended.outputs, wanted.classes, model) if wanted.classes else ended.outputs
-    body, json_bytes = write(model.name, ended.version, wanted, outputs)
-    met = MET if ended.outcome is Outcome.SERVED else NOT_MET
+    if are_large(ended.outputs):
+        do_in_steps_for(exchange, _write_in_steps(exchange, model, wanted, ended))
+        return
+    outputs = at_once(classified(ended.outputs, wanted.classes, model)) if wanted.classes else ended.outputs
+    _reply(exchange, ended.outcome, *write(model.name, ended.version, wanted, outputs))
+
+
+def _write_in_steps(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> Steps[None]:
+    """The same with large outputs."""
+    outputs = (yield from classified(ended.outputs, wanted.classes, model)) if wanted.classes else ended.outputs
+    _reply(exchange, ended.outcome, *(yield from write_in_steps(model.name, ended.version, wanted, outputs)))
+
+
+def _reply(exchange: Exchange, outcome: Outcome, body: Buffer | Sequence[Buffer], json_bytes: int | None) -> None:
+    met = MET if outcome is Outcome.SERVED else NOT_MET
     if json_bytes is None:
         exchange.reply(200, body, headers=(met,))
     else:
@@ -407,8 +471,24 @@ def _write(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: Reque
 
 def _write_v1(exchange: Exchange, wanted: v1.Prediction, ended: RequestResult) -> None:
     """Answer an inference of V1."""
-    met = MET if ended.outcome is Outcome.SERVED else NOT_MET
-    exchange.reply(200, v1.write(wanted, ended.outputs), headers=(met,))
+    if are_large(ended.outputs):
+        do_in_steps_for(exchange, _write_v1_in_steps(exchange, wanted, ended))
+    else:
+        _reply(exchange, ended.outcome, v1.write(wanted, ended.outputs), None)
+
+
+def _write_v1_in_steps(exchange: Exchange, wanted: v1.Prediction, ended: RequestResult) -> Steps[None]:
+    """The same with large outputs."""
+    _reply(exchange, ended.outcome, (yield from v1.write_in_steps(wanted, ended.outputs)), None)
+
+
+def _short(body: bytes | bytearray) -> bytes | bytearray:
+    """The body of a request that is not inference. Raises a 413 if it takes long to read."""
+    if len(body) > REST_BYTES_MAX:
+        raise Refusal(
+            413, f"the body has {len(body)} bytes; the limit is {REST_BYTES_MAX}", "send the parameters alone"
+        )
+    return body
 
 
 def unknown_path(path: str) -> Refusal:

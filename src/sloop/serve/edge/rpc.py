@@ -8,7 +8,7 @@ Inference Protocol v2, "GRPC".
 import json
 import logging
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -17,12 +17,14 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+from msgspec import Struct
 
+from sloop.serve.blocks import COPIED_BYTES
 from sloop.serve.edge import service as offered
 from sloop.serve.edge.hpack import Field, encode
 from sloop.serve.edge.http2 import Buffer, Call, Http2Server
 from sloop.serve.edge.identity import REQUEST_ID, TRACEPARENT, identity_of, named
-from sloop.serve.edge.inputs import InputValidator, check_raw, pack
+from sloop.serve.edge.inputs import InputValidator, check_raw, check_strings_in_steps, converted, pack
 from sloop.serve.edge.intake import Intake
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.parameters import (
@@ -38,10 +40,11 @@ from sloop.serve.edge.parameters import (
 )
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model
+from sloop.serve.edge.steps import Steps, within
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
 from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
 from sloop.serve.protocols import RequestResult
-from sloop.tensor import Port, Tensor
+from sloop.tensor import ITEM_BYTES, LENGTH_BYTES, Port, Tensor
 from sloop.text import quoted
 from sloop.vocabulary import Outcome
 
@@ -279,16 +282,36 @@ CONTENTS: Final = {
     "BYTES": "bytes_contents",
 }
 """The field that holds the elements of a datatype; FP16 and BF16 are sent as raw bytes only."""
+ELEMENTS: Final = {
+    "bool_contents": (1, 0),
+    "int_contents": (2, 0),
+    "int64_contents": (3, 0),
+    "uint_contents": (4, 0),
+    "uint64_contents": (5, 0),
+    "fp32_contents": (6, 5),
+    "fp64_contents": (7, 1),
+    "bytes_contents": (8, 2),
+}
+"""The numbers of these fields, and the wire type of a single element: numbers may be packed (2) as well."""
+NAMES: Final = {number: name for name, (number, _) in ELEMENTS.items()}
 HEADROOM_BYTES: Final = 64 * 1024
 """Extra bytes of a message for names, shapes and parameters."""
 QUERY_BYTES_MAX: Final = 16 * 1024
 """The largest message of a method other than inference."""
 UNREAD_BYTES_MAX: Final = 16 * 1024
-"""Protobuf parses a smaller message at once: in 16 KiB there cannot be much."""
+"""Protobuf parses a smaller message at once: in 16 KiB there cannot be much. A larger one is read in steps."""
+CONTENTS_BYTES_MIN: Final = 1024
+"""A smaller input of a large message is left to protobuf with its typed contents."""
+REST_BYTES_MAX: Final = 128 * 1024
+"""The most that a large message may have beside tensors: protobuf parses it at once."""
+DIMENSIONS_MAX: Final = 64
+VARINTS_AT_ONCE: Final = 4096
+FIELDS_AT_ONCE: Final = 128
+"""Numbers of so many bytes, or so many fields, are read in some 0.1 ms."""
 FIELDS_MAX: Final = 8_192
 """Fields of a message, with those of the messages in it: reading so many takes some 5 ms. A packed list is one."""
 TYPED_BYTES_MAX: Final = 8 * 2**20
-"""The most that the typed contents of one input may have, each of which becomes a Python object: JSON's bound."""
+"""The most that the typed contents of one input may have: JSON's bound."""
 INFER: Final = "ModelInfer"
 KEYLESS: Final = frozenset({"ServerLive", "ServerReady"})
 EMPTY: Final = frozenset({"ServerLive", "ServerReady", "ServerMetadata"})
@@ -348,16 +371,19 @@ class Rpc:
             raise Refusal(501, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")
         return self._infer_bytes_max if method == INFER else QUERY_BYTES_MAX
 
-    def glance(self, call: Call, beginning: memoryview) -> None:
+    def glance(self, call: Call, beginning: bytes) -> None:
         """Refuse a large message that begins with more fields than it may have."""
-        check_fields(beginning, f"{INFER}Request", is_whole=False)
+        call.do(check_fields(beginning, f"{INFER}Request", is_whole=False))
 
     def answer(self, call: Call, message: bytes | memoryview) -> None:
         """Answer a call whose message has come."""
         method, respond = self._methods[call.path]
         request: Any = None
         if method == INFER:
-            request = inference(message)
+            if len(message) > UNREAD_BYTES_MAX:
+                call.do(self._infer_in_steps(message, call))
+                return
+            request = parsed(bytes(message), f"{INFER}Request")
         elif method not in EMPTY:
             request = parsed(bytes(message), f"{method}Request")
         answer = respond(request, call)
@@ -459,20 +485,42 @@ class Rpc:
 
         self.service.pages.ask(question, then)
 
-    def _ModelInfer(self, asked: "tuple[Any, Sequence[Buffer]]", call: Call) -> None:
-        service, (request, raw) = self.service, asked
+    def _ModelInfer(self, request: Any, call: Call) -> None:  # noqa: ANN401
+        model = self._model_for(request, call)
+        tensors = inputs_of(request, request.raw_input_contents, {}, model.validator)
+        self._submit(call, model, request, model.validator.complete(tensors))
+
+    def _infer_in_steps(self, message: bytes | memoryview, call: Call) -> Steps[None]:
+        """The same for a large message."""
+        large = yield from inference(message)
+        request = large.request
+        model = self._model_for(request, call)
+        validator, version = model.validator, request.model_version
+        slo_ns, elapsed_ns = asked_budget_ns(request, call.metadata, call.remaining_ns(), model.slo_ns)
+        until_ns = call.began_ns + (model.slo_ns if slo_ns is None else slo_ns) - elapsed_ns
+        typed = {} if large.raw else (yield from within(until_ns, typed_in_steps(large, validator)))
+        tensors = validator.complete(inputs_of(request, large.raw, typed, validator))
+        yield from within(until_ns, check_strings_in_steps(tensors))
+        stored = yield from within(until_ns, self.service.sink.store(tensors, model.name))
+        self.service.model(model.name, version)  # it may have gone meanwhile
+        self._submit(call, model, request, stored)
+
+    def _model_for(self, request: Any, call: Call) -> Model:  # noqa: ANN401
+        """The model of an inference, whose message counts for its quota from now on."""
+        service = self.service
         if service.bodies.quotas:
             size = call.hold.size
             call.hold.drop()
             call.hold.limit(service.bodies.quotas.get(request.model_name))
             call.hold.take(size)
-        model = service.model(request.model_name, request.model_version)
-        validator = model.validator
-        tensors = validator.complete(inputs_of(request, raw, validator))
-        names, classes = outputs_of(request, validator)
+        return service.model(request.model_name, request.model_version)
+
+    def _submit(self, call: Call, model: Model, request: Any, tensors: Mapping[str, Tensor]) -> None:  # noqa: ANN401
+        names, classes = outputs_of(request, model.validator)
         identity = identity_of(call.metadata.get(REQUEST_ID), call.metadata.get(TRACEPARENT), request.id)
         slo_ns, elapsed_ns = asked_budget_ns(request, call.metadata, call.remaining_ns(), model.slo_ns)
-        number = service.sink.submit(
+        sink = self.service.sink
+        number = sink.submit(
             tensors,
             application=model.name,
             version=request.model_version,
@@ -484,7 +532,7 @@ class Rpc:
             on_end=partial(self._end, call, model, request.id, names, classes),
         )
         if call.is_open:
-            call.on_gone = partial(service.sink.cancel, number)
+            call.on_gone = partial(sink.cancel, number)
 
     def _end(
         self,
@@ -501,8 +549,10 @@ class Rpc:
         try:
             if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
                 raise refusal_of(ended)
-            outputs = classified(ended.outputs, classes, model) if classes else ended.outputs
-            answer, raw = answer_of(model.name, id, names, ended.version, outputs)
+            if classes:
+                call.do(self._classify(call, model, id, names, classes, ended))
+                return
+            answer, raw = answer_of(model.name, id, names, ended.version, ended.outputs)
             reply(call, answer, (MET if ended.outcome is Outcome.SERVED else NOT_MET,), raw)
         except Refusal as refusal:
             self.server.refuse(call, refusal)
@@ -510,6 +560,20 @@ class Rpc:
             _log.exception("the edge failed on an answer of %s", model.name)
             what = "failed: internal error of the server"
             self.server.refuse(call, Refusal(500, what, "see the server's log, and report it"))
+
+    def _classify(
+        self,
+        call: Call,
+        model: Model,
+        id: str,
+        names: Sequence[str],
+        classes: Mapping[str, int],
+        ended: RequestResult,
+    ) -> Steps[None]:
+        """Answer an inference with classes."""
+        outputs = yield from classified(ended.outputs, classes, model)
+        answer, raw = answer_of(model.name, id, names, ended.version, outputs)
+        reply(call, answer, (MET if ended.outcome is Outcome.SERVED else NOT_MET,), raw)
 
 
 @cache
@@ -537,33 +601,86 @@ def parsed(message: bytes, name: str) -> Any:  # noqa: ANN401
         raise bad("message", f"not a {name} ({error})", "send the messages of the Open Inference Protocol") from None
 
 
-def inference(message: bytes | memoryview) -> tuple[Any, Sequence[Buffer]]:
-    """A `ModelInferRequest`, which contains no more than it may, and its raw contents: of a large message slices, which
-    protobuf would copy."""
-    if len(message) <= UNREAD_BYTES_MAX:
-        request = parsed(bytes(message), f"{INFER}Request")
-        return request, request.raw_input_contents
-    check_fields(message, f"{INFER}Request")
-    rest: list[Buffer] = []
-    raw: list[Buffer] = []
-    view, at, begin, end = memoryview(message), 0, 0, len(message)
-    while at < end:
-        tag, at = _varint(message, begin, end)
+Span = tuple[int, int]
+"""Where a part of a message begins and ends."""
+
+
+class Large(Struct):
+    """A large `ModelInferRequest`: protobuf has parsed it without the tensors, of which these are slices."""
+
+    request: Any
+    raw: list[Buffer]
+    """Its raw contents."""
+    contents: dict[int, list[memoryview]]
+    """The typed contents of inputs, by their position. A message may give them in several parts."""
+
+
+def inference(message: bytes | memoryview) -> Steps[Large]:
+    """Parse a large `ModelInferRequest`, which contains no more than it may. Raises a `Refusal`."""
+    yield from check_fields(message, f"{INFER}Request")
+    view = memoryview(message)
+    found, rest, inputs = Large(None, [], {}), [], 0
+    for place, (tag, begin, start, end) in enumerate(_fields(message, 0, len(message))):
         if tag == RAW_INPUT:
-            size, at = _varint(message, at, end)
-            if at + size > end:
-                raise bad("message", "it ends within a field", "send the whole message")
-            raw.append(view[at : at + size])
-            at += size
+            found.raw.append(view[start:end])
+        elif tag == INPUT:
+            tensor, contents = _without_contents(message, start, end)
+            rest.append(tensor)
+            if contents:
+                found.contents[inputs] = contents
+            inputs += 1
         else:
-            at = _skip(message, tag & 7, at, end)
-            rest.append(view[begin:at])
-        begin = at
-    return parsed(b"".join(rest), f"{INFER}Request"), raw
+            rest.append(view[begin:end])
+        if not place % FIELDS_AT_ONCE:
+            yield
+    size = sum(map(len, rest))
+    if size > REST_BYTES_MAX:
+        what = f"message: {size} bytes beside the tensors; the limit is {REST_BYTES_MAX}"
+        raise Refusal(413, what, "send shorter names and parameters")
+    found.request = parsed(b"".join(rest), f"{INFER}Request")
+    for index, given in enumerate(found.request.inputs):
+        if len(given.shape) > DIMENSIONS_MAX:
+            fix = "the shape of an input is in the model's metadata"
+            raise bad(f"inputs[{index}].shape", f"{len(given.shape)} dimensions", fix)
+    return found
 
 
+def _without_contents(message: bytes | memoryview, start: int, end: int) -> tuple[bytes | memoryview, list[memoryview]]:
+    """An input as a field of its request, without its contents if it has many; and these."""
+    view = memoryview(message)
+    contents: list[memoryview] = []
+    rest = []
+    if end - start > CONTENTS_BYTES_MIN:
+        for tag, begin, inner, after in _fields(message, start, end):
+            if tag == CONTENTS_OF_INPUT:
+                contents.append(view[inner:after])
+            else:
+                rest.append(view[begin:after])
+    if not contents:
+        rest = [view[start:end]]
+    else:
+        rest.append(memoryview(b"\x2a\x00"))
+    whole = b"".join(rest)
+    return b"\x2a" + varint_of(len(whole)) + whole, contents
+
+
+INPUT: Final = 0x2A
+CONTENTS_OF_INPUT: Final = 0x2A
 RAW_INPUT: Final = 0x3A
-"""The field `raw_input_contents` (7) with a length (wire type 2)."""
+"""The fields `inputs` (5), its `contents` (5) and `raw_input_contents` (7) with a length (wire type 2)."""
+
+
+def _fields(message: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """The tag of each field of a message, where it begins, where its value does, and where both end."""
+    while at < end:
+        begin = at
+        tag, at = _varint(message, at, end)
+        start, at = at, _skip(message, tag & 7, at, end)
+        if tag & 7 == 2:
+            _, start = _varint(message, start, end)
+        if at > end:
+            raise bad("message", "it ends within a field", "send the whole message")
+        yield tag, begin, start, at
 
 
 def _skip(message: bytes | memoryview, kind: int, at: int, end: int) -> int:
@@ -578,17 +695,17 @@ def _skip(message: bytes | memoryview, kind: int, at: int, end: int) -> int:
     raise bad("message", f"a field of wire type {kind}", "send the messages of the Open Inference Protocol")
 
 
-def check_fields(message: bytes | memoryview, name: str, *, is_whole: bool = True) -> None:
+def check_fields(message: bytes | memoryview, name: str, *, is_whole: bool = True) -> Steps[None]:
     """Count the fields of a message, or of its beginning, and of those in it. Raises a `Refusal` if there are too
     many."""
     try:
-        _count_fields(message, name)
+        yield from _count_fields(message, name)
     except Refusal as refusal:
         if is_whole or refusal.status != 400:
             raise
 
 
-def _count_fields(message: bytes | memoryview, name: str) -> None:
+def _count_fields(message: bytes | memoryview, name: str) -> Steps[None]:
     budget = FIELDS_MAX
     waiting = [(name, 0, len(message))]
     while waiting:
@@ -599,6 +716,8 @@ def _count_fields(message: bytes | memoryview, name: str) -> None:
             if budget < 0:
                 fix = "send raw_input_contents, which is one field for each input, and fewer inputs"
                 raise Refusal(413, f"message: more than {FIELDS_MAX} fields", fix)
+            if not budget % FIELDS_AT_ONCE:
+                yield
             tag, at = _varint(message, at, end)
             begin, at = at, _skip(message, tag & 7, at, end)
             part = inner.get(tag >> 3) if tag & 7 == 2 else None
@@ -651,8 +770,14 @@ def asked_budget_ns(
     )
 
 
-def inputs_of(request: Any, raws: Sequence[Buffer], validator: InputValidator) -> dict[str, Tensor]:  # noqa: ANN401
-    """The input tensors of a call by name; `raws` are its raw contents. Raises a 400 that names the field."""
+def inputs_of(
+    request: Any,  # noqa: ANN401
+    raws: Sequence[Buffer],
+    contents: Mapping[int, Buffer],
+    validator: InputValidator,
+) -> dict[str, Tensor]:
+    """The input tensors of a call by name. `raws` are its raw contents; `contents` its typed contents, by the position
+    of their input, as far as they were converted before. Raises a 400 that names the field."""
     for index, given in enumerate(request.inputs):
         parameters_of(given, OF_INPUT, f"inputs[{index}].parameters")
     if raws and len(raws) != len(request.inputs):
@@ -667,7 +792,12 @@ def inputs_of(request: Any, raws: Sequence[Buffer], validator: InputValidator) -
                 raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
             if raws and given.HasField("contents"):
                 raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
-            data = raws[index] if raws else typed(given.datatype, shape, count, given.contents)
+            if raws:
+                data = raws[index]
+            elif index in contents:
+                data = contents[index]
+            else:
+                data = typed(given.datatype, shape, count, given.contents)
         except Refusal as refusal:
             raise refusal.within(f"inputs[{index}]") from None
         if raws:
@@ -728,20 +858,111 @@ def varint_of(value: int) -> bytes:
 
 def typed(datatype: str, shape: tuple[int, ...], count: int, contents: Any) -> bytes:  # noqa: ANN401
     """Convert the elements of a typed field to raw bytes."""
+    name = contents_name(datatype)
+    for other, elements in contents.ListFields():
+        if other.name != name:
+            raise other_contents(other.name, f"{len(elements)}", datatype)
+    elements = getattr(contents, name)
+    if len(elements) != count:
+        raise wrong_count(name, f"{len(elements)}", shape, count)
+    return pack(datatype, shape, count, list(elements), f"contents.{name}")
+
+
+def contents_name(datatype: str) -> str:
+    """The typed field that holds the elements of a datatype."""
     name = CONTENTS.get(datatype)
     if name is None:
         raise bad("contents", f"{datatype} has no typed contents", "send raw_input_contents")
-    for other, elements in contents.ListFields():
-        if other.name != name:
-            raise bad(f"contents.{other.name}", f"{len(elements)} elements for {datatype}", f"use {name}")
-    elements = getattr(contents, name)
-    if len(elements) != count:
-        raise bad(
-            f"contents.{name}",
-            f"{len(elements)} elements, but shape {list(shape)} has {count}",
-            "send every element once, in row-major order, or all inputs as raw_input_contents",
-        )
-    return pack(datatype, shape, count, list(elements), f"contents.{name}")
+    return name
+
+
+def other_contents(other: str, found: str, datatype: str) -> Refusal:
+    """The 400 for elements in the field of another datatype."""
+    return bad(f"contents.{other}", f"{found} elements for {datatype}", f"use {CONTENTS[datatype]}")
+
+
+def wrong_count(name: str, found: str, shape: tuple[int, ...], count: int) -> Refusal:
+    """The 400 for typed contents with another number of elements than their tensor."""
+    return bad(
+        f"contents.{name}",
+        f"{found} elements, but shape {list(shape)} has {count}",
+        "send every element once, in row-major order, or all inputs as raw_input_contents",
+    )
+
+
+def typed_in_steps(large: Large, validator: InputValidator) -> Steps[dict[int, Buffer]]:
+    """Convert long typed contents to raw bytes, by the position of their input."""
+    found: dict[int, Buffer] = {}
+    for index, parts in large.contents.items():
+        given = large.request.inputs[index]
+        shape = tuple(given.shape)
+        try:
+            count = validator.count(given.name, given.datatype, shape)
+            found[index] = yield from _typed(given.datatype, shape, count, parts)
+        except Refusal as refusal:
+            raise refusal.within(f"inputs[{index}]") from None
+    return found
+
+
+def _typed(datatype: str, shape: tuple[int, ...], count: int, parts: Iterable[memoryview]) -> Steps[Buffer]:
+    name = contents_name(datatype)
+    found = yield from _elements_in(name, parts, datatype)
+    wire = ELEMENTS[name][1]
+    if wire == 0:
+        return (yield from _from_varints(datatype, shape, count, name, found))
+    have = len(found) if wire == 2 else sum(map(len, found)) // ITEM_BYTES[datatype]
+    if have != count:
+        raise wrong_count(name, f"{have}", shape, count)
+    if wire == 2:
+        found = [part for each in found for part in (memoryview(len(each).to_bytes(LENGTH_BYTES, "little")), each)]
+    elif any(len(each) % ITEM_BYTES[datatype] for each in found):
+        raise bad("message", f"{name} ends within an element", "send the whole message")
+    if len(found) == 1:
+        return found[0]
+    data = bytearray()
+    for each in found:
+        for at in range(0, len(each), COPIED_BYTES):
+            data += each[at : at + COPIED_BYTES]
+        yield
+    return data
+
+
+def _elements_in(name: str, parts: Iterable[memoryview], datatype: str) -> Steps[list[memoryview]]:
+    """The elements of a typed field: single ones, and packed lists of numbers."""
+    number, wire = ELEMENTS[name]
+    found: list[memoryview] = []
+    for contents in parts:
+        for place, (tag, _, start, end) in enumerate(_fields(contents, 0, len(contents))):
+            if tag >> 3 == number and tag & 7 in (2, wire):
+                found.append(contents[start:end])
+            elif (other := NAMES.get(tag >> 3)) is not None:
+                raise other_contents(other, "some", datatype)
+            if not place % FIELDS_AT_ONCE:
+                yield
+    return found
+
+
+def _from_varints(
+    datatype: str, shape: tuple[int, ...], count: int, name: str, found: Iterable[memoryview]
+) -> Steps[bytearray]:
+    data, have = bytearray(), 0
+    tag = bytes((ELEMENTS[name][0] << 3 | 2,))
+    for each in found:
+        at = 0
+        while at < len(each):
+            end = min(at + VARINTS_AT_ONCE, len(each))
+            while end > at + 1 and each[end - 1] & 0x80:  # within a number
+                end -= 1
+            part = parsed(tag + varint_of(end - at) + each[at:end], "InferTensorContents")
+            elements = list(getattr(part, name))
+            data += converted(datatype, elements, f"contents.{name}")
+            have, at = have + len(elements), end
+            if have > count:
+                raise wrong_count(name, f"{have} or more", shape, count)
+            yield
+    if have != count:
+        raise wrong_count(name, f"{have}", shape, count)
+    return data
 
 
 def parameters_of(message: Any, known: Collection[str], field: str) -> Parameters:  # noqa: ANN401

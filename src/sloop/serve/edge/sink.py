@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sloop.serve.blocks import Block, BlockReader, tensors_in, write_block
+from sloop.serve.blocks import Block, BlockReader, tensors_in, write_block, write_block_in_steps
 from sloop.serve.dataflow import Assembler, GivenBlocks
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.steps import Steps
 from sloop.serve.messages import Ask, Cancel, Free, FromEdge, OfferModel, Page, Question, Release, RequestEnded, Submit
 from sloop.serve.protocols import RequestResult
 from sloop.shared_memory import Address, Arena, ArenaFull
@@ -32,6 +33,13 @@ class _Borrowed(weakref.ref["np.ndarray[Any, Any]"]):
     block: Address
 
 
+class _Stored(dict[str, Tensor]):
+    """The tensors of a request, which are in a block."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
 class _Offered:
     """What it takes to send requests to a model and to read its answers."""
 
@@ -41,6 +49,11 @@ class _Offered:
         self.has_rows = offer.signature.has_rows
         self.answers = {version: Assembler(assembly) for version, assembly in offer.answers.items()}
         """By version."""
+
+
+def _full(error: ArenaFull) -> Refusal:
+    what = f"rejected: the shared memory of this edge is full ({error})"
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1)
 
 
 class EdgeSink:
@@ -86,11 +99,13 @@ class EdgeSink:
     ) -> RequestId:
         """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
         offered = self._offered[application]
-        try:
-            block = write_block([tensors[name] for name in offered.inputs], self._arena)
-        except ArenaFull as error:
-            what = f"rejected: the shared memory of this edge is full ({error})"
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1) from None
+        if type(tensors) is _Stored:
+            block = tensors.block
+        else:
+            try:
+                block = write_block([tensors[name] for name in offered.inputs], self._arena)
+            except ArenaFull as error:
+                raise _full(error) from None
         self._last = number = self._last + 1
         self._waiting[number] = offered, on_end
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
@@ -98,6 +113,16 @@ class EdgeSink:
         rest = (version, slo_ns, elapsed_ns, request_id, trace, rows)
         self._send(Submit(number, application, block, began_ns, *rest))
         return RequestId(number)
+
+    def store(self, tensors: Mapping[str, Tensor], application: str) -> Steps[Mapping[str, Tensor]]:
+        """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
+        stored = _Stored(tensors)
+        try:
+            inputs = [tensors[name] for name in self._offered[application].inputs]
+            stored.block = yield from write_block_in_steps(inputs, self._arena)
+        except ArenaFull as error:
+            raise _full(error) from None
+        return stored
 
     def cancel(self, request: RequestId) -> None:
         """See `sloop.serve.protocols.RequestSink`."""
