@@ -1,6 +1,16 @@
-"""Shared by every test: live tests share one worker, so that their servers never compete with each other."""
+"""Shared by every test: live tests share one worker, so that their servers never compete with each other, and property
+tests draw the same examples each time, so that a commit passes or fails alike on every machine.
+
+`make test FLAGS="-m hypothesis --hypothesis-profile=random"` draws others.
+"""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines differ in speed: no test fails because one is slow.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("same", settings.get_profile("random"), derandomize=True, database=None)
+settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -150,7 +150,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((*keys_of(Sample), "wait_s"), ANYTHING)))
 def test_only_input_errors_escape(declared: dict[str, object]) -> None:
     try:

@@ -34,7 +34,7 @@ def shared() -> Iterator[SharedMemory]:
         yield made
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8))
 def test_offsets_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
     starts, total = offsets(sizes)
@@ -43,7 +43,7 @@ def test_offsets_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
     assert all(end <= start for end, start in zip(ends, [*starts[1:], total], strict=True))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.binary(max_size=200), max_size=4), max_size=5), st.integers(0, 3))
 def test_one_side_reads_what_the_other_wrote_after_any_growth(tensors: list[list[bytes]], before: int) -> None:
     ours = SharedMemory.make()
@@ -80,7 +80,7 @@ def test_reading_beyond_the_end_is_refused(shared: SharedMemory) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_free_ranges_never_overlap_what_is_taken_and_join_again(steps: list[tuple[bool, int]]) -> None:
     """Against a table of single places."""
     size = 40

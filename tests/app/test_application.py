@@ -36,7 +36,7 @@ GRAPHS = st.integers(1, 6).flatmap(
 
 
 @given(GRAPHS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_finds_a_cycle_where_and_only_where_there_is_one(graph: list[set[int]]) -> None:
     after = {str(stage): tuple(str(other) for other in sorted(others)) for stage, others in enumerate(graph)}
     possible = any(

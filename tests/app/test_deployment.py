@@ -427,7 +427,7 @@ changes:
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(MANY_KEYS) - 1))
     length = data.draw(st.integers(0, 12))
@@ -458,7 +458,7 @@ VALUES = st.recursive(
 
 
 @given(st.sampled_from([*DEPLOYMENT_KEYS, *SCENARIO_KEYS]), VALUES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_value_of_any_key_is_read_or_refused(key: str, value: object) -> None:
     content = parse_yaml(MANY_KEYS).mapping()
     declared = {name: each.content for name, each in content.items()} | {key: value}

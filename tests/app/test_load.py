@@ -39,14 +39,14 @@ def test_the_world_of_a_scenario_is_checked_although_only_its_application_is_use
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with pytest.raises(InputError):
         application_from_text(text)
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_mutation_is_read_or_refused(scenario_text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(scenario_text) - 1))
     length = data.draw(st.integers(0, 12))
@@ -72,7 +72,7 @@ CONTENT = st.recursive(
 
 
 @given(st.sampled_from(["name", "slo_ms", "stages", "system", "cluster", "trace", "truth", "seed"]), CONTENT)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_value_is_read_or_refused(key: str, content: object) -> None:
     base = {"name": "a", "slo_ms": 1, "stages": [{"name": "s", "profile": "ResNet-T"}], "trace": {"kind": "poisson"}}
     try:

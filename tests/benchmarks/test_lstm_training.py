@@ -30,7 +30,7 @@ def waves(count: int) -> list[int]:
     return [40 if second // 6 % 2 else 10 for second in range(count)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(1, 5), st.integers(1, 6), st.integers(1, 7))
 def test_the_gradient_is_that_of_differences(seed: int, bins: int, units: int, rows: int) -> None:
     rng = np.random.default_rng(seed)

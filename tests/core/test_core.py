@@ -57,7 +57,7 @@ def play(choices: list[int]) -> tuple[list[tuple[int, Event]], list[Action]]:
 
 
 @given(st.lists(st.integers(0, 5), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_request_ends_once_and_the_same_events_give_the_same_actions(choices: list[int]) -> None:
     events, actions = play(choices)
     again = Scene(plan_of(2))
@@ -66,7 +66,7 @@ def test_every_request_ends_once_and_the_same_events_give_the_same_actions(choic
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_requests_of_one_instant_share_a_batch_in_order_of_deadlines(slacks: list[int]) -> None:
     scene = Scene(plan_of(2, batch_max=4))
     scene.warm_up()

@@ -173,7 +173,7 @@ plans = st.tuples(st.sampled_from("ab"), st.integers(1, 5), st.sampled_from([0.5
 
 
 @given(plans, plans, st.randoms(use_true_random=False), st.floats(0.1, 10))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_between_any_two_plans_ready_capacity_does_not_fall_below_either(
     first: tuple[str, int, float, bool], second: tuple[str, int, float, bool], random: Random, times: float
 ) -> None:
@@ -202,7 +202,7 @@ two_stages = st.tuples(
 
 
 @given(two_stages, two_stages, st.randoms(use_true_random=False), st.floats(0.1, 10))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_plan_that_fits_is_reached_on_a_full_node(first: Any, second: Any, random: Random, times: float) -> None:
     """Where the node is full, a replica that only waits for others goes first. No shortage is logged: all fits in the
     end."""

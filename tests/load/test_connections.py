@@ -211,7 +211,7 @@ def cut(content: bytes, places: list[int]) -> list[bytes]:
     return [content[first:after] for first, after in itertools.pairwise(edges)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(BODIES, st.integers(200, 599).filter(lambda status: status != 304), st.lists(st.integers(0, 500), max_size=6))
 def test_an_answer_is_the_same_however_it_is_cut(body: bytes, status: int, places: list[int]) -> None:
     if status == 204:
@@ -220,7 +220,7 @@ def test_an_answer_is_the_same_however_it_is_cut(body: bytes, status: int, place
     assert read(cut(head + body, places)) == Response(status, body, False, False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.binary(min_size=1, max_size=20), max_size=5), st.booleans(), st.lists(st.integers(0, 500), max_size=6)
 )
@@ -301,7 +301,7 @@ def test_bodies_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         reader.feed(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 11)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(
         st.binary(max_size=30)

@@ -27,7 +27,7 @@ NS = st.integers(-(2**62), 2**62)
 ROWS = st.lists(st.tuples(NS, NS, NS, st.integers(0, 999), st.sampled_from(list(Ending)), st.sampled_from([-1, 0, 1])))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS)
 def test_what_is_written_is_read(tmp_path: Path, rows: list[tuple[int, int, int, int, Ending, int]]) -> None:
     with (tmp_path / "records").open("wb", buffering=0) as file:
@@ -86,7 +86,7 @@ def test_latency_runs_from_the_instant_due_and_includes_the_way_here() -> None:
     assert (found.lag_p50_ms, found.lag_max_ms) == (5, 5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 300), st.sampled_from(list(ENDED))), min_size=1))
 def test_every_request_is_in_one_class(rows: list[tuple[int, int, str]]) -> None:
     rows.sort()

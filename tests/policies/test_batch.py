@@ -174,7 +174,7 @@ def test_waits_for_company_only_as_long_as_the_head_can_afford() -> None:
     assert Deadline(wait_ns=ms(50)).decide(0, queue_of(*[900] * 8), 8, DEADLINE_COSTS_NS) == Take(count=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 120), min_size=1, max_size=80), st.integers(1, 32))
 def test_laws(deadlines_ms: list[int], limit: int) -> None:
     queue = queue_of(*sorted(deadlines_ms))

@@ -11,7 +11,7 @@ from sloop.core.views import CoreDemand
 from sloop.policies import POLICIES, build
 from sloop.policies.divide import MaxMin, Priority, Proportional
 
-laws = settings(max_examples=200, deadline=None)
+laws = settings(max_examples=200)
 
 
 def demands_of(*pairs: tuple[float, float]) -> list[CoreDemand]:

@@ -26,7 +26,7 @@ from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, Request, RequestId, S
 from tests.policies.conftest import Idle, make_idle, make_node, make_stage, make_view
 
 BELIEF = Estimate(YOLOV5S_S, variant="v", hardware="local", correct=False)
-laws = settings(max_examples=50, deadline=None)
+laws = settings(max_examples=50)
 instants = st.integers(0, 200).map(ms)
 LENGTHS_NS = (ms(1), ms(100), s(1), s(10))
 

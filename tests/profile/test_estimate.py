@@ -44,7 +44,7 @@ def test_costs_are_the_profile_in_ns_and_cached() -> None:
 
 
 @given(st.floats(-5, 5), st.floats(-20, 20), st.floats(0.001, 20), st.floats(0.01, 64), st.floats(0.1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_costs_never_fall_and_are_positive(a: float, b: float, at_1: float, cores: float, margin: float) -> None:
     quadratic = Quadratic(a, b, at_1 - a - b)
     if quadratic.latency_ms(12, 1) <= 0 or quadratic.latency_ms(1, 1) <= 0:

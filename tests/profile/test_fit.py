@@ -76,7 +76,7 @@ POSITIVE = st.floats(0.1, 50)
 
 
 @given(POSITIVE, POSITIVE, POSITIVE, POSITIVE, st.booleans(), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_finds_the_parameters_of_exact_points(
     gamma: float, epsilon: float, delta: float, eta: float, relative: bool, robust: bool
 ) -> None:
@@ -88,7 +88,7 @@ def test_finds_the_parameters_of_exact_points(
 
 
 @given(st.lists(st.integers(0, 24), max_size=4, unique=True), st.sampled_from([0.3, 3.0, 20.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_robust_fits_leave_outliers_out(broken: list[int], factor: float) -> None:
     truth = Amdahl(20, 5, 2, 4)
     points = [Point(b, c, truth.latency_ms(b, c)) for b in (1, 2, 4, 8, 16) for c in (0.5, 1, 2, 4, 8)]
@@ -134,7 +134,7 @@ def test_table_mends_the_one_cell_that_rises_with_cores() -> None:
 
 
 @given(st.lists(st.floats(1, 100), min_size=12, max_size=12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_tables_are_monotone_and_leave_monotone_ones_alone(latencies: list[float]) -> None:
     cells = [(batch, cores) for batch in (1, 3, 9) for cores in (0.5, 1.0, 2.0, 3.0)]
     fit = fit_table([Point(*cell, ms) for cell, ms in zip(cells, latencies, strict=True)])
@@ -148,7 +148,7 @@ def test_tables_are_monotone_and_leave_monotone_ones_alone(latencies: list[float
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 5)), min_size=1, max_size=7))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_isotonic_is_the_min_max_formula(given_values: list[tuple[float, int]]) -> None:
     values = [value for value, _ in given_values]
     weights = [weight for _, weight in given_values]
@@ -207,7 +207,7 @@ CELLS_OF_RUNS = st.lists(st.tuples(st.floats(1, 100), st.floats(1, 5), st.intege
 
 
 @given(CELLS_OF_RUNS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_promised_tables_are_monotone_and_keep_their_bounds(drawn: list[tuple[float, float, int]]) -> None:
     cells = [(batch, cores) for batch in (1, 2, 4, 8) for cores in (1.0, 2.0)]
     samples = [Sample(*cell, p50, p50 * tail, n) for cell, (p50, tail, n) in zip(cells, drawn, strict=True)]

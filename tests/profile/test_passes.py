@@ -64,7 +64,7 @@ def test_passes_that_agree_do_not_promise_more_than_a_machine_keeps() -> None:
     assert found.slow == pytest.approx(exp(STUDENT_T[1] * SPEED_SD_MIN * (4 / 3) ** 0.5))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.floats(1, 50), min_size=20, max_size=40), min_size=2, max_size=4))
 def test_pooling_keeps_mean_and_runs(groups: list[list[float]]) -> None:
     found = pooled([sample(2, 1.0, *group) for group in groups])

@@ -123,7 +123,7 @@ def test_invalid_tables_are_refused(table: dict[int, dict[float, float]]) -> Non
     st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True),
     st.lists(st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 16.0]), min_size=1, max_size=5, unique=True),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_monotone_table_gives_a_monotone_latency(batches: list[int], cores: list[float]) -> None:
     table = LatencyTable(
         {batch: {core: (3 * batch + 7) / core + batch**1.5 + 2 for core in cores} for batch in batches}

@@ -296,7 +296,7 @@ def test_what_the_log_does_not_explain_is_said() -> None:
     assert story.summary.endswith("4.0 ms are not accounted for: the log does not say where it was")
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 60))
 def test_in_random_worlds_parts_add_up_to_the_total(seed: int) -> None:
     world, log = random_world(seed), MemoryLog()

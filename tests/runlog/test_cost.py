@@ -65,7 +65,7 @@ def test_a_replica_pays_the_larger_of_its_shares(spec: ReplicaSpec, usd_per_h: f
     assert account.usd == pytest.approx(usd_per_h)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**9), st.integers(0, 3), st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 1.0, 2.0])),
@@ -133,7 +133,7 @@ def test_kinds_of_which_no_node_was_held_have_no_row() -> None:
     assert (account.rows(), account.usd) == ([], 0.0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 2), st.sampled_from([*NodeState])), max_size=40),
     st.integers(0, 10**10),

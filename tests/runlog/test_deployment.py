@@ -434,7 +434,7 @@ class Player:
             assert sum(shares) <= 1 + 1e-9, "no two versions get all requests"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_the_fold_of_several_versions_agrees_with_the_core(seed: int) -> None:
     player = Player(seed)

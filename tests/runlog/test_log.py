@@ -192,7 +192,7 @@ def written(path: Path, rows: list[tuple[int, Event | Action]]) -> Path:
     return path
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(RECORDS)
 def test_written_records_are_read_back(tmp_path: Path, rows: list[tuple[int, Event | Action]]) -> None:
     recorded = runlog.read_log(written(tmp_path / "run.jsonl", rows))
@@ -202,7 +202,7 @@ def test_written_records_are_read_back(tmp_path: Path, rows: list[tuple[int, Eve
     assert recorded.cut == ""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(RECORDS.filter(bool), st.data())
 def test_a_crash_costs_only_what_was_cut(
     tmp_path: Path, rows: list[tuple[int, Event | Action]], data: st.DataObject

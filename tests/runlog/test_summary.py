@@ -197,7 +197,7 @@ def random_run(seed: int) -> Rows:
     return rows
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32))
 def test_against_a_plain_count(seed: int) -> None:
     rows = random_run(seed)
@@ -275,7 +275,7 @@ def scenario(seed: int, rate: float, share: float, mean: float) -> dict[str, Any
     }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 1000), st.sampled_from([5, 40, 120]), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 4]))
 def test_simulated_runs_against_a_plain_count(seed: int, rate: float, share: float, mean: float) -> None:
     made = load_scenario(scenario(seed, rate, share, mean))

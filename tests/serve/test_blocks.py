@@ -36,7 +36,7 @@ def tensors(draw: st.DrawFn) -> list[Tensor]:
 
 
 @given(tensors())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_block_reads_back(written: list[Tensor]) -> None:
     block = write_block(written, None)
     assert isinstance(block, bytes)
@@ -49,7 +49,7 @@ def test_a_block_reads_back(written: list[Tensor]) -> None:
 
 
 @given(tensors(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_block_that_was_changed_is_refused_or_stays_within_its_bytes(
     written: list[Tensor], data: st.DataObject
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_block_that_was_changed_is_refused_or_stays_within_its_bytes(
 
 
 @given(st.binary(max_size=100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_are_a_block_or_refused(data: bytes) -> None:
     try:
         tensors_in(data)

@@ -165,7 +165,7 @@ def readable(given: PlanInput) -> object:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_process_sees_what_the_core_shows(seed: int) -> None:
     """Random traffic, lost replicas, versions that come and go: every input is the same on both sides."""
     chance = Random(seed)

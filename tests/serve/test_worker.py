@@ -228,7 +228,7 @@ def batches(draw: st.DrawFn) -> list[list[Tensor]]:
 
 
 @given(batches(), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_echo_gives_every_visit_its_own_back(visits: list[list[Tensor]], batchable: bool) -> None:
     ports = [Port("a", "FP32", (-1, -1)), Port("b", "FP32", (-1, 3)), Port("c", "BYTES", (-1,))]
     found: dict[int, list[Tensor]] = {}

@@ -186,7 +186,7 @@ def cost_of(program: BiscaleProblem, found: Sequence[BiscaleChoice] | None, rate
     return [total(found), sum(choice.batch for choice in found), sum(slots)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs(), rates, st.lists(st.integers(1, 6), min_size=3, max_size=3))
 def test_both_programs_are_exhaustive_search(program: BiscaleProblem, rate_rps: int, replicas: list[int]) -> None:
     stages, cores_max = len(program.stages), program.stages[0].latency_ms.shape[0]
@@ -197,7 +197,7 @@ def test_both_programs_are_exhaustive_search(program: BiscaleProblem, rate_rps: 
     assert cost_of(program, program.vertical(rate_rps, replicas[:stages]), rate_rps) == best
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs(), rates, st.lists(st.integers(1, 6), min_size=3, max_size=3))
 def test_answers_are_in_time_and_carry_the_rate(program: BiscaleProblem, rate_rps: int, replicas: list[int]) -> None:
     counts = replicas[: len(program.stages)]
@@ -210,7 +210,7 @@ def test_answers_are_in_time_and_carry_the_rate(program: BiscaleProblem, rate_rp
             assert program.carries(rate_rps, [(choice.replicas, choice.cores) for choice in found])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs(), rates, st.integers(1, 300), st.lists(st.integers(1, 6), min_size=3, max_size=3))
 def test_more_time_more_batches_or_more_cores_never_cost_more(
     program: BiscaleProblem, rate_rps: int, further_ms: int, replicas: list[int]
@@ -235,7 +235,7 @@ def test_more_time_more_batches_or_more_cores_never_cost_more(
         assert program.vertical(rate_rps, [count + 1 for count in counts])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs(), st.integers(2, 80), st.lists(st.integers(1, 3), min_size=3, max_size=3))
 def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(
     program: BiscaleProblem, rate_rps: int, replicas: list[int]
@@ -252,7 +252,7 @@ def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(
         assert (choice.replicas + extra) * choice.throughput_rps >= rate_rps * one.visits * (1 - 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(coefficients, min_size=3, max_size=3), rates, st.integers(50, 900), st.integers(50, 900))
 def test_a_fork_keeps_both_its_ends_in_time(forms: list[Amdahl], rate_rps: int, left_ms: int, right_ms: int) -> None:
     """One stage, then two beside each other: exhaustive search over all batches."""

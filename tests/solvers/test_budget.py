@@ -25,7 +25,7 @@ from sloop.solvers.budget import (
 )
 from sloop.solvers.highs import MilpSolution
 
-SMALL = settings(max_examples=60, deadline=None)
+SMALL = settings(max_examples=60)
 
 
 def make(*pairs: tuple[int, int]) -> StageOptions:
@@ -184,7 +184,7 @@ def meshes(draw: st.DrawFn) -> tuple[list[StageOptions], list[Segment]]:
     return options, draw(st.lists(st.builds(Segment, chain, st.integers(0, 40)), max_size=5))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes())
 def test_as_cheap_as_can_be(mesh: tuple[list[StageOptions], list[Segment]]) -> None:
     options, segments = mesh
@@ -207,7 +207,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, values: Sequence[float] | None, *
     monkeypatch.setattr(highs, "minimise", lambda *_, **__: solution)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes())
 def test_improved_until_no_single_change_saves_anything(mesh: tuple[list[StageOptions], list[Segment]]) -> None:
     options, segments = mesh

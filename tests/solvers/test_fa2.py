@@ -31,7 +31,7 @@ from sloop.solvers.fa2 import (
     stage_choices,
 )
 
-some = settings(max_examples=30, deadline=None)
+some = settings(max_examples=30)
 
 
 @st.composite
@@ -78,7 +78,7 @@ def total(answer: Fa2Solution | Fa2Infeasible | Fa2GaveUp) -> tuple[int, int] | 
     return key(answer) if isinstance(answer, Fa2Solution) else None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(trees())
 def test_on_trees_it_is_the_integer_program(tree: tuple[list[Fa2Stage], list[IndexedPath]]) -> None:
     found, exact = solve(*tree, fallback=False, slot_ms=1.0), solve(*tree, mode="milp", slot_ms=1.0)
@@ -91,7 +91,7 @@ def test_on_trees_it_is_the_integer_program(tree: tuple[list[Fa2Stage], list[Ind
         assert not isinstance(found, Fa2Solution)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(trees())
 def test_on_small_trees_it_is_what_trying_everything_gives(tree: tuple[list[Fa2Stage], list[IndexedPath]]) -> None:
     stages, paths = tree
@@ -105,7 +105,7 @@ def test_on_small_trees_it_is_what_trying_everything_gives(tree: tuple[list[Fa2S
     assert total(solve(small, paths, slot_ms=1.0, fallback=False)) == best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(latencies(16), st.floats(0.1, 50), st.floats(0.5, 8))
 def test_one_stage_is_what_trying_everything_gives(own: tuple[float, ...], rate_rps: float, factor: float) -> None:
     slo_ms = factor * own[0]

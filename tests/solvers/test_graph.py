@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sloop.solvers.budget import CUTS_MAX, Edge, Forest, IndexedPath, Ties, forests
 
-SMALL = settings(max_examples=50, deadline=None)
+SMALL = settings(max_examples=50)
 TIES: tuple[Ties, ...] = ("first", "loosest", "best")
 
 

@@ -30,7 +30,7 @@ def programs(draw: st.DrawFn) -> tuple[list[int], list[Row]]:
     return costs, rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_it_is_the_best_of_all(program: tuple[list[int], list[Row]]) -> None:
     costs, rows = program

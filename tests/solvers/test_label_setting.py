@@ -41,7 +41,7 @@ def test_it_finds_what_enumeration_finds_in_graphs(block: int) -> None:
         assert (found and found.options) == (expected and expected.options), seed
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_it_finds_what_enumeration_finds_in_any(seed: int, coarse: bool, paths: bool) -> None:
     stages, goal = drawn(seed, coarse=coarse, paths=paths)
@@ -57,7 +57,7 @@ def test_it_finds_the_published_answers(rate_rps: float) -> None:
         assert solve(stages, weights).solution == enumerated(stages, weights)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32), st.booleans(), st.floats(0, 9))
 def test_it_finds_what_enumeration_finds_whatever_accuracy_weighs(seed: int, paths: bool, power: float) -> None:
     """Sums of a billion differ by more than sums of one when their order does."""

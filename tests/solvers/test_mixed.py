@@ -26,7 +26,7 @@ from sloop.solvers.mixed import (
     largest_share,
 )
 
-laws = settings(max_examples=60, deadline=None)
+laws = settings(max_examples=60)
 
 
 @st.composite

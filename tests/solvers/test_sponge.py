@@ -68,7 +68,7 @@ grids = st.integers(1, 5).flatmap(
 """Whole milliseconds, so that sums are exact and equality counts as it is printed."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grids, st.integers(0, 30), st.integers(0, 1200), st.integers(1, 1200))
 def test_closed_form_is_the_printed_loop(grid: SpongeGrid, count: int, way_ms: int, slo_ms: int) -> None:
     assert burst(grid, count, way_ms, slo_ms) == algorithm_2(grid, count, way_ms, slo_ms)
@@ -82,7 +82,7 @@ def test_closed_form_is_the_printed_loop_on_published_profiles(latency_ms: Calla
             assert burst(grid, count, way_ms) == algorithm_2(grid, count, way_ms, SLO_MS)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grids, st.lists(st.integers(0, 1200), max_size=30))
 def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: SpongeGrid, budgets: list[int]) -> None:
     budgets_ms = np.sort(np.array(budgets, dtype=np.float64))
@@ -90,7 +90,7 @@ def test_budgets_by_batch_are_the_loop_with_each_batch_s_own_budget(grid: Sponge
     assert ((found.cores, found.batch) if found else None) == per_batch_loop(grid, list(budgets_ms))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grids, st.integers(1, 30), st.integers(0, 1000))
 def test_one_budget_for_all_is_algorithm_2(grid: SpongeGrid, count: int, way_ms: int) -> None:
     budgets_ms = np.full(count, SLO_MS - way_ms)
@@ -174,7 +174,7 @@ def test_throughput_is_checked_where_the_budgets_alone_would_allow_less() -> Non
     assert 1000 * found.batch / found.latency_ms >= 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grids, st.lists(st.integers(0, 1200), max_size=30), st.integers(0, 50))
 def test_best_effort_serves_as_many_as_any_batch(grid: SpongeGrid, budgets: list[int], rate_rps: int) -> None:
     budgets_ms = np.sort(np.array(budgets, dtype=np.float64))

@@ -224,7 +224,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(scenarios())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_simulated_runs_replay_whatever_changes_during_them(tmp_path: Path, declared: dict[str, Any]) -> None:
     scenario = load_scenario(declared)
     run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")

@@ -320,7 +320,7 @@ def decisions(parts: ApplicationParts, cluster: tuple[Node, ...], rates: list[in
 
 
 @given(applications(), st.lists(st.integers(1, 12), min_size=3, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_definition_through_json_gives_the_same_decisions(declared: dict[str, Any], rates: list[int]) -> None:
     application = load_application(declared)
     try:

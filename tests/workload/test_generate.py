@@ -113,7 +113,7 @@ def test_uniform_is_exact_in_every_second() -> None:
     assert set(generated(Uniform(20.0), seed=0, duration_ns=s(30)).counts_per_s()) == {20}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(0.01, 500), st.integers(1, 5 * NS_PER_S))
 def test_equal_is_equal_to_the_nanosecond(rate: float, duration_ns: int) -> None:
     times_ns = list(generated(Equal(rate), seed=0, duration_ns=duration_ns).times_ns())
@@ -184,7 +184,7 @@ CURVES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(CURVES, st.integers(0, 100), st.floats(0, 1))
 def test_no_rate_of_a_second_is_above_its_peak(curve: RateCurve, second: int, into_s: float) -> None:
     assert curve.rate_rps(second + into_s) <= curve.peak_rps(second) * (1 + 1e-9) + 1e-9
@@ -217,7 +217,7 @@ def test_night_is_at_the_start_and_noon_half_a_period_later() -> None:
 PUBLISHED_LIKE = Map(((-10.82, 0.0), (0.0, -16.66)), ((0.63, 10.19), (0.68, 15.98)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 10)), min_size=2, max_size=5))
 def test_stationary_distribution_solves_its_equations(states: list[tuple[float, float]]) -> None:
     process = Mmpp(tuple(rate for rate, _ in states), tuple(mean for _, mean in states)).as_map()
@@ -264,7 +264,7 @@ COUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=10)
 EXACT = [Spread.UNIFORM, Spread.EQUAL, Spread.BURST]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(COUNTS, st.sampled_from(list(Spread)), st.floats(0.1, 5_000))
 def test_sorted_within_the_trace_and_repeatable(counts: list[int], spread: Spread, mean_ms: float) -> None:
     duration_ns = len(counts) * NS_PER_S - 1
@@ -314,7 +314,7 @@ def test_early_arrivals_fill_two_thirds_of_their_second() -> None:
     assert sum(last_s) / len(last_s) == pytest.approx(2 / 3, rel=0.02)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(COUNTS, st.floats(0.01, 10))
 def test_scaling_counts_loses_less_than_one_request(counts: list[int], factor: float) -> None:
     scaled = list(scaled_counts(counts, factor))

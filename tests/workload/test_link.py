@@ -115,7 +115,7 @@ def test_bad_links(tmp_path: Path, spec: dict[str, object], message: str) -> Non
     assert message in str(caught.value)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet='0123456789 .,-e\n"throughput_mbps', max_size=60))
 def test_only_input_errors_escape(tmp_path: Path, text: str) -> None:
     path = tmp_path / "link"

@@ -103,7 +103,7 @@ def test_missing_binary_and_broken_files(tmp_path: Path) -> None:
         read_text(tmp_path / "binary.txt")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200), st.sampled_from(["a.zip", "a.tbz2", "a.tar", "a.gz", "a.bz2", "a.xz", "a.txt"]))
 def test_only_input_errors_escape(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -124,7 +124,7 @@ def instants_of(text: str, unit: Unit = Unit.S) -> list[int]:
     return list(instants_ns(split_entries(SourceText(text, "t")), "t", unit))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(MESSY)
 def test_only_input_errors_escape_and_they_name_the_line(text: str) -> None:
     for read in (
@@ -142,7 +142,7 @@ def test_only_input_errors_escape_and_they_name_the_line(text: str) -> None:
             assert error.help  # noqa: PT017
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(MESSY)
 def test_the_quick_way_agrees_with_the_careful_one(text: str) -> None:
     quick = quick_counts(SourceText(text, "t"))
@@ -150,7 +150,7 @@ def test_the_quick_way_agrees_with_the_careful_one(text: str) -> None:
         assert list(quick) == counts_of(text)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 1_000), min_size=1), st.sampled_from([" ", "\n", ", ", "\r\n", "  \t"]))
 def test_clean_counts_are_read_the_quick_way(counts: list[int], between: str) -> None:
     text = SourceText(between.join(map(str, counts)), "t")
@@ -207,7 +207,7 @@ def test_bad_instants(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 10**17 - 1), min_size=1).map(sorted), st.sampled_from(list(Unit)))
 def test_instants_are_exact(times_ns: list[int], unit: Unit) -> None:
     text = "\n".join(format(Decimal(at_ns).scaleb(-unit.exponent), "f") for at_ns in times_ns)

@@ -116,7 +116,7 @@ def test_bad_files(tmp_path: Path, text: str, options: dict[str, object], messag
     assert str(path) in str(caught.value)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(alphabet='0123456789 .,-+e\n[]{}":timeasknTZ', max_size=60),
     st.sampled_from(list(Format)),
@@ -389,7 +389,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([*KINDS, "x"]), st.dictionaries(KEYS, VALUES, max_size=4), st.floats())
 def test_only_input_errors_escape_a_declaration(kind: str, rest: dict[str, object], duration_s: float) -> None:
     try:

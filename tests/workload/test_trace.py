@@ -38,7 +38,7 @@ def trace(times_ns: list[int], duration_ns: int | None = None) -> Trace:
     return trace_of(times_ns, duration_ns=duration_ns, name="test", provenance="assumed: a test")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(TIMES)
 def test_counts_and_times_are_those_given(times_ns: list[int]) -> None:
     made = trace(times_ns, 10 * NS_PER_S)
@@ -66,7 +66,7 @@ def trace_with(times_ns: list[int], duration_ns: int = 101) -> Trace:
     return trace_of(times_ns, duration_ns=duration_ns, name="test", provenance="assumed: a test")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(OFFSETS, st.integers(0, 100), st.integers(1, 150))
 def test_cut_is_a_window(times_ns: list[int], start_ns: int, length_ns: int) -> None:
     window = cut(trace_with(times_ns), start_ns=start_ns, duration_ns=length_ns)
@@ -83,7 +83,7 @@ CHANGES: list[Callable[[Trace, float], Trace]] = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(OFFSETS, st.floats(0.05, 5), st.sampled_from(CHANGES))
 def test_a_changed_trace_is_sorted_inside_and_repeatable(
     times_ns: list[int], factor: float, change: Callable[[Trace, float], Trace]
@@ -135,7 +135,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         write_counts(generated(Poisson(1.0), seed=1, duration_ns=s(1)), tmp_path / "none" / "x")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 20 * NS_PER_S - 1), min_size=3, max_size=60).map(sorted))
 def test_against_plain_formulas(times_ns: list[int]) -> None:
     trace = trace_of(times_ns, duration_ns=20 * NS_PER_S, name="test", provenance="assumed: a test")

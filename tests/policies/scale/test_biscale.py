@@ -362,7 +362,7 @@ def test_paths_with_deadlines_of_their_own_and_stages_where_they_meet() -> None:
     assert sum(count * cores for groups in scene.groups for count, cores in groups) > 4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70), st.booleans()), min_size=1, max_size=40),
     st.sampled_from([4, 12, 64]),

@@ -94,7 +94,7 @@ EDGES = st.integers(3, 9).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(EDGES, st.integers(100, 140), st.integers(0, 20))
 def test_what_is_quick_enough_one_at_a_time_has_an_answer_however_stages_meet(
     befores: tuple[set[int], ...], percent: int, rate_rps: int
@@ -235,7 +235,7 @@ def test_as_they_are_and_small_ones_beside() -> None:
     assert with_small(StageReplicas((3,) * 9, ()), goal[0]) == [(9, 3), (0, 1)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(3, 30), st.integers(1, 60), st.integers(1, 6), st.integers(1, 6))
 def test_what_stands_beside_each_other_has_room(cores: int, rate_rps: int, detect: int, classify: int) -> None:
     problem = video(cores).problem

@@ -292,7 +292,7 @@ def views(draw: st.DrawFn) -> ClusterView:
 
 
 @pytest.mark.parametrize("name", HORIZONTAL)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(view=views())
 def test_any_graph_has_a_plan(name: str, view: ClusterView) -> None:
     assert name in POLICIES["scale"]

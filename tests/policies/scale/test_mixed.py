@@ -140,7 +140,7 @@ def test_one_kind_only_and_kinds_that_are_named() -> None:
     assert mix(planned(exact(initial_rps=15), make_view(unknown, nodes=()))) == {"": 2}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rate_rps=st.integers(0, 1500),
     slo_ms=st.sampled_from([310, 400, 600, 2000]),

@@ -49,7 +49,7 @@ def test_a_second_of_the_published_run(stage: Stage, view: View) -> None:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(650, 1000), min_size=20, max_size=20))
 def test_what_it_chooses_holds_for_the_tightest(slacks_ms: list[int]) -> None:
     buckets = (second(*slacks_ms),)

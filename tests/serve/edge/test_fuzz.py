@@ -55,7 +55,7 @@ def test_the_description_keeps_its_word(gateway: Gateway, tmp_path: Path, phases
     connection.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_mutated_body_is_read_or_refused(data: st.DataObject) -> None:
     whole = BODY + bytes(16)

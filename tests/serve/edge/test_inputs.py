@@ -37,7 +37,7 @@ def tensor(rows: int, name: str = "x") -> Tensor:
     return Tensor(port.datatype, shape, bytes(int(np.prod(shape)) * NUMPY_TYPES[port.datatype].itemsize))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     datatype=st.sampled_from(sorted(NUMPY_TYPES)),
     seed=st.integers(0, 2**32 - 1),

@@ -256,7 +256,7 @@ def test_pages_are_answered_while_inference_is_overloaded(monkeypatch: pytest.Mo
     assert max(waits[1:]) < 10 * MS, "only while thousands of connections are opened does one wait"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     body=st.binary(max_size=30),
     extra=st.binary(max_size=3),

@@ -147,7 +147,7 @@ V2 = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=bodies(V2))
 def test_in_pieces_a_body_is_the_same_request_or_is_refused_as_well(body: bytes) -> None:
     assert read_in_pieces(body) == read_at_once(body)
@@ -191,7 +191,7 @@ def predictions(draw: st.DrawFn) -> tuple[InputValidator, dict[str, Any]]:
     return validator, asked
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(given=st.data(), asked=predictions(), rest_max=st.sampled_from([80, 2**16]))
 def test_in_pieces_a_body_of_v1_is_the_same_request_or_is_refused_as_well(
     given: st.DataObject, asked: tuple[InputValidator, dict[str, Any]], rest_max: int
@@ -203,6 +203,11 @@ def test_in_pieces_a_body_of_v1_is_the_same_request_or_is_refused_as_well(
         found = predict(body, in_pieces=True, validator=validator)
     assume(found != 413)
     assert found == predict(body, in_pieces=False, validator=validator)
+
+
+@pytest.mark.parametrize("body", [b'{"instances":["",{"text":""}]}', b'{"instances":["",{"text":{"b64":""}}]}'])
+def test_rows_without_names_cannot_be_followed_by_rows_with_names(body: bytes) -> None:
+    assert predict(body, in_pieces=True, validator=TEXT) == predict(body, in_pieces=False, validator=TEXT) == 400
 
 
 # Writing
@@ -229,7 +234,7 @@ def answered(write: Callable[[], tuple[Any, Any]]) -> tuple[bytes, int | None] |
     return (body if isinstance(body, bytes) else b"".join(body)), json_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(outputs=st.dictionaries(st.text(max_size=3), outputs(), min_size=1, max_size=3), binary=st.booleans())
 def test_in_pieces_an_answer_is_the_same(outputs: dict[str, Tensor], binary: bool) -> None:
     wanted = ParsedRequest({}, "id", {}, {name: binary and not place for place, name in enumerate(outputs)}, {})
@@ -242,7 +247,7 @@ def test_in_pieces_an_answer_is_the_same(outputs: dict[str, Tensor], binary: boo
         assert answered(lambda: at_once(write_in_steps("m", "1", wanted, outputs))) == whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(outputs=st.dictionaries(st.text(max_size=3), outputs(), min_size=1, max_size=3), by_row=st.booleans())
 def test_in_pieces_an_answer_of_v1_is_the_same(outputs: dict[str, Tensor], by_row: bool) -> None:
     if by_row:

@@ -171,7 +171,7 @@ def test_each_part_is_decided_independently() -> None:
     assert sampler.taken(StartBatch(BatchId(0), ReplicaId(0), "d", (RequestId(0),))) == ()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(list(range(12))), st.integers(1, 5), st.integers(0, 5))
 def test_it_is_the_same_in_whatever_batches_and_order_they_come(order: list[int], size: int, seed: int) -> None:
     alone = {

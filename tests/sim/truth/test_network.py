@@ -45,7 +45,7 @@ def test_a_request_sent_later_over_a_better_link_overtakes() -> None:
     assert [at_ns for at_ns, _ in arrivals] == [s(2.05), s(2.95)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, s(6)), max_size=50).map(sorted))
 def test_arrivals_come_in_order_and_none_is_lost(sent_ns: list[int]) -> None:
     arrivals = list(network().deliver(sent_ns))

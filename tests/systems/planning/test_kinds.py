@@ -81,7 +81,7 @@ def test_equal_kinds_share_evenly_whatever_their_cores() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["slow", "fast"]), st.integers(1, 9), st.floats(1, 200)), min_size=1, max_size=4)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_parts_of_the_groups_add_up(parts: list[tuple[str, int, float]]) -> None:
     made = only(on_both())
     groups = [group(kind, count, rate_rps, cores=1 + place) for place, (kind, count, rate_rps) in enumerate(parts)]
@@ -194,7 +194,7 @@ def mixed_graphs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any],
     return stages, {"nodes": nodes}, draw(st.floats(1, 2000))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixed_graphs())
 def test_a_rate_is_called_impossible_only_if_it_is(made: tuple[list[dict[str, Any]], dict[str, Any], float]) -> None:
     """Against a linear program: which part of each stage's rate goes to which kind. With one stage, or one kind, what
@@ -240,7 +240,7 @@ def scenes(draw: st.DrawFn) -> tuple[Setup, float]:
     return on_both(cluster=cluster, system=system), draw(st.floats(0, 2000))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenes())
 def test_placements_respect_the_nodes_and_add_up(scene: tuple[Setup, float]) -> None:
     made, rate_rps = scene

@@ -186,7 +186,7 @@ def test_one_more_replica_of_a_stage_in_a_graph() -> None:
     assert {row.stage: row.one_more for row in answer.stages} == {"a": "+1 replica of a (1 core)", "b": "nothing"}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.integers(0, 150), st.sampled_from(["static", "fa2", "hpa", "ipa", "biscale"]), st.sampled_from(["even", "burst"])
 )

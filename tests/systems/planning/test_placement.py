@@ -204,7 +204,7 @@ BELIEFS = {memory_bytes: belief_with(memory_bytes) for memory_bytes in (0, 30)}
 
 
 @pytest.mark.parametrize("name", ["best_fit", "spread"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cluster=clusters(), data=st.data())
 def test_replicas_go_where_they_would_if_all_nodes_were_shown(name: str, cluster: list[Node], data: Any) -> None:
     policy: Any = build("place", name, {})

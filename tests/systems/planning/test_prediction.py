@@ -138,7 +138,7 @@ def graphs(draw: st.DrawFn) -> list[dict[str, Any]]:
     return stages
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(), st.floats(0, 60), st.integers(20, 300))
 def test_the_longest_path_equals_brute_force(stages: list[dict[str, Any]], rate_rps: float, slo_ms: int) -> None:
     answer = explain_plan(setup(*stages, slo_ms=slo_ms, cluster=nodes(16, 1)), rate_rps)

@@ -175,7 +175,7 @@ def cores(report: PlanReport, application: str) -> list[tuple[str, int, float, i
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, st.sampled_from(["static", "fa2", "hpa", "ipa", "biscale", "sponge"]), st.floats(0, 250))
 @example({"u": (1, 60, 1.0), **dict.fromkeys("vwx", (30, 60, 1.0))}, "biscale", 85.0)  # keeps more than its part
 def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(

@@ -371,6 +371,7 @@ def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, h
     """A JSON body as the decoder's type. Raises a 400 that names the field. NaN and Infinity may be words without
     quotation marks; `has_words` says whether they are, in the body of which this is the rest."""
     try:
+        str(content, "utf-8")  # the decoder does not look into strings of fields that nobody needs
         try:
             return decoder.decode(content)
         except msgspec.ValidationError:

@@ -112,8 +112,8 @@ class Outline(Struct):
 
 
 def outline(body: Text, size: int, key: bytes) -> Steps[Outline]:
-    """The outline of the first `size` bytes of a body, without the long lists that `key` has, wherever it occurs. Raises
-    a 400 for what cannot be JSON, and a 413 for too much beside these lists."""
+    """The outline of the first `size` bytes of a body, without the long lists that `key` has, wherever it occurs.
+    Raises a 400 for what cannot be JSON, and a 413 for too much beside these lists."""
     return (yield from _Scan(body, size, b'"%b"' % key).outline())
 
 

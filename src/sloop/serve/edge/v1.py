@@ -211,13 +211,12 @@ def _read_rows(parts: Iterable[list[Any]], given: Outline, validator: InputValid
             have_names = not _is_value(rows[0], validator)
         if count + len(rows) > validator.signature.rows_max:
             raise _too_many(f"{count + len(rows)} rows or more exceed", validator)
+        if not have_names and any(not _is_value(row, validator) for row in rows):
+            raise bad("instances", "some rows name the inputs, the first does not", "send all rows alike")
         named = [_by_name(row, f"instances[{count + index}]", validator) for index, row in enumerate(rows)]
         for name, column in columns.items():
-            values = [row[name] for row in named]
-            if not have_names and any(not _is_value(value, validator) for value in values):
-                raise bad("instances", "some rows name the inputs, the first does not", "send all rows alike")
             try:
-                yield from _append(column, values, validator.ports[name], given)
+                yield from _append(column, [row[name] for row in named], validator.ports[name], given)
             except Refusal as refusal:
                 raise refusal.within("instances") from None
         count += len(rows)
