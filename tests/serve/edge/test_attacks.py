@@ -510,6 +510,30 @@ def test_one_pipeline_does_not_hold_the_others_up(doors: Callable[..., Door], mo
     assert at_once <= module.AHEAD_BYTES // len(LIVE) + 8, "one piece of a pipeline a turn"
 
 
+def test_of_a_pipeline_no_more_is_answered_than_the_client_reads(thread: LoopThread) -> None:
+    answered: list[Exchange] = []
+
+    def answer(exchange: Exchange) -> None:
+        answered.append(exchange)
+        exchange.reply(200, bytes(2**15))
+
+    server = HttpServer(answer, bodies=BodyMemory(1000), requests_max=64)
+    port = thread.serve(server)
+    with closing(socket.socket()) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        wire.settimeout(10)
+        wire.connect(("127.0.0.1", port))
+        wire.sendall(LIVE * 200)
+        received = wire.makefile("rb")
+        while not server.sending:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        most = (2**18 + 2**18) // 2**15  # what the kernel holds for the sender, and, twice or thrice, for the receiver
+        assert 0 < len(answered) <= most
+        assert [len(one_answer(received).body) for _ in range(200)] == [2**15] * 200
+    thread.call(server.close(0.2))
+
+
 def test_nothing_is_read_after_a_refused_key_in_a_pipeline(doors: Callable[..., Door]) -> None:
     door = doors()
     (alone,) = converse(door.gateway, post(BODY))

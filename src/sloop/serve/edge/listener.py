@@ -51,6 +51,9 @@ PROBE_S: Final = 10
 PROBES: Final = 3
 UNACKNOWLEDGED_MS: Final = 60_000
 """A client that does not acknowledge what was sent is given up after this time."""
+UNSENT_BYTES_MAX: Final = 256 * 1024
+"""What the kernel takes of answers before the network does. Its usual megabytes would hold hundreds of pages that a
+client asked for in advance and does not read."""
 
 _log: Final = logging.getLogger("sloop.edge")
 
@@ -386,6 +389,7 @@ OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX),
 )
 """Of the listening socket; Linux gives them to each accepted one."""
 
