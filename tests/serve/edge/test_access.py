@@ -4,6 +4,8 @@ import asyncio
 import http.client
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,27 @@ def test_lines_are_written_together_a_moment_later(tmp_path: Path) -> None:
     first, second, _ = lines_in(tmp_path / "access.jsonl")
     assert first.keys() == {"time", "client", "protocol", "method", "path", "status", "ms", "request_id"}
     assert len(second["path"]) == access.PATH_CHARS_MAX
+
+
+def test_on_stdout_it_waits_for_nobody_and_others_with_this_stdout_do(tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text(
+        "import asyncio, sys\nfrom sloop.serve.edge.access import AccessLog\n"
+        "async def main():\n"
+        "    log = AccessLog('-')\n"
+        "    for _ in range(5000):\n"
+        "        log.add('http', '', 'GET', '/v2', 200, began_ns=0)\n"
+        "    log.close()\n"
+        "    print(log.dropped, file=sys.stderr)\n"
+        "asyncio.run(main())\n"
+    )
+    reading, writing = os.pipe()
+    with open(reading, "rb") as lines, open(writing, "wb") as end:
+        done = subprocess.run([sys.executable, script], stdout=end, stderr=subprocess.PIPE, check=True, timeout=60)
+        assert os.get_blocking(end.fileno())
+        end.close()
+        assert json.loads(lines.readline())["path"] == "/v2"
+    assert int(done.stderr) == 0, "a block that was written in part is not dropped"
 
 
 def test_a_reader_that_does_not_read_costs_lines_that_are_counted(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ AUTHORISED = post(BODY, KEY)
 QUICK = HttpSettings(head_s=0.2, pause_s=0.2, body_s=0.6, idle_s=0.2, send_s=0.2)
 
 
-class Door:
+class Edge:
     """A server with a key and a bound of 4 MiB for bodies, in the loop of a thread."""
 
     def __init__(self, thread: LoopThread, settings: HttpSettings, bodies: BodyMemory, requests_max: int) -> None:
@@ -89,15 +89,15 @@ def thread() -> Iterator[LoopThread]:
 
 
 @pytest.fixture
-def doors(thread: LoopThread) -> Iterator[Callable[..., Door]]:
-    made: list[Door] = []
+def edges(thread: LoopThread) -> Iterator[Callable[..., Edge]]:
+    made: list[Edge] = []
 
     def make(
         settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
         requests_max: int = 64,
         bodies: BodyMemory | None = None,
-    ) -> Door:
-        made.append(Door(thread, settings, bodies or BodyMemory(2**22, 2**22), requests_max))
+    ) -> Edge:
+        made.append(Edge(thread, settings, bodies or BodyMemory(2**22, 2**22), requests_max))
         return made[-1]
 
     yield make
@@ -106,10 +106,10 @@ def doors(thread: LoopThread) -> Iterator[Callable[..., Door]]:
 
 
 @contextmanager
-def many(door: Door, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
+def many(edge: Edge, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
     """So many connections that have sent this."""
     with ExitStack() as stack:
-        wires = [stack.enter_context(closing(door.connect())) for _ in range(count)]
+        wires = [stack.enter_context(closing(edge.connect())) for _ in range(count)]
         for wire in wires:
             with suppress(ConnectionError):
                 wire.sendall(sent)
@@ -119,76 +119,76 @@ def many(door: Door, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
 # Room
 
 
-def test_announced_bodies_without_a_key_take_no_room_and_disturb_nobody(doors: Callable[..., Door]) -> None:
-    door = doors()
-    with many(door, 1030, HEAD + b"content-length: 1048576\r\n\r\n"):
-        assert all(door.serves() for _ in range(20))
-        assert door.look(lambda: door.bodies.held_bytes) == 0
-    assert not door.bodies.refused.keys() - {"age"}
+def test_announced_bodies_without_a_key_take_no_room_and_disturb_nobody(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    with many(edge, 1030, HEAD + b"content-length: 1048576\r\n\r\n"):
+        assert all(edge.serves() for _ in range(20))
+        assert edge.look(lambda: edge.bodies.held_bytes) == 0
+    assert not edge.bodies.refused.keys() - {"age"}
 
 
-def test_announced_bodies_with_a_key_take_room_only_as_they_arrive(doors: Callable[..., Door]) -> None:
-    door = doors()
-    with many(door, 200, HEAD + KEY + b"\r\ncontent-length: 1048576\r\n\r\n" + b"{" * 100):
-        door.until(lambda: door.bodies.held_bytes == 200 * 100)
-        assert door.serves()
-    door.until(lambda: door.bodies.held_bytes == 0)
+def test_announced_bodies_with_a_key_take_room_only_as_they_arrive(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    with many(edge, 200, HEAD + KEY + b"\r\ncontent-length: 1048576\r\n\r\n" + b"{" * 100):
+        edge.until(lambda: edge.bodies.held_bytes == 200 * 100)
+        assert edge.serves()
+    edge.until(lambda: edge.bodies.held_bytes == 0)
 
 
 @pytest.mark.parametrize("length", [10, 1000, 100_000, 1_000_000])
-def test_a_wrong_key_is_refused_on_the_head(doors: Callable[..., Door], length: int) -> None:
+def test_a_wrong_key_is_refused_on_the_head(edges: Callable[..., Edge], length: int) -> None:
     """A small body is awaited, so that the connection may stay; a large one is not."""
-    door = doors()
-    with closing(door.connect()) as wire:
+    edge = edges()
+    with closing(edge.connect()) as wire:
         wire.sendall(HEAD + b"x-api-key: wrong\r\ncontent-length: %d\r\n\r\n" % length)
         if length <= module.UNREAD_BYTES_MAX:
             wire.sendall(b"{" * length)
         answer = one_answer(wire.makefile("rb"))
     assert answer.status == 401
     assert ("connection" in answer.headers) == (length > module.UNREAD_BYTES_MAX)
-    assert door.look(lambda: door.bodies.held_bytes) == 0
+    assert edge.look(lambda: edge.bodies.held_bytes) == 0
 
 
-def test_all_bodies_together_are_bounded_and_free_their_room(doors: Callable[..., Door]) -> None:
-    door = doors()
+def test_all_bodies_together_are_bounded_and_free_their_room(edges: Callable[..., Edge]) -> None:
+    edge = edges()
     part = HEAD + KEY + b"\r\ninference-header-content-length: 2\r\ncontent-length: 2097153\r\n\r\n" + b"{" * 2**20
-    with many(door, 4, part):
-        door.until(lambda: door.bodies.held_bytes == 2**22)
-        assert [answer.status for answer in converse(door.gateway, AUTHORISED)] == [503]
-    door.until(lambda: door.bodies.held_bytes == 0)
-    assert door.serves()
+    with many(edge, 4, part):
+        edge.until(lambda: edge.bodies.held_bytes == 2**22)
+        assert [answer.status for answer in converse(edge.gateway, AUTHORISED)] == [503]
+    edge.until(lambda: edge.bodies.held_bytes == 0)
+    assert edge.serves()
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_json_has_a_bound_of_its_own(doors: Callable[..., Door], is_chunked: bool) -> None:
-    door = doors(bodies=BodyMemory(2**22, 2**22, json_bytes_max=1000))
+def test_json_has_a_bound_of_its_own(edges: Callable[..., Edge], is_chunked: bool) -> None:
+    edge = edges(bodies=BodyMemory(2**22, 2**22, json_bytes_max=1000))
     body = b"[" + b" " * 2000 + b"]"
     sent = HEAD + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    (answer,) = converse(door.gateway, sent if is_chunked else post(body, KEY))
+    (answer,) = converse(edge.gateway, sent if is_chunked else post(body, KEY))
     assert answer.status == 413
     assert "the limit is 1000" in answer.error
     assert "--json-body-bytes" in answer.error
-    (binary,) = converse(door.gateway, post(body, KEY, b"inference-header-content-length: 10"))
+    (binary,) = converse(edge.gateway, post(body, KEY, b"inference-header-content-length: 10"))
     assert binary.status == 400, "read, and found to be no request"
-    (long,) = converse(door.gateway, post(body, KEY, b"inference-header-content-length: 1001"))
+    (long,) = converse(edge.gateway, post(body, KEY, b"inference-header-content-length: 1001"))
     assert long.status == 413
 
 
 @pytest.mark.parametrize("ratio", [1, 1000])
-def test_a_bomb_is_inflated_only_up_to_the_bound(doors: Callable[..., Door], ratio: int) -> None:
-    door = doors(bodies=BodyMemory(2**22, 2**22, json_bytes_max=2**20))
+def test_a_bomb_is_inflated_only_up_to_the_bound(edges: Callable[..., Edge], ratio: int) -> None:
+    edge = edges(bodies=BodyMemory(2**22, 2**22, json_bytes_max=2**20))
     bomb = gzip.compress(b"0" * 2**26) if ratio == 1000 else gzip.compress(gzip.compress(b"0" * 2**26) * 40)
-    (answer,) = converse(door.gateway, post(bomb, KEY, b"content-encoding: gzip"))
+    (answer,) = converse(edge.gateway, post(bomb, KEY, b"content-encoding: gzip"))
     assert answer.status == 413
     assert int(answer.error.split("at least ")[1].split()[0]) <= 2**20 + 2**18
-    assert door.look(lambda: door.bodies.held_bytes) == 0
+    assert edge.look(lambda: edge.bodies.held_bytes) == 0
 
 
-def test_a_refused_body_is_read_for_a_while_so_that_the_client_sees_the_answer(doors: Callable[..., Door]) -> None:
-    door = doors()
-    (answer,) = converse(door.gateway, post(b" " * (5 * 2**20), KEY, b"inference-header-content-length: 2"))
+def test_a_refused_body_is_read_for_a_while_so_that_the_client_sees_the_answer(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    (answer,) = converse(edge.gateway, post(b" " * (5 * 2**20), KEY, b"inference-header-content-length: 2"))
     assert answer.status == 413
-    with closing(door.connect()) as wire:  # but not for ever: without a key, a MiB at most
+    with closing(edge.connect()) as wire:  # but not for ever: without a key, a MiB at most
         wire.sendall(HEAD + b"content-length: 100000000\r\n\r\n")
         with pytest.raises(ConnectionError):
             wire.sendall(b" " * 2**27)
@@ -209,26 +209,26 @@ def test_a_refused_body_is_read_for_a_while_so_that_the_client_sees_the_answer(d
     ],
 )
 def test_who_does_not_go_on_is_answered_and_closed(
-    doors: Callable[..., Door], sent: bytes, status: int, part: str, monkeypatch: pytest.MonkeyPatch
+    edges: Callable[..., Edge], sent: bytes, status: int, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINGER_S", 0.1)
-    door = doors(QUICK)
-    with closing(door.connect()) as wire:
+    edge = edges(QUICK)
+    with closing(edge.connect()) as wire:
         wire.sendall(sent)
         received = wire.makefile("rb")
         if status:
             assert one_answer(received).status == status
         assert received.read() == b""
-    door.until(lambda: not door.server.listener.connections)
-    assert door.look(lambda: door.bodies.held_bytes) == 0
-    assert dict(door.server.expired) == ({part: 1} if part else {})
+    edge.until(lambda: not edge.server.listener.connections)
+    assert edge.look(lambda: edge.bodies.held_bytes) == 0
+    assert dict(edge.server.expired) == ({part: 1} if part else {})
 
 
-def test_a_trickle_has_an_end(doors: Callable[..., Door]) -> None:
+def test_a_trickle_has_an_end(edges: Callable[..., Edge]) -> None:
     """A byte now and then extends neither the time for a head nor that for a body for ever."""
-    door = doors(QUICK)
+    edge = edges(QUICK)
     for start in (b"GET /v2 HTTP/1.1\r\nx: ", HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n"):
-        with closing(door.connect()) as wire, suppress(ConnectionError):
+        with closing(edge.connect()) as wire, suppress(ConnectionError):
             wire.sendall(start)
             wire.settimeout(0.05)
             answer = b""
@@ -237,7 +237,7 @@ def test_a_trickle_has_an_end(doors: Callable[..., Door]) -> None:
                 with suppress(TimeoutError):
                     answer = wire.recv(1000)
             assert b" 408 " in answer
-    assert dict(door.server.expired) == {"head": 1, "body": 1}
+    assert dict(edge.server.expired) == {"head": 1, "body": 1}
 
 
 def large_answers(thread: LoopThread, size: int, settings: HttpSettings) -> tuple[HttpServer, Gateway, list[int]]:
@@ -306,66 +306,66 @@ def test_answers_that_nobody_takes_are_bounded(thread: LoopThread) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "close", "vanish"])
-def test_who_leaves_is_forgotten(doors: Callable[..., Door], how: str) -> None:
+def test_who_leaves_is_forgotten(edges: Callable[..., Edge], how: str) -> None:
     """In a head, in a body, while the model works, and in mid-answer."""
-    door = doors(QUICK)
-    driver = door.gateway.driver
+    edge = edges(QUICK)
+    driver = edge.gateway.driver
     driver.respond = lambda _: None  # it works for ever
     for sent in (b"GET /v2", HEAD + KEY + b"\r\ncontent-length: 99\r\n\r\n{", AUTHORISED, AUTHORISED * 3 + b"GET"):
-        wire = door.connect()
+        wire = edge.connect()
         wire.sendall(sent)
         if sent.startswith(AUTHORISED):
-            door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+            edge.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
         if how == "reset":
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if how == "vanish":
             wire.shutdown(socket.SHUT_WR)
         else:
             wire.close()
-        door.until(lambda: not door.server.listener.connections)
+        edge.until(lambda: not edge.server.listener.connections)
         wire.close()
         driver.heard.clear()
     assert len(driver.cancelled) == 2
-    assert door.look(lambda: (door.bodies.held_bytes, door.server.open_requests, door.server.unread_bytes)) == (0, 0, 0)
+    assert edge.look(lambda: (edge.bodies.held_bytes, edge.server.open_requests, edge.server.unread_bytes)) == (0, 0, 0)
 
 
 # Connections
 
 
-def test_idle_connections_make_room_for_new_ones(doors: Callable[..., Door]) -> None:
-    door = doors(HttpSettings(connections_max=20, each_address_max=20))
-    driver = door.gateway.driver
+def test_idle_connections_make_room_for_new_ones(edges: Callable[..., Edge]) -> None:
+    edge = edges(HttpSettings(connections_max=20, each_address_max=20))
+    driver = edge.gateway.driver
     driver.respond = lambda _: None
-    with many(door, 1, AUTHORISED) as (busy,):
-        door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
-        with many(door, 60, b"") as wires:
+    with many(edge, 1, AUTHORISED) as (busy,):
+        edge.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        with many(edge, 60, b"") as wires:
             driver.respond = None
-            assert door.serves()
-            door.until(lambda: len(door.server.listener.connections) <= 20)
+            assert edge.serves()
+            edge.until(lambda: len(edge.server.listener.connections) <= 20)
             assert wires[0].recv(10) == b"", "the one that has been idle longest"
             busy.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 busy.recv(1)
-    assert door.server.listener.made_room >= 40
+    assert edge.server.listener.made_room >= 40
 
 
-def test_half_sent_requests_make_room_too(doors: Callable[..., Door]) -> None:
-    door = doors(HttpSettings(connections_max=20))
-    with many(door, 60, HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n{"):
-        assert door.serves()
-    assert door.server.listener.made_room >= 40
+def test_half_sent_requests_make_room_too(edges: Callable[..., Edge]) -> None:
+    edge = edges(HttpSettings(connections_max=20))
+    with many(edge, 60, HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n{"):
+        assert edge.serves()
+    assert edge.server.listener.made_room >= 40
 
 
 def test_busy_connections_are_never_closed_for_new_ones(
-    doors: Callable[..., Door], caplog: pytest.LogCaptureFixture
+    edges: Callable[..., Edge], caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = doors(HttpSettings(connections_max=10, each_address_max=10))
-    door.gateway.driver.respond = lambda _: None
-    with many(door, 10, AUTHORISED):
-        door.until(lambda: len(door.gateway.driver.seen) == 10)
-        with closing(door.connect()) as refused:
+    edge = edges(HttpSettings(connections_max=10, each_address_max=10))
+    edge.gateway.driver.respond = lambda _: None
+    with many(edge, 10, AUTHORISED):
+        edge.until(lambda: len(edge.gateway.driver.seen) == 10)
+        with closing(edge.connect()) as refused:
             assert refused.recv(10) == b""
-    assert sum(door.server.listener.refused.values()) == 1
+    assert sum(edge.server.listener.refused.values()) == 1
     assert "too many connections" in caplog.text
 
 
@@ -400,9 +400,9 @@ def test_one_address_cannot_take_all(thread: LoopThread) -> None:
 
 
 def test_without_descriptors_accepting_pauses_and_says_so(
-    doors: Callable[..., Door], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = doors()
+    edge = edges()
     tries = 0
     monkeypatch.setattr(listening, "PAUSE_S", 0.05)
 
@@ -422,9 +422,9 @@ def test_without_descriptors_accepting_pauses_and_says_so(
         def __getattr__(self, name: str) -> Any:
             return getattr(self.sock, name)
 
-    listener = door.server.listener
+    listener = edge.server.listener
     listener._socket = Exhausted(listener._socket)  # type: ignore[assignment,arg-type]
-    assert door.serves()
+    assert edge.serves()
     assert listener.refused["descriptors"] == 4
     assert caplog.text.count("no file descriptor is left") == 1
     assert tries < 10, "the same connection was not tried again and again"
@@ -446,11 +446,11 @@ def test_the_limit_of_descriptors_is_raised_or_complained_about(
     assert default_connections() == listening.CONNECTIONS_MAX
 
 
-def test_sockets_of_clients_are_kept_alive(doors: Callable[..., Door]) -> None:
-    door = doors()
-    with many(door, 1, LIVE) as (wire,):
+def test_sockets_of_clients_are_kept_alive(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    with many(edge, 1, LIVE) as (wire,):
         assert one_answer(wire.makefile("rb")).status == 200
-        (connection,) = door.server.listener.connections
+        (connection,) = edge.server.listener.connections
         assert connection.transport is not None
         sock = connection.transport.get_extra_info("socket")
         for level, option, value in listening.OPTIONS:
@@ -460,36 +460,36 @@ def test_sockets_of_clients_are_kept_alive(doors: Callable[..., Door]) -> None:
 # Pipelines
 
 
-def test_pipelined_requests_are_parsed_a_few_at_a_time(doors: Callable[..., Door]) -> None:
-    door = doors()
-    driver = door.gateway.driver
+def test_pipelined_requests_are_parsed_a_few_at_a_time(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    driver = edge.gateway.driver
     driver.respond = lambda _: None
-    with closing(door.connect()) as wire:
+    with closing(edge.connect()) as wire:
         wire.setblocking(False)
         sent = 0
         with suppress(BlockingIOError):
             while True:
                 sent += wire.send(AUTHORISED * 500)
-        door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
-        door.until(lambda: not next(iter(door.server.listener.connections)).transport.is_reading())  # type: ignore[union-attr]
+        edge.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        edge.until(lambda: not next(iter(edge.server.listener.connections)).transport.is_reading())  # type: ignore[union-attr]
         assert len(driver.seen) == 1
-        assert door.look(lambda: door.server.unread_bytes) < 2**20 < sent
-        assert door.look(lambda: door.bodies.held_bytes) < module.AHEAD_BYTES
-    door.thread.call(door.server.close(0.1))
-    assert (door.bodies.held_bytes, door.server.unread_bytes) == (0, 0)
+        assert edge.look(lambda: edge.server.unread_bytes) < 2**20 < sent
+        assert edge.look(lambda: edge.bodies.held_bytes) < module.AHEAD_BYTES
+    edge.thread.call(edge.server.close(0.1))
+    assert (edge.bodies.held_bytes, edge.server.unread_bytes) == (0, 0)
 
 
-def test_a_pipeline_of_large_and_small_bodies_is_answered_in_order(doors: Callable[..., Door]) -> None:
-    door = doors()
+def test_a_pipeline_of_large_and_small_bodies_is_answered_in_order(edges: Callable[..., Edge]) -> None:
+    edge = edges()
     large = BODY[:-1] + b" " * 300_000 + b"}"
-    found = converse(door.gateway, (post(large, KEY) + LIVE + AUTHORISED) * 3)
+    found = converse(edge.gateway, (post(large, KEY) + LIVE + AUTHORISED) * 3)
     assert [answer.status for answer in found] == [200] * 9
     assert [b"live" in answer.body for answer in found] == [False, True, False] * 3
 
 
-def test_one_pipeline_does_not_hold_the_others_up(doors: Callable[..., Door], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pipeline_does_not_hold_the_others_up(edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests have arrived on one connection, a turn of the loop takes up few of them."""
-    door = doors()
+    edge = edges()
     parsed: list[int] = []
     turns: list[int] = []
     take_up, go_on = module.HttpConnection._has_taken_up, Intake._go_on
@@ -504,7 +504,7 @@ def test_one_pipeline_does_not_hold_the_others_up(doors: Callable[..., Door], mo
 
     monkeypatch.setattr(module.HttpConnection, "_has_taken_up", count)
     monkeypatch.setattr(Intake, "_go_on", turn)
-    assert [answer.status for answer in converse(door.gateway, LIVE * 2000)] == [200] * 2000
+    assert [answer.status for answer in converse(edge.gateway, LIVE * 2000)] == [200] * 2000
     at_once = max(Counter(parsed).values())
     assert len(parsed) == 2000
     assert at_once <= module.AHEAD_BYTES // len(LIVE) + 8, "one piece of a pipeline a turn"
@@ -534,63 +534,63 @@ def test_of_a_pipeline_no_more_is_answered_than_the_client_reads(thread: LoopThr
     thread.call(server.close(0.2))
 
 
-def test_nothing_is_read_after_a_refused_key_in_a_pipeline(doors: Callable[..., Door]) -> None:
-    door = doors()
-    (alone,) = converse(door.gateway, post(BODY))
+def test_nothing_is_read_after_a_refused_key_in_a_pipeline(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    (alone,) = converse(edge.gateway, post(BODY))
     assert (alone.status, "connection" in alone.headers) == (401, False)
-    (first,) = converse(door.gateway, post(BODY) + AUTHORISED * 3)
+    (first,) = converse(edge.gateway, post(BODY) + AUTHORISED * 3)
     assert (first.status, first.headers["connection"]) == (401, "close")
-    assert door.serves()
+    assert edge.serves()
 
 
 # The end
 
 
-def test_a_drain_closes_what_is_idle_and_every_other_one_after_its_answer(doors: Callable[..., Door]) -> None:
-    door = doors()
-    driver = door.gateway.driver
-    with many(door, 1, LIVE) as (idle,), many(door, 1, b"GET /v2/hea") as (half,):
+def test_a_drain_closes_what_is_idle_and_every_other_one_after_its_answer(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    driver = edge.gateway.driver
+    with many(edge, 1, LIVE) as (idle,), many(edge, 1, b"GET /v2/hea") as (half,):
         assert one_answer(idle.makefile("rb")).status == 200
-        door.until(lambda: len(door.server.heads_due) == 1)
+        edge.until(lambda: len(edge.server.heads_due) == 1)
         driver.respond = lambda _: None
-        with many(door, 1, AUTHORISED):
-            door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
-            door.look(door.server.drain)
+        with many(edge, 1, AUTHORISED):
+            edge.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+            edge.look(edge.server.drain)
             assert idle.recv(10) == b""
             half.sendall(b"lth/live HTTP/1.1\r\nhost: x\r\n\r\n")
             answer = one_answer(half.makefile("rb"))
             assert (answer.status, answer.headers["connection"]) == (200, "close")
-            assert converse(door.gateway, LIVE)[0].headers["connection"] == "close", "new ones get their answer too"
+            assert converse(edge.gateway, LIVE)[0].headers["connection"] == "close", "new ones get their answer too"
 
 
-def test_closing_waits_for_no_client(doors: Callable[..., Door]) -> None:
-    door = doors()
-    door.gateway.driver.respond = lambda _: None
+def test_closing_waits_for_no_client(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    edge.gateway.driver.respond = lambda _: None
     half = HEAD + KEY + b"\r\ncontent-length: 100\r\n\r\n{"
-    with many(door, 3, b"GET /"), many(door, 3, half), many(door, 3, AUTHORISED), many(door, 3, b""):
-        door.until(lambda: len(door.gateway.driver.seen) == 3)
-        door.until(lambda: len(door.server.listener.connections) == 12)
-        door.thread.call(asyncio.wait_for(door.server.close(0.2), 5))
-        assert not door.server.listener.connections
-        assert door.bodies.held_bytes == 0
+    with many(edge, 3, b"GET /"), many(edge, 3, half), many(edge, 3, AUTHORISED), many(edge, 3, b""):
+        edge.until(lambda: len(edge.gateway.driver.seen) == 3)
+        edge.until(lambda: len(edge.server.listener.connections) == 12)
+        edge.thread.call(asyncio.wait_for(edge.server.close(0.2), 5))
+        assert not edge.server.listener.connections
+        assert edge.bodies.held_bytes == 0
 
 
 # Overload
 
 
-def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(doors: Callable[..., Door]) -> None:
-    door = doors(requests_max=1)
-    driver = door.gateway.driver
+def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(edges: Callable[..., Edge]) -> None:
+    edge = edges(requests_max=1)
+    driver = edge.gateway.driver
     driver.respond = lambda _: None  # the first occupies the only place
-    with many(door, 1, AUTHORISED) as (first,):
-        door.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+    with many(edge, 1, AUTHORISED) as (first,):
+        edge.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
         late = post(BODY, KEY, b"x-slo-ms: 400")
         partial = HEAD + KEY + b"\r\nx-slo-ms: 400\r\ncontent-length: 5\r\n\r\n{"
-        with many(door, 3, late) as old, many(door, 1, partial) as (half,), many(door, 1, LIVE) as (probe,):
-            door.until(lambda: len(door.server.deferred) == 5)
+        with many(edge, 3, late) as old, many(edge, 1, partial) as (half,), many(edge, 1, LIVE) as (probe,):
+            edge.until(lambda: len(edge.server.deferred) == 5)
             time.sleep(0.25)
-            with many(door, 2, post(BODY, KEY, b"x-slo-ms: 60000")) as (second, third):
-                door.until(lambda: len(door.server.deferred) == 3)  # the others are refused by now
+            with many(edge, 2, post(BODY, KEY, b"x-slo-ms: 60000")) as (second, third):
+                edge.until(lambda: len(edge.server.deferred) == 3)  # the others are refused by now
                 driver.respond = None
                 first.close()
                 assert one_answer(third.makefile("rb")).status == 200
@@ -603,37 +603,37 @@ def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(door
                 assert answer.headers["connection"] == "close", "half a request was refused"
                 old[0].sendall(AUTHORISED)
                 assert one_answer(old[0].makefile("rb")).status == 200, "the connection was kept"
-    assert door.server.intake.refused == 4
+    assert edge.server.intake.refused == 4
 
 
-def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection(doors: Callable[..., Door]) -> None:
-    door = doors(requests_max=1)
-    driver = door.gateway.driver
+def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection(edges: Callable[..., Edge]) -> None:
+    edge = edges(requests_max=1)
+    driver = edge.gateway.driver
     driver.respond = lambda _: None
     patient = post(BODY, KEY, b"x-slo-ms: 60000")
-    with many(door, 1, AUTHORISED), many(door, 1, patient):
-        door.until(lambda: len(door.server.deferred) == 1)
-        listener = door.server.listener
-        door.look(lambda: door.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
+    with many(edge, 1, AUTHORISED), many(edge, 1, patient):
+        edge.until(lambda: len(edge.server.deferred) == 1)
+        listener = edge.server.listener
+        edge.look(lambda: edge.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
         late = post(BODY, KEY, b"x-slo-ms: 2")
-        with many(door, 2, late) as wires, many(door, 1, patient), many(door, 1, b""):
+        with many(edge, 2, late) as wires, many(edge, 1, patient), many(edge, 1, b""):
             time.sleep(0.05)
-            door.look(listener._resume)
+            edge.look(listener._resume)
             for wire in wires:
                 received = wire.makefile("rb")
                 answer = one_answer(received)
                 assert (answer.status, answer.headers["connection"]) == (503, "close")
                 assert received.read() == b""
-            door.until(lambda: len(listener.connections) == 4 and len(door.server.deferred) == 2)
-            begun_ns = door.look(lambda: min(each.deferred_ns for each in list(door.server.deferred)[1:]))  # type: ignore[attr-defined]
-            assert door.look(time.monotonic_ns) - begun_ns >= 40_000_000, "its wait there counts"
+            edge.until(lambda: len(listener.connections) == 4 and len(edge.server.deferred) == 2)
+            begun_ns = edge.look(lambda: min(each.deferred_ns for each in list(edge.server.deferred)[1:]))  # type: ignore[attr-defined]
+            assert edge.look(time.monotonic_ns) - begun_ns >= 40_000_000, "its wait there counts"
 
 
-def test_requests_beyond_the_limit_wait_for_their_turn(doors: Callable[..., Door]) -> None:
-    door = doors(requests_max=2)
-    with many(door, 30, post(BODY, KEY, b"x-slo-ms: 60000")) as wires:
+def test_requests_beyond_the_limit_wait_for_their_turn(edges: Callable[..., Edge]) -> None:
+    edge = edges(requests_max=2)
+    with many(edge, 30, post(BODY, KEY, b"x-slo-ms: 60000")) as wires:
         assert [one_answer(wire.makefile("rb")).status for wire in wires] == [200] * 30
-    assert door.look(lambda: door.server.open_requests) == 0
+    assert edge.look(lambda: edge.server.open_requests) == 0
 
 
 # Garbage
@@ -728,25 +728,25 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ask_securely(door: Door, folder: Path, client: str = "") -> int:
+def ask_securely(edge: Edge, folder: Path, client: str = "") -> int:
     """The status of a request over TLS, with the certificate of a client."""
     context = ssl.create_default_context(cafile=str(folder / "authority.pem"))
     if client:
         context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
-    with door.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
+    with edge.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
         assert wire.version() in ("TLSv1.2", "TLSv1.3")
         wire.sendall(AUTHORISED)
         return one_answer(wire.makefile("rb")).status
 
 
-def test_tls_and_mutual_tls(doors: Callable[..., Door], certificates: Path) -> None:
+def test_tls_and_mutual_tls(edges: Callable[..., Edge], certificates: Path) -> None:
     files = {"cert": certificates / "server.pem", "key": certificates / "server.key"}
-    door = doors(HttpSettings(tls=Tls(**files)))
-    assert ask_securely(door, certificates) == 200
-    with door.connect() as plain:
+    edge = edges(HttpSettings(tls=Tls(**files)))
+    assert ask_securely(edge, certificates) == 200
+    with edge.connect() as plain:
         plain.sendall(AUTHORISED)
         assert not plain.recv(100).startswith(b"HTTP"), "nothing is answered in the clear"
-    mutual = doors(HttpSettings(tls=Tls(**files, client_ca=certificates / "authority.pem")))
+    mutual = edges(HttpSettings(tls=Tls(**files, client_ca=certificates / "authority.pem")))
     assert ask_securely(mutual, certificates, "client") == 200
     for other in ("", "stranger"):
         with pytest.raises((ssl.SSLError, ConnectionError, pytest.fail.Exception)):
@@ -771,35 +771,35 @@ def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificat
 
 
 def test_a_handshake_that_never_comes_has_an_end(
-    doors: Callable[..., Door], certificates: Path, monkeypatch: pytest.MonkeyPatch
+    edges: Callable[..., Edge], certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
-    door = doors(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
-    with many(door, listening.HANDSHAKES_MAX + 6, b"\x16\x03\x01"):
-        assert ask_securely(door, certificates) == 200
-        door.until(lambda: not door.server.listener.connections)
+    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    with many(edge, listening.HANDSHAKES_MAX + 6, b"\x16\x03\x01"):
+        assert ask_securely(edge, certificates) == 200
+        edge.until(lambda: not edge.server.listener.connections)
 
 
 def test_certificates_are_read_again_when_they_change(
-    doors: Callable[..., Door], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    edges: Callable[..., Edge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listening, "REFRESH_S", 0.05)
     for name, issuer in (("authority", ""), ("server", "authority")):
         make_certificate(tmp_path, name, issuer=issuer)
-    door = doors(HttpSettings(tls=Tls(tmp_path / "server.pem", tmp_path / "server.key")))
+    edge = edges(HttpSettings(tls=Tls(tmp_path / "server.pem", tmp_path / "server.key")))
 
     def serial() -> str:
         context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
-        with door.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
+        with edge.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as wire:
             found: Any = wire.getpeercert()
             return str(found["serialNumber"])
 
     first = serial()
     (tmp_path / "server.pem").write_text("half written")
-    door.until(lambda: "stays what it was" in caplog.text)
+    edge.until(lambda: "stays what it was" in caplog.text)
     assert serial() == first
     make_certificate(tmp_path, "server", issuer="authority")
-    door.until(lambda: door.server.listener._files == Tls(tmp_path / "server.pem", tmp_path / "server.key").changed())
+    edge.until(lambda: edge.server.listener._files == Tls(tmp_path / "server.pem", tmp_path / "server.key").changed())
     while serial() == first:
         time.sleep(0.02)
 

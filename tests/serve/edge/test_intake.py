@@ -54,7 +54,7 @@ def run_on(loop: Loop, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(module.time, "thread_time_ns", loop.monotonic_ns)  # type: ignore[attr-defined]
 
 
-class Door:
+class Edge:
     """Clients in an open loop, each with one connection at a time from a pool of 4,096, and a server with an intake."""
 
     def __init__(self, *, is_first_come: bool = False) -> None:
@@ -116,22 +116,22 @@ class Door:
 class Request:
     """A request that was read; what it waits in the kernel is not known to the server."""
 
-    door: Door
+    edge: Edge
     came_ns: int
     deferred_ns: int
     patience_ns: int = DEADLINE_NS // 2
 
     def age_ns(self) -> int:
-        return self.door.loop.now_ns - self.deferred_ns
+        return self.edge.loop.now_ns - self.deferred_ns
 
     def start(self) -> None:
-        self.door.loop.now_ns += SERVE_NS
-        self.door.has_served = True
-        self.door.end(self.came_ns, "served" if self.door.loop.now_ns - self.came_ns <= DEADLINE_NS else "late")
+        self.edge.loop.now_ns += SERVE_NS
+        self.edge.has_served = True
+        self.edge.end(self.came_ns, "served" if self.edge.loop.now_ns - self.came_ns <= DEADLINE_NS else "late")
 
     def refuse_deferred(self) -> None:
-        self.door.loop.now_ns += REFUSE_NS
-        self.door.end(self.came_ns, "refused")
+        self.edge.loop.now_ns += REFUSE_NS
+        self.edge.end(self.came_ns, "refused")
 
 
 def poisson(rate_rps: float, begin_ns: int, end_ns: int, seed: int) -> list[int]:
@@ -143,28 +143,28 @@ def poisson(rate_rps: float, begin_ns: int, end_ns: int, seed: int) -> list[int]
 
 
 @pytest.fixture
-def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Door]:
+def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Edge]:
     """Plays a second at a multiple of the capacity, then a second at half of it."""
 
-    def play(factor: float, **options: Any) -> Door:
-        door = Door(**options)
-        run_on(door.loop, monkeypatch)
+    def play(factor: float, **options: Any) -> Edge:
+        edge = Edge(**options)
+        run_on(edge.loop, monkeypatch)
         arrivals = poisson(factor * CAPACITY_RPS, 0, 1000 * MS, 1)
         arrivals += poisson(0.5 * CAPACITY_RPS, 1000 * MS, 2000 * MS, 2)
-        door.run(arrivals, 2100 * MS)
-        return door
+        edge.run(arrivals, 2100 * MS)
+        return edge
 
     return play
 
 
-def test_goodput_holds_at_five_times_the_load_and_recovers(overloaded: Callable[..., Door]) -> None:
+def test_goodput_holds_at_five_times_the_load_and_recovers(overloaded: Callable[..., Edge]) -> None:
     goodput = {}
     for factor in (0.7, 1, 1.5, 2, 3, 5):
-        door = overloaded(factor)
-        goodput[factor] = door.goodput(200 * MS, 1000 * MS) / 0.8 / CAPACITY_RPS
-        calm = door.goodput(1100 * MS, 2000 * MS) / 0.9 / CAPACITY_RPS
+        edge = overloaded(factor)
+        goodput[factor] = edge.goodput(200 * MS, 1000 * MS) / 0.8 / CAPACITY_RPS
+        calm = edge.goodput(1100 * MS, 2000 * MS) / 0.9 / CAPACITY_RPS
         assert calm > 0.45, f"recovered within 0.1 s after {factor} ×"
-        ends = len(door.outcomes) + door.overflows
+        ends = len(edge.outcomes) + edge.overflows
         assert ends == len(poisson(factor * CAPACITY_RPS, 0, 1000 * MS, 1)) + len(
             poisson(0.5 * CAPACITY_RPS, 1000 * MS, 2000 * MS, 2)
         ), "each request ends exactly once"
@@ -173,20 +173,20 @@ def test_goodput_holds_at_five_times_the_load_and_recovers(overloaded: Callable[
     assert goodput[5] >= 0.7 * max(goodput.values()), goodput
 
 
-def test_first_come_first_served_would_not_hold(overloaded: Callable[..., Door]) -> None:
+def test_first_come_first_served_would_not_hold(overloaded: Callable[..., Edge]) -> None:
     """The same load without an intake, as it was: nearly nothing is in time."""
     assert overloaded(2, is_first_come=True).goodput(200 * MS, 1000 * MS) < 0.1 * CAPACITY_RPS
 
 
 @pytest.mark.parametrize("length_ms", [5, 20])
 def test_a_short_burst_waits_and_is_served_whole(monkeypatch: pytest.MonkeyPatch, length_ms: int) -> None:
-    door = Door()
-    door.idle = 4096  # connections are open
-    run_on(door.loop, monkeypatch)
+    edge = Edge()
+    edge.idle = 4096  # connections are open
+    run_on(edge.loop, monkeypatch)
     arrivals = poisson(1.5 * CAPACITY_RPS, 0, length_ms * MS, 1)
     arrivals += poisson(0.5 * CAPACITY_RPS, length_ms * MS, 200 * MS, 2)
-    door.run(arrivals, 300 * MS)
-    assert [outcome for _, outcome in door.outcomes] == ["served"] * len(arrivals)
+    edge.run(arrivals, 300 * MS)
+    assert [outcome for _, outcome in edge.outcomes] == ["served"] * len(arrivals)
 
 
 @given(clients=st.integers(2, 20), pieces=st.lists(st.integers(1, 30), min_size=2, max_size=20))
@@ -238,20 +238,20 @@ def test_a_piece_that_fails_does_not_stop_the_others() -> None:
 
 
 def test_pages_are_answered_while_inference_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door()
-    run_on(door.loop, monkeypatch)
+    edge = Edge()
+    run_on(edge.loop, monkeypatch)
     waits: list[int] = []
 
     class Page(Request):
         def start(self) -> None:
-            waits.append(door.loop.now_ns - self.came_ns)
+            waits.append(edge.loop.now_ns - self.came_ns)
 
     def probe() -> None:
-        door.intake.defer(Page(door, door.loop.now_ns, door.loop.now_ns, 1000 * MS), is_page=True)
-        door.loop.call_later(0.01, probe)
+        edge.intake.defer(Page(edge, edge.loop.now_ns, edge.loop.now_ns, 1000 * MS), is_page=True)
+        edge.loop.call_later(0.01, probe)
 
     probe()
-    door.run(poisson(3 * CAPACITY_RPS, 0, 500 * MS, 1), 500 * MS)
+    edge.run(poisson(3 * CAPACITY_RPS, 0, 500 * MS, 1), 500 * MS)
     assert len(waits) >= 20
     assert max(waits[1:]) < 10 * MS, "only while thousands of connections are opened does one wait"
 

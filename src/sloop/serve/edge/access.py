@@ -21,6 +21,7 @@ LINES_MAX: Final = 20_000
 """Lines that wait to be written; those beyond are dropped."""
 PATH_CHARS_MAX: Final = 512
 STDOUT: Final = "-"
+FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class AccessLine(Struct, frozen=True, omit_defaults=True):
@@ -67,13 +68,10 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
         self._encoder = msgspec.json.Encoder()
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-            self._fd = os.dup(1) if path == STDOUT else os.open(path, flags, 0o644)
+            self._fd = _open_stdout() if path == STDOUT else os.open(path, FLAGS | os.O_CREAT, 0o644)
         except OSError as error:
             what = f"{path}: the access log cannot be written: {error.strerror}"
             raise MachineError(what, help="name a file in a folder that you may write, with --access-log") from error
-        if path == STDOUT:
-            os.set_blocking(self._fd, False)
 
     def add(  # noqa: PLR0913  # the fields of a line
         self,
@@ -140,3 +138,14 @@ class AccessLog:
     def _drop(self, count: int) -> None:
         self.dropped += count
         self._unsaid += count
+
+
+def _open_stdout() -> int:
+    """Stdout, to be written to without waiting."""
+    try:
+        # A duplicate would share O_NONBLOCK with every program that has this pipe or terminal.
+        return os.open("/proc/self/fd/1", FLAGS)
+    except OSError:  # a socket, or another user's
+        fd = os.dup(1)
+        os.set_blocking(fd, False)
+        return fd
