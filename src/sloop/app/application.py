@@ -131,7 +131,7 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a server holds at once, of one application or of all together; 0 for no limit."""
+    """How much a server holds at once, of one application or of all together; 0 for the limits of the server."""
 
     requests: int = limited(0, least=0)
     """Open requests."""
@@ -296,7 +296,8 @@ class Deployment:
     limits: Limits = Limits()
     """Of all applications together."""
     edges: int | None = None
-    """The processes that face the network; 0: they share the process that decides. None: see `sloop.serve.server`."""
+    """Processes that accept connections and parse requests; 0: the deciding process does it. None: see
+    `sloop.serve.server`."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 

@@ -46,7 +46,7 @@ APPLICATION_KEYS: Final = (
     *SHARED_KEYS,
 )
 EDGES_MAX: Final = 64
-"""The most processes that face the network."""
+"""The most edges of a server."""
 DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits", "edges")
 SCENARIO_KEYS: Final = ("trace", "traces", "duration_s", "seed", "truth", "systems", "changes")
 SYSTEM_KEYS: Final = {"system", "systems"}

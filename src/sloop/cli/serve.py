@@ -66,28 +66,44 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--tls-client-ca", type=FILE, help="Accept only clients with a certificate of this authority."),
         click.option("--cors-origin", default="", help="Origin whose web pages may use the server; * for all."),
         click.option(
-            "--head-s", type=POSITIVE, default=10.0, show_default=True, help="Seconds to send request line and headers."
+            "--head-s",
+            type=POSITIVE,
+            default=10.0,
+            show_default=True,
+            help="Close an HTTP connection whose client takes longer for request line and headers.",
         ),
-        click.option("--body-s", type=POSITIVE, default=60.0, show_default=True, help="Seconds to send a body."),
-        click.option("--idle-s", type=POSITIVE, default=75.0, show_default=True, help="Seconds between requests."),
+        click.option(
+            "--body-s",
+            type=POSITIVE,
+            default=60.0,
+            show_default=True,
+            help="The same for a body, and for slow readers of answers.",
+        ),
+        click.option(
+            "--idle-s",
+            type=POSITIVE,
+            default=75.0,
+            show_default=True,
+            help="Close an HTTP connection whose client sends no request for so long.",
+        ),
         click.option(
             "--connections",
             type=click.IntRange(min=1),
-            help="Most open connections of each edge over HTTP, and again over gRPC; at the limit, idle ones are "
-            "closed for new ones [default: 16384, or what the limit of file descriptors allows].",
+            help="Most open connections to each port of each edge; at the limit, idle ones are closed for new ones "
+            "[default: 16384, or what the limit of file descriptors allows].",
         ),
         click.option(
             "--connections-each",
             type=click.IntRange(min=1),
-            help="The same from one address [default: half of --connections].",
+            help="Most open connections from one address, to each port of each edge [default: half of --connections].",
         ),
         click.option(
             "--answers-bytes",
             type=click.IntRange(min=1),
             default=2**28,
             show_default=True,
-            help="Memory of each edge for answers that clients have not taken; beyond it, stalled connections are "
-            "closed.",
+            help="Memory of each edge for answers over HTTP that clients have not taken; beyond it, stalled "
+            "connections are closed.",
         ),
     )
     for option in reversed(options):
@@ -171,7 +187,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
 @click.option(
     "--edges",
     type=click.IntRange(min=0, max=EDGES_MAX),
-    help="Processes that face the network; 0: they share the process that decides "
+    help="Processes that accept connections and parse requests; 0: the main process does it "
     "[default: the deployment's, or 1 on two cores or more].",
 )
 @click.option(
@@ -190,7 +206,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
     "--otlp-ratio",
     type=Number(min=0, max=1),
     default=1.0,
-    help="Fraction of the requests without a traceparent whose spans are sent. [default: all]",
+    help="Of the requests that come without a traceparent, the fraction that is traced. [default: all]",
 )
 @click.option(
     "--body-bytes",
@@ -210,7 +226,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
     type=click.IntRange(min=1),
     default=JSON_BYTES_MAX,
     show_default=True,
-    help="Largest JSON of a body; binary tensors may make it as large as --body-bytes.",
+    help="Largest JSON in a body. Binary tensors do not count; --body-bytes limits the whole.",
 )
 @connection_options
 @click.option(
@@ -366,5 +382,6 @@ def addresses(
         "slo_ms": {each.name: each.slo_ms for each in deployment.applications},
         "profiles": [{"model": str(each.model), "profile": str(each.file)} for each in first],
     }
-    where = f"at {value['http']} and grpc://{value['grpc']}; event log {value['log']}"
+    log = f"event log {value['log']}" if value["log"] else "no event log (--log off)"
+    where = f"at {value['http']} and grpc://{value['grpc']}; {log}"
     return CommandOutput(value, [f"serving {listed(names)} {where}"])

@@ -512,10 +512,10 @@ class Metrics:
         for name, about, label, found, always in (
             (
                 "sloop_bodies_refused",
-                "Requests rejected because of the size of their body or of all bodies.",
+                "Requests rejected before they were read: too large (each, json), no memory (all), or waited too long (age).",
                 "bound",
                 counts.refused,
-                ("each", "json", "all"),
+                ("each", "json", "all", "age"),
             ),
             (
                 "sloop_connections_refused",
@@ -526,7 +526,7 @@ class Metrics:
             ),
             (
                 "sloop_connections_expired",
-                "Connections closed because their client took too long, by what was awaited.",
+                "HTTP connections closed because their client took too long, by what was awaited.",
                 "awaited",
                 counts.expired,
                 ("head", "body", "answer"),

@@ -153,7 +153,7 @@ class Settings:
     """How long the server finishes open requests after SIGTERM."""
 
     edges: int | None = None
-    """The processes that face the network; 0: they share the process that decides. None: those of the deployment, or
+    """Processes that accept connections and parse requests; 0: the deciding process does it. None: those of the deployment, or
     else one where there are two cores or more."""
 
     def edges_of(self, deployment: Deployment) -> int:

@@ -1,5 +1,5 @@
-"""What a server and its processes write to stderr: the log, tracebacks, what models print. Nobody waits for who reads
-it.
+"""What a server and its processes write to stderr: the log, tracebacks, what models print. Writing never
+waits for a slow or absent reader.
 
 A pipe takes 64 KiB. If nobody reads it, whoever writes to it stops; and O_NONBLOCK would hold for all programs that
 share the terminal or pipe. So a thread of the deciding process writes, and what waits for it has a bound: lines beyond

@@ -1,4 +1,4 @@
-"""Random schedules of arrivals, faults and changes against the core, under every invariant: what finds its bugs.
+"""Randomised test of the core: a seed gives arrivals, faults and changes, and invariants are checked after each event.
 
 A seed gives a *scene* (nodes, applications, policies, speeds) and a list of *operations*: requests, faults of every
 kind (`agents.FaultKind`), changes of plans, and deployments, promotions and removals. `play` simulates them with the
@@ -8,8 +8,8 @@ operation is over, faults stop, and every application gets a plan that fits. The
 request to each application must be served. Then all applications are removed, and everything that was acquired must be
 released within `RELEASED_NS`.
 
-Guarantees that the same operations of the same seed always do the same. Each operation has its own numbers, so the
-others mean the same without it: a schedule that fails is shrunk by leaving out operations (`shrink`).
+The same operations of the same seed always give the same run. Each operation draws its own random numbers, so leaving
+one out does not change the others: this is how a schedule that fails is shrunk (`shrink`).
 """
 
 import re
@@ -618,7 +618,7 @@ class Course:
             if not why:
                 return
             if at_ns - from_ns > most_ns and at_ns > slow_until_ns(self._core):
-                raise Violation(f"{to_ms(at_ns):g} ms: {to_ms(most_ns) / 1e3:g} s after the last fault: {why}")
+                raise Violation(f"{to_ms(at_ns):g} ms: after {to_ms(most_ns) / 1e3:g} s and more, {why}")
 
     def _events(self) -> Iterator[tuple[int, Event]]:
         schedule = self._setting.schedule

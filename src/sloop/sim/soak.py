@@ -6,6 +6,7 @@ A schedule that breaks an invariant is shrunk, and printed with the command that
 import argparse
 import gc
 import os
+import re
 import sys
 import time
 import traceback
@@ -119,7 +120,9 @@ def _chunks(seed: int) -> Iterator[Sequence[int]]:
 
 def report(schedule: Schedule, out: TextIO, run_it: Play = play) -> None:
     """Shrink a schedule that fails, and print what is left, how it fails, and how to play it again."""
-    out.write(f"seed {schedule.scene.seed} fails; its {counted(len(schedule.operations), 'operation')} are shrunk\n")
+    out.write(
+        f"seed {schedule.scene.seed} fails; leaving out what is not needed of its {counted(len(schedule.operations), 'operation')}\n"
+    )
     replay(shrink(schedule, run_it), out, run_it)
 
 
@@ -143,11 +146,15 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m sloop.sim.soak", description="Play random schedules of requests, faults and changes."
     )
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--minutes", type=float, default=1.0, help="begin no schedule after this time (default: 1)")
+    parser.add_argument(
+        "--minutes", type=float, default=1.0, help="start no schedule after so many minutes (default: 1)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each CPU core")
-    parser.add_argument("--schedule", type=int, metavar="SEED", help="play the schedule of this seed alone")
+    parser.add_argument("--schedule", type=int, metavar="SEED", help="play one schedule, that of SEED, and end")
     parser.add_argument("--only", help="with --schedule: only the operations with these numbers, as 3,17,40")
     options = parser.parse_args(arguments)
+    if options.only is not None and (options.schedule is None or not re.fullmatch(r"\d+(,\d+)*", options.only)):
+        parser.error("--only needs --schedule SEED, and numbers such as 3,17,40")
     if options.schedule is None:
         return soak(options.seed, options.minutes, max(1, options.processes), sys.stderr)
     schedule = schedule_of(options.schedule)

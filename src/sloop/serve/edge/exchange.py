@@ -1,6 +1,6 @@
 """One HTTP request and its answer: what a head may be, how a body is kept and inflated, how an answer begins.
 
-What RFC 9110 and 9112 leave to the parser stands here as far as `httptools` does not do it.
+It makes the checks that RFC 9110 and 9112 require and `httptools` leaves out.
 """
 
 import logging
@@ -142,7 +142,7 @@ class Exchange(Struct, eq=False):
         if isinstance(error, Refusal):
             self.refuse(error)
             return
-        _log.error("the edge failed on a request to %s", self.path, exc_info=error)
+        _log.error("internal error while answering %s", self.path, exc_info=error)
         self.reply_error(500, "failed: internal error of the server", "see the server's log, and report it")
 
     def receive(self, part: bytes, bodies: BodyMemory) -> None:

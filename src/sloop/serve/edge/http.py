@@ -41,7 +41,7 @@ from sloop.serve.edge.exchange import (
     malformed,
 )
 from sloop.serve.edge.identity import REQUEST_ID, named
-from sloop.serve.edge.intake import PAGE_PATIENCE_NS, Intake, is_whole, target_of
+from sloop.serve.edge.intake import PAGE_PATIENCE_NS, TOO_OLD, Intake, is_whole, target_of
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, waited_in_kernel_ns
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import Later, Steps, do_in_steps
@@ -63,8 +63,9 @@ LINGER_BYTES_MAX: Final = 2**20
 """The same in bytes, for clients that sent no valid key; for others it is the limit of a body."""
 SWEEP_S: Final = 0.25
 GLANCE_BYTES: Final = 2048
-"""How much of a request is looked at to refuse it unread, and how much is read then."""
+"""How much of a request is looked at, but not read, to find its path and deadline before it is refused."""
 ALL_GLANCE_BYTES: Final = 2**18
+"""How much of it is read and discarded then."""
 TEXT_BYTES_MIN: Final = 16 * 1024
 TEXT_BYTES_MAX: Final = 2**20
 """The answers that are compressed if the client asks for it: below, it saves few packets; above, it takes too long."""
@@ -93,7 +94,7 @@ class HttpSettings:
     idle_s: float = 75.0
     """Between two requests."""
     send_s: float = 10.0
-    """In which a client must take some of its answer, and `send_bytes_s` allow in all."""
+    """In which a client must take some of its answer. The whole may take `body_s`, and what `send_rate_bytes` adds."""
     send_rate_bytes: int = 16 * 1024
     """The bytes of an answer that a client must take in a second, on average, after `body_s`."""
     answers_bytes_max: int = 2**28
@@ -106,7 +107,7 @@ class HttpSettings:
 
 
 CHUNK_OVERHEAD: Final = 8
-"""How many bytes a byte of a chunked body may cost beside itself: as many as clients use that send it byte by byte."""
+"""Bytes of framing for each byte of a chunked body: a client that sends a chunk for each byte needs six."""
 METHODS: Final = {each.encode(): each for each in ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE")}
 NAMES: Final[dict[bytes, str]] = {}
 """Names of headers as clients spell them, and in lower case."""
@@ -642,9 +643,13 @@ class HttpConnection(ServerConnection):
         if wait is server.idle or wait is server.lingering or wait is server.sending:
             self.abort()
         elif wait is server.heads_due or wait is server.bodies_due:
-            part = "head" if wait is server.heads_due else "body"
+            limits = server.settings
+            part, option = ("head", "--head-s") if wait is server.heads_due else ("body", "--body-s")
+            what = f"the head of the request took more than {limits.head_s:g} s to arrive"
+            if part == "body":
+                what = f"the body paused for {limits.pause_s:g} s, or took more than {limits.body_s:g} s to arrive"
             server.expired[part] += 1
-            self._break(Refusal(408, f"the {part} of the request took too long to arrive", "send it faster"))
+            self._break(Refusal(408, what, f"send it faster; the server's option {option} sets the limit"))
 
     def has_taken_more(self) -> bool:
         """Whether the client has taken some of its answer since the last call, and soon enough."""
@@ -804,8 +809,8 @@ class HttpServer:
             )
         refusal = Refusal(
             503,
-            "rejected: the server is overloaded, and the request has waited for half its deadline",
-            "try again in 1 s, or send less",
+            TOO_OLD,
+            "try again in 1 s, or send fewer requests",
             retry_after_s=1,
         )
         body = error_body(refusal.what, refusal.fix)

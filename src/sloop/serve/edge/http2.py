@@ -1,10 +1,10 @@
 """Unary gRPC calls over HTTP/2, as an `asyncio.Protocol`: frames, flow control, and the bounds that keep what a client
 sends from costing more than it is worth.
 
-A call is shown to the methods as soon as its head has come, so that a key is checked before anything else is received,
-and its message is counted in `BodyMemory` as its bytes arrive. A client may send more than the first 64 KiB of a
-message only after they have accepted the head, the announced length is within the method's bound, and the bytes
-before have found room. What costs the client little and brings it nothing (resets, pings, settings, refused keys, empty
+`Methods` see a call as soon as its head (the headers) has come, so that a key is checked before anything else is
+received. `BodyMemory` counts the message as its bytes arrive. A client may send more than the first 64 KiB of a message
+only when `Methods` have accepted the head, the announced length is within the method's bound, and there was memory for
+the bytes before. What costs the client little and brings it nothing (resets, pings, settings, refused keys, empty
 frames) is paid from a credit of the connection that answered calls refill; a connection without credit is closed.
 
 A library was not an option: `grpcio` shows neither arriving bytes nor connections, and hands a call over when its
@@ -27,7 +27,7 @@ from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyMemory, BodyReservation
 from sloop.serve.edge.hpack import HEAD_BYTES_MAX, Decoder, Field, HpackError, encode
 from sloop.serve.edge.identity import REQUEST_ID, named
-from sloop.serve.edge.intake import Intake
+from sloop.serve.edge.intake import TOO_OLD, Intake
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls
 from sloop.serve.edge.refusal import Refusal, bad
 from sloop.serve.edge.steps import Steps, do_in_steps
@@ -94,7 +94,7 @@ SMALL_PART_BYTES: Final = 4096
 YOUNG_NS: Final = 10 * NS_PER_MS
 """Nobody who wants an answer gives it up so soon."""
 COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 25, "stream": 10, "message": 50, "settings": 10, "frame": 1}
-"""What is paid from the credit of a connection: 8 wrong keys close a new one, 100 rapid resets an old one."""
+"""What is paid from the credit of a connection: a new one survives 8 wrong keys, an old one 100 rapid resets."""
 SMALL_BYTES: Final = 64
 """A frame with less data costs as much as it brings, unless it is the last of its message."""
 
@@ -227,14 +227,14 @@ class Call:
             server.refuse(self, error)
             self._connection.charge_ns(spent_ns)
         else:
-            _log.error("a call of %s broke the edge", quoted(self.path), exc_info=error)
+            _log.error("internal error while answering %s", quoted(self.path), exc_info=error)
             what = "failed: internal error of the server"
             server.refuse(self, Refusal(500, what, "see the server's log, and report it"))
 
     def refuse_deferred(self) -> None:
         """Refuse the call, which has waited too long to be answered in time."""
-        what = "rejected: the server has more to do than it can; this call has waited too long to be answered in time"
-        refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1)
+        fix = "try again in 1 s, or send fewer requests"
+        refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, TOO_OLD, fix, retry_after_s=1)
         self._connection.server.bodies.refused["age"] += 1
         self._connection.server.refuse(self, refusal)
 
@@ -406,7 +406,7 @@ class Http2Connection(ServerConnection):
 
     def _handle(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and kind != CONTINUATION:
-            raise Fault(PROTOCOL_ERROR, "a head was interrupted")
+            raise Fault(PROTOCOL_ERROR, "a frame within a header block, where CONTINUATION is expected")
         if kind == DATA:
             self._take_data(flags, number, payload)
         elif kind == HEADERS:
@@ -422,7 +422,7 @@ class Http2Connection(ServerConnection):
         elif kind == CONTINUATION:
             self._take_continuation(flags, number, payload)
         elif kind == PUSH_PROMISE:
-            raise Fault(PROTOCOL_ERROR, "a client promised a push")
+            raise Fault(PROTOCOL_ERROR, "PUSH_PROMISE from a client")
         else:  # priorities, which have no effect, a client's farewell, and what is not known
             self._charge("frame")
 
@@ -430,13 +430,19 @@ class Http2Connection(ServerConnection):
         """Pay for something that brings the client nothing."""
         self._credit -= COSTS[what]
         if self._credit < 0:
-            raise Fault(ENHANCE_YOUR_CALM, f"too many of one kind: {what}")
+            raise Fault(
+                ENHANCE_YOUR_CALM,
+                f"this connection has used up its credit, last by: {what}; answered calls and time refill it",
+            )
 
     def charge_ns(self, spent_ns: int) -> None:
         """Pay for the time that a call has cost which was then refused."""
         self._credit -= min(spent_ns // NS_PER_CREDIT, TIME_COST_MAX)
         if self._credit < 0:
-            self._fail(ENHANCE_YOUR_CALM, "too many of one kind: refused messages")
+            self._fail(
+                ENHANCE_YOUR_CALM,
+                "this connection has used up its credit, last by: refused messages; answered calls and time refill it",
+            )
 
     def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
         payload = unpadded(flags, payload)
@@ -449,7 +455,7 @@ class Http2Connection(ServerConnection):
 
     def _take_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise Fault(PROTOCOL_ERROR, "a head is continued that was not begun")
+            raise Fault(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         first_flags, block = self._block[1:]
         self._charge("frame")
         block += payload
@@ -464,7 +470,7 @@ class Http2Connection(ServerConnection):
         call = self.calls.get(number)
         if call is not None:  # trailers
             if call.has_ended or not flags & END_STREAM:
-                raise Fault(PROTOCOL_ERROR, "a second head")
+                raise Fault(PROTOCOL_ERROR, "a second HEADERS without END_STREAM")
             self._complete(call)
         elif number <= self._last:  # trailers of a call that has been refused
             self._charge("frame")
@@ -514,7 +520,7 @@ class Http2Connection(ServerConnection):
         call = self.calls.get(number)
         if call is None or call.has_ended:
             if number > self._last or not number:
-                raise Fault(PROTOCOL_ERROR, "data without a head")
+                raise Fault(PROTOCOL_ERROR, "DATA on an idle stream")
             self._charge("frame")  # of a call that has been refused
             return
         call.allowed -= size
@@ -580,7 +586,7 @@ class Http2Connection(ServerConnection):
 
     def _take_reset(self, number: int, payload: bytes) -> None:
         if number > self._last or not number or len(payload) != 4:
-            raise Fault(PROTOCOL_ERROR, "the reset of no call")
+            raise Fault(PROTOCOL_ERROR, "RST_STREAM on an idle stream")
         call = self.calls.get(number)
         if call is None:
             self._charge("frame")
@@ -626,7 +632,7 @@ class Http2Connection(ServerConnection):
         elif call is not None:
             call.window += more
         elif number > self._last:
-            raise Fault(PROTOCOL_ERROR, "a window of no call")
+            raise Fault(PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream")
         if self._window > STREAM_WINDOW_MAX or (call is not None and call.window > STREAM_WINDOW_MAX) or not more:
             raise Fault(FLOW_CONTROL_ERROR, "a window of 0 bytes or more than 31 bits")
         if self._unsent:
@@ -818,10 +824,9 @@ class Http2Connection(ServerConnection):
 
 
 class Http2Server:
-    """The connections of a gRPC server, and what they have in common. At most `calls_max` calls are answered at a time,
-    and so many messages waited for; the bounds of
-    connections, and 0 for their defaults, are those of `Listener`. `intake` is that of another server in the same event
-    loop, so that both together take up as much as one."""
+    """The connections of a gRPC server, and what they have in common. At most `calls_max` calls are being answered, and
+    at most as many more wait for their message. `connections_max` and `each_address_max` are as in `Listener`.
+    `intake` is that of another server in the same event loop, so that both together take up as much as one."""
 
     def __init__(
         self,
@@ -891,7 +896,12 @@ class Http2Server:
         if being_answered >= self.calls_max:
             self.refused["calls"] += 1
             what = f"rejected: the server has {being_answered} open calls, as many as it accepts"
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1)
+            raise Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                what,
+                "try again in 1 s; `limits` in the deployment sets `requests`",
+                retry_after_s=1,
+            )
         if len(self.arriving) >= self.calls_max:
             self.refused["arriving"] += 1
             what = f"rejected: the server waits for the messages of {len(self.arriving)} calls"

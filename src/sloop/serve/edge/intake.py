@@ -1,15 +1,18 @@
 """Which requests are taken up while there is more to do than can be done.
 
-In each turn of the event loop, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have
-arrived, they wait unparsed. The oldest is taken up first, so that a short burst only waits, unless it has waited for
+To take a request up is to parse it and pass it on. A turn is one iteration of the event loop. Patience is how long a
+request may wait to be taken up: a quarter to half of its deadline.
+
+In each turn, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have arrived, they wait
+unparsed. The oldest is taken up first, so that a short burst only waits, unless it has waited for
 more than `CALM_SHARE` of its patience: then there is more than can be done, and the newest is the one that can still be
 answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015).
 
-While some wait, a turn takes up requests for only `SLICE_NS`, so that what has been taken up is soon passed on and
-answered, but at least the most of `TAKEN_MIN`: each turn costs something as well, and with too few requests in it the
-server could do less under overload than before, and would not come out of it. On a slow machine, or with a quota, so
-many take too long: while requests stay for more than half their deadline after they were taken up, the number falls by
-one a turn, to the least of `TAKEN_MIN`.
+While requests wait, a turn takes up requests for only `SLICE_NS`, so that these are soon passed on and answered, but at
+least 32 (`TAKEN_MIN`): a turn has a cost of its own, and with fewer requests in each the server could do less than
+without overload, and would stay overloaded. On a slow machine, or with a quota, 32 may take too long. While requests
+stay for more than half their deadline after they were taken up, the least number falls by one a turn, to 8
+(`TAKEN_MIN_SLOW`); otherwise it rises again.
 
 Work that comes in pieces (frames that follow each other on a connection, requests sent before the answer to the one
 before) gets `PIECES_NS` of each turn in all, one piece of each connection after the other: however much one client
@@ -18,8 +21,8 @@ sends at once, and from however many connections, requests of others wait for a 
 What has waited for half its deadline is refused, or sooner if requests that were taken up lately needed more than the
 other half (mean and twice the mean deviation, as TCP estimates round trips: RFC 6298). Refusing may take
 `REFUSING_SHARE` of the time: sending an answer costs the kernel alone a tenth of what a served request costs in all, so
-refusing everything at once would leave too little at five times the load. What is not even refused yet occupies its
-client's connection, which cannot send more.
+refusing everything at once would leave too little at five times the load. A request that is neither served nor refused
+keeps its connection busy, so that its client cannot send the next one.
 """
 
 import asyncio
@@ -34,7 +37,8 @@ from sloop.units import NS_PER_MS, NS_PER_S
 
 TURN_NS: Final = 4 * NS_PER_MS
 SLICE_NS: Final = NS_PER_MS // 2
-TAKEN_MIN: Final = 8, 32
+TAKEN_MIN: Final = 32
+TAKEN_MIN_SLOW: Final = 8
 PIECES_NS: Final = NS_PER_MS // 2
 CALM_SHARE: Final = 0.5
 REFUSING_SHARE: Final = 0.1
@@ -48,6 +52,7 @@ PAGE_PATIENCE_NS: Final = NS_PER_S
 PATIENCE_SHARES: Final = 0.25, 0.5
 """The shares of its deadline that a request may wait to be taken up: at least, and at most."""
 STAY_GAIN: Final = 1 / 16
+TOO_OLD: Final = "rejected: the server is overloaded; this request has waited too long to be answered in time"
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
 SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})", re.IGNORECASE)
@@ -97,7 +102,7 @@ class Intake:
         self._turn_ns = self._refused_ns = self._taken = 0
         self._allowed_ns = 0.0
         """How long refusing may take before the share of the time from `_refused_ns` on is added."""
-        self._taken_min = TAKEN_MIN[1]
+        self._taken_min = TAKEN_MIN
         self._is_slow = False
         """Whether requests that were taken up lately stay too long."""
         self._stay_ns = self._spread_ns = 0.0
@@ -188,8 +193,8 @@ class Intake:
         self._is_turn = False
         if not self.has_waiting:
             return
-        least, most = TAKEN_MIN
-        self._taken_min = max(least, self._taken_min - 1) if self._is_slow else min(most, self._taken_min + 1)
+        self._taken_min += -1 if self._is_slow else 1
+        self._taken_min = min(max(self._taken_min, TAKEN_MIN_SLOW), TAKEN_MIN)
         now_ns = time.monotonic_ns()
         self._take_up_pages(now_ns + round(PAGES_SHARE * SLICE_NS))
         self._take_up_waiting(now_ns)

@@ -30,7 +30,7 @@ BACKLOG: Final = 4096
 ACCEPTS_MAX: Final = 4
 """Connections accepted in one turn of the event loop, so that a flood of them does not hold it."""
 ACCEPTING_SHARE: Final = 0.1
-"""The share of the time for accepting while the connections that are here have more to do than can be done."""
+"""The share of the CPU time for accepting while requests of open connections wait."""
 OPENING_NS: Final = 60_000
 """About what it costs to open an accepted connection, after the turn in which it was accepted."""
 HANDSHAKES_MAX: Final = 64
@@ -52,8 +52,8 @@ PROBES: Final = 3
 UNACKNOWLEDGED_MS: Final = 60_000
 """A client that does not acknowledge what was sent is given up after this time."""
 UNSENT_BYTES_MAX: Final = 256 * 1024
-"""What the kernel takes of answers before the network does. Its usual megabytes would hold hundreds of pages that a
-client asked for in advance and does not read."""
+"""Unsent bytes that the kernel keeps for a connection (TCP_NOTSENT_LOWAT). Its usual megabytes would let a client that
+reads nothing have hundreds of pages written."""
 
 _log: Final = logging.getLogger("sloop.edge")
 
@@ -278,8 +278,12 @@ class Listener:
         if bound:
             self.refused[bound] += 1
             sock.close()
-            of = f" of {address}" if bound == "address" else ""
-            self._warn(f"too many connections{of}: {self.refused[bound]} have been refused since the start")
+            most, option = self.connections_max, "--connections"
+            if bound == "address":
+                most, option = self.each_address_max, "--connections-each"
+            source = f" from {address}" if bound == "address" else ""
+            refused = f"{self.refused[bound]} have been refused since the start, from all addresses"
+            self._warn(f"too many connections{source}: {option} allows {most}; {refused}")
             return
         connection = self._factory()
         connection.address, connection.waited_ns = address, waited_ns
@@ -360,7 +364,7 @@ class Listener:
             self._context = self._tls.context(*self._protocols)
             _log.info("%s: the certificate has been read again", self._tls.cert)
         except InputError as error:
-            _log.error("the certificate stays what it was: %s", error)
+            _log.error("the changed certificate cannot be used, the one before stays: %s", error)
 
 
 def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

@@ -155,8 +155,8 @@ def _take_rows(given: Outline, key: bytes) -> Steps[None]:
 
 def _check_rest(size: int) -> None:
     if size > REST_BYTES_MAX:
-        what = f"body: the JSON has {size} bytes or more beside its lists of numbers and strings"
-        raise Refusal(413, what, f"send at most {REST_BYTES_MAX}, and tensors as lists, or in binary form")
+        what = f"body: the JSON has {size} bytes or more outside the lists of its tensors"
+        raise Refusal(413, what, f"send at most {REST_BYTES_MAX} there, and tensors as lists or in binary form")
 
 
 class _Scan:
@@ -308,7 +308,9 @@ class _Scan:
                     element, at = yield from self._element(at)
                     held.append(element)
                 elif sum(map(len, held)) > ELEMENT_BYTES_MAX:
-                    raise malformed("a number, or the space beside it, is endless")
+                    raise malformed(
+                        f"an element of a list, with the space beside it, has more than {ELEMENT_BYTES_MAX} bytes"
+                    )
             yield
 
     def _outside(self, at: int, stop: int) -> int:

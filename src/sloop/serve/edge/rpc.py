@@ -557,7 +557,7 @@ class Rpc:
         except Refusal as refusal:
             self.server.refuse(call, refusal)
         except Exception:
-            _log.exception("the edge failed on an answer of %s", model.name)
+            _log.exception("internal error while answering for %s", model.name)
             what = "failed: internal error of the server"
             self.server.refuse(call, Refusal(500, what, "see the server's log, and report it"))
 

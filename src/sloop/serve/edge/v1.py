@@ -290,7 +290,7 @@ def _text_in_steps(element: Any, given: Outline) -> Steps[Any]:  # noqa: ANN401 
 
 def write(wanted: Prediction, outputs: Mapping[str, Tensor]) -> bytes:
     """The response body: `predictions`, one for each row, or `outputs`, whole tensors; of a single output its values
-    alone. Raises a 500 if there are not as many rows of an output as of the inputs."""
+    alone. Raises a 500 if an output has another number of rows than the request."""
     values = {name: _nested(name, tensor) for name, tensor in outputs.items()}
     if wanted.rows is None:
         return _ENCODER.encode({"outputs": values if len(values) != 1 else next(iter(values.values()))})
