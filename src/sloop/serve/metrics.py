@@ -512,7 +512,7 @@ class Metrics:
         for name, about, label, found, always in (
             (
                 "sloop_bodies_refused",
-                "Requests rejected before they were read: too large (each, json), no memory (all), or waited too long (age).",
+                "Requests rejected unread: too large (each, json), no memory (all), or waited too long (age).",
                 "bound",
                 counts.refused,
                 ("each", "json", "all", "age"),

@@ -153,8 +153,8 @@ class Settings:
     """How long the server finishes open requests after SIGTERM."""
 
     edges: int | None = None
-    """Processes that accept connections and parse requests; 0: the deciding process does it. None: those of the deployment, or
-    else one where there are two cores or more."""
+    """Processes that accept connections and parse requests; 0: the deciding process does it. None: those of the
+    deployment, or else one where there are two cores or more."""
 
     def edges_of(self, deployment: Deployment) -> int:
         """How many edges there are."""

@@ -120,9 +120,8 @@ def _chunks(seed: int) -> Iterator[Sequence[int]]:
 
 def report(schedule: Schedule, out: TextIO, run_it: Play = play) -> None:
     """Shrink a schedule that fails, and print what is left, how it fails, and how to play it again."""
-    out.write(
-        f"seed {schedule.scene.seed} fails; leaving out what is not needed of its {counted(len(schedule.operations), 'operation')}\n"
-    )
+    size = counted(len(schedule.operations), "operation")
+    out.write(f"seed {schedule.scene.seed} fails; leaving out what is not needed of its {size}\n")
     replay(shrink(schedule, run_it), out, run_it)
 
 
