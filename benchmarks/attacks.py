@@ -5,7 +5,7 @@
 A server with a small model and a key gets authorised requests at half of what it can take, over HTTP, and one call
 after the other over gRPC. Beside them, each attack runs in a process of its own that gets only the CPU time that others
 leave (SCHED_IDLE), because server, clients and attacker share the machine. All attacks stop by themselves. Memory is
-that of the server with all its processes (PSS).
+that of the server with all its processes (PSS). Turns are pieces of work of the deciding process.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.models import perceptron
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
@@ -524,6 +526,20 @@ class Client:
         self._socket.close()
 
 
+def turns(where: ServerReport) -> tuple[float, float]:
+    """How many pieces of work the deciding process has done, and how many of them took more than a millisecond."""
+    ask = urllib.request.Request(f"{where.http}/metrics", headers={"x-api-key": KEY})
+    with urllib.request.urlopen(ask, timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found = {
+        sample.labels["le"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "sloop_turn_seconds_bucket"
+    }
+    return found["+Inf"], found["+Inf"] - found["0.001"]
+
+
 class Row(Struct, frozen=True):
     """An attack, and what it did."""
 
@@ -536,6 +552,8 @@ class Row(Struct, frozen=True):
     before_bytes: int
     most_bytes: int
     after_bytes: int
+    long_turns: float
+    """The share of turns that took more than a millisecond."""
 
     @property
     def is_good(self) -> bool:
@@ -553,6 +571,7 @@ class Row(Struct, frozen=True):
             self.p99_ms,
             f"{100 * self.calls:.1f}",
             *mebibytes,
+            f"{100 * self.long_turns:.3f}",
             self.is_good,
         )
 
@@ -561,6 +580,7 @@ def run(name: str, where: ServerReport, given: Namespace, rate_rps: float) -> Ro
     """One attack beside authorised traffic."""
     say(name or "no attack")
     pid, before = server_pid(), memory_bytes(server_pid())
+    turns_before, long_before = turns(where)
     target = Target(
         where.application,
         int(where.http.rpartition(":")[2]),
@@ -570,6 +590,7 @@ def run(name: str, where: ServerReport, given: Namespace, rate_rps: float) -> Ro
     with attacked(name, target), Watch(target, pid) as watch:
         time.sleep(0.5)  # the attack begins first
         result = load(where, rate_rps, given)
+    turns_after, long_after = turns(where)
     time.sleep(given.rest if name else 0)
     return Row(
         name=name or "none",
@@ -580,6 +601,7 @@ def run(name: str, where: ServerReport, given: Namespace, rate_rps: float) -> Ro
         before_bytes=before,
         most_bytes=watch.memory_bytes,
         after_bytes=memory_bytes(pid),
+        long_turns=(long_after - long_before) / (turns_after - turns_before),
     )
 
 
@@ -653,8 +675,9 @@ def main() -> None:
             f"{rate_rps:,.0f}/s, are sent beside each attack for {given.seconds:g} s, and a call over gRPC "
             f"every {1e3 * CALL_GAP_S:g} ms. Memory is in MiB: before the attack, at most, and {given.rest:g} s after "
             f"it. Good: at least {100 * ATTAINMENT_MIN:g} % in time of both, at most {MEMORY_BYTES_MAX >> 20} MiB more "
-            f"memory, and at most a quarter of it left. {good} of {len(rows)} rows are good.",
-            table((*columns, "before", "most", "after", "good"), [row.cells() for row in rows]),
+            f"memory, and at most a quarter of it left. {good} of {len(rows)} rows are good. A turn is a piece of work "
+            "of the deciding process, from beginning to end, with the time in which other processes had its CPU.",
+            table((*columns, "before", "most", "after", "turns over 1 ms, %", "good"), [row.cells() for row in rows]),
         ]
     )
     publish("attacks", "Attacks beside authorised traffic", text, write=not given.no_write)

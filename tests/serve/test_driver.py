@@ -41,7 +41,7 @@ from sloop.events import (
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, Decision, Source, Wiring, wire
-from sloop.serve.driver import FAILURE_LINES_MAX, TRACE_S, Driver, FailureLog, ServedVersion
+from sloop.serve.driver import FAILURE_LINES_MAX, TRACE_S, TURN_BOUNDS_NS, Driver, FailureLog, ServedVersion, Turns
 from sloop.serve.messages import RequestEnded, Run
 from sloop.serve.protocols import BackendListener, EdgeClient
 from sloop.shared_memory import Address
@@ -726,3 +726,19 @@ def test_an_unknown_action_is_an_error(caplog: pytest.LogCaptureFixture) -> None
         assert "does not know the action" in str(driver.crash)
 
     play(scene, lambda _: [object()])  # type: ignore[list-item]
+
+
+def test_turns_are_counted_by_how_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns()
+    for spent_ns in (0, 100_000, 100_001, ms(1), ms(30), ms(1000)):
+        monkeypatch.setattr(time, "monotonic_ns", lambda spent_ns=spent_ns: 7 + spent_ns)
+        turns.note(7)
+    counted = dict(zip((*TURN_BOUNDS_NS, FOREVER_NS), turns.counts, strict=True))
+    assert {bound: count for bound, count in counted.items() if count} == {
+        100_000: 2,
+        250_000: 1,
+        ms(1): 1,
+        ms(100): 1,
+        FOREVER_NS: 1,
+    }
+    assert (turns.total_ns, turns.longest_ns) == (ms(1031) + 200_001, ms(1000))

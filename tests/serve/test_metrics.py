@@ -39,6 +39,7 @@ from sloop.events import (
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.summary import RunSummary
+from sloop.serve.driver import Turns
 from sloop.serve.messages import EdgeCounts
 from sloop.serve.metrics import RECORDS_MAX, SAMPLES_MAX, Metrics
 from sloop.sim import simulate
@@ -378,6 +379,7 @@ def test_every_family_about_an_application_names_it() -> None:
         *("sloop_plan_duration_seconds_bucket", "sloop_plan_duration_seconds_count", "sloop_plan_duration_seconds_sum"),
         *("sloop_nodes", "sloop_node_seconds_total", "sloop_node_usd_total"),
         *("sloop_body_bytes", "sloop_bodies_refused_total", "sloop_answer_bytes", "sloop_longest_turn_seconds"),
+        *("sloop_turn_seconds_bucket", "sloop_turn_seconds_count", "sloop_turn_seconds_sum"),
         *("sloop_connections", "sloop_connections_refused_total", "sloop_connections_expired_total"),
         *("sloop_key_requests_total", "sloop_key_refused_total", "sloop_log_lost_total"),
     }
@@ -511,3 +513,16 @@ def test_families_have_the_types_of_the_text_format_and_no_samples_of_openmetric
     assert "# TYPE sloop_requests_total counter\n" in text
     assert "# TYPE sloop_requests_open gauge\n" in text
     assert "# TYPE sloop_request_duration_seconds histogram\n" in text
+
+
+def test_turns_of_the_event_loop_are_a_histogram() -> None:
+    turns = Turns()
+    turns.counts[0], turns.counts[3], turns.counts[-1] = 5, 2, 1
+    turns.total_ns, turns.longest_ns = ms(1500), ms(1400)
+    metrics = Metrics((), turns=lambda: turns)
+    found = rows(metrics, "sloop_turn_seconds_bucket", "le")
+    assert found["0.0001",] == found["0.0005",] == 5
+    assert found["0.001",] == found["0.1",] == 7
+    assert found["+Inf",] == 8
+    assert rows(metrics, "sloop_turn_seconds_sum") == {(): 1.5}
+    assert rows(metrics, "sloop_longest_turn_seconds") == {}, "it is 0 after the first scrape"

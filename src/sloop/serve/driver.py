@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final
@@ -67,6 +68,8 @@ _log: Final = logging.getLogger("sloop.driver")
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 TOGETHER_MAX: Final = 32
 """The most events of one instant. In a long turn of the event loop, an idle worker does not wait for the turn's end."""
+TURN_BOUNDS_NS: Final = (100_000, 250_000, 500_000, *(each * NS_PER_MS for each in (1, 2, 5, 10, 25, 100)))
+"""Of the histogram of turns: the goal is a millisecond."""
 TRACE_S: Final = 10.0
 FAILURE_LINES_MAX: Final = 20
 FAILURES_MAX: Final = 1_000
@@ -206,6 +209,23 @@ class FailureLog:
         return self._lines <= FAILURE_LINES_MAX
 
 
+class Turns:
+    """For how long the event loop was held each time: by the events of one instant, or by the records of one frame of
+    an edge."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(TURN_BOUNDS_NS) + 1)
+        """By upper bound, of `TURN_BOUNDS_NS`; the last has none."""
+        self.total_ns = self.longest_ns = 0
+
+    def note(self, began_ns: int) -> None:
+        """A piece of work began then (`time.monotonic_ns`), and has ended."""
+        spent_ns = time.monotonic_ns() - began_ns
+        self.counts[bisect_left(TURN_BOUNDS_NS, spent_ns)] += 1
+        self.total_ns += spent_ns
+        self.longest_ns = max(self.longest_ns, spent_ns)
+
+
 class Driver:
     """Connects edges, core, planner and backend. Create it inside the running event loop, then call `start`.
 
@@ -252,7 +272,7 @@ class Driver:
         self._open: dict[RequestId, OpenRequest] = {}
         self._running: dict[ReplicaId, ReadingBatch] = {}
         self._failures = FailureLog()
-        self._longest_turn_ns = 0
+        self.turns = Turns()
         self._last_id = 0
         self._timer: TimerHandle | None = None
         self._timer_ns = FOREVER_NS
@@ -427,17 +447,7 @@ class Driver:
         self._is_due = False
         if self._inbox:
             self._deliver()
-        self.note_turn(began_ns)
-
-    def note_turn(self, began_ns: int) -> None:
-        """One piece of work of the event loop began then (`time.monotonic_ns`), and has ended."""
-        self._longest_turn_ns = max(self._longest_turn_ns, time.monotonic_ns() - began_ns)
-
-    def longest_turn_ns(self) -> int:
-        """The longest time for which the event loop was held since the last call: by the events of one instant, or by
-        the records of one frame of an edge."""
-        longest_ns, self._longest_turn_ns = self._longest_turn_ns, 0
-        return longest_ns
+        self.turns.note(began_ns)
 
     def _deliver(self) -> None:
         """Pass all queued events to the core and execute its actions; these may queue further events."""

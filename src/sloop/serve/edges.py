@@ -349,7 +349,7 @@ class Edges:
             FromEdge,
             lambda record: self._on_record(slot, port, record),
             lambda why: self._on_end(slot, why),
-            self._driver.note_turn,
+            self._driver.turns.note,
         )
         port = EdgePort(self._driver, self._pages, self._arenas, link.send)
         arena = port.arena

@@ -14,7 +14,7 @@ Source: Prometheus text exposition format 0.0.4.
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from sloop.actions import VersionState
 from sloop.app.graph import declared_name
 from sloop.runlog.cost import MICROCORES
 from sloop.runlog.fold import Build, DeploymentState, Kept, VersionParts, VersionRecord
+from sloop.serve.driver import TURN_BOUNDS_NS, Turns
 from sloop.serve.messages import EdgeCounts
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Life, Node, Outcome
@@ -186,8 +187,8 @@ class Texts(dict[bytes, list[bytes]]):
 
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
-    whose `counts` the event log does not have. `longest_turn_ns` says for how long its loop was held since the last
-    call, `lost` how many records or lines its logs have lost, by log.
+    whose `counts` the event log does not have. `turns` says for how long its loop was held, `lost` how many records or
+    lines its logs have lost, by log.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
     """
@@ -197,7 +198,7 @@ class Metrics:
         parts: Iterable[VersionParts],
         counts: Callable[[], EdgeCounts] = EdgeCounts,
         *,
-        longest_turn_ns: Callable[[], int] = int,
+        turns: Callable[[], Turns] = Turns,
         lost: Callable[[], dict[str, int]] = dict,
         nodes: Iterable[Node] = (),
         build: Build | None = None,
@@ -210,7 +211,7 @@ class Metrics:
             on_second=self._bound_samples,
         )
         self._counts, self._counted = counts, EdgeCounts()
-        self._longest_turn_ns, self._lost = longest_turn_ns, lost
+        self._turns, self._lost = turns, lost
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
         self._rows: dict[VersionRecord, VersionRows] = {}
@@ -491,13 +492,23 @@ class Metrics:
             held.add_metric((row.hardware,), row.held_s)
             money.add_metric((row.hardware,), row.usd)
         yield from (nodes, held, money)
-        turn = GaugeMetricFamily(
+        yield from self._turn_families()
+        yield from self._edge_families()
+
+    def _turn_families(self) -> Iterator[Metric]:
+        turns = self._turns()
+        longest = GaugeMetricFamily(
             "sloop_longest_turn_seconds",
             "The longest time since the last scrape for which the deciding process was busy with one piece of work.",
         )
-        turn.add_metric((), to_s(self._longest_turn_ns()))
-        yield turn
-        yield from self._edge_families()
+        longest.add_metric((), to_s(turns.longest_ns))
+        turns.longest_ns = 0
+        all_turns = HistogramMetricFamily(
+            "sloop_turn_seconds", "For how long the deciding process was busy with each piece of work."
+        )
+        names = [*(str(to_s(bound)) for bound in TURN_BOUNDS_NS), "+Inf"]
+        all_turns.add_metric((), list(zip(names, accumulate(turns.counts), strict=True)), to_s(turns.total_ns))
+        yield from (longest, all_turns)
 
     def _edge_families(self) -> Iterator[Metric]:
         """What the edges have counted."""

@@ -256,7 +256,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         metrics = Metrics(
             setup.parts(),
             lambda: edges.counts(),  # noqa: PLW0108  # they come later
-            longest_turn_ns=lambda: driver.longest_turn_ns(),  # noqa: PLW0108  # likewise
+            turns=lambda: driver.turns,
             lost=lambda: {"events": 0 if journal is None else journal.lost_records, "stderr": lines_dropped()},
             nodes=deployment.cluster,
             build=build,
