@@ -67,4 +67,7 @@ def shortened(text: str, chars_max: int = QUOTED_CHARS_MAX) -> str:
 
 def quoted(value: object, chars_max: int = QUOTED_CHARS_MAX) -> str:
     """A value in an error message: its `repr` on one line, shortened; strings keep both quotation marks."""
-    return repr(shortened(value, chars_max)) if isinstance(value, str) else shortened(repr(value), chars_max)
+    try:
+        return repr(shortened(value, chars_max)) if isinstance(value, str) else shortened(repr(value), chars_max)
+    except RecursionError:
+        return "… (nested too deeply)"

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -210,6 +211,70 @@ def test_rows_without_names_cannot_be_followed_by_rows_with_names(body: bytes) -
     assert predict(body, in_pieces=True, validator=TEXT) == predict(body, in_pieces=False, validator=TEXT) == 400
 
 
+HALF = '"\\ud800"'
+"""Half a character: Python's parser takes it, which is asked where NaN is a word."""
+X = '"name":"x1FP32","datatype":"FP32","shape":[1],"data":'
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id":' + HALF + ',"inputs":[{' + X + "[NaN]}]}",
+        '{"parameters":{' + HALF + ':1},"inputs":[{' + X + "[NaN]}]}",
+        '{"inputs":[{"name":"x1BYTES","datatype":"BYTES","shape":[1],"data":[' + HALF + ']}], "note": NaN}',
+        '{"inputs":[{' + X + "[" * 3000 + "1" + "]" * 3000 + "}]}",
+        '{"inputs":[{' + X + "[" * 3000 + "NaN" + "]" * 3000 + "}]}",
+    ],
+)
+def test_half_characters_and_deep_lists_are_refused(body: str, in_pieces: bool) -> None:
+    assert (read_in_pieces if in_pieces else read_at_once)(body.encode()) == 400
+
+
+@pytest.mark.parametrize("form", ["instances", "inputs"])
+def test_elements_that_are_objects_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    read: list[int] = []
+    read_text, steps = v1._text, [0]
+
+    def count(element: Any) -> Any:
+        read.append(steps[0])
+        return read_text(element)
+
+    monkeypatch.setattr(v1, "_text", count)
+    monkeypatch.setattr(lists, "LIST_BYTES_MIN", 128)
+    texts = [{"b64": b64encode(b"%d" % number).decode()} for number in range(1000)]
+    many = InputValidator(Signature((Port("instances", "BYTES", (-1,)),), (), rows_max=5000))
+    given = (
+        {"instances": [{"instances": text} for text in texts]}
+        if form == "instances"
+        else {"inputs": {"instances": texts}}
+    )
+    reading = v1.read_in_steps(json.dumps(given).encode(), many)
+
+    def counted() -> Any:
+        found = yield from reading
+        assert contents_of(found.tensors)["instances"][1] == (1000,)
+
+    for _ in counted():
+        steps[0] += 1
+    assert max(Counter(read).values()) <= v1.ELEMENTS_AT_ONCE + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ('{"instances":[{"text":[' + '{"b64":""},' * 200 + '""]}]}', 413),
+        ('{"instances":[{' + "".join(f'"k{number}":1,' for number in range(300)) + '"text":""}]}', 413),
+        ('{"instances":[{"text":"","' + "k" * 5000 + '":1}]}', 400),
+    ],
+)
+def test_a_row_that_would_be_decoded_at_once_is_refused(
+    monkeypatch: pytest.MonkeyPatch, body: str, status: int
+) -> None:
+    monkeypatch.setattr(lists, "REST_BYTES_MAX", 500)
+    assert predict(body.encode(), in_pieces=True, validator=TEXT) == status
+
+
 # Writing
 
 
@@ -260,3 +325,18 @@ def test_in_pieces_an_answer_of_v1_is_the_same(outputs: dict[str, Tensor], by_ro
         patch.setattr(v1, "CODED_BYTES", 12)
         patch.setattr(lists, "ELEMENTS_AT_ONCE", 3)
         assert answered(lambda: (at_once(v1.write_in_steps(wanted, outputs)), None)) == whole
+
+
+def test_many_empty_lists_are_written_in_steps() -> None:
+    shape = (1, 5000, 0, 3)
+    empty = {"y": Tensor("FP32", shape, b"")}
+    assert inputs.are_large(empty)
+    assert not inputs.are_large({"y": Tensor("FP32", (0, 5000), b"")})
+    steps = v1.write_in_steps(v1.Prediction({}, 1), empty)
+    parts: list[bytes] = []
+
+    def write() -> Any:
+        parts.extend((yield from steps))
+
+    assert sum(1 for _ in write()) >= 5000 / lists.ELEMENTS_AT_ONCE
+    assert json.loads(b"".join(parts)) == {"predictions": [[[]] * 5000]}

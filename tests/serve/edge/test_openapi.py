@@ -8,6 +8,7 @@ from sloop.serve.edge.inputs import InputValidator, read
 from sloop.serve.edge.openapi import describe
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.service import InferenceService
+from sloop.serve.edge.steps import at_once
 from sloop.tensor import Port, Signature
 from tests.serve.edge.fakes import FakeDriver, Gateway, make_service
 
@@ -19,9 +20,12 @@ def service_of(*inputs: Port, api_key: str = "") -> InferenceService:
     return service
 
 
+def described_by(service: InferenceService) -> Any:
+    return json.loads(b"".join(at_once(describe(service))))
+
+
 def body_of(service: InferenceService) -> Any:
-    described: Any = describe(service)
-    return described["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"]
+    return described_by(service)["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"]
 
 
 def test_describes_every_path_and_method_there_is() -> None:
@@ -29,7 +33,7 @@ def test_describes_every_path_and_method_there_is() -> None:
     service = make_service(gateway)
     service.add(replace(service.models["demo"], name="other"))
     service.add(replace(service.models["demo"], versions=["1", "2"]))
-    described: Any = describe(service)
+    described = described_by(service)
     rest = Rest(service)
     routes: dict[str, list[str]] = {path: [*verbs] for path, verbs in rest.pages.items() if not path.endswith("/v2/")}
     for name, model in service.models.items():
@@ -63,6 +67,14 @@ def test_inputs_are_described_with_type_and_shape() -> None:
 def test_a_large_input_has_no_example_and_the_api_key_is_described() -> None:
     service = service_of(Port("x", "FP32", (-1, 3, 224, 224)), api_key="secret")
     assert "example" not in body_of(service)
-    described = describe(service)
+    described = described_by(service)
     assert described["security"] == [{"key": []}]
     assert "secret" not in json.dumps(described)
+
+
+def test_of_many_models_each_is_described_in_a_step_of_its_own() -> None:
+    service = service_of(Port("x", "FP32", (-1, 3)))
+    for number in range(100):
+        service.add(replace(service.models["demo"], name=f"model-{number}"))
+    assert sum(1 for _ in describe(service)) == 101
+    assert "/v1/models/model-99/versions/1:predict" in described_by(service)["paths"]

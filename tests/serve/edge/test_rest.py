@@ -550,6 +550,12 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dic
             assert "x-api-key: KEY" in answered.error
     connection.request("GET", "/v2/health/live")
     assert Answered(connection.getresponse()).status == 200
+    for method, body in (("GET", b"x" * 100), ("POST", b"x" * 100), ("POST", b"")):
+        connection.request(method, "/v2/health/live", body, headers=headers)
+        known = 200 if method == "GET" else 405
+        assert Answered(connection.getresponse()).status == (known if status == 200 else status), (
+            "no room without a key"
+        )
     connection.close()
     loop_thread.call(listener.close(1.0))
 

@@ -12,7 +12,6 @@ Source: Open Inference Protocol v2, "Inference", and Triton's "binary tensor dat
 (`Inference-Header-Content-Length`, `binary_data_size`, `binary_data`, `binary_data_output`).
 """
 
-import json
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,18 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from sloop.serve.edge.lists import HELP, Outline, Text, check_list, outline, pack_list, write_list, write_string
+from sloop.serve.edge.lists import (
+    HELP,
+    Outline,
+    Text,
+    check_list,
+    outline,
+    pack_list,
+    too_deep,
+    with_words,
+    write_list,
+    write_string,
+)
 from sloop.serve.edge.parameters import (
     BINARY,
     BINARY_OUTPUT,
@@ -74,6 +84,8 @@ JOINED_BYTES_MAX: Final = 64 * 1024
 """Larger binary outputs are sent from where they are; smaller ones are copied, so that they leave with the head."""
 LISTED_BYTES_MAX: Final = 16 * 1024
 """Larger outputs are written in steps: their JSON takes more than half a millisecond."""
+LISTS_MAX: Final = 1024
+"""Outputs without elements are as well, if they are nested into more empty lists."""
 STRINGS_AT_ONCE: Final = 512
 """How many strings are looked at in one step."""
 SHAPES_MAX: Final = 1024
@@ -380,13 +392,13 @@ def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, h
             raw = bytes(content)
             if not (has_words if has_words is not None else b"NaN" in raw or b"Infinity" in raw):
                 raise
-            return msgspec.convert(json.loads(raw), decoder.type)
+            return msgspec.convert(with_words(raw), decoder.type)
     except msgspec.ValidationError as error:
         raise bad("body", str(error), "/openapi.json describes every request") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise bad("body", f"malformed JSON ({error})", HELP) from None
     except RecursionError:
-        raise bad("body", "JSON nested too deeply", "send flat lists of elements") from None
+        raise too_deep() from None
 
 
 def read(body: Text, header_length: str | None, validator: InputValidator) -> ParsedRequest:
@@ -603,10 +615,15 @@ def _write(
 
 def are_large(outputs: Mapping[str, Tensor]) -> bool:
     """Whether outputs must be written in steps."""
-    for tensor in outputs.values():  # noqa: SIM110  # `any` takes three times as long
-        if len(tensor.data) > LISTED_BYTES_MAX:
+    for tensor in outputs.values():
+        if len(tensor.data) > LISTED_BYTES_MAX or (not tensor.data and lists_in(tensor.shape) > LISTS_MAX):
             return True
     return False
+
+
+def lists_in(shape: Sequence[int]) -> int:
+    """How many empty lists stand for a tensor without elements, if its lists are nested."""
+    return prod(shape[: shape.index(0)]) if 0 in shape else 0
 
 
 class ElementReader:

@@ -33,11 +33,13 @@ ACCEPTING_SHARE: Final = 0.1
 """The share of the CPU time for accepting while requests of open connections wait."""
 OPENING_NS: Final = 60_000
 """About what it costs to open an accepted connection, after the turn in which it was accepted."""
-HANDSHAKES_MAX: Final = 64
-"""TLS handshakes at a time; further connections wait in the kernel."""
+HANDSHAKES_MAX: Final = 256
+"""TLS handshakes at a time. Further connections wait in the kernel."""
 HANDSHAKE_S: Final = 10.0
+CROWDED_HANDSHAKE_S: Final = 1.0
+"""How long a handshake may take while as many as may be go on and further connections wait."""
 PAUSE_S: Final = 0.2
-"""How long accepting pauses if there is no file descriptor for a further connection."""
+"""How long accepting pauses if no further connection can be accepted."""
 LOG_S: Final = 10.0
 REFRESH_S: Final = 10.0
 """How often certificates are compared with their files."""
@@ -184,7 +186,8 @@ class Listener:
         """While it is behind, called with a connection whose first bytes have waited so long: True if it was answered
         with a refusal, and need not be opened."""
         self._accepting_ns, self._allowed_ns = 0, 0.0
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], float] = {}
+        """TLS handshakes, the oldest first, by when they began."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
         self._emptied: asyncio.Event | None = None
@@ -243,11 +246,10 @@ class Listener:
         allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
         self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
         for _ in range(ACCEPTS_MAX):
-            if (
-                self._socket is None
-                or len(self._opening) >= HANDSHAKES_MAX
-                or (is_overloaded and self._allowed_ns <= 0)
-            ):
+            if self._socket is None or (is_overloaded and self._allowed_ns <= 0):
+                break
+            if len(self._opening) >= HANDSHAKES_MAX and not self._gives_up_handshake():
+                self._pause()
                 break
             try:
                 sock, address = self._socket.accept()
@@ -256,7 +258,8 @@ class Listener:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                self._pause(error)
+                self._note_failure(error)
+                self._pause()
                 break
             sock.setblocking(False)
             waited_ns = waited_in_kernel_ns(sock) if is_behind else 0
@@ -291,8 +294,8 @@ class Listener:
         self.by_address[address] += 1
         opening = self._loop.create_task(self._open(sock, connection))
         if self._context is not None:
-            self._opening.add(opening)
-            opening.add_done_callback(self._opening.discard)
+            self._opening[opening] = time.monotonic()
+            opening.add_done_callback(lambda done: self._opening.pop(done, None))
 
     async def _open(self, sock: socket.socket, connection: ServerConnection) -> None:
         assert self._loop is not None
@@ -318,10 +321,18 @@ class Listener:
                     return True
         return False
 
-    def _pause(self, error: OSError) -> None:
-        """Stop accepting for a moment: the kernel would report the same connection again and again."""
-        assert self._loop is not None
-        assert self._socket is not None
+    def _gives_up_handshake(self) -> bool:
+        """Give up the oldest handshake, if it has taken long."""
+        opening, began_s = next(iter(self._opening.items()))
+        if time.monotonic() - began_s < CROWDED_HANDSHAKE_S:
+            return False
+        del self._opening[opening]
+        opening.cancel()
+        self.made_room += 1
+        return True
+
+    def _note_failure(self, error: OSError) -> None:
+        """Say why no connection could be accepted."""
         if error.errno in (errno.EMFILE, errno.ENFILE):
             self.refused["descriptors"] += 1
             self._make_room()
@@ -331,6 +342,11 @@ class Listener:
             )
         else:
             self._warn(f"cannot accept a connection: {error.strerror or error}")
+
+    def _pause(self) -> None:
+        """Stop accepting for a moment: the kernel would report the same connection again and again."""
+        assert self._loop is not None
+        assert self._socket is not None
         self._loop.remove_reader(self._socket.fileno())
         self._timers["resume"] = self._loop.call_later(PAUSE_S, self._resume)
 

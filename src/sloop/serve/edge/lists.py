@@ -138,6 +138,9 @@ def _take_rows(given: Outline, key: bytes) -> Steps[None]:
     for place, token in enumerate(_BRACKETS.finditer(rest, start)):
         depth += (token[0] in b"[{") - (token[0] in b"]}")
         end = token.end()
+        if end - begun > REST_BYTES_MAX + PIECE_BYTES:
+            what = f"{key.decode()}: a row has more than {REST_BYTES_MAX} bytes outside its long lists and strings"
+            raise Refusal(413, what, "send whole tensors as `inputs`, or in binary form")
         if depth == 0:
             break
         if depth == 1 and end - begun >= PIECE_BYTES and (comma := _COMMA.match(rest, end)):
@@ -230,9 +233,10 @@ class _Scan:
         end = yield from self._string_end(start)
         if self._has_rows and end - start >= STRING_BYTES_MIN:
             after = yield from self._pass_space(end)
-            if self._body[after : after + 1] != b":":
-                self._keep(start, (yield from self._take_string(start, end)))
-                self._from = end
+            if self._body[after : after + 1] == b":":
+                raise bad("body", f"a key has {end - start} bytes", "use the names of the inputs")
+            self._keep(start, (yield from self._take_string(start, end)))
+            self._from = end
         return end
 
     def _string_end(self, start: int) -> Steps[int]:
@@ -298,7 +302,7 @@ class _Scan:
                 held, begun = [], depth
                 at = at + comma + 1 if follows is None else follows.end()
                 if depth > DEPTH_MAX:
-                    raise bad("body", "JSON nested too deeply", "send flat lists of elements")
+                    raise too_deep()
             else:
                 held.append(chunk if chunk.strip(_SPACE) else b" ")
                 depth, at = after, end
@@ -441,10 +445,28 @@ def decoded_piece(text: Text, before: int, after: int, *, has_words: bool | None
     except (msgspec.DecodeError, UnicodeError) as error:
         if has_words:
             try:
-                return json.loads(whole)  # type: ignore[no-any-return]  # a list, as it begins
+                return with_words(whole)  # type: ignore[no-any-return]  # a list, as it begins
             except ValueError as wrong:
                 raise malformed(wrong) from None
         raise malformed(_BYTE.sub("", str(error))) from None
+    except RecursionError:
+        raise too_deep() from None
+
+
+def with_words(text: Text) -> Any:  # noqa: ANN401  # any JSON
+    """The value of JSON in which NaN and Infinity may be words. Raises `ValueError`."""
+    try:
+        found = json.loads(text)
+        # Half a character, such as \ud800, passes Python's parser, but cannot be written.
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise too_deep() from None
+    return found
+
+
+def too_deep() -> Refusal:
+    """The 400 for JSON that is nested too deeply."""
+    return bad("body", "JSON nested too deeply", "send flat lists of elements")
 
 
 class _Nesting:
@@ -521,7 +543,7 @@ def write_list(shape: Sequence[int], take: Take) -> Steps[list[bytes]]:
         return [_ENCODE((yield from take(1))[0])]
     count = prod(shape)
     if not count:
-        return [_ENCODE(_empty(shape))]
+        return (yield from write_list(shape[: shape.index(0)], _take_empty))
     levels = [prod(shape[level:]) for level in range(len(shape))]
     """How many elements a list of each level has."""
     whole = next((level for level in range(1, len(shape)) if levels[level] <= ELEMENTS_AT_ONCE), len(shape))
@@ -542,9 +564,10 @@ def write_list(shape: Sequence[int], take: Take) -> Steps[list[bytes]]:
     return [*parts, b"".join(held)]
 
 
-def _empty(shape: Sequence[int]) -> list[Any]:
-    """Lists of a shape that has no elements."""
-    return [_empty(shape[1:]) for _ in range(shape[0])]
+def _take_empty(count: int) -> Steps[list[Any]]:
+    """So many empty lists."""
+    yield from ()
+    return [[]] * count
 
 
 def nested(elements: list[Any], shape: Sequence[int]) -> list[Any]:

@@ -7,15 +7,21 @@ Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
 from math import prod
 from typing import Final
 
+import msgspec
+from msgspec import Raw
+
 from sloop.serve.edge import service as offered
 from sloop.serve.edge.bodies import PREDICT
 from sloop.serve.edge.parameters import CLASSES_MAX, MS_MAX
 from sloop.serve.edge.service import NAMES_MAX, InferenceService, Model
+from sloop.serve.edge.steps import Steps
 from sloop.serve.edge.v1 import SIGNATURE_NAME
 from sloop.tensor import Port
 from sloop.text import listed
 
 Schema = dict[str, object]
+
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 ERROR: Final[Schema] = {
     "type": "object",
@@ -98,8 +104,9 @@ REASONS: Final = {
 }
 
 
-def describe(service: InferenceService) -> Schema:
-    """The complete description, with the models and versions that serve now."""
+def describe(service: InferenceService) -> Steps[list[bytes]]:
+    """The complete description, with the models and versions that serve now, in parts: hundreds of models have some
+    megabytes."""
     answers: Schema = {"type": "object"}
     of_one = option("model", "Only this model.", {"type": "string"})
     paths: Schema = {
@@ -124,12 +131,6 @@ def describe(service: InferenceService) -> Schema:
             "The last decisions with their reasons", answers, 400, 404, parameters=[limit(), of_one]
         ),
     }
-    for name, model in service.models.items():
-        pages = model_pages(model)
-        for version in ("", *model.versions):
-            base = f"/v2/models/{name}/versions/{version}" if version else f"/v2/models/{name}"
-            paths |= {f"{base}{path}": page for path, page in pages.items()}
-            paths |= {base.replace("/v2", "/v1", 1) + path: page for path, page in v1_pages(model).items()}
     if service.has_repository:
         for verb in ("load", "unload"):
             paths[f"/v2/repository/models/{{name}}/{verb}"] = change(verb)
@@ -137,12 +138,26 @@ def describe(service: InferenceService) -> Schema:
     description: Schema = {
         "openapi": "3.1.0",
         "info": {"title": f"{names}, served by sloop", "version": offered.SERVER_VERSION},
-        "paths": paths,
     }
     if service.keys.is_required:
         description["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
         description["security"] = [{"key": []}]
-    return description
+    parts = [_ENCODE(description | {"paths": paths}).removesuffix(b"}}")]
+    for model in list(service.models.values()):
+        parts += (b",", _ENCODE(_paths_of(model))[1:-1])
+        yield
+    return [*parts, b"}}"]
+
+
+def _paths_of(model: Model) -> dict[str, Raw]:
+    """The paths of a model and its versions, and what can be asked there."""
+    pages = {path: Raw(_ENCODE(page)) for path, page in model_pages(model).items()}
+    v1 = {path: Raw(_ENCODE(page)) for path, page in v1_pages(model).items()}
+    found: dict[str, Raw] = {}
+    for version in ("", *(f"/versions/{version}" for version in model.versions)):
+        found |= {f"/v2/models/{model.name}{version}{path}": page for path, page in pages.items()}
+        found |= {f"/v1/models/{model.name}{version}{path}": page for path, page in v1.items()}
+    return found
 
 
 def change(verb: str) -> Schema:

@@ -33,7 +33,7 @@ from sloop.serve.edge.openapi import describe
 from sloop.serve.edge.parameters import ELAPSED, SLO, TIMEOUT, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of
-from sloop.serve.edge.steps import LARGE_BYTES, Steps, at_once, do_in_steps, within
+from sloop.serve.edge.steps import LARGE_BYTES, Steps, do_in_steps, within
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
 from sloop.serve.messages import (
     AskDecisions,
@@ -96,7 +96,7 @@ class Rest:
 
     def __init__(self, service: InferenceService) -> None:
         self.service = service
-        self._openapi: tuple[object, bytes] = (None, b"")
+        self._openapi: tuple[object, list[bytes]] = (None, [])
         """The models and versions that the description was last made for, and the description."""
         pages: dict[str, Page] = {
             "/v2": self._server,
@@ -134,8 +134,12 @@ class Rest:
 
     def authorise(self, exchange: Exchange) -> None:
         """Raise a 401 if a request, whose body need not be here yet, lacks a key that it needs."""
-        if self.service.keys.is_required and not exchange.path.startswith("/v2/health/"):
-            self.service.authorise(exchange.headers.get("authorization"), exchange.headers.get("x-api-key"))
+        if not self.service.keys.is_required:
+            return
+        headers = exchange.headers
+        is_probe = exchange.path.startswith("/v2/health/") and exchange.method in ("GET", "HEAD")
+        if not is_probe or exchange.left_bytes or "transfer-encoding" in headers:
+            self.service.authorise(headers.get("authorization"), headers.get("x-api-key"))
 
     def deadline_ns(self, path: str) -> int | None:
         """The deadline of requests to a path, unless they have their own; None if it is not one for inference."""
@@ -400,8 +404,13 @@ class Rest:
 
     def _description(self, exchange: Exchange) -> None:
         versions = [(model.name, *model.versions) for model in self.service.models.values()]
-        if self._openapi[0] != versions:
-            self._openapi = versions, msgspec.json.encode(describe(self.service))
+        if self._openapi[0] == versions:
+            exchange.reply(200, self._openapi[1])
+        else:
+            do_in_steps_for(exchange, self._describe(exchange, versions))
+
+    def _describe(self, exchange: Exchange, versions: object) -> Steps[None]:
+        self._openapi = versions, (yield from describe(self.service))
         exchange.reply(200, self._openapi[1])
 
     def _state(self, exchange: Exchange) -> None:
@@ -448,11 +457,10 @@ def _budget_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object
 
 def _write(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> None:
     """Answer an inference of V2."""
-    if are_large(ended.outputs):
+    if wanted.classes or are_large(ended.outputs):
         do_in_steps_for(exchange, _write_in_steps(exchange, model, wanted, ended))
-        return
-    outputs = at_once(classified(ended.outputs, wanted.classes, model)) if wanted.classes else ended.outputs
-    _reply(exchange, ended.outcome, *write(model.name, ended.version, wanted, outputs))
+    else:
+        _reply(exchange, ended.outcome, *write(model.name, ended.version, wanted, ended.outputs))
 
 
 def _write_in_steps(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> Steps[None]:

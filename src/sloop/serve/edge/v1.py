@@ -44,6 +44,7 @@ PREDICT_KEYS: Final = frozenset({"instances", "inputs", "signature_name"})
 SIGNATURE_NAME: Final = "serving_default"
 B64: Final = "b64"
 ROWS_AT_ONCE: Final = 16
+ELEMENTS_AT_ONCE: Final = 64
 CODED_BYTES: Final = 24 * 1024
 """How much becomes base64 at a time, or comes from it; a multiple of 3 and 4."""
 
@@ -258,6 +259,11 @@ def _pack(value: Any, port: Port, given: Outline, depth_max: int) -> Steps[Packe
     found = given.list_at(value)
     if found is not None and not found.has_objects:
         return (yield from pack_list(found, given, convert, depth_max=depth_max, count_max=None, field="data"))
+    if found is not None:  # an input that is called `instances`
+        value = []
+        while found.pieces:
+            value += found.decode_next(given.has_words)[0]
+            yield
     lengths, inner = [], value
     while isinstance(inner, list):
         lengths.append(len(inner))
@@ -266,6 +272,8 @@ def _pack(value: Any, port: Port, given: Outline, depth_max: int) -> Steps[Packe
     if port.datatype == "BYTES":
         for place, each in enumerate(flat):
             flat[place] = yield from _text_in_steps(each, given)
+            if not place % ELEMENTS_AT_ONCE:
+                yield
     return Packed(bytearray(convert(flat)), len(flat), lengths)
 
 
