@@ -10,6 +10,8 @@ import ssl
 import struct
 import subprocess
 import time
+import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -79,6 +81,16 @@ class Edge:
     def serves(self) -> bool:
         """Whether an authorised request is answered."""
         return [answer.status for answer in converse(self.gateway, AUTHORISED)] == [200]
+
+
+class Nowhere:
+    """A connection of a request that nobody answers."""
+
+    address = "nowhere"
+    later = staticmethod(lambda piece: piece())
+
+    def answer(self, *_: object) -> None:
+        raise AssertionError
 
 
 @pytest.fixture
@@ -182,6 +194,29 @@ def test_a_bomb_is_inflated_only_up_to_the_bound(edges: Callable[..., Edge], rat
     assert answer.status == 413
     assert int(answer.error.split("at least ")[1].split()[0]) <= 2**20 + 2**18
     assert edge.look(lambda: edge.bodies.held_bytes) == 0
+
+
+def test_a_compressed_body_in_parts_of_a_byte_costs_what_it_costs_in_one() -> None:
+    """It takes the room that is counted, and is inflated in as many steps."""
+    plain = b"".join(b"%d" % place for place in range(40_000))
+    pressed = gzip.compress(plain, mtime=0)
+    steps = []
+    for size in (1, len(pressed)):
+        bodies = BodyMemory(2**22, 2**22)
+        exchange = Exchange(Nowhere(), "POST", {}, 0, limit_bytes=2**22, inflater=zlib.decompressobj(31))
+        parts = [pressed[at : at + size] for at in range(0, len(pressed), size)]
+        tracemalloc.start()
+        for part in parts:
+            exchange.receive(part, bodies)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert exchange.packed is not None, "most of it is kept as it is"
+        assert held_bytes <= 1.25 * bodies.held_bytes + 2**16, "and the window of zlib"
+        steps.append(sum(1 for _ in exchange.inflate_rest(bodies)))
+        assert exchange.body == plain
+        exchange.drop()
+        assert bodies.held_bytes == 0
+    assert steps[0] <= steps[1] + 1
 
 
 def test_a_refused_body_is_read_for_a_while_so_that_the_client_sees_the_answer(edges: Callable[..., Edge]) -> None:
@@ -754,6 +789,26 @@ def test_tls_and_mutual_tls(edges: Callable[..., Edge], certificates: Path) -> N
     mutual.until(lambda: not mutual.server.listener.connections)
 
 
+def test_silent_handshakes_make_room_for_others(
+    edges: Callable[..., Edge], certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 8)
+    monkeypatch.setattr(listening, "CROWDED_HANDSHAKE_S", 0.3)
+    accepting, accept = [0], listening.Listener._accept
+
+    def count(listener: listening.Listener) -> None:
+        accepting[0] += 1
+        accept(listener)
+
+    monkeypatch.setattr(listening.Listener, "_accept", count)
+    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    with many(edge, 12, b""):
+        assert ask_securely(edge, certificates) == 200, "long before the end of the others"
+        assert edge.server.listener.made_room >= 5
+        assert accepting[0] < 100, "it pauses while it is full"
+    edge.until(lambda: not edge.server.listener.connections)
+
+
 def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificates: Path) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.reply(200, (exchange.body, b"!"), content_type="application/octet-stream")
@@ -796,7 +851,7 @@ def test_certificates_are_read_again_when_they_change(
 
     first = serial()
     (tmp_path / "server.pem").write_text("half written")
-    edge.until(lambda: "stays what it was" in caplog.text)
+    edge.until(lambda: "the one before stays" in caplog.text)
     assert serial() == first
     make_certificate(tmp_path, "server", issuer="authority")
     edge.until(lambda: edge.server.listener._files == Tls(tmp_path / "server.pem", tmp_path / "server.key").changed())
