@@ -120,6 +120,10 @@ def test_values_in_errors_stay_short() -> None:
     assert quoted([1, 2]) == "[1, 2]"
     assert quoted("a\nb") == r"'a\nb'"
     assert len(quoted(list(range(1000)))) == 60
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert quoted(deep) == "… (nested too deeply)"
 
 
 GOLDEN = 3_064_177_563

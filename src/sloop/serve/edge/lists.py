@@ -120,19 +120,19 @@ def outline(body: Text, size: int, key: bytes) -> Steps[Outline]:
 def outline_of_rows(body: Text, size: int, key: bytes) -> Steps[Outline]:
     """The outline of a body without any long lists and strings, and without the list that `key` has, even if that holds
     objects. Raises a 400 and a 413 likewise."""
-    found = yield from _Scan(body, size, b'"%b"' % key, has_rows=True).outline()
-    yield from _take_rows(found, key)
+    scan = _Scan(body, size, b'"%b"' % key, has_rows=True)
+    found = yield from scan.outline()
+    yield from _take_rows(found, key, scan.rows_at)
     return found
 
 
-def _take_rows(given: Outline, key: bytes) -> Steps[None]:
-    """Take the list that `key` has out of the rest, if that is long."""
+def _take_rows(given: Outline, key: bytes, start: int) -> Steps[None]:
+    """Take the list that `key` has, which begins at `start`, out of the rest, if that is long."""
     rest = given.rest
-    found = re.search(rb'"%b"[ \t\r\n]*:[ \t\r\n]*\[' % re.escape(key), rest) if len(rest) > REST_BYTES_MAX else None
-    if found is None:
+    if start < 0 or len(rest) <= REST_BYTES_MAX:
         _check_rest(len(rest))
         return
-    start = begun = found.end() - 1
+    begun = start
     pieces: deque[tuple[Text, int]] = deque()
     depth = 0
     for place, token in enumerate(_BRACKETS.finditer(rest, start)):
@@ -175,6 +175,8 @@ class _Scan:
         self._parts_bytes = 0
         self._from = 0
         """Where the part of the rest begins that was not taken yet."""
+        self.rows_at = -1
+        """Where in the rest the first list begins that the key has; negative if there is none."""
 
     def outline(self) -> Steps[Outline]:
         body, size, at, is_key = self._body, self._size, 0, False
@@ -197,6 +199,8 @@ class _Scan:
             else:
                 at = yield from self._pass_space(begin + 1)
                 if at < size and body[at] == ord("[") and (is_key or self._has_rows):
+                    if is_key and self.rows_at < 0:
+                        self.rows_at = self._parts_bytes + at - self._from
                     at = yield from self._pass_list(at)
             if found is None or not place % TOKENS_AT_ONCE:
                 yield
