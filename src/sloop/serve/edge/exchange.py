@@ -30,6 +30,8 @@ INFLATERS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Encodings of bodies, and zlib's number for their format."""
 INFLATED_BYTES: Final = 64 * 1024
 """How much is inflated at a time; what a body has beyond that is inflated in steps, when all of it has arrived."""
+PACKED_BYTES: Final = 16 * 1024
+"""How much of it is given to zlib at a time, which copies what it has not yet inflated."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Exchange(Struct, eq=False):
     hold: BodyReservation | None = None
     """Reserves it also from the quota of a model, if that has one."""
     inflater: "zlib._Decompress | None" = None
-    packed: list[bytes] | None = None
+    packed: bytearray | None = None
     """What has arrived of a compressed body and is not inflated yet."""
     is_open: bool = True
     is_last: bool = False
@@ -196,16 +198,18 @@ class Exchange(Struct, eq=False):
             part = self._inflate(inflater, part, bodies)
             if inflater.eof or not part:
                 return
-        self.packed = self.packed or []
-        self._take(len(part), sum(map(len, self.packed)) + len(part), bodies)
-        self.packed.append(part)
+        if self.packed is None:
+            self.packed = bytearray()
+        self._take(len(part), len(self.packed) + len(part), bodies)
+        self.packed += part
 
     def inflate_rest(self, bodies: BodyMemory) -> Steps[None]:
         """Inflate what was kept. Raises a `Refusal` if that is too much, or not what its header says."""
         inflater = self.inflater
         assert inflater is not None
-        for part in self.packed or ():
-            left = part
+        packed = self.packed or b""
+        for at in range(0, len(packed), PACKED_BYTES):
+            left = bytes(packed[at : at + PACKED_BYTES])
             while left and self.is_open:
                 left = self._inflate(inflater, left, bodies)
                 yield
