@@ -71,6 +71,8 @@ def test_any_bytes_are_decoded_or_refused(blocks: list[bytes]) -> None:
         ("00", "ends before a string"),
         ("8220", "within a block"),
         ("3fe21f", "a table of 4097 bytes"),
+        ("202020", "more than 2 times"),
+        ("20" * 16_000, "more than 2 times"),
         ("008130" + "00", "padded"),
         ("0084ffffffff" + "00", "code of its end"),
     ],
@@ -86,6 +88,12 @@ def test_a_small_block_that_expands_to_much_is_refused() -> None:
     assert len(decoder.decode(b"\xbe" * 4)) == 4
     with pytest.raises(HpackError, match=f"a head of more than {HEAD_BYTES_MAX} bytes"):
         decoder.decode(b"\xbe" * 5)
+
+
+def test_the_table_may_be_emptied_and_grow_again_before_a_block() -> None:
+    decoder = Decoder()
+    assert decoder.decode(bytes.fromhex("".join(TABLES)) + b"\x82") == [(":method", "GET")]
+    assert decoder.decode(bytes.fromhex("".join(TABLES)) + b"\x83") == [(":method", "POST")]
 
 
 def test_strings_may_hold_any_byte() -> None:

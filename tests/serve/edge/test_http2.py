@@ -389,6 +389,10 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
         head(1, flags=0) if number == 1 else frame(CONTINUATION, 0, 1)  # for ever
     ),
     "more calls than allowed": head,
+    "long heads": lambda number: head(number, more=(("x", "v" * 12_000),)),
+    "long heads of calls that have ended": lambda number: (
+        head(1, key="no") if number == 1 else frame(HEADERS, END_HEADERS | END_STREAM, 1, encode(("x", "v" * 12_000)))
+    ),
 }
 
 
@@ -425,6 +429,9 @@ async def test_calls_that_are_answered_pay_for_what_they_need() -> None:
         (PREFACE + FRAME.pack(0xFF, 0xFFFF, DATA, 0, 1), 0x6),
         (PREFACE + data(1, b"x"), PROTOCOL_ERROR),
         (PREFACE + head(2), PROTOCOL_ERROR),
+        (PREFACE + head(0), PROTOCOL_ERROR),
+        (PREFACE + frame(HEADERS, END_HEADERS, 0, b"\xff"), PROTOCOL_ERROR),  # which is not decoded
+        (PREFACE + frame(HEADERS, END_HEADERS, 1, b"\x20" * 16_000), 0x9),
         (PREFACE + head(1) + head(1), PROTOCOL_ERROR),
         (PREFACE + head(1, flags=0) + frame(PING, 0, 0, bytes(8)), PROTOCOL_ERROR),
         (PREFACE + frame(CONTINUATION, END_HEADERS, 1), PROTOCOL_ERROR),
@@ -444,6 +451,7 @@ async def test_calls_that_are_answered_pay_for_what_they_need() -> None:
 async def test_a_broken_protocol_closes_the_connection(sent: bytes, code: int) -> None:
     peer = Peer(greets=False)
     peer.send(sent)
+    await peer.settle()
     assert peer.ended_with() == code
     assert (peer.server.open_calls, peer.bodies.held_bytes) == (0, 0)
 
@@ -745,6 +753,26 @@ async def test_many_frames_at_once_leave_others_their_turn(monkeypatch: pytest.M
     for _ in range(100):
         await asyncio.sleep(0)
     assert (len(peer.handler.messages), peer.wire.is_reading_paused) == (100, False)
+
+
+@in_loop
+async def test_a_long_head_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "TURN_NS", -1)
+    peer, long = Peer(), (("x", "v" * 2000),)
+    peer.send(b"".join(head(number, more=long) for number in (1, 3, 5)))
+    assert list(peer.connection.calls) == [1]
+    await peer.settle()
+    assert list(peer.connection.calls) == [1, 3, 5]
+
+
+@in_loop
+async def test_only_long_heads_are_paid_for() -> None:
+    peer, credits = Peer(Echo(is_slow=True)), []
+    for number, size in ((1, 10), (3, 300), (5, 1000), (7, 2000)):
+        before = peer.connection._credit
+        peer.send(head(number, more=(("x", "v" * size),)))
+        credits.append(before - peer.connection._credit)
+    assert credits == [0, 0, 2, 4]
 
 
 @in_loop

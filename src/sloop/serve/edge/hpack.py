@@ -13,6 +13,8 @@ HEAD_BYTES_MAX: Final = 16 * 1024
 """The most that a block may expand to, counted as the protocol does: names, values and 32 bytes for each field."""
 FIELD_BYTES: Final = 32
 INTEGER_BYTES_MAX: Final = 4
+RESIZES_MAX: Final = 2
+"""Changes of the table's size at the beginning of a block: the least size since the block before, and the last."""
 
 KNOWN_MAX: Final = 16
 KNOWN_BYTES_MAX: Final = 512
@@ -130,12 +132,15 @@ class Decoder:
         if known is not None:
             return known
         fields: list[Field] = []
-        at = size = 0
+        at = size = resizes = 0
         version = self._version
         while at < len(block):
             if block[at] & 0xE0 == 0x20:
+                resizes += 1
                 if fields:
                     raise HpackError("the size of the table changes within a block")
+                if resizes > RESIZES_MAX:
+                    raise HpackError(f"the size of the table changes more than {RESIZES_MAX} times before a block")
                 at = self._resize(block, at)
                 continue
             field, at = self._field(block, at)

@@ -70,7 +70,9 @@ BUFFERED_BYTES_MAX: Final = 256 * 1024
 TURN_NS: Final = NS_PER_MS // 5
 """How long the frames of one connection are handled before others get their turn."""
 FRAMES_PER_LOOK: Final = 8
-"""The clock is read once for so many frames."""
+"""The clock is read once for so many frames, and after each that may have taken long."""
+LONG_BYTES: Final = 1024
+"""Longer heads may take long."""
 GREETING_S_MAX: Final = 60
 """How long a connection may be without calls before the first was answered."""
 SEND_S_MAX: Final = 60
@@ -95,6 +97,8 @@ YOUNG_NS: Final = 10 * NS_PER_MS
 """Nobody who wants an answer gives it up so soon."""
 COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 25, "stream": 10, "message": 50, "settings": 10, "frame": 1}
 """What is paid from the credit of a connection: a new one survives 8 wrong keys, an old one 100 rapid resets."""
+HEAD_BYTES_PER_CREDIT: Final = 512
+"""A head pays for its length, because decoding it takes up to 0.2 ms for so many bytes. Most heads are shorter."""
 SMALL_BYTES: Final = 64
 """A frame with less data costs as much as it brings, unless it is the last of its message."""
 
@@ -398,8 +402,10 @@ class Http2Connection(ServerConnection):
                     at = end
                     return True
                 frames += 1
-                if frames % FRAMES_PER_LOOK == 0 and time.monotonic_ns() > until_ns:
-                    return False
+                if frames >= FRAMES_PER_LOOK or (size > LONG_BYTES and kind != DATA) or kind == SETTINGS:
+                    if at < end and time.monotonic_ns() > until_ns:
+                        return False
+                    frames = 0
             return True
         finally:
             self._rest = data[at:]
@@ -428,7 +434,10 @@ class Http2Connection(ServerConnection):
 
     def _charge(self, what: str) -> None:
         """Pay for something that brings the client nothing."""
-        self._credit -= COSTS[what]
+        self._pay(COSTS[what], what)
+
+    def _pay(self, cost: int, what: str) -> None:
+        self._credit -= cost
         if self._credit < 0:
             raise Fault(
                 ENHANCE_YOUR_CALM,
@@ -445,6 +454,8 @@ class Http2Connection(ServerConnection):
             )
 
     def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if number % 2 == 0:
+            raise Fault(PROTOCOL_ERROR, f"stream {number} is not a client's")
         payload = unpadded(flags, payload)
         if flags & WITH_PRIORITY:
             payload = payload[5:]
@@ -466,6 +477,7 @@ class Http2Connection(ServerConnection):
             self._take_head(number, first_flags, bytes(block))
 
     def _take_head(self, number: int, flags: int, block: bytes) -> None:
+        self._pay(len(block) // HEAD_BYTES_PER_CREDIT, "long heads")
         fields = self._decoder.decode(block)
         call = self.calls.get(number)
         if call is not None:  # trailers
@@ -474,8 +486,6 @@ class Http2Connection(ServerConnection):
             self._complete(call)
         elif number <= self._last:  # trailers of a call that has been refused
             self._charge("frame")
-        elif number % 2 == 0:
-            raise Fault(PROTOCOL_ERROR, f"stream {number} is not a client's")
         elif self._is_leaving:
             self._write(frame(RST_STREAM, 0, number, struct.pack(">L", REFUSED_STREAM)))
         else:
